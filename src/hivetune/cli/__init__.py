@@ -1,0 +1,1 @@
+"""Arguments to one call. The only room that prints or chooses an exit code."""

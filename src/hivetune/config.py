@@ -1,0 +1,201 @@
+"""Every setting, once: names as users know them, defaults with their reasons in docs/config.md, and how a file is read.
+
+What a setting *means* belongs to the room that uses it. Derived and measured values are not settings: they are chosen
+by the plan and written to `config.resolved.yaml` of the run.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hivetune.errors import UsageError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DataConfig(Section):
+    path: str | list[str] = Field(description="files, globs, folders, '-' for standard input, or 'store'")
+    columns: dict[str, str] = Field(default={}, description="our field name: column in the rows")
+    max_rejected: float = Field(
+        default=0.2, ge=0, le=1, description="share of rejected rows above which data is refused"
+    )
+    validation: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out to choose the best step")
+    test: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out for the verdict")
+    group_by: Literal["auto", "session", "user", "none"] = Field(
+        default="auto", description="rows that must stay in one split; auto: session, else the row itself"
+    )
+    balance: Literal["none", "agent", "category"] = Field(
+        default="none", description="equal rows per value, the rest set aside"
+    )
+    system_prompts: dict[str, str] = Field(default={}, description="agent: its system prompt, for rows that carry none")
+    on_overlong: Literal["reject", "cut_turns", "cut"] = Field(default="reject", description="rows over max_length")
+    on_failed: Literal["set_aside", "train"] = Field(default="set_aside", description="rows whose own success is false")
+    on_untrusted: Literal["set_aside", "train"] = Field(
+        default="set_aside", description="text from tools and web pages"
+    )
+    on_secret: Literal["redact", "reject", "keep"] = "redact"
+    on_personal: Literal["redact", "reject", "keep"] = "redact"
+    near_duplicates: float = Field(
+        default=0.85, ge=0, le=1, description="Jaccard similarity from which rows are one; 0: off"
+    )
+    quota_per_source: int | None = Field(default=None, gt=0, description="most rows from one source")
+    quota_per_session: int | None = Field(default=None, gt=0, description="most rows from one session")
+
+
+class LoraConfig(Section):
+    r: int = Field(default=16, gt=0)
+    alpha: float = Field(default=32, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: str | list[str] = Field(default="all-linear", description="'all-linear' or names such as q_proj")
+    rslora: bool = Field(default=False, description="scale by alpha / sqrt(r) instead of alpha / r")
+
+
+class EvalConfig(Section):
+    prompts: int = Field(default=64, ge=0, description="held-out rows that are answered by base and tuned model")
+    new_tokens: int = Field(default=64, gt=0, description="longest answer, in tokens")
+    slots: int = Field(default=8, gt=0, description="answers written at the same time")
+    checker: dict[str, Any] | None = Field(
+        default=None, description="success of rows that name no checker of their own"
+    )
+
+
+class GateConfig(Section):
+    """Each `None` means: reported, not required."""
+
+    loss_gain: float | None = Field(default=0.0, description="nats per token that the tuned model must gain at least")
+    success_gain: float | None = Field(
+        default=None, description="share of prompts that must be answered better at least"
+    )
+    latency_ratio: float | None = Field(default=1.5, gt=0, description="most the answer time may grow, tuned / base")
+    memory_ratio: float | None = Field(default=1.5, gt=0, description="most the peak memory may grow, tuned / base")
+    tolerance: float = Field(default=0.02, ge=0, description="how much worse a required metric may be before abort")
+
+
+class SuperviseConfig(Section):
+    hang_factor: float = Field(
+        default=5.0, gt=1, description="a step this many times longer than the rolling one is a hang"
+    )
+    hang_floor_s: float = Field(default=60.0, gt=0, description="never call anything shorter a hang")
+    start_timeout_s: float = Field(default=900.0, gt=0, description="imports, model load, first compile")
+    evaluate_timeout_s: float = Field(default=1800.0, gt=0)
+    save_timeout_s: float = Field(default=600.0, gt=0)
+    attempts: int = Field(default=3, gt=0, description="attempts without progress before giving up")
+    memory_share: float = Field(default=0.9, gt=0, le=1, description="most of the machine's or card's memory to take")
+    checkpoint_every_s: float | None = Field(
+        default=None, gt=0, description="default: Young's rule from measured costs"
+    )
+    allow: list[Literal["rank", "sample"]] = Field(
+        default=[], description="what recovery may change of the training itself"
+    )
+    chunk_rows: int | None = Field(
+        default=None, gt=0, description="train in chunks of this many rows, one after the other"
+    )
+
+
+class RunConfig(Section):
+    """One YAML file. The identity of a run is all of this but `output` and `supervise`."""
+
+    model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
+    data: DataConfig
+    method: Literal["lora", "qlora"] = "lora"
+    lora: LoraConfig = LoraConfig()
+    max_length: int = Field(default=2048, ge=8, description="tokens; longer rows: data.on_overlong")
+    batch_size: int = Field(default=16, gt=0, description="examples per optimizer step: the effective batch")
+    epochs: float = Field(default=3, gt=0)
+    max_steps: int | None = Field(default=None, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0)
+    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: float = Field(default=0.05, ge=0, description="share of the steps below 1, number of steps from 1")
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip: float = Field(default=1.0, ge=0, description="largest gradient norm; 0: no clipping")
+    validate_every: int | None = Field(default=None, gt=0, description="steps; default: ten times a run")
+    patience: int | None = Field(
+        default=3, gt=0, description="validations without gain before stopping early; null: never"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="auto: by a measured GEMM"
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1")
+    seed: int = 0
+    output: str | None = Field(default=None, description="run folder; default: runs/NAME-HASH below the home")
+    eval: EvalConfig = EvalConfig()
+    gate: GateConfig = GateConfig()
+    supervise: SuperviseConfig = SuperviseConfig()
+
+
+def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """The config in `path` with each `a.b=c` of `overrides` applied.
+
+    Relative `data.path` entries and model folders are relative to the working directory, as in a shell.
+    Raises UsageError naming the file and the key, and for an unknown key the nearest known one.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="give the path of a YAML config") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path} holds no settings", hint="start with two lines: 'model: ...' and 'data: {path: ...}'")
+    for override in overrides:
+        _override(tree, override)
+    return parse_config(tree, str(path))
+
+
+def parse_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
+    """A config from plain values. Raises UsageError as `load_config` does."""
+    try:
+        return RunConfig.model_validate(dict(tree))
+    except ValidationError as error:
+        raise UsageError("\n".join(_explain(problem, where) for problem in error.errors())) from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """YAML that `load_config` reads back to an equal config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """Every setting as a dotted name."""
+    keys = []
+    for name, info in section.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            keys += known_keys(kind, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set {override}: not of the form a.b=c", hint="for example --set lora.r=8")
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = tree.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise UsageError(f"--set {override}: {parent} holds no settings")
+        tree = child
+    try:
+        tree[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"--set {override}: {text!r} is not a YAML value") from None
+
+
+def _explain(problem: Mapping[str, Any], where: str) -> str:
+    parts = [str(part) for part in problem["loc"]]
+    key = ".".join(parts)
+    if problem["type"] == "extra_forbidden":
+        keys = known_keys()
+        near = difflib.get_close_matches(key, keys, 1) or [k for k in keys if k.split(".")[-1] == parts[-1]]
+        return f"{where}: unknown setting '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
+    if problem["type"] == "missing":
+        return f"{where}: '{key}' is missing"
+    return f"{where}: '{key}': {problem['msg']}, got {problem['input']!r}"

@@ -1,0 +1,1 @@
+"""Where interactions come from; each source is exactly-once and resumable."""

@@ -1,0 +1,67 @@
+"""Every way Hivetune can say no, and the exit code of each. Nothing else lives here.
+
+    HivetuneError 1
+    ├── UsageError 2           the command line, the config file or a name is wrong
+    ├── DataRefused 3          too few usable rows
+    ├── MachineNotFit 4        a missing package, driver or server
+    ├── DoesNotFit 5           memory, time or disk
+    ├── NotDeployed 6          the gate did not say deploy
+    ├── RecoveryExhausted 7    the ladder has no rung left; a loadable adapter remains if a step was committed
+    ├── Busy 75                another process holds the folder (EX_TEMPFAIL)
+    └── Stopped 128 + signal   stopped by a signal after a clean checkpoint
+
+An error is for a person: `message` says what happened and where (`file:line`), `hint` the next thing to do.
+Bugs are plain Python exceptions and exit with 1.
+"""
+
+import signal
+
+
+class HivetuneError(Exception):
+    """What happened, and in `hint` the one thing to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = ""):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(HivetuneError):
+    exit_code = 2
+
+
+class DataRefused(HivetuneError):
+    exit_code = 3
+
+
+class MachineNotFit(HivetuneError):
+    exit_code = 4
+
+
+class DoesNotFit(HivetuneError):
+    exit_code = 5
+
+
+class NotDeployed(HivetuneError):
+    exit_code = 6
+
+
+class RecoveryExhausted(HivetuneError):
+    exit_code = 7
+
+
+class Busy(HivetuneError):
+    exit_code = 75
+
+
+class Stopped(HivetuneError):
+    """A signal ended the work after everything was saved; exits with 128 + the signal's number."""
+
+    def __init__(self, message: str, *, signal_number: int = signal.SIGINT, hint: str = ""):
+        super().__init__(message, hint=hint)
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,1 @@
+"""Base against tuned, paired, with intervals; and the verdict."""

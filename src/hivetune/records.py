@@ -1,0 +1,111 @@
+"""The frozen values that cross from one room to another, and the vocabulary of the accounting. No behaviour but sums.
+
+The walk: Interaction -> Example -> Rendered -> Plan -> run -> evaluation -> Verdict.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+Split = Literal["train", "validation", "test"]
+VerdictName = Literal["deploy", "iterate", "abort", "not-enough-evidence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `weight` 0 means: read, but not trained on (OpenAI's field)."""
+
+    role: Role
+    content: str
+    weight: float = 1.0
+    name: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One usable row. `id` is the hash of its content (equal rows have equal ids); `source` is `file:line`."""
+
+    id: str
+    source: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    agent: str | None = None
+    category: str | None = None
+    session: str | None = None
+    user: str | None = None
+    time: float | None = None
+    success: bool | None = None
+    feedback: float | None = None
+    checker: Mapping[str, Any] | None = None
+    untrusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Token ids and, for each, 1 if it is trained. Position i predicts token i + 1, so `trained[0]` is always 0."""
+
+    tokens: tuple[int, ...]
+    trained: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a row was not used as it came. `severity`: reject (broken, mendable), set_aside (by policy), warn (used)."""
+
+    source: str
+    reason: str
+    hint: str
+    severity: Literal["reject", "set_aside", "warn"] = "reject"
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """Law 1: every row that came in is in exactly one place. The same keys in every report."""
+
+    rows_in: int = 0
+    trained: int = 0
+    held_out: int = 0
+    duplicates: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    set_aside: Mapping[str, int] = field(default_factory=dict)
+    quarantined: int = 0
+    not_reached: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Rows that are in no place; anything but 0 is a bug."""
+        placed = self.trained + self.held_out + self.duplicates + self.quarantined + self.not_reached
+        return self.rows_in - placed - sum(self.rejected.values()) - sum(self.set_aside.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step of the plan: snapshot row numbers, and the tokens that its loss is divided by."""
+
+    rows: tuple[int, ...]
+    trained_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of the verdict's table. `difference` is tuned - base; `passed` is None for what is only reported."""
+
+    name: str
+    base: float | None
+    tuned: float | None
+    difference: float | None
+    ci95: tuple[float, float] | None
+    n: int
+    threshold: float | None
+    passed: bool | None
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    verdict: VerdictName
+    reasons: tuple[str, ...]
+    metrics: tuple[Metric, ...]

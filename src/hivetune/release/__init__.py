@@ -1,0 +1,1 @@
+"""Adapter, merged model and GGUF, and the proof that they are the model that was trained."""

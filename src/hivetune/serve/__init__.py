@@ -1,0 +1,1 @@
+"""The exported model behind a server, and a chat with it."""
