@@ -1,0 +1,332 @@
+"""Which rows make up optimizer step i, and how many trained tokens it is divided by: the loader's whole state.
+
+A plan is a pure function of the snapshot, the settings and the seed; resuming is `plan.steps[i]`. What a run learns
+later (a quarantined row, a skipped window) is an amendment: it takes rows out of the steps it names, their divisor is
+summed again, and every other step stays as it was. File formats: docs/formats.md.
+"""
+
+from __future__ import annotations  # array[int] is no type at run time before Python 3.12
+
+import hashlib
+import math
+import struct
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, overload
+
+from hivetune.journal import Journal, read_journal
+from hivetune.records import Step
+from hivetune.store import read_json, sha256_bytes, write_atomic, write_json
+
+MAGIC = b"HTPLAN1\n"
+HEADER = struct.Struct("<8sQQ")  # magic, steps, entries
+PLAN_JSON, PLAN_BIN, AMENDMENTS = "plan.json", "plan.bin", "amendments.jsonl"
+
+
+class PlanRow(NamedTuple):
+    """One row that may be trained: number in the snapshot, hash of its content, tokens, and how many are trained."""
+
+    row: int
+    content_id: str
+    length: int
+    trained: int
+
+
+@dataclass(frozen=True, slots=True)
+class Amendment:
+    """`rows` are not trained in steps `from_step` <= i < `until_step` (None: to the end), for a `reason` in words."""
+
+    from_step: int
+    rows: tuple[int, ...]
+    reason: str
+    until_step: int | None = None
+
+    def covers(self, step: int) -> bool:
+        return step >= self.from_step and (self.until_step is None or step < self.until_step)
+
+
+class RowCounts(NamedTuple):
+    """Where the rows of the train split are after some steps; the three add up to `Plan.num_rows` (law 1)."""
+
+    trained: int
+    quarantined: int
+    not_reached: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`entry_*` list the rows of all steps one after the other; step i ends before `step_ends[i]`."""
+
+    snapshot_hash: str
+    settings_hash: str
+    seed: int
+    batch_size: int
+    epochs: float
+    max_steps: int | None
+    num_rows: int
+    entry_rows: array[int] = field(repr=False)
+    entry_trained: array[int] = field(repr=False)
+    step_ends: array[int] = field(repr=False)
+    amendments: tuple[Amendment, ...] = ()
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """All steps, amendments applied. A step that lost every row has 0 trained tokens: nothing is to be updated."""
+        return _Steps(self)
+
+    @property
+    def sha256(self) -> str:
+        """Of plan.bin: the steps as first made, so that an amendment does not make checkpoints foreign."""
+        return sha256_bytes(_encode(self))
+
+    @property
+    def trained_tokens(self) -> int:
+        """Trained tokens of all steps, amendments applied."""
+        return sum(step.trained_tokens for step in self.steps)
+
+    def steps_with(self, rows: Iterable[int]) -> list[int]:
+        """The steps, as first made, in which any of `rows` is trained."""
+        wanted = set(rows)
+        found = {bisect_left(self.step_ends, i + 1) for i, row in enumerate(self.entry_rows) if row in wanted}
+        return sorted(found)
+
+    def amended(self, *more: Amendment) -> Plan:
+        return replace(self, amendments=self.amendments + more)
+
+    def count_rows(self, steps_done: int | None = None) -> RowCounts:
+        """Each row of the train split once: quarantined, else trained in `steps_done` steps, else not reached."""
+        steps = self.steps
+        done = len(steps) if steps_done is None else min(steps_done, len(steps))
+        quarantined = {row for a in self.amendments if a.until_step is None for row in a.rows}
+        trained = {row for i in range(done) for row in steps[i].rows} - quarantined
+        return RowCounts(len(trained), len(quarantined), self.num_rows - len(trained) - len(quarantined))
+
+
+class _Steps(Sequence[Step]):
+    def __init__(self, plan: Plan):
+        self._plan = plan
+        self._taken: dict[int, list[Amendment]] = {}
+        for amendment in plan.amendments:
+            for row in amendment.rows:
+                self._taken.setdefault(row, []).append(amendment)
+
+    def __len__(self) -> int:
+        return len(self._plan.step_ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | list[Step]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"step {index} of {len(self)}")
+        plan = self._plan
+        start = plan.step_ends[index - 1] if index else 0
+        rows, trained_tokens = [], 0
+        for i in range(start, plan.step_ends[index]):
+            row = plan.entry_rows[i]
+            if not any(amendment.covers(index) for amendment in self._taken.get(row, ())):
+                rows.append(row)
+                trained_tokens += plan.entry_trained[i]
+        return Step(tuple(rows), trained_tokens)
+
+
+def make_plan(
+    rows: Sequence[PlanRow],
+    *,
+    snapshot_hash: str,
+    settings_hash: str,
+    seed: int,
+    batch_size: int,
+    epochs: float,
+    max_steps: int | None = None,
+    amendments: Sequence[Amendment] = (),
+) -> Plan:
+    """Each epoch visits every row once in an order of its own; its last, smaller batch is kept.
+
+    The order sorts blake2b(seed, epoch, content), which no Python version, platform or row number changes. A fraction
+    of an epoch takes that share of its order, rounded up. Raises ValueError for rows that nothing can be divided by.
+    """
+    if batch_size < 1 or epochs <= 0 or (max_steps is not None and max_steps < 1):
+        raise ValueError(f"batch_size {batch_size}, epochs {epochs} and max_steps {max_steps} must be positive")
+    for row in rows:
+        if not 0 < row.trained < row.length:
+            raise ValueError(f"row {row.row} trains {row.trained} of {row.length} tokens")
+    entry_rows, entry_trained, step_ends = array("I"), array("I"), array("Q")
+    for epoch in range(math.ceil(epochs) if rows else 0):
+        share = min(1.0, epochs - epoch)
+        ordered = _epoch_order(rows, seed, epoch)[: math.ceil(round(share * len(rows), 9))]
+        for start in range(0, len(ordered), batch_size):
+            if max_steps is not None and len(step_ends) == max_steps:
+                break
+            batch = ordered[start : start + batch_size]
+            entry_rows.extend(row.row for row in batch)
+            entry_trained.extend(row.trained for row in batch)
+            step_ends.append(len(entry_rows))
+    return Plan(
+        snapshot_hash=snapshot_hash,
+        settings_hash=settings_hash,
+        seed=seed,
+        batch_size=batch_size,
+        epochs=epochs,
+        max_steps=max_steps,
+        num_rows=len(rows),
+        entry_rows=entry_rows,
+        entry_trained=entry_trained,
+        step_ends=step_ends,
+        amendments=tuple(amendments),
+    )
+
+
+def write_plan(run: Path, plan: Plan) -> None:
+    """plan.bin, then plan.json that names its hash. Amendments are appended by `append_amendment`, never here."""
+    binary = _encode(plan)
+    counts = replace(plan, amendments=()).count_rows()
+    write_atomic(run / PLAN_BIN, binary)
+    description = {
+        "schema": 1,
+        "snapshot": plan.snapshot_hash,
+        "settings": plan.settings_hash,
+        "seed": plan.seed,
+        "batch_size": plan.batch_size,
+        "epochs": plan.epochs,
+        "max_steps": plan.max_steps,
+        "rows": plan.num_rows,
+        "rows_not_reached": counts.not_reached,
+        "steps": len(plan.step_ends),
+        "trained_tokens": sum(plan.entry_trained),
+        "sha256": sha256_bytes(binary),
+    }
+    write_json(run / PLAN_JSON, description)
+
+
+def read_plan(run: Path) -> Plan:
+    """The plan with its amendments applied. Raises OSError when there is none, ValueError when it is damaged."""
+    try:
+        description = read_json(run / PLAN_JSON)
+        binary = (run / PLAN_BIN).read_bytes()
+        if sha256_bytes(binary) != description["sha256"]:
+            raise ValueError("its hash is not the recorded one")
+        entry_rows, entry_trained, step_ends = _decode(binary)
+        return Plan(
+            snapshot_hash=description["snapshot"],
+            settings_hash=description["settings"],
+            seed=description["seed"],
+            batch_size=description["batch_size"],
+            epochs=description["epochs"],
+            max_steps=description["max_steps"],
+            num_rows=description["rows"],
+            entry_rows=entry_rows,
+            entry_trained=entry_trained,
+            step_ends=step_ends,
+            amendments=tuple(read_amendments(run)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{run / PLAN_BIN}: {error}") from None
+
+
+def append_amendment(run: Path, amendment: Amendment) -> None:
+    """One more line of amendments.jsonl, on the disk before this returns. Only the run's supervisor may call this."""
+    with Journal(run / AMENDMENTS) as journal:
+        journal.append(
+            "amendment",
+            from_step=amendment.from_step,
+            until_step=amendment.until_step,
+            rows=list(amendment.rows),
+            reason=amendment.reason,
+        )
+        journal.sync()
+
+
+def read_amendments(run: Path) -> list[Amendment]:
+    return [
+        Amendment(entry["from_step"], tuple(entry["rows"]), entry["reason"], entry["until_step"])
+        for entry in read_journal(run / AMENDMENTS)
+        if entry["event"] == "amendment"
+    ]
+
+
+def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Indices of `lengths` in as few micro-batches of at most `budget_tokens` as first fit finds, and as even ones.
+
+    Deterministic; every index once; a document longer than the budget is a micro-batch of its own. Even ones, because
+    the peak of memory follows the largest.
+    """
+    if budget_tokens < 1:
+        raise ValueError(f"a budget of {budget_tokens} tokens holds nothing")
+    longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    packs: list[list[int]] = []
+    sums: list[int] = []
+    for i in longest_first:
+        for p, used in enumerate(sums):
+            if used + lengths[i] <= budget_tokens:
+                packs[p].append(i)
+                sums[p] += lengths[i]
+                break
+        else:
+            packs.append([i])
+            sums.append(lengths[i])
+    even = _spread(lengths, longest_first, len(packs))
+    if max((sum(lengths[i] for i in p) for p in even), default=0) <= max(sums, default=0):
+        packs = even
+    return sorted(sorted(p) for p in packs if p)
+
+
+def _spread(lengths: Sequence[int], longest_first: Sequence[int], count: int) -> list[list[int]]:
+    """Each document, longest first, into the emptiest of `count` packs."""
+    packs: list[list[int]] = [[] for _ in range(count)]
+    sums = [0] * count
+    for i in longest_first:
+        emptiest = sums.index(min(sums))
+        packs[emptiest].append(i)
+        sums[emptiest] += lengths[i]
+    return packs
+
+
+def _epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int) -> list[PlanRow]:
+    def key(row: PlanRow) -> tuple[bytes, int]:
+        return hashlib.blake2b(f"{seed}/{epoch}/{row.content_id}".encode(), digest_size=16).digest(), row.row
+
+    return sorted(rows, key=key)
+
+
+def _little_endian(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values = array(values.typecode, values)
+        values.byteswap()
+    return values.tobytes()
+
+
+def _encode(plan: Plan) -> bytes:
+    parts = (plan.step_ends, plan.entry_rows, plan.entry_trained)
+    header = HEADER.pack(MAGIC, len(plan.step_ends), len(plan.entry_rows))
+    return header + b"".join(_little_endian(part) for part in parts)
+
+
+def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
+    if len(binary) < HEADER.size:
+        raise ValueError("shorter than its header")
+    magic, steps, entries = HEADER.unpack_from(binary)
+    if magic != MAGIC:
+        raise ValueError("not a plan of this version")
+    if len(binary) != HEADER.size + 8 * steps + 8 * entries:
+        raise ValueError(f"{len(binary)} bytes do not hold {steps} steps of {entries} rows")
+    columns: list[array[int]] = []
+    start = HEADER.size
+    for typecode, count in (("Q", steps), ("I", entries), ("I", entries)):
+        column = array(typecode)
+        column.frombytes(binary[start : start + count * column.itemsize])
+        if sys.byteorder == "big":
+            column.byteswap()
+        columns.append(column)
+        start += count * column.itemsize
+    step_ends, entry_rows, entry_trained = columns
+    return entry_rows, entry_trained, step_ends
