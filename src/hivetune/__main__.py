@@ -1,0 +1,5 @@
+"""`python -m hivetune`."""
+
+from hivetune.cli.main import main
+
+main()

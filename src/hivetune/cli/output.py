@@ -1,0 +1,114 @@
+"""How the command line speaks: data to stdout, everything else to stderr, one JSON document under `--json`.
+
+On a terminal: rich tables and progress bars with the time left. Elsewhere: plain lines, one per event.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_LINE_EVERY_S = 10.0
+
+Report = Callable[[int, int | None], None]
+
+
+@dataclass
+class Mode:
+    """Set once by main() from the command line."""
+
+    json: bool = False
+
+
+MODE = Mode()
+
+
+def err() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def out() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def emit(document: dict[str, Any]) -> None:
+    """The one JSON document of a command, on stdout; nothing without `--json`."""
+    if MODE.json:
+        print(json.dumps({"schema": 1, **document}, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def say(text: str = "") -> None:
+    """One line for people, on stderr."""
+    err().print(text, markup=False)
+
+
+def show(text: str) -> None:
+    """What a person asked for: stdout, but stderr under `--json`, where stdout holds the document alone."""
+    (err() if MODE.json else out()).print(text, markup=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:
+    """A table of text cells where `show` writes; columns named in `numeric` are right-aligned."""
+    grid = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
+    for column in columns:
+        grid.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(str(cell) for cell in row))
+    (err() if MODE.json else out()).print(grid)
+
+
+@contextlib.contextmanager
+def progress(label: str, unit: str = "") -> Iterator[Report]:
+    """A callable `(done, total or None)`: a bar on a terminal, else a plain line about every ten seconds."""
+    console = err()
+    if not console.is_terminal:
+        yield _plain_progress(label, unit)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _plain_progress(label: str, unit: str) -> Report:
+    started = last = time.monotonic()
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < PLAIN_LINE_EVERY_S and done != total:
+            return
+        if now - started < PLAIN_LINE_EVERY_S / 2:
+            return
+        last = now
+        left = f", {duration((now - started) / done * (total - done))} left" if total and 0 < done < total else ""
+        print(f"{label}: {done:,}{f' of {total:,}' if total else ''} {unit}{left}", file=sys.stderr, flush=True)
+
+    return report
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def size(size_bytes: float) -> str:
+    """Bytes as people say them, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if abs(size_bytes) < 1000:
+            return f"{size_bytes:.0f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} GB" if size_bytes < 1000 else f"{size_bytes / 1000:.1f} TB"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
