@@ -1,0 +1,30 @@
+"""`python -m hivetune.engine MODULE TASK.json`: one engine module with the guards up before torch is imported.
+
+A module that can't be imported (no torch here) still ends with an `outcome.json` that says so.
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from hivetune.engine.child import guard, missing_package, read_task, report_failure
+
+
+def launch(module: str, task_file: str) -> None:
+    """Run `module` (dotted name, or the path of a script) as `__main__` with the task file as its argument."""
+    guard()
+    sys.argv = [module, task_file]
+    try:
+        if module.endswith(".py"):
+            runpy.run_path(module, run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        os._exit(report_failure(read_task(Path(task_file)).folder, missing_package(error)))
+    except Exception as error:  # noqa: BLE001 (an import of torch can fail in any way; the parent must read which)
+        os._exit(report_failure(read_task(Path(task_file)).folder, error))
+
+
+if __name__ == "__main__":
+    launch(sys.argv[1], sys.argv[2])
