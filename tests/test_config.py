@@ -1,0 +1,77 @@
+"""How a config is read: values as users write them, errors that name the key, and one documented list of settings."""
+
+from pathlib import Path
+
+import pytest
+
+from hivetune.config import dump_config, known_keys, load_config, parse_config
+from hivetune.errors import UsageError
+
+DOCS = Path(__file__).parent.parent / "docs"
+SMALL = {"model": "smollm2-135m", "data": {"path": "rows.jsonl"}}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_three_lines_are_a_config(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "model: smollm2-135m\ndata:\n  path: rows.jsonl\n"))
+    assert config.lora.r == 16
+    assert config.data.path == "rows.jsonl"
+
+
+def test_numbers_as_people_write_them(tmp_path: Path) -> None:
+    """PyYAML reads 1e-4 as a string; users write it everywhere."""
+    config = load_config(write(tmp_path, "model: m\ndata: {path: a}\nlearning_rate: 1e-4\n"), ["lora.alpha=2e1"])
+    assert config.learning_rate == 1e-4
+    assert config.lora.alpha == 20
+
+
+def test_overrides_win_and_can_open_a_section(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: m\ndata: {path: a}\nepochs: 1\n")
+    config = load_config(path, ["epochs=2", "lora.r=4", "data.path=[a, b]"])
+    assert (config.epochs, config.lora.r, config.data.path) == (2, 4, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({**SMALL, "epoch": 2}, "did you mean 'epochs'"),
+        ({**SMALL, "lora": {"rank": 4}}, "did you mean 'lora.r'"),
+        ({**SMALL, "lora": {"r": "many"}}, "'lora.r'"),
+        ({**SMALL, "batch_size": 0}, "'batch_size'"),
+        ({"model": "m"}, "'data' is missing"),
+    ],
+)
+def test_a_wrong_setting_is_named(tree: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_config(tree, "run.yaml")
+    assert caught.value.message.startswith("run.yaml: ")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "model: [", "just words"])
+def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError):
+        load_config(write(tmp_path, text))
+
+
+def test_a_missing_file_and_a_bad_override(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        load_config(tmp_path / "no.yaml")
+    with pytest.raises(UsageError, match=r"a\.b=c"):
+        load_config(write(tmp_path, "model: m\ndata: {path: a}\n"), ["epochs"])
+
+
+def test_a_dumped_config_reads_back_equal(tmp_path: Path) -> None:
+    config = parse_config({**SMALL, "lora": {"target_modules": ["q_proj"]}, "max_steps": 7})
+    assert load_config(write(tmp_path, dump_config(config))) == config
+
+
+def test_every_setting_is_documented_with_its_reason() -> None:
+    text = (DOCS / "config.md").read_text(encoding="utf-8")
+    missing = [key for key in known_keys() if f"`{key}`" not in text]
+    assert not missing, f"docs/config.md does not mention {missing}"
