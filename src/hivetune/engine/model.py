@@ -1,0 +1,65 @@
+"""What training and scoring know of a model: one small Protocol with two implementations, and how one is chosen.
+
+`fast.py` holds the step for the architectures that it knows; `general.py` runs any transformers causal model. Both
+keep every adapter weight in one flat fp32 buffer and return sums, never means: dividing is the caller's business.
+
+Shapes: L positions of a document, N adapter weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hivetune.config import LoraConfig
+
+
+class Document(NamedTuple):
+    """One row of a snapshot. Position i predicts token i + 1, so `trained_L[0]` is never set."""
+
+    row: int
+    tokens_L: Tensor
+    """int64, on any device."""
+    trained_L: Tensor
+    """bool: this token is a target."""
+
+
+class LoraModel(Protocol):
+    """A frozen base with low-rank adapters. Everything below is on `device`."""
+
+    path: Literal["fast", "general"]
+    why: str
+    """Why the general path runs; empty on the fast path."""
+    device: torch.device
+    dtype: torch.dtype
+    adapter: Mapping[str, Tensor]
+    """PEFT parameter name -> fp32 view into `master_N`, such as
+    `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. All zero after `load_model`."""
+    master_N: Tensor
+    grad_N: Tensor
+
+    def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
+        """Add d(scale * sum of nll) / d master to `grad_N`; the sum of nll over trained tokens, in nats, unscaled.
+
+        Makes its own micro-batches. Returns a float scalar on `device` without waiting for it.
+        """
+        ...
+
+    def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
+        """Float [len(documents)]: sum over trained tokens of each, no gradient, no dropout; `adapter` False: the base."""
+        ...
+
+
+def load_model(
+    folder: Path, lora: LoraConfig, *, method: str, dtype: torch.dtype, device: torch.device, choices: Mapping[str, Any]
+) -> LoraModel:
+    """The model of a prepared folder with adapters of zeros: on the fast path if it knows the architecture.
+
+    `choices` are the measured ones of `config.resolved.yaml`; {"path": "general"} forces the general path.
+    Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package.
+    """
+    from hivetune.engine.general import load_general
+
+    return load_general(folder, lora, method=method, dtype=dtype, device=device, choices=choices, why="")
