@@ -1,0 +1,101 @@
+"""`make proof`: runs the full counts behind one claim and writes `docs/proof/NAME.json`, for each NAME in PROOFS.
+
+A proof is a pytest selection; its tests print nothing and record what they counted with the `record_property` fixture.
+Resumable by name: `make proof NAME=kills` runs one; without a name those whose result is missing or of another commit.
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "proof"
+# name: (what it proves, pytest arguments)
+PROOFS: dict[str, tuple[str, list[str]]] = {
+    "collect-kills": (
+        "kill -9 at random points of intake: every acknowledged row exactly once",
+        ["-m", "proof", "tests/data/test_collect_kill.py"],
+    ),
+}
+PACKAGES = ("torch", "transformers", "peft", "tokenizers", "xllamacpp", "gguf", "redis")
+
+
+def main(names: list[str]) -> None:
+    unknown = [name for name in names if name not in PROOFS]
+    if unknown:
+        sys.exit(f"no proof named {unknown[0]}\nhint: one of {', '.join(PROOFS)}")
+    failed = [name for name in names or stale() if not prove(name)]
+    if failed:
+        sys.exit(f"not proven: {', '.join(failed)}")
+
+
+def stale() -> list[str]:
+    """Proofs whose result is missing or was made at another commit."""
+    return [name for name in PROOFS if not (path := RESULTS / f"{name}.json").exists() or commit() != read(path)]
+
+
+def read(path: Path) -> str:
+    return str(json.loads(path.read_text())["commit"])
+
+
+def prove(name: str) -> bool:
+    claim, arguments = PROOFS[name]
+    print(f"proof {name}: {claim}", flush=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        code = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *arguments], cwd=ROOT, check=False
+        ).returncode
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    result = {
+        "schema": 1,
+        "claim": claim,
+        "command": f"make proof NAME={name}",
+        "passed": code == 0,
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+        "seconds": round(time.monotonic() - started),
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "python": platform.python_version(),
+        "versions": {package: installed(package) for package in PACKAGES},
+        "tests": [
+            {
+                "name": case.get("name"),
+                "seconds": float(case.get("time", 0)),
+                "passed": case.find("failure") is None and case.find("error") is None and case.find("skipped") is None,
+                "counts": {entry.get("name"): entry.get("value") for entry in case.iter("property")},
+            }
+            for case in cases
+        ],
+    }
+    if code == 0:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return code == 0
+
+
+def commit() -> str:
+    """The commit of the tree; `-dirty` when files of the project differ from it."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    dirty = subprocess.run(["git", "status", "--porcelain", "src", "tests"], cwd=ROOT, capture_output=True, text=True)
+    return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
