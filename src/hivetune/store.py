@@ -203,6 +203,25 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE snapshots (hash TEXT PRIMARY KEY, path TEXT NOT NULL, created REAL NOT NULL);
     CREATE TABLE forgotten (kind TEXT NOT NULL, value TEXT NOT NULL, time REAL NOT NULL, PRIMARY KEY (kind, value));
     """,
+    """
+    CREATE TABLE refused (             -- what came in and is no row: kept aside, never lost in silence
+      id TEXT PRIMARY KEY,
+      source TEXT NOT NULL,            -- as in interactions
+      reason TEXT NOT NULL, hint TEXT NOT NULL,
+      raw BLOB NOT NULL,               -- its first bytes
+      time REAL NOT NULL
+    );
+    CREATE TABLE intake (              -- per source, since the beginning; committed with the rows themselves
+      source TEXT PRIMARY KEY,
+      stored INTEGER NOT NULL, duplicates INTEGER NOT NULL, refused INTEGER NOT NULL, forgotten INTEGER NOT NULL
+    );
+    CREATE TABLE tainted (             -- snapshots that hold rows which were forgotten later
+      snapshot TEXT NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL,
+      PRIMARY KEY (snapshot, kind, value)
+    );
+    CREATE INDEX interactions_session ON interactions(session);
+    CREATE INDEX interactions_user ON interactions(user);
+    """,
 )
 
 
@@ -213,16 +232,50 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
     """
     path = path or home() / "hive.db"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))  # before SQLite: the -wal file copies this mode
+    os.chmod(path, 0o600)
     database = sqlite3.connect(path, timeout=30, isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
-    database.execute("CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY)")
-    done = database.execute("SELECT count(*) FROM migrations").fetchone()[0]
-    if done > len(MIGRATIONS):
-        raise UsageError(f"{path} was written by a newer Hivetune", hint="upgrade Hivetune, or set HIVETUNE_HOME")
-    for number in range(done, len(MIGRATIONS)):
-        database.executescript(
-            f"BEGIN IMMEDIATE; {MIGRATIONS[number]} INSERT INTO migrations VALUES ({number}); COMMIT;"
-        )
-    os.chmod(path, 0o600)
+    try:
+        if _migrations_done(database) != len(MIGRATIONS):
+            _migrate(database, path)
+    except BaseException:
+        database.close()
+        raise
     return database
+
+
+def _migrations_done(database: sqlite3.Connection) -> int:
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone():
+        return 0
+    return int(database.execute("SELECT count(*) FROM migrations").fetchone()[0])
+
+
+def _migrate(database: sqlite3.Connection, path: Path) -> None:
+    """All missing migrations in one transaction: two processes that open a new home together wait for each other."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        done = _migrations_done(database)
+        if done > len(MIGRATIONS):
+            raise UsageError(f"{path} was written by a newer Hivetune", hint="upgrade Hivetune, or set HIVETUNE_HOME")
+        if done == 0:
+            database.execute("CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY)")
+        for number in range(done, len(MIGRATIONS)):
+            for statement in _statements(MIGRATIONS[number]):
+                database.execute(statement)
+            database.execute("INSERT INTO migrations VALUES (?)", (number,))
+        database.execute("COMMIT")
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Single statements: executescript would commit the open transaction first."""
+    statement = ""
+    for piece in script.split(";")[:-1]:
+        statement += piece + ";"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
