@@ -1,0 +1,116 @@
+"""Who, when and how well: the columns that are read out of a raw row, under the names that logs use for them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+SESSION = ("session_id", "session", "conversation_id", "thread_id", "chat_id")
+USER = ("user_id", "username", "user")
+AGENT = ("agent", "agent_name", "agent_id")
+CATEGORY = ("category", "domain", "task_type", "topic", "intent", "tool_used", "tool")
+TIME = ("timestamp", "time", "created_at", "created", "ts", "date")
+SUCCESS = ("success", "succeeded", "passed")
+FEEDBACK = ("feedback", "rating", "score", "thumbs")
+OWN_ID = ("interaction_id", "event_id", "id", "uuid")
+NESTED = ("metadata", "meta")
+
+YES = frozenset(("true", "yes", "1", "success", "succeeded", "ok", "passed"))
+NO = frozenset(("false", "no", "0", "failure", "failed", "error"))
+LIKED = frozenset(("up", "thumbs_up", "thumbsup", "like", "liked", "good", "positive", "+1", "👍"))
+DISLIKED = frozenset(("down", "thumbs_down", "thumbsdown", "dislike", "disliked", "bad", "negative", "-1", "👎"))
+
+# Powers of ten between the units that clocks are written in; today is 1.8e9 seconds.
+LARGEST_SECONDS = 1e11
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The columns of one row. `time` is seconds since 1970, UTC; None: the row does not say."""
+
+    own_id: str | None
+    session: str | None
+    user: str | None
+    agent: str | None
+    category: str | None
+    time: float | None
+    success: bool | None
+    feedback: float | None
+
+
+def extract(row: Mapping[str, Any]) -> Fields:
+    """Never raises: a value that makes no sense is None, and the row itself keeps it."""
+    return Fields(
+        own_id=_text(_find(row, OWN_ID)),
+        session=_text(_find(row, SESSION)),
+        user=_text(_find(row, USER)),
+        agent=_text(_find(row, AGENT)),
+        category=_text(_find(row, CATEGORY)),
+        time=as_time(_find(row, TIME)),
+        success=as_success(_find(row, SUCCESS)),
+        feedback=as_feedback(_find(row, FEEDBACK)),
+    )
+
+
+def as_time(value: Any) -> float | None:
+    """Seconds since 1970 of a number (s, ms, us or ns, told apart by size) or of ISO 8601 (UTC if it names no zone)."""
+    number = _number(value)
+    if number is not None:
+        for _ in range(3):
+            if number > LARGEST_SECONDS:
+                number /= 1000
+        return number if 0 < number <= LARGEST_SECONDS else None
+    if not isinstance(value, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(value.strip())
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def as_success(value: Any) -> bool | None:
+    """A boolean, 0, 1, or one of the words in YES and NO."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return bool(value) if value in (0, 1) else None
+    word = value.strip().lower() if isinstance(value, str) else ""
+    return True if word in YES else False if word in NO else None
+
+
+def as_feedback(value: Any) -> float | None:
+    """A number as it is; a thumb or one of the words in LIKED and DISLIKED as 1 or -1."""
+    if isinstance(value, bool):
+        return 1.0 if value else -1.0
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in LIKED:
+        return 1.0
+    return -1.0 if word in DISLIKED else _number(value)
+
+
+def _find(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """The first value that is there, in the row itself or one level below `metadata`."""
+    for place in (row, *(row[key] for key in NESTED if isinstance(row.get(key), Mapping))):
+        for name in names:
+            value = place.get(name)
+            if value is not None and value != "":
+                return value
+    return None
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    return str(value).encode("utf-8", "replace").decode()  # a lone surrogate cannot be stored
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
