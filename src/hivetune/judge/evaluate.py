@@ -1,0 +1,189 @@
+"""What is scored and what the scores say: rows chosen before, one eval.json after. Scoring itself is engine/score.
+
+All held-out test rows count for the loss; a stratified choice of them is answered by base and tuned model. Both models
+are scored in one task on the same rows, so that every comparison is paired.
+"""
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from hivetune.config import EvalConfig
+from hivetune.errors import UsageError
+from hivetune.judge.checkers import check, validate
+from hivetune.records import Message
+
+SIDES = ("base", "tuned")
+EMPTY_ANSWER: Mapping[str, Any] = {
+    "answer": None,
+    "ended": None,
+    "seconds": None,
+    "new_tokens": None,
+    "success": None,
+}
+
+
+class Row(Protocol):
+    """What a snapshot says about a row (data/snapshot.py, RowInfo)."""
+
+    @property
+    def row(self) -> int: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def agent(self) -> str | None: ...
+    @property
+    def category(self) -> str | None: ...
+    @property
+    def session(self) -> str | None: ...
+    @property
+    def messages(self) -> Sequence[Message]: ...
+    @property
+    def checker(self) -> Mapping[str, Any] | None: ...
+
+
+class HeldOut(Protocol):
+    """The part of a snapshot that an evaluation reads."""
+
+    @property
+    def hash(self) -> str: ...
+    def rows(self, split: str) -> list[int]: ...
+    def info(self, row: int) -> Row: ...
+
+
+def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> dict[str, Any]:
+    """The fields of a score task: {"rows": [...], "generate": {"rows": [...], "new_tokens": n, "slots": n}}.
+
+    Raises UsageError for a broken checker in the config, before anything is loaded.
+    """
+    if config.checker is not None:
+        validate(config.checker, "eval.checker")
+    rows = snapshot.rows("test")
+    chosen = choose_prompts([snapshot.info(row) for row in rows], config.prompts)
+    return {"rows": rows, "generate": {"rows": chosen, "new_tokens": config.new_tokens, "slots": config.slots}}
+
+
+def choose_prompts(rows: Iterable[Row], count: int) -> list[int]:
+    """At most `count` row numbers, ascending: shares as in `rows` per agent and category, each of them at least once
+    where there is room. Depends on the rows' contents only, so that runs on the same snapshot answer the same prompts.
+    """
+    strata: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        strata[row.agent or "", row.category or ""].append(row)
+    places = []
+    for stratum in strata.values():
+        ordered = sorted(stratum, key=lambda row: (_rank(row), row.row))
+        places += [(position / len(ordered), _rank(row), row.row) for position, row in enumerate(ordered)]
+    return sorted(row for _, _, row in sorted(places)[:count])
+
+
+def collect(
+    snapshot: HeldOut,
+    config: EvalConfig,
+    scores: Iterable[Mapping[str, Any]],
+    outcome: Mapping[str, Any],
+    about: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The document of eval.json (docs/formats.md) from the lines of scores.jsonl and the task's outcome.
+
+    A row that the task did not score stays in the document with null, one that is not finite with "not finite": the
+    gate counts both as failures. `about` (model, run, versions) is kept beside the numbers. Problems with a row's own
+    checker are listed and leave its success null.
+    """
+    found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
+    for line in scores:
+        found[line["model"], "answer" if "answer" in line else "nll", int(line["row"])] = line
+    problems: list[dict[str, Any]] = []
+    plan = plan_evaluation(snapshot, config)
+    return {
+        "schema": 1,
+        "snapshot": snapshot.hash,
+        **about,
+        "settings": config.model_dump(mode="json"),
+        "rows": [_loss_row(snapshot.info(row), found) for row in plan["rows"]],
+        "answers": [_answer_row(snapshot.info(row), found, config, problems) for row in plan["generate"]["rows"]],
+        **{side: dict(outcome.get(side) or {}) for side in SIDES},
+        "problems": problems,
+    }
+
+
+def by_agent(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Loss and success of each agent, for people: [{"agent", "rows", "answers", "base_loss", ...}]. No intervals."""
+    agents = sorted({row["agent"] or "" for row in evaluation["rows"]})
+    return [_agent_summary(agent, evaluation) for agent in agents]
+
+
+def _agent_summary(agent: str, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [row for row in evaluation["rows"] if (row["agent"] or "") == agent]
+    tokens = sum(row["tokens"] or 0 for row in rows)
+    answers = [
+        answer
+        for answer in evaluation["answers"]
+        if (answer["agent"] or "") == agent and all(answer[side]["success"] is not None for side in SIDES)
+    ]
+    summary: dict[str, Any] = {"agent": agent or None, "rows": len(rows), "answers": len(answers)}
+    for side in SIDES:
+        values = [row[side] for row in rows]
+        usable = tokens > 0 and all(isinstance(value, float) for value in values)
+        summary[f"{side}_loss"] = math.fsum(values) / tokens if usable else None
+        summary[f"{side}_success"] = sum(a[side]["success"] for a in answers) / len(answers) if answers else None
+    return summary
+
+
+def _loss_row(info: Row, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
+    lines = {side: found.get((side, "nll", info.row)) for side in SIDES}
+    tokens = next((int(line["tokens"]) for line in lines.values() if line is not None), None)
+    return {**_identity(info), "tokens": tokens, **{side: _nll(line) for side, line in lines.items()}}
+
+
+def _answer_row(
+    info: Row,
+    found: Mapping[tuple[str, str, int], Mapping[str, Any]],
+    config: EvalConfig,
+    problems: list[dict[str, Any]],
+) -> dict[str, Any]:
+    checker = info.checker if info.checker is not None else config.checker
+    row: dict[str, Any] = {**_identity(info), "checker": None if checker is None else dict(checker)}
+    for side in SIDES:
+        line = found.get((side, "answer", info.row))
+        if line is None:
+            problems.append({"row": info.row, "source": info.source, "model": side, "problem": "no answer"})
+            row[side] = dict(EMPTY_ANSWER)
+            continue
+        row[side] = {key: line.get(key) for key in EMPTY_ANSWER}
+        try:
+            success = None if checker is None else check(line["answer"], checker, ended=bool(line["ended"]))
+        except UsageError as error:
+            problems.append({"row": info.row, "source": info.source, "model": side, "problem": error.message})
+            success = None
+        row[side]["success"] = success
+    last = info.messages[-1]
+    row["prompt"] = next((message.content for message in reversed(info.messages) if message.role == "user"), "")
+    row["reference"] = last.content if last.role == "assistant" else None
+    return row
+
+
+def _identity(info: Row) -> dict[str, Any]:
+    return {
+        "row": info.row,
+        "id": info.id,
+        "source": info.source,
+        "agent": info.agent,
+        "category": info.category,
+        "group": info.session or info.id,
+    }
+
+
+def _nll(line: Mapping[str, Any] | None) -> float | str | None:
+    if line is None:
+        return None
+    value = line["nll"]
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else "not finite"
+
+
+def _rank(row: Row) -> bytes:
+    return hashlib.blake2b(f"prompts/{row.id}".encode(), digest_size=8).digest()

@@ -1,0 +1,286 @@
+"""From an evaluation and the config's thresholds to a verdict. Pure: the same two dictionaries give the same verdict.
+
+abort                a required metric is worse beyond tolerance, is not finite, or its interval leaves no useful gain
+iterate              else, a required metric is known to miss its threshold
+not-enough-evidence  else, an interval straddles its threshold and n is below the n that would decide
+deploy               else: the 95 % bound of each required metric is on the right side
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hivetune.config import GateConfig
+from hivetune.judge.statistics import (
+    FEWEST_UNITS,
+    Estimate,
+    Interval,
+    by_group,
+    discordant,
+    mcnemar_p,
+    paired_bootstrap,
+    paired_proportions,
+    rows_needed,
+)
+from hivetune.records import Metric, Verdict
+
+Evaluation = Mapping[str, Any]
+Outcome = Literal["passed", "abort", "missed", "undecided", "reported"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One metric, what it says about deploying, and why in words."""
+
+    metric: Metric
+    outcome: Outcome
+    reason: str = ""
+
+
+def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
+    """The verdict on an evaluation as `judge.evaluate.collect` makes it (docs/formats.md, eval.json)."""
+    findings = [
+        _loss(evaluation, config),
+        _perplexity(evaluation),
+        _success(evaluation, config),
+        _ended(evaluation),
+        _latency(evaluation, config),
+        _speed(evaluation),
+        _memory(evaluation, config),
+    ]
+    metrics = tuple(finding.metric for finding in findings)
+    reasons = {
+        outcome: tuple(finding.reason for finding in findings if finding.outcome == outcome)
+        for outcome in ("abort", "missed", "undecided", "passed")
+    }
+    if reasons["abort"]:
+        return Verdict("abort", reasons["abort"] + reasons["missed"], metrics)
+    if not any(metric.required for metric in metrics):
+        return Verdict("iterate", ("the gate requires nothing: set at least gate.loss_gain",), metrics)
+    if reasons["missed"]:
+        return Verdict("iterate", reasons["missed"] + reasons["undecided"], metrics)
+    if reasons["undecided"]:
+        return Verdict("not-enough-evidence", reasons["undecided"], metrics)
+    return Verdict("deploy", reasons["passed"], metrics)
+
+
+def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
+    """Nats per trained token: sum over tokens of all held-out rows, then one division."""
+    required = config.loss_gain is not None
+    columns = _loss_columns(evaluation)
+    if isinstance(columns, str):
+        return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
+    base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
+    estimate = paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / sums[2])
+    metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))
+    return _gain_finding(
+        metric, estimate, _negative(estimate.ci95), -estimate.value, config.loss_gain, config.tolerance
+    )
+
+
+def _perplexity(evaluation: Evaluation) -> Finding:
+    """exp(loss), for people who think in it; reported, since loss decides."""
+    columns = _loss_columns(evaluation)
+    n = len(evaluation["rows"])
+    if isinstance(columns, str):
+        return _failed("perplexity", columns, n, None, False)
+    estimate = paired_bootstrap(columns, lambda sums: _exp(sums[1] / sums[2]) - _exp(sums[0] / sums[2]))
+    base, tuned = (_exp(math.fsum(columns[i]) / math.fsum(columns[2])) for i in (0, 1))
+    return _reported("perplexity", base, tuned, n, estimate.ci95)
+
+
+def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
+    """Share of answers that pass their checker. Rows without one count in loss only."""
+    pairs = _answer_pairs(evaluation, "success")
+    threshold, required = config.success_gain, config.success_gain is not None
+    if not pairs:
+        return _failed("success", "no held-out row has a checker and both answers", 0, threshold, required)
+    base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
+    estimate = _proportions(base, tuned, [group for _, _, group in pairs])
+    n = len(pairs)
+    metric = _measured("success", sum(base) / n, sum(tuned) / n, n)
+    finding = _gain_finding(metric, estimate, estimate.ci95, estimate.value, threshold, config.tolerance)
+    gained, lost = discordant(base, tuned)
+    detail = f"; {gained} gained, {lost} lost, McNemar p = {mcnemar_p(gained, lost):.3g}"
+    return Finding(finding.metric, finding.outcome, finding.reason + detail if finding.reason else "")
+
+
+def _ended(evaluation: Evaluation) -> Finding:
+    """Share of answers that the model ended by itself. A model that never stops is not usable, whatever its loss."""
+    pairs = _answer_pairs(evaluation, "ended")
+    if not pairs:
+        return _failed("ended", "no answers", 0, None, False)
+    base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
+    n = len(pairs)
+    return _reported("ended", sum(base) / n, sum(tuned) / n, n, paired_proportions(base, tuned).ci95)
+
+
+def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
+    """Seconds per answer; the threshold is on tuned / base."""
+    pairs = [pair for pair in _answer_pairs(evaluation, "seconds") if pair[0] and pair[1]]
+    limit, required = config.latency_ratio, config.latency_ratio is not None
+    if not pairs or not _all_finite(value for base, tuned, _ in pairs for value in (base, tuned)):
+        return _failed("latency_s", "seconds per answer were not measured", len(pairs), limit, required)
+    columns = by_group([[b for b, _, _ in pairs], [t for _, t, _ in pairs]], [group for _, _, group in pairs])
+    ratio = paired_bootstrap(columns, lambda sums: sums[1] / sums[0])
+    n = len(pairs)
+    # The interval of the difference in seconds comes from the same units: mean of tuned - base.
+    shown = paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / n)
+    metric = _measured("latency_s", sum(columns[0]) / n, sum(columns[1]) / n, n)
+    return _ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance)
+
+
+def _speed(evaluation: Evaluation) -> Finding:
+    base, tuned = (_positive(evaluation[side].get("tokens_per_second")) for side in ("base", "tuned"))
+    return _reported("tokens_per_second", base, tuned, len(evaluation["answers"]), None)
+
+
+def _memory(evaluation: Evaluation, config: GateConfig) -> Finding:
+    base, tuned = (_positive(evaluation[side].get("peak_memory_bytes")) for side in ("base", "tuned"))
+    limit, required = config.memory_ratio, config.memory_ratio is not None
+    if base is None or tuned is None:
+        return _failed("peak_memory_bytes", "peak memory was not measured", 0, limit, required)
+    metric = _measured("peak_memory_bytes", base, tuned, 1)
+    # One number a side has no interval: it passes or it misses, and never aborts.
+    ratio = Estimate(tuned / base, (tuned / base, tuned / base), 1, math.nan)
+    finding = _ratio_finding(metric, None, ratio, limit, config.tolerance)
+    return Finding(finding.metric, "missed" if finding.outcome == "abort" else finding.outcome, finding.reason)
+
+
+def _gain_finding(
+    metric: Metric,
+    estimate: Estimate,
+    gain_ci: Interval | None,
+    gain: float,
+    threshold: float | None,
+    tolerance: float,
+) -> Finding:
+    """Loss and success: `gain` is positive when the tuned model is better. `estimate` is of tuned - base."""
+    name = metric.name
+    make = _outcomes(metric, estimate.ci95, threshold)
+    if threshold is None:
+        return make("reported", "")
+    needed = rows_needed(estimate, max(tolerance, abs(gain - threshold))) or FEWEST_UNITS
+    if gain_ci is None:
+        return make("undecided", f"{name}: {estimate.units} rows are too few for an interval, about {needed} needed")
+    low, high = gain_ci
+    seen = f"{name}: gain {gain:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    if low > threshold or (threshold > 0 and low == threshold):
+        return make("passed", f"{seen}, above the required {threshold:g}")
+    if high < -tolerance:
+        return make("abort", f"{seen}: worse by more than the tolerance {tolerance:g}")
+    if high <= threshold and low <= 0:
+        return make("abort", f"{seen}: leaves no useful gain (required: more than {threshold:g})")
+    if high <= threshold:
+        return make("missed", f"{seen}: better, but less than the required {threshold:g}")
+    if estimate.units < needed:
+        return make(
+            "undecided", f"{seen} straddles {threshold:g}; n = {estimate.units}, about {needed} needed to decide"
+        )
+    return make(
+        "missed", f"{seen} straddles {threshold:g} although n = {estimate.units} is enough to see {tolerance:g}"
+    )
+
+
+def _ratio_finding(
+    metric: Metric, shown_ci: Interval | None, ratio: Estimate, limit: float | None, tolerance: float
+) -> Finding:
+    """Latency and memory: the tuned model may cost at most `limit` times the base."""
+    make = _outcomes(metric, shown_ci, limit)
+    if limit is None:
+        return make("reported", "")
+    needed = rows_needed(ratio, max(tolerance, abs(ratio.value - limit))) or FEWEST_UNITS
+    if ratio.ci95 is None:
+        return make("undecided", f"{metric.name}: {ratio.units} answers are too few for an interval, {needed} needed")
+    low, high = ratio.ci95
+    seen = f"{metric.name}: {ratio.value:.3g} times the base (95 % interval {low:.3g} to {high:.3g})"
+    if high <= limit:
+        return make("passed", f"{seen}, within {limit:g}")
+    if low > limit * (1 + tolerance):
+        return make("abort", f"{seen}: beyond {limit:g}")
+    if low <= limit and ratio.units < needed:
+        return make("undecided", f"{seen} straddles {limit:g}; n = {ratio.units}, about {needed} needed to decide")
+    return make("missed", f"{seen}: not shown to stay within {limit:g}")
+
+
+def _outcomes(metric: Metric, ci95: Interval | None, threshold: float | None) -> Callable[[Outcome, str], Finding]:
+    """Makes the findings of one metric, which differ in outcome and reason only."""
+
+    def make(outcome: Outcome, reason: str) -> Finding:
+        passed = None if outcome == "reported" else outcome == "passed"
+        whole = replace(metric, ci95=ci95, threshold=threshold, passed=passed, required=threshold is not None)
+        return Finding(whole, outcome, reason)
+
+    return make
+
+
+def _measured(name: str, base: float, tuned: float, n: int) -> Metric:
+    return Metric(name, base, tuned, tuned - base, None, n, None, None)
+
+
+def _failed(name: str, why: str, n: int, threshold: float | None, required: bool) -> Finding:
+    """A metric that is missing or not finite: never 0, and never passed."""
+    metric = Metric(name, None, None, None, None, n, threshold, False if required else None, required)
+    if not required:
+        return Finding(metric, "reported")
+    return Finding(metric, "abort" if "not finite" in why else "undecided", f"{name}: {why}")
+
+
+def _reported(name: str, base: float | None, tuned: float | None, n: int, ci95: Interval | None) -> Finding:
+    usable = base is not None and tuned is not None and _all_finite((base, tuned))
+    if not usable or base is None or tuned is None:
+        return _failed(name, "it was not measured", n, None, False)
+    if ci95 is not None and not _all_finite(ci95):
+        ci95 = None
+    return Finding(Metric(name, base, tuned, tuned - base, ci95, n, None, None), "reported")
+
+
+def _loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
+    """[base nll, tuned nll, tokens] per group, or why there is no loss."""
+    rows: Sequence[Mapping[str, Any]] = evaluation["rows"]
+    not_finite = [
+        f"{row['source']} ({side})" for row in rows for side in ("base", "tuned") if row[side] == "not finite"
+    ]
+    if not_finite:
+        return f"it is not finite on {len(not_finite)} rows, first {not_finite[0]}"
+    missing = [row["source"] for row in rows if row["base"] is None or row["tuned"] is None]
+    if missing:
+        return f"{len(missing)} held-out rows were not scored, first {missing[0]}"
+    if not any(row["tokens"] for row in rows):
+        return "no held-out rows"
+    columns = [[row[key] for row in rows] for key in ("base", "tuned", "tokens")]
+    return by_group(columns, [row["group"] for row in rows])
+
+
+def _answer_pairs(evaluation: Evaluation, key: str) -> list[tuple[Any, Any, str]]:
+    """(base, tuned, group) of each row that both models have `key` for."""
+    return [
+        (answer["base"][key], answer["tuned"][key], answer["group"])
+        for answer in evaluation["answers"]
+        if answer["base"][key] is not None and answer["tuned"][key] is not None
+    ]
+
+
+def _proportions(base: Sequence[bool], tuned: Sequence[bool], groups: Sequence[str]) -> Estimate:
+    """Rows of one session are not independent: then whole sessions are resampled."""
+    if len(set(groups)) == len(groups):
+        return paired_proportions(base, tuned)
+    columns = by_group([[float(b) for b in base], [float(t) for t in tuned], [1.0] * len(base)], groups)
+    return paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / sums[2])
+
+
+def _negative(interval: Interval | None) -> Interval | None:
+    return None if interval is None else (-interval[1], -interval[0])
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
+
+
+def _all_finite(values: Any) -> bool:
+    return all(math.isfinite(value) for value in values)

@@ -1,0 +1,157 @@
+"""Every path to every verdict, as a table of situations. No verdict beyond its evidence."""
+
+import random
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from hivetune.config import GateConfig
+from hivetune.judge.gate import judge
+
+LOSS_ONLY = {"success_gain": None, "latency_ratio": None, "memory_ratio": None}
+
+
+def evaluation(
+    n: int = 60,
+    shift: float = -0.3,
+    noise: float = 0.2,
+    answers: int = 64,
+    rates: tuple[float, float] = (0.3, 0.8),
+    seconds: tuple[float, float] = (1.0, 1.0),
+    memory: tuple[float | None, float | None] = (1e9, 1.1e9),
+) -> dict[str, Any]:
+    rng = random.Random(n * 1000 + int(shift * 100) + answers)
+    rows = []
+    for row in range(n):
+        tokens = rng.randint(10, 40)
+        base = tokens * (2 + rng.gauss(0, 0.3))
+        rows.append(
+            {
+                "source": f"f:{row}",
+                "group": f"g{row}",
+                "tokens": tokens,
+                "base": base,
+                "tuned": base + tokens * (shift + rng.gauss(0, noise)),
+            }
+        )
+    replies = []
+    for row in range(answers):
+        sides = {
+            side: {"success": rng.random() < rate, "ended": True, "seconds": time * rng.uniform(0.9, 1.1)}
+            for side, rate, time in zip(("base", "tuned"), rates, seconds, strict=True)
+        }
+        replies.append({"source": f"f:{row}", "group": f"g{row}", **sides})
+    sides = {
+        side: {"tokens_per_second": 50.0, "peak_memory_bytes": size}
+        for side, size in zip(("base", "tuned"), memory, strict=True)
+    }
+    return {"rows": rows, "answers": replies, **sides}
+
+
+SITUATIONS = {
+    "better": (evaluation(), {}, "deploy", "loss: gain"),
+    "better, success required and shown": (evaluation(), {"success_gain": 0.1}, "deploy", "success: gain"),
+    "worse": (evaluation(shift=0.3), LOSS_ONLY, "abort", "worse by more than the tolerance"),
+    "slightly and surely worse": (evaluation(n=200, shift=0.01, noise=0.01), LOSS_ONLY, "abort", "no useful gain"),
+    "identical adapter": (evaluation(shift=0.0, noise=0.0), LOSS_ONLY, "abort", "no useful gain"),
+    "too few rows to tell": (evaluation(n=12, shift=-0.05, noise=0.4), LOSS_ONLY, "not-enough-evidence", "needed"),
+    "too few rows for an interval": (evaluation(n=3), LOSS_ONLY, "not-enough-evidence", "too few"),
+    "no held-out rows": (evaluation(n=0), LOSS_ONLY, "not-enough-evidence", "no held-out rows"),
+    "enough rows, and still about nothing": (
+        evaluation(n=1500, shift=0.0, noise=0.1),
+        LOSS_ONLY,
+        "iterate",
+        "straddles",
+    ),
+    "better, less than asked": (evaluation(), {**LOSS_ONLY, "loss_gain": 0.6}, "iterate", "less than the required"),
+    "nothing, far from what is asked": (
+        evaluation(shift=0.0, noise=0.1),
+        {**LOSS_ONLY, "loss_gain": 0.6},
+        "abort",
+        "no useful gain",
+    ),
+    "better loss, worse answers": (evaluation(rates=(0.8, 0.3)), {"success_gain": 0.0}, "abort", "success: gain"),
+    "better loss, success unknown": (
+        evaluation(answers=10, rates=(0.5, 0.55)),
+        {"success_gain": 0.05},
+        "not-enough-evidence",
+        "success: gain",
+    ),
+    "success required, no checker": (
+        evaluation(answers=0),
+        {**LOSS_ONLY, "success_gain": 0.05},
+        "not-enough-evidence",
+        "no held-out row has a checker",
+    ),
+    "much slower": (evaluation(seconds=(1.0, 4.0)), {}, "abort", "beyond 1.5"),
+    "slower by a hair": (evaluation(seconds=(1.0, 1.52)), {"tolerance": 0.05}, "iterate", "not shown to stay"),
+    "latency not measured": (evaluation(answers=0), {}, "not-enough-evidence", "seconds per answer"),
+    "too much memory": (evaluation(memory=(1e9, 2e9)), {}, "iterate", "peak_memory_bytes"),
+    "memory not measured": (evaluation(memory=(1e9, None)), {}, "not-enough-evidence", "was not measured"),
+    "nothing required": (evaluation(), {**LOSS_ONLY, "loss_gain": None}, "iterate", "requires nothing"),
+    "worse but not required": (
+        evaluation(shift=0.3),
+        {**LOSS_ONLY, "loss_gain": None, "success_gain": 0.1},
+        "deploy",
+        "success",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_verdicts(name: str) -> None:
+    document, settings, expected, reason = SITUATIONS[name]
+    verdict = judge(document, GateConfig.model_validate(settings))
+    assert verdict.verdict == expected, verdict.reasons
+    assert any(reason in line for line in verdict.reasons), verdict.reasons
+
+
+@pytest.mark.parametrize(("value", "expected"), [("not finite", "abort"), (None, "not-enough-evidence")])
+def test_one_row_that_is_missing_or_not_finite_fails_the_loss(value: object, expected: str) -> None:
+    document = evaluation()
+    document["rows"][7]["tuned"] = value
+    verdict = judge(document, GateConfig())
+    loss = next(metric for metric in verdict.metrics if metric.name == "loss")
+    assert verdict.verdict == expected
+    assert (loss.base, loss.tuned, loss.difference, loss.passed) == (None, None, None, False)
+    assert "f:7" in verdict.reasons[0]
+
+
+def test_abort_comes_before_everything() -> None:
+    document = evaluation(n=3, rates=(0.9, 0.1))
+    assert judge(document, GateConfig(success_gain=0.0)).verdict == "abort"
+
+
+def test_the_table_is_complete_and_adds_up() -> None:
+    verdict = judge(evaluation(), GateConfig(success_gain=0.1))
+    names = [metric.name for metric in verdict.metrics]
+    assert names == ["loss", "perplexity", "success", "ended", "latency_s", "tokens_per_second", "peak_memory_bytes"]
+    for metric in verdict.metrics:
+        assert metric.base is not None and metric.tuned is not None
+        assert metric.difference == pytest.approx(metric.tuned - metric.base)
+        if metric.ci95 is not None and metric.name != "success":  # the adjusted interval is centred beside the rate
+            assert metric.ci95[0] <= metric.difference <= metric.ci95[1]
+        assert metric.required == (metric.passed is not None)
+
+
+def test_the_same_evaluation_gives_the_same_verdict() -> None:
+    document = evaluation()
+    assert asdict(judge(document, GateConfig())) == asdict(judge(document, GateConfig()))
+
+
+def test_rows_of_one_session_are_one_piece_of_evidence() -> None:
+    """A gain on 60 rows of two sessions is a gain on two conversations."""
+    document = evaluation()
+    for number, row in enumerate(document["rows"]):
+        row["group"] = f"session-{number % 2}"
+    assert judge(document, GateConfig.model_validate(LOSS_ONLY)).verdict == "not-enough-evidence"
+
+
+def test_a_loss_beyond_floats_is_reported_as_unmeasured_perplexity() -> None:
+    document = evaluation()
+    for row in document["rows"]:
+        row["tuned"] = row["tokens"] * 1000.0
+    verdict = judge(document, GateConfig())
+    assert verdict.verdict == "abort"
+    assert next(metric for metric in verdict.metrics if metric.name == "perplexity").tuned is None
