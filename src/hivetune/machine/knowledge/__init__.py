@@ -1,0 +1,47 @@
+"""Facts as data files, read on demand: cards.yaml (memory, bandwidth, rates) and models.yaml (sizes)."""
+
+import difflib
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hivetune.errors import UsageError
+
+
+def known_model(name: str) -> Mapping[str, Any] | None:
+    """The fields of config.json that count, by Hub id or its last part, whatever the case; None when not listed."""
+    wanted = name.lower()
+    for known, config in _read("models.yaml").items():
+        if wanted in (known.lower(), known.lower().rpartition("/")[2]):
+            found: Mapping[str, Any] = config
+            return found
+    return None
+
+
+def known_models() -> list[str]:
+    return list(_read("models.yaml"))
+
+
+def known_card(name: str) -> Mapping[str, Any]:
+    """One entry of cards.yaml by its name, an alias, or the name its driver gives. Raises UsageError."""
+    cards = _read("cards.yaml")
+    wanted = name.lower().strip()
+    for known, card in cards.items():
+        if wanted in (known.lower(), *(alias.lower() for alias in card.get("aliases", []))):
+            return {"name": known, **card}
+    near = difflib.get_close_matches(name, list(cards), 1, cutoff=0.3)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"no card named {name!r} is known", hint=f"{hint}known: {', '.join(cards)}")
+
+
+def known_cards() -> list[str]:
+    return list(_read("cards.yaml"))
+
+
+@functools.cache
+def _read(name: str) -> dict[str, dict[str, Any]]:
+    content: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    return content
