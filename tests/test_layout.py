@@ -15,6 +15,7 @@ ROOMS = (
     {"errors", "records", "__init__"},
     {"config", "store", "journal"},
     {"checkpoints"},
+    {"standby"},
     {"data"},
     {"machine"},
     {"plan"},
