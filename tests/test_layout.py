@@ -14,7 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ROOMS = (
     {"errors", "records", "__init__"},
     {"config", "store", "journal"},
-    {"checkpoints"},
+    {"checkpoints", "models"},
     {"standby"},
     {"data"},
     {"machine"},

@@ -70,7 +70,9 @@ def scaling(lora: LoraConfig) -> float:
     return lora.alpha / math.sqrt(lora.r) if lora.rslora else lora.alpha / lora.r
 
 
-def allocate(targets: Iterable[Target], rank: int, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
+def allocate(
+    targets: Iterable[Target], rank: int, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, dict[str, Tensor]]:
     """A flat buffer of zeros and its views by PEFT name: A and B of each target one after the other."""
     shapes: dict[str, tuple[int, int]] = {}
     for target in targets:

@@ -48,7 +48,7 @@ class LoraModel(Protocol):
         ...
 
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
-        """Float [len(documents)]: sum over trained tokens of each, no gradient or dropout. `adapter` False: the base."""
+        """Float [len(documents)]: sum over the trained tokens of each; `adapter` False: of the base model."""
         ...
 
 

@@ -133,7 +133,9 @@ def restore(run: Run) -> Progress:
                 view.copy_(getattr(state, kind)[name])
         loop = dict(state.loop)
         history = LossHistory.read(loop.pop("history"))
-        progress = Progress(step=state.step, best=None if state.best is None else dict(state.best), history=history, **loop)
+        progress = Progress(
+            step=state.step, best=None if state.best is None else dict(state.best), history=history, **loop
+        )
     if run.world.writes:
         _keep_metrics(run, progress.step)
     for problem in problems:

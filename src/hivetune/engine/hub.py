@@ -1,0 +1,119 @@
+"""A model's files from the Hugging Face Hub: the one place of the engine that uses a network, and only when fetching.
+
+Honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE as huggingface_hub does.
+"""
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
+
+# No address is looked up or connected to for longer, whatever the resolver's own limits are.
+PATIENCE_S = 3.5
+WANTED = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "merges.txt",
+    "vocab.txt",
+]
+
+
+def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
+    """(Hub id, commit, folder in huggingface_hub's cache) of `ID` or `ID@revision`; what is there is not fetched again.
+
+    Raises: UsageError (unknown, closed or without safetensors), MachineNotFit (no network), DoesNotFit (disk).
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1" if offline else "0"  # read when huggingface_hub is imported
+    import huggingface_hub
+
+    repository, _, revision = name.partition("@")
+    if offline:
+        try:
+            folder = Path(
+                huggingface_hub.snapshot_download(
+                    repository, revision=revision or None, allow_patterns=WANTED, local_files_only=True
+                )
+            )
+        except (OSError, ValueError) as error:
+            raise MachineNotFit(
+                f"model {name} is not in the cache, and HF_HUB_OFFLINE is set", hint="unset it, or give a folder"
+            ) from error
+        return repository, folder.name, folder
+    info = _ask(name, repository, revision or None)
+    files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+    if not any(file.endswith(".safetensors") for file in files):
+        raise UsageError(
+            f"model {name} has no *.safetensors on the Hub",
+            hint="pickled weights can run code and are never fetched; use another repository of the model",
+        )
+    _check_room(name, files, Path(huggingface_hub.constants.HF_HUB_CACHE))
+    try:
+        folder = Path(huggingface_hub.snapshot_download(repository, revision=info.sha, allow_patterns=WANTED))
+    except (OSError, ValueError) as error:
+        raise _explain(name, error) from error
+    return repository, str(info.sha), folder
+
+
+def _ask(name: str, repository: str, revision: str | None) -> Any:
+    """What the Hub says of the model, or one clear error soon."""
+    from huggingface_hub import HfApi, constants
+
+    thread = ThreadPoolExecutor(1)
+    answer = thread.submit(HfApi().model_info, repository, revision=revision, files_metadata=True, timeout=PATIENCE_S)
+    try:
+        return answer.result(timeout=PATIENCE_S)
+    except TimeoutError:
+        raise _no_network(name, f"no answer within {PATIENCE_S} s", constants.ENDPOINT) from None
+    except Exception as error:  # httpx, DNS and the Hub have many; each becomes one line
+        raise _explain(name, error) from error
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _explain(name: str, error: Exception) -> HivetuneError:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, GatedRepoError):
+        return UsageError(
+            f"model {name} is open only to those who accepted its licence",
+            hint=f"accept it at {constants.ENDPOINT}/{name}, then set HF_TOKEN",
+        )
+    if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):
+        return UsageError(
+            f"model {name} is not on the Hub ({constants.ENDPOINT}), or HF_TOKEN may not see it",
+            hint="check the spelling",
+        )
+    if isinstance(error, HfHubHTTPError):
+        return MachineNotFit(f"model {name}: {str(error).splitlines()[0]}", hint="try again later")
+    return _no_network(name, str(error).splitlines()[0] if str(error) else type(error).__name__, constants.ENDPOINT)
+
+
+def _no_network(name: str, why: str, endpoint: str) -> MachineNotFit:
+    return MachineNotFit(
+        f"model {name}: {endpoint} can't be reached: {why}",
+        hint="check the network or HF_ENDPOINT, or give a local folder, a GGUF file or smollm2-135m",
+    )
+
+
+def _check_room(name: str, files: dict[str, int], cache: Path) -> None:
+    size_bytes = sum(size for file, size in files.items() if file.endswith(".safetensors"))
+    place = next(path for path in (cache, *cache.parents) if path.exists())
+    free_bytes = shutil.disk_usage(place).free
+    if size_bytes > free_bytes:
+        raise DoesNotFit(
+            f"model {name} takes {size_bytes / 1e9:.1f} GB, {place} has {free_bytes / 1e9:.1f} GB free",
+            hint="make room, or set HF_HOME to another disk",
+        )
