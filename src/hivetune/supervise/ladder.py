@@ -1,0 +1,212 @@
+"""What to do after a fault: from the run's failures so far to the next action. Pure: no clock, no disk, no process.
+
+The ladder: the same again from the newest state, one safe change, isolate the input, another device, and only where the
+settings allow it a smaller training; then stop with what there is. Two faults at one step mean that it is no accident:
+go up. Faults at scattered steps mean hardware: stay, and wait longer each time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hivetune.machine.faults import Fault
+from hivetune.machine.faults import fault as fault_of
+
+# Asynchronous faults are noticed up to a step late.
+SAME_STEP = 1
+# So many faults of one kind at different steps, with work done between them, and a change is tried all the same.
+SCATTERED_CHANGE = 5
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One safe change. `environment`: variables of the worker (None: removed); `choices`: over those of the plan.
+
+    `exact`: the arithmetic stays the same bit for bit, so a resumed run equals an undisturbed one.
+    """
+
+    name: str
+    says: str
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    device_only: bool = False
+    exact: bool = False
+
+
+RUNGS = {
+    rung.name: rung
+    for rung in (
+        Rung(
+            "blas",
+            "leave hipBLASLt for rocBLAS's own kernels",
+            # Both are needed: rocBLAS itself prefers hipBLASLt on gfx12 (rocBLAS environment variables, design notes).
+            {"TORCH_BLAS_PREFER_HIPBLASLT": "0", "TORCH_BLAS_PREFER_CUBLASLT": "0", "ROCBLAS_USE_HIPBLASLT": "0"},
+            device_only=True,
+        ),
+        Rung("attention", "plain attention instead of a fused kernel", choices={"attention": "eager"}),
+        Rung("bucket", "fewer shapes: token counts in multiples of 256", choices={"bucket": 256}, device_only=True),
+        Rung("rank16", "pad the rank to 16 inside the kernels", choices={"pad_rank": 16}, device_only=True),
+        Rung("dtype", "arithmetic in float32", choices={"dtype": "float32"}),
+        Rung(
+            "allocator",
+            "the allocator's plain mode",
+            {"PYTORCH_ALLOC_CONF": None, "PYTORCH_CUDA_ALLOC_CONF": None, "PYTORCH_HIP_ALLOC_CONF": None},
+            device_only=True,
+            exact=True,
+        ),
+        Rung("micro", "micro-batches of half the size, the same effective batch", choices={"halvings": 1}),
+        Rung("small", "micro-batches of an eighth of the size, the same effective batch", choices={"halvings": 3}),
+        Rung(
+            "smallest",
+            "one document at a time and recomputed activations, the same effective batch",
+            choices={"halvings": 30, "recompute": True},
+        ),
+        Rung("general", "the general path instead of our own kernels", choices={"path": "general"}),
+        Rung("threads", "one thread per library", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}),
+        Rung(
+            "isa",
+            "only instructions that every 64-bit processor with AVX2 has",
+            {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+        ),
+        Rung("sdma-off", "copies by kernels instead of the DMA engine", {"HSA_ENABLE_SDMA": "0"}, {}, True, True),
+        Rung(
+            "interrupt", "ask the card instead of waiting for its word", {"HSA_ENABLE_INTERRUPT": "0"}, {}, True, True
+        ),
+        Rung("no-override", "no HSA_OVERRIDE_GFX_VERSION", {"HSA_OVERRIDE_GFX_VERSION": None}, {}, True, True),
+        Rung(
+            "cpu",
+            "on the processor instead of the card",
+            {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""},
+            {"device": "cpu"},
+            device_only=True,
+        ),
+        Rung("rank", "a lower rank, trained from the start", choices={"rank_halvings": 1}),
+        Rung("sample", "every second row of what is left"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One end of the worker. `step`: the step it died in, -1 before the first one of the attempt. `durable`: the newest
+    state that survived. `rungs`: in effect when it died; `tried`: the one that this attempt tried first, if any.
+    """
+
+    fault: str
+    step: int
+    durable: int
+    quarantined: int = 0
+    rungs: tuple[str, ...] = ()
+    tried: str = ""
+    isolated: bool = False
+
+    def progressed(self, before: "Failure") -> bool:
+        """More is safe than at the failure before: a later state, or a row less that can do harm."""
+        return self.durable > before.durable or self.quarantined > before.quarantined
+
+    def same_place(self, other: "Failure") -> bool:
+        return abs(self.step - other.step) <= SAME_STEP and self.quarantined == other.quarantined
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine and the settings allow."""
+
+    attempts: int = 3
+    on_device: bool = False
+    allow: frozenset[str] = frozenset()
+
+
+Kind = Literal["again", "change", "isolate", "wait", "stop"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """What to do now. `rungs` are those of the next attempt; `tried` the one among them that is new."""
+
+    kind: Kind
+    why: str
+    rungs: tuple[str, ...] = ()
+    tried: str = ""
+    wait_s: float = 0.0
+
+
+def next_action(history: Sequence[Failure], limits: Limits) -> Action:
+    """The answer to the last failure of `history`, in the light of those before."""
+    last, fault = history[-1], fault_of(history[-1].fault)
+    if not fault.retry:
+        return Action("stop", f"{fault.title}: another attempt can't help", last.rungs)
+    if fault.waits_for:
+        return Action("wait", f"{fault.title}: the run goes on when it is not", last.rungs)
+    idle = idle_attempts(history)
+    if idle >= limits.attempts:
+        return Action("stop", f"{idle} attempts without progress, the last: {fault.title}", last.rungs)
+    alike = [earlier for earlier in history[:-1] if earlier.same_place(last)]
+    scattered = [earlier for earlier in history[:-1] if earlier.fault == last.fault and not earlier.same_place(last)]
+    if fault.first == "again" and not alike and len(scattered) + 1 < SCATTERED_CHANGE:
+        wait_s = _wait_s(len(scattered)) if fault.backoff or len(scattered) > 1 else 0.0
+        why = "faults at different steps: the machine, not the data" if scattered else "once may be chance"
+        return Action("again", why, last.rungs, wait_s=wait_s)
+    return _climb(history, fault, limits, last_try=idle == limits.attempts - 1)
+
+
+def idle_attempts(history: Sequence[Failure]) -> int:
+    """How many of the newest failures brought no progress over the one before them."""
+    idle = 0
+    while idle + 1 < len(history) and not history[-1 - idle].progressed(history[-2 - idle]):
+        idle += 1
+    return idle
+
+
+def kept_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
+    """The rungs that go on after the last failure: all but a change that did not help, as one thing at a time is tried.
+
+    Changes that save memory stay: each is a step on the way to what fits.
+    """
+    last = history[-1]
+    before = history[-2] if len(history) > 1 else None
+    no_help = before is not None and last.same_place(before) and not last.progressed(before)
+    if not last.tried or not no_help or fault_of(last.fault).domain == "memory":
+        return last.rungs
+    return tuple(name for name in last.rungs if name != last.tried)
+
+
+def settings_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
+    """Environment and choices of all `rungs` together; a later one wins."""
+    environment: dict[str, str | None] = {}
+    choices: dict[str, Any] = {}
+    for name in rungs:
+        environment |= RUNGS[name].environment
+        choices |= RUNGS[name].choices
+    return environment, choices
+
+
+def _climb(history: Sequence[Failure], fault: Fault, limits: Limits, *, last_try: bool) -> Action:
+    last = history[-1]
+    kept = kept_rungs(history)
+    here = [failure for failure in history if failure.same_place(last)]
+    tried = {failure.tried for failure in here} | set(last.rungs)
+    if last.step < 0 or any(failure.isolated for failure in here):
+        tried.add("isolate")
+    left = [name for name in fault.rungs if name not in tried and _is_open(name, limits)]
+    if last_try and "cpu" in left:
+        left = ["cpu"]
+    if not left:
+        left = [name for name in ("rank", "sample") if name in limits.allow and name not in tried]
+    if not left:
+        if idle_attempts(history) + 1 < limits.attempts:
+            return Action("again", "no change is left to try", kept, wait_s=_wait_s(idle_attempts(history)))
+        return Action("stop", f"nothing is left to try against this: {fault.title}", kept)
+    if left[0] == "isolate":
+        return Action("isolate", "the same step again: is it a row of its batch?", kept)
+    rung = RUNGS[left[0]]
+    return Action("change", rung.says, (*kept, rung.name), rung.name)
+
+
+def _is_open(name: str, limits: Limits) -> bool:
+    return limits.on_device or name == "isolate" or not RUNGS[name].device_only
+
+
+def _wait_s(number: int) -> float:
+    return min(FIRST_WAIT_S * 2.0**number, LONGEST_WAIT_S)
