@@ -37,6 +37,18 @@ def known_card(name: str) -> Mapping[str, Any]:
     raise UsageError(f"no card named {name!r} is known", hint=f"{hint}known: {', '.join(cards)}")
 
 
+def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str, Any] | None:
+    """The entry of a card in this machine: by its driver's name, else the same chip with memory within 15 %."""
+    try:
+        return known_card(name)
+    except UsageError:
+        for known, card in _read("cards.yaml").items():
+            same_memory = abs(card["memory_gb"] * 1e9 / max(memory_bytes, 1) - 1) < 0.15
+            if architecture and card.get("gfx") == architecture and same_memory:
+                return {"name": known, **card}
+    return None
+
+
 def known_cards() -> list[str]:
     return list(_read("cards.yaml"))
 

@@ -1,0 +1,256 @@
+"""What this machine is, read from the kernel and the drivers without torch: cores, memory and its limits, cards, disk.
+
+Nothing is measured here, so it takes milliseconds; what is measured lies in the profile of the machine's fingerprint.
+`root` replaces `/` in tests.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from hivetune.machine.nvml import read_nvidia
+from hivetune.store import home
+
+Kind = Literal["cpu", "cuda", "rocm"]
+# The instruction sets that decide how fast a GEMM is, in rising order of what they give.
+ISA = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
+AMD_VENDOR = "0x1002"
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU as its driver shows it. Sizes in bytes; `free_bytes` is what nobody holds now."""
+
+    kind: Kind
+    index: int
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    driver: str
+    architecture: str = ""
+    """gfx1201, or the compute capability such as 9.0; empty when the driver does not say."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`cores` and `memory_*` are what this process may use: affinity, CPU quota and cgroup limits applied."""
+
+    cpu: str
+    isa: tuple[str, ...]
+    cores: int
+    memory_bytes: int
+    available_bytes: int
+    memory_limit: str
+    """Where the memory limit comes from: "machine", or the cgroup's file."""
+    disk_free_bytes: int
+    cards: tuple[Card, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over everything that can change a measured rate or a chosen backend; not over what is free."""
+        parts = {
+            "cpu": [self.cpu, *self.isa, self.cores],
+            "cards": [[card.name, card.architecture, card.memory_bytes, card.driver] for card in self.cards],
+            "versions": dict(self.versions),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def probe_machine(root: Path = Path("/"), folder: Path | None = None) -> Machine:
+    """This machine now. `folder` is where the runs will lie (default: the home); its free space is told."""
+    cpu, isa = _read_cpu(root / "proc/cpuinfo")
+    total, available = _read_memory(root / "proc/meminfo")
+    limit = _memory_limit(root)
+    memory_limit = "machine"
+    if limit and limit[0] < total:
+        total, available, memory_limit = limit[0], min(available, limit[1]), limit[2]
+    return Machine(
+        cpu=cpu,
+        isa=isa,
+        cores=_usable_cores(root),
+        memory_bytes=total,
+        available_bytes=available,
+        memory_limit=memory_limit,
+        disk_free_bytes=disk_free_bytes(folder or home()),
+        cards=(*read_nvidia_cards(), *read_amd_cards(root)),
+        versions=_versions(),
+    )
+
+
+def disk_free_bytes(folder: Path) -> int:
+    """Free space for this user where `folder` is, or would be made."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def read_amd_cards(root: Path = Path("/")) -> list[Card]:
+    """AMD GPUs from the kernel's own tree; works for every driver version and before ROCm is installed."""
+    architectures = _kfd_architectures(root)
+    driver = _text(root / "sys/module/amdgpu/version") or f"kernel {platform.release()}"
+    cards: list[Card] = []
+    for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device"), key=lambda path: _number_in(path.parent)):
+        total = _integer(device / "mem_info_vram_total")
+        if _text(device / "vendor") != AMD_VENDOR or not total:
+            continue
+        used = _integer(device / "mem_info_vram_used") or 0
+        slot = device.resolve().name
+        name = _text(device / "product_name") or _marketing_name(root, device)
+        architecture = architectures.get(slot, "")
+        cards.append(Card("rocm", len(cards), name, total, total - used, driver, architecture))
+    return cards
+
+
+def _marketing_name(root: Path, device: Path) -> str:
+    """Consumer cards do not tell their name; libdrm's list of PCI ids and revisions does, where it is installed."""
+    ids = [(_text(device / name) or "").removeprefix("0x").upper() for name in ("device", "revision")]
+    for line in (_text(root / "usr/share/libdrm/amdgpu.ids") or "").splitlines():
+        fields = [part.strip() for part in line.split(",", 2)]
+        if len(fields) == 3 and fields[:2] == [ids[0], ids[1].zfill(2)]:
+            return fields[2]
+    return f"AMD GPU {ids[0]}"
+
+
+def read_nvidia_cards() -> list[Card]:
+    return [Card("cuda", index, **fields) for index, fields in enumerate(read_nvidia())]
+
+
+def _kfd_architectures(root: Path) -> dict[str, str]:
+    """PCI slot (domain:bus:device.function) -> gfx name."""
+    found = {}
+    for path in (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
+        pairs = (line.split() for line in (_text(path) or "").splitlines())
+        properties = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+        version, location = properties.get("gfx_target_version", 0), properties.get("location_id", 0)
+        if version:
+            slot = f"{properties.get('domain', 0):04x}:{location >> 8:02x}:{(location >> 3) & 31:02x}.{location & 7}"
+            major, minor, step = version // 10000, version // 100 % 100, version % 100
+            found[slot] = f"gfx{major}{minor:x}{step:x}"
+    return found
+
+
+def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:
+    fields: dict[str, str] = {}
+    for line in (_text(path) or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip(), value.strip())
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    name = fields.get("model name") or fields.get("Hardware") or platform.processor() or platform.machine()
+    return name, tuple(flag for flag in ISA if flag in flags)
+
+
+def _read_memory(path: Path) -> tuple[int, int]:
+    """Total and available bytes; swap counts for nothing: a training that swaps never ends."""
+    sizes = {}
+    for line in (_text(path) or "").splitlines():
+        words = line.replace(":", " ").split()
+        if len(words) >= 2 and words[1].isdigit():
+            sizes[words[0]] = int(words[1]) * 1024
+    if "MemTotal" not in sizes:
+        import psutil
+
+        memory = psutil.virtual_memory()
+        return memory.total, memory.available
+    return sizes["MemTotal"], sizes.get("MemAvailable", sizes.get("MemFree", 0))
+
+
+def _memory_limit(root: Path) -> tuple[int, int, str] | None:
+    """The tightest cgroup limit on this process: (limit, left of it, its file). None without one."""
+    found: list[tuple[int, int, str]] = []
+    for folder, limit_name, used_name in _memory_groups(root):
+        limit = _integer(folder / limit_name)
+        if limit:
+            left = max(0, limit - (_integer(folder / used_name) or 0) + _reclaimable(folder))
+            found.append((limit, min(left, limit), f"/{(folder / limit_name).relative_to(root)}"))
+    return min(found, default=None)
+
+
+def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
+    """The cgroup folders from this process's up to the top, version 2 and version 1."""
+    groups = []
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, inside = ([*line.split(":", 2), "", ""])[:3]
+        if controllers == "":
+            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            base, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        folder = base / inside.strip("/")
+        while folder != base.parent:
+            groups.append((folder, *names))
+            folder = folder.parent
+    return groups
+
+
+def _reclaimable(folder: Path) -> int:
+    """Page cache that the kernel gives back before it kills: counted as used by the cgroup, but not in the way."""
+    for line in (_text(folder / "memory.stat") or "").splitlines():
+        if line.startswith(("inactive_file ", "total_inactive_file ")):
+            return int(line.split()[1])
+    return 0
+
+
+def _usable_cores(root: Path) -> int:
+    """Cores in the affinity mask, cut by the CPU quota (rounded down, at least one)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = (_text(root / "sys/fs/cgroup/cpu.max") or "max").split()
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
+    old_quota = _integer(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+    old_period = _integer(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    if old_quota and old_quota > 0 and old_period:
+        cores = min(cores, max(1, old_quota // old_period))
+    return cores
+
+
+def _versions() -> dict[str, str]:
+    """Versions that decide which kernels run. Read from package metadata: importing torch takes seconds."""
+    found = {"python": platform.python_version(), "system": platform.system()}
+    for name in ("torch", "triton", "bitsandbytes"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _integer(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text and text.lstrip("-").isdigit() and int(text) < 1 << 60 else None
+
+
+def _number_in(path: Path) -> int:
+    return int("".join(c for c in path.name if c.isdigit()) or 0)
+
+
+def describe_machine(machine: Machine) -> dict[str, Any]:
+    """Plain values for JSON."""
+    return {
+        "fingerprint": machine.fingerprint,
+        "cpu": machine.cpu,
+        "isa": list(machine.isa),
+        "cores": machine.cores,
+        "memory_bytes": machine.memory_bytes,
+        "available_bytes": machine.available_bytes,
+        "memory_limit": machine.memory_limit,
+        "disk_free_bytes": machine.disk_free_bytes,
+        "cards": [vars(card) for card in machine.cards],
+        "versions": dict(machine.versions),
+    }

@@ -1,0 +1,57 @@
+"""What was measured on a machine, kept per fingerprint: rates, backends that are correct, choices that worked.
+
+One file a machine, `home()/profiles/FINGERPRINT.json`. The engine writes it (probe, doctor, recovery); everything else
+reads it. A changed driver, card, torch or core count is another fingerprint, so nothing here is ever stale.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hivetune.store import home, read_json, write_json
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `correct`: backend -> passed its check.
+    `choices`: what a run should start with here (recovery writes what helped). `probes`: model and setting -> points.
+    """
+
+    fingerprint: str
+    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    correct: Mapping[str, bool] = field(default_factory=dict)
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    probes: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_rates(self, device: str, rates: Mapping[str, float]) -> "Profile":
+        return replace(self, rates={**self.rates, device: dict(rates)})
+
+    def with_probe(self, key: str, probe: Mapping[str, Any]) -> "Profile":
+        return replace(self, probes={**self.probes, key: dict(probe)})
+
+
+def profile_path(fingerprint: str) -> Path:
+    return home() / "profiles" / f"{fingerprint}.json"
+
+
+def read_profile(fingerprint: str) -> Profile:
+    """What is known of the machine; empty when nothing is, or when the file is damaged: it only saves time."""
+    try:
+        content = read_json(profile_path(fingerprint))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+        return Profile(fingerprint)
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        return Profile(fingerprint)
+    parts = {name: content[name] for name in ("rates", "correct", "choices", "probes") if name in content}
+    return Profile(fingerprint, **{name: part for name, part in parts.items() if isinstance(part, dict)})
+
+
+def write_profile(profile: Profile) -> Path:
+    path = profile_path(profile.fingerprint)
+    content = {key: value for key, value in vars(profile).items() if key != "fingerprint"}
+    write_json(path, {"schema": SCHEMA, "fingerprint": profile.fingerprint, **content})
+    return path
