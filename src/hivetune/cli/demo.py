@@ -1,0 +1,138 @@
+"""`hivetune demo`: the whole walk on a real model and real text, told station by station."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hivetune import walk
+from hivetune.cli.chart import write_loss_chart
+from hivetune.cli.judge import show_verdict
+from hivetune.cli.output import duration, emit, progress, say, show, size, table
+from hivetune.cli.train import show_training, train_run
+from hivetune.config import RunConfig, dump_config, load_config
+from hivetune.demo import SYSTEM_PROMPTS, write_demo_data
+from hivetune.release.export import export_run
+from hivetune.serve.backend import open_backend
+from hivetune.store import home, write_atomic
+
+NUM_PROMPTS = 3
+
+
+def demo(
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier demo and train again.")] = False,
+) -> None:
+    """Interactions from Python's documentation, a small real model, a verdict and a chat answer, in minutes."""
+    started = time.monotonic()
+    folder = home() / "demo"
+    if fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    config_path = _write_inputs(folder)
+    config = load_config(config_path)
+    _station(1, "model", f"SmolLM2-135M-Instruct, prepared once below {home()}")
+    with progress("preparing the model") as report:
+        walk.fetch_model(config.model, report)
+    _station(2, "data", f"{config.data.path}: three agents answering questions about the standard library")
+    with progress("checking and tokenising", "rows") as report:
+        run = walk.open_run(config, "demo", report)
+    _show_data(run)
+    _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
+    summary = train_run(run)
+    show_training(summary)
+    chart = write_loss_chart(run.folder / "loss.svg", walk.loss_curve(run), title="demo: nats per token")
+    say(f"loss curve: {chart}")
+    _station(4, "evaluation", "base and tuned model on rows that neither training nor its stopping has seen")
+    evaluation = _evaluate(run)
+    _station(5, "verdict", "by the thresholds of the config")
+    verdict = walk.decide(run)
+    show_verdict(verdict)
+    _station(6, "export", "GGUF, and its answers from llama.cpp")
+    exported = export_run(run.folder, "gguf")
+    say(f"{exported.path}: {size(exported.path.stat().st_size)}")
+    answers = _answers(run, evaluation, exported.path)
+    _next_steps(config_path, run.folder, exported.path)
+    say(f"the walk took {duration(time.monotonic() - started)}")
+    document = walk.verdict_document(verdict)
+    emit({"run": str(run.folder), "train": summary, "gate": document, "gguf": str(exported.path), "answers": answers})
+
+
+def _write_inputs(folder: Path) -> Path:
+    data = folder / "interactions.jsonl"
+    if not data.exists():
+        write_demo_data(data)
+    tree: dict[str, Any] = {
+        "model": "smollm2-135m",
+        "data": {"path": str(data), "system_prompts": SYSTEM_PROMPTS},
+        "lora": {"r": 8, "alpha": 16},
+        "batch_size": 8,
+        "max_steps": 120,
+        "learning_rate": 5e-4,
+        "validate_every": 30,
+        "output": str(folder / "run"),
+        "gate": {"success_gain": 0.0},
+    }
+    path = folder / "demo.yaml"
+    if not path.exists():
+        write_atomic(path, dump_config(RunConfig.model_validate(tree)).encode())
+    return path
+
+
+def _station(number: int, name: str, text: str) -> None:
+    show(f"\n{number}. {name}: {text}")
+
+
+def _show_data(run: walk.Run) -> None:
+    taken = run.snapshot.manifest["accounting"]
+    rejected, set_aside = taken["rejected"], taken["set_aside"]
+    splits = {split: len(run.snapshot.rows(split)) for split in ("train", "validation", "test")}
+    show(
+        f"{taken['rows_in']} rows in = {splits['train']} to train on + {splits['validation']} to choose the best step + "
+        f"{splits['test']} for the verdict + {taken['duplicates']} duplicates + {sum(rejected.values())} rejected + "
+        f"{sum(set_aside.values())} set aside"
+    )
+    reasons = [("rejected", reason, count) for reason, count in rejected.items()]
+    reasons += [("set aside", reason, count) for reason, count in set_aside.items()]
+    table("", ("what", "reason", "rows"), reasons, numeric=("rows",))
+
+
+def _evaluate(run: walk.Run) -> dict[str, Any]:
+    path = run.folder / "eval.json"
+    if path.exists():
+        say("already evaluated")
+        return dict(walk.read_json(path))
+    with progress("scoring and answering", "items") as report:
+        return walk.evaluate(run, report)
+
+
+def _answers(run: walk.Run, evaluation: dict[str, Any], gguf: Path) -> list[dict[str, str]]:
+    """The same held-out prompts answered by the base (in the evaluation) and by the exported file in llama.cpp."""
+    chosen = evaluation["answers"][:: max(1, len(evaluation["answers"]) // NUM_PROMPTS)][:NUM_PROMPTS]
+    found = []
+    with open_backend(gguf) as backend:
+        for row in chosen:
+            messages = [
+                {"role": message.role, "content": message.content}
+                for message in run.snapshot.info(row["row"]).messages
+                if message.role != "assistant"
+            ]
+            answer = backend.complete(messages, max_tokens=run.config.eval.new_tokens)
+            found.append({"prompt": row["prompt"], "base": row["base"]["answer"], "tuned": answer})
+    table(
+        "three held-out prompts",
+        ("prompt", "base model", "tuned model, from the GGUF"),
+        [tuple(f.values()) for f in found],
+    )
+    return found
+
+
+def _next_steps(config: Path, run: Path, gguf: Path) -> None:
+    show("\nWhat to do next:")
+    for command, why in (
+        (f"hivetune chat {gguf}", "talk to it"),
+        (f"hivetune show {run}", "see the run"),
+        ("hivetune data check YOUR.jsonl --model smollm2-135m", "look at your own rows"),
+        (f"cp {config} my.yaml", "change data.path to your own rows, then: hivetune train my.yaml"),
+    ):
+        show(f"  {command}    # {why}")

@@ -1,0 +1,21 @@
+"""`hivetune fetch`: get and prepare a model, the only command that needs a network."""
+
+from typing import Annotated
+
+import typer
+
+from hivetune.cli.output import emit, progress, say, size
+from hivetune.models import read_prepared
+from hivetune.walk import fetch_model
+
+
+def fetch(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, GGUF file, or smollm2-135m.")],
+) -> None:
+    """Get a model and prepare it once: weights as safetensors, tokenizer, chat template. Needs a network for a Hub id."""
+    with progress(f"preparing {model}") as report:
+        folder = fetch_model(model, report)
+    prepared = read_prepared(folder)
+    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    say(f"{model}: ready in {folder} ({size(size_bytes)})")
+    emit({"model": model, "folder": str(folder), "kind": prepared.kind, "size_bytes": size_bytes})

@@ -1,0 +1,77 @@
+"""`hivetune train`: open the run of a config, hand it to the supervisor, say what came out."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hivetune import walk
+from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
+from hivetune.config import load_config
+from hivetune.supervise.detach import start_detached
+from hivetune.supervise.supervisor import supervise_run
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="YAML file; docs/config.md has every setting.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Go on in the background; see it with: hivetune watch")
+    ] = False,
+) -> None:
+    """Train an adapter. The same command goes on with a run that stopped, and trains nothing when it is done."""
+    loaded = load_config(config, overrides or [])
+    with progress("preparing model and data", "rows") as report:
+        run = walk.open_run(loaded, config.stem, report)
+    if detach:
+        start_detached(run.folder)
+        say(f"training goes on in the background\nfollow it: hivetune watch {run.folder}")
+        emit({"run": str(run.folder), "status": "started"})
+        return
+    summary = train_run(run)
+    show_training(summary)
+    show(f"next: hivetune eval {run.folder}")
+    emit(summary)
+
+
+def train_run(run: walk.Run) -> dict[str, Any]:
+    """Train under the supervisor, with a bar; returns the document of `train --json`."""
+    total = len(run.plan.steps)
+    with progress("training", "steps") as report:
+        return walk.train(run, supervise_run, lambda done: report(done, total))
+
+
+def show_training(summary: dict[str, Any]) -> None:
+    """What the run came to, for people."""
+    if summary["already_done"]:
+        say(f"{summary['run']} was finished before; nothing was trained")
+    rows = summary["rows"]
+    speed = summary["tokens_per_second"]
+    table(
+        "",
+        ("steps", "loss first", "loss last", "best at step", "tokens/s", "peak memory", "restarts", "time"),
+        [
+            (
+                summary["steps"],
+                number(summary["loss_first"]),
+                number(summary["loss_last"]),
+                summary["adapter_step"],
+                number(speed, 0),
+                size(summary["peak_memory_bytes"]),
+                summary["restarts"],
+                duration(summary["train_seconds"]),
+            )
+        ],
+    )
+    parts = [f"{name.replace('_', ' ')} {count}" for name, count in rows.items() if isinstance(count, int)]
+    parts += [
+        f"{name.replace('_', ' ')} {sum(counts.values())}" for name, counts in rows.items() if isinstance(counts, dict)
+    ]
+    say("rows: " + ", ".join(parts))
+    for place in summary["quarantined"]:
+        say(f"quarantined: {place}")
+
+
+def accounting_document(run: walk.Run, steps: int) -> dict[str, Any]:
+    return asdict(walk.account(run, steps))
