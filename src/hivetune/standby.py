@@ -6,6 +6,7 @@ Idea: Flash Checkpoint (DLRover) and GEMINI (SOSP '23). Linux only (memfd).
 """
 
 import hashlib
+import json
 import os
 import struct
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Standby:
         return None
 
     def clear(self) -> None:
-        """Forget what is held, and give its memory back."""
+        """Forget what is held: it is doubtful, or older than a rollback. Its memory is given back."""
         for handle in self.handles:
             os.ftruncate(handle, 0)
         self._sequence = 0
@@ -90,7 +91,8 @@ def persist(run: Path, standby: Standby, *, disk: Disk = DISK) -> int | None:
     step, files = found
     if checkpoints.newest_good(run, disk=disk).step >= step:
         return None
-    checkpoints.commit_within(run, step, files, disk=disk)
+    best = json.loads(files[STATE])["best"]
+    checkpoints.commit_within(run, step, files, best_step=best["step"] if best else None, disk=disk)
     return step
 
 
