@@ -28,8 +28,9 @@ def loss_chart(points: list[tuple[int, float, str]], *, title: str) -> str:
         x = MARGIN + (WIDTH - 2 * MARGIN) * step / max(1, last_step)
         return x, HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (loss - low) / (high - low)
 
+    box = f"0 0 {WIDTH} {HEIGHT}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<text x="{MARGIN}" y="24" font-size="15" fill="#111827">{title}</text>',
     ]

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from hivetune import walk
 from hivetune.cli.chart import write_loss_chart
 from hivetune.cli.judge import show_verdict
 from hivetune.cli.output import duration, emit, progress, say, show, size, table
 from hivetune.cli.train import show_training, train_run
-from hivetune.config import RunConfig, dump_config, load_config
+from hivetune.config import load_config
 from hivetune.demo import SYSTEM_PROMPTS, write_demo_data
 from hivetune.release.export import export_run
 from hivetune.serve.backend import open_backend
@@ -75,7 +76,7 @@ def _write_inputs(folder: Path) -> Path:
     }
     path = folder / "demo.yaml"
     if not path.exists():
-        write_atomic(path, dump_config(RunConfig.model_validate(tree)).encode())
+        write_atomic(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100).encode())
     return path
 
 
@@ -88,8 +89,8 @@ def _show_data(run: walk.Run) -> None:
     rejected, set_aside = taken["rejected"], taken["set_aside"]
     splits = {split: len(run.snapshot.rows(split)) for split in ("train", "validation", "test")}
     show(
-        f"{taken['rows_in']} rows in = {splits['train']} to train on + {splits['validation']} to choose the best step + "
-        f"{splits['test']} for the verdict + {taken['duplicates']} duplicates + {sum(rejected.values())} rejected + "
+        f"{taken['rows_in']} rows in = {splits['train']} to train on + {splits['validation']} to choose the best step "
+        f"+ {splits['test']} for the verdict + {taken['duplicates']} duplicates + {sum(rejected.values())} rejected + "
         f"{sum(set_aside.values())} set aside"
     )
     reasons = [("rejected", reason, count) for reason, count in rejected.items()]

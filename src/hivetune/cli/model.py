@@ -12,7 +12,7 @@ from hivetune.walk import fetch_model
 def fetch(
     model: Annotated[str, typer.Argument(help="Hub id, folder, GGUF file, or smollm2-135m.")],
 ) -> None:
-    """Get a model and prepare it once: weights as safetensors, tokenizer, chat template. Needs a network for a Hub id."""
+    """Get a model and prepare it once: safetensors, tokenizer, chat template. A Hub id needs a network."""
     with progress(f"preparing {model}") as report:
         folder = fetch_model(model, report)
     prepared = read_prepared(folder)
