@@ -110,7 +110,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Bounds:
     """What the machine and the settings allow."""
 
     attempts: int = 3
@@ -132,7 +132,7 @@ class Action:
     wait_s: float = 0.0
 
 
-def next_action(history: Sequence[Failure], limits: Limits) -> Action:
+def next_action(history: Sequence[Failure], bounds: Bounds) -> Action:
     """The answer to the last failure of `history`, in the light of those before."""
     last, fault = history[-1], fault_of(history[-1].fault)
     if not fault.retry:
@@ -140,7 +140,7 @@ def next_action(history: Sequence[Failure], limits: Limits) -> Action:
     if fault.waits_for:
         return Action("wait", f"{fault.title}: the run goes on when it is not", last.rungs)
     idle = idle_attempts(history)
-    if idle >= limits.attempts:
+    if idle >= bounds.attempts:
         return Action("stop", f"{idle} attempts without progress, the last: {fault.title}", last.rungs)
     alike = [earlier for earlier in history[:-1] if earlier.same_place(last)]
     scattered = [earlier for earlier in history[:-1] if earlier.fault == last.fault and not earlier.same_place(last)]
@@ -148,7 +148,7 @@ def next_action(history: Sequence[Failure], limits: Limits) -> Action:
         wait_s = _wait_s(len(scattered)) if fault.backoff or len(scattered) > 1 else 0.0
         why = "faults at different steps: the machine, not the data" if scattered else "once may be chance"
         return Action("again", why, last.rungs, wait_s=wait_s)
-    return _climb(history, fault, limits, last_try=idle == limits.attempts - 1)
+    return _climb(history, fault, bounds, last_try=idle == bounds.attempts - 1)
 
 
 def idle_attempts(history: Sequence[Failure]) -> int:
@@ -182,20 +182,20 @@ def settings_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], dict[str, 
     return environment, choices
 
 
-def _climb(history: Sequence[Failure], fault: Fault, limits: Limits, *, last_try: bool) -> Action:
+def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try: bool) -> Action:
     last = history[-1]
     kept = kept_rungs(history)
     here = [failure for failure in history if failure.same_place(last)]
     tried = {failure.tried for failure in here} | set(last.rungs)
     if last.step < 0 or any(failure.isolated for failure in here):
         tried.add("isolate")
-    left = [name for name in fault.rungs if name not in tried and _is_open(name, limits)]
+    left = [name for name in fault.rungs if name not in tried and _is_open(name, bounds)]
     if last_try and "cpu" in left:
         left = ["cpu"]
     if not left:
-        left = [name for name in ("rank", "sample") if name in limits.allow and name not in tried]
+        left = [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
     if not left:
-        if idle_attempts(history) + 1 < limits.attempts:
+        if idle_attempts(history) + 1 < bounds.attempts:
             return Action("again", "no change is left to try", kept, wait_s=_wait_s(idle_attempts(history)))
         return Action("stop", f"nothing is left to try against this: {fault.title}", kept)
     if left[0] == "isolate":
@@ -204,8 +204,8 @@ def _climb(history: Sequence[Failure], fault: Fault, limits: Limits, *, last_try
     return Action("change", rung.says, (*kept, rung.name), rung.name)
 
 
-def _is_open(name: str, limits: Limits) -> bool:
-    return limits.on_device or name == "isolate" or not RUNGS[name].device_only
+def _is_open(name: str, bounds: Bounds) -> bool:
+    return bounds.on_device or name == "isolate" or not RUNGS[name].device_only
 
 
 def _wait_s(number: int) -> float:

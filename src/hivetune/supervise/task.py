@@ -242,11 +242,12 @@ def start_child(
     environment: Mapping[str, str | None] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Child:
-    """Start `module` (dotted name below `hivetune.engine`, or the path of a script) on `task` in its own session.
+    """Start `module` (a name in `hivetune.engine`, a dotted name, or the path of a script) in its own session.
 
     Output goes to `folder/child.log`. A variable that is None in `environment` is removed. `pass_fds` stay open under
     the same numbers. Call it from a thread that lives as long as the child: the kernel ties the child to it.
     """
+    module = module if "." in module else f"hivetune.engine.{module}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / OUTCOME).unlink(missing_ok=True)
     log_start_bytes = _prepare_log(folder / LOG)

@@ -1,0 +1,136 @@
+"""Samples of memory, load and cards while a run goes on, so that a post-mortem has them: psutil, AMD's sysfs, NVML.
+
+Nothing here imports torch or starts a program; a sensor that is not there is left out. `root` replaces `/` in tests.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hivetune.machine.nvml import LIBRARY
+
+# NVML: why clocks are held back, the bits that heat and power set (nvmlClocksThrottleReasons).
+NVML_HEAT_OR_POWER = 0x08 | 0x20 | 0x40 | 0x80
+NVML_TEMPERATURE_GPU = 0
+# Degrees below the card's own limit from which it is called hot.
+NEAR_LIMIT_C = 3.0
+
+
+def sample(pid: int | None, folder: Path, root: Path = Path("/")) -> dict[str, Any]:
+    """What the machine and the process tree of `pid` take now; `cards` as `read_cards`."""
+    memory = psutil.virtual_memory()
+    taken: dict[str, Any] = {
+        "available_bytes": memory.available,
+        "swap_used_bytes": psutil.swap_memory().used,
+        "disk_free_bytes": psutil.disk_usage(str(folder)).free,
+        "load": round(os.getloadavg()[0], 2),
+    }
+    if pid is not None:
+        taken |= process_tree(pid)
+    if cards := read_cards(root):
+        taken["cards"] = cards
+    return taken
+
+
+def process_tree(pid: int) -> dict[str, Any]:
+    """Resident memory and CPU seconds of a process and all below it; empty when it is gone."""
+    try:
+        process = psutil.Process(pid)
+        tree = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return {}
+    resident, cpu_s = 0, 0.0
+    for one in tree:
+        try:
+            with one.oneshot():
+                resident += one.memory_info().rss
+                times = one.cpu_times()
+                cpu_s += times.user + times.system
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return {"resident_bytes": resident, "cpu_s": round(cpu_s, 2)}
+
+
+def read_cards(root: Path = Path("/")) -> list[dict[str, Any]]:
+    """Used and total memory, temperature, watts, busy share and whether heat or power holds the clocks back."""
+    return [*read_amd(root), *read_nvidia()]
+
+
+def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
+    """AMD cards from sysfs; works for every driver and without ROCm."""
+    cards = []
+    for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device")):
+        total = _integer(device / "mem_info_vram_total")
+        if total is None:
+            continue
+        card: dict[str, Any] = {"memory_bytes": total, "used_bytes": _integer(device / "mem_info_vram_used")}
+        card["busy_percent"] = _integer(device / "gpu_busy_percent")
+        for sensors in sorted((device / "hwmon").glob("hwmon*")):
+            # temp2 is the junction, which decides throttling; older cards only have temp1, the edge.
+            for number in (2, 1):
+                degrees = _integer(sensors / f"temp{number}_input")
+                if degrees is not None:
+                    card["temperature_c"] = degrees / 1000
+                    limit = _integer(sensors / f"temp{number}_crit")
+                    card["hot"] = limit is not None and degrees / 1000 >= limit / 1000 - NEAR_LIMIT_C
+                    break
+            microwatts = _integer(sensors / "power1_average") or _integer(sensors / "power1_input")
+            if microwatts is not None:
+                card["watts"] = microwatts / 1e6
+        cards.append({name: value for name, value in card.items() if value is not None})
+    return cards
+
+
+def read_nvidia() -> list[dict[str, Any]]:
+    """NVIDIA cards from their driver's library, called directly."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return []
+    if library.nvmlInit_v2() != 0:
+        return []
+    try:
+        count = ctypes.c_uint()
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return []
+        return [card for i in range(count.value) if (card := _nvidia_card(library, i))]
+    finally:
+        library.nvmlShutdown()
+
+
+def any_hot(cards: Sequence[dict[str, Any]]) -> bool:
+    return any(card.get("hot") for card in cards)
+
+
+def _nvidia_card(library: ctypes.CDLL, index: int) -> dict[str, Any]:
+    handle = ctypes.c_void_p()
+    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
+        return {}
+    card: dict[str, Any] = {}
+    memory = (ctypes.c_ulonglong * 3)()  # total, free, used
+    if library.nvmlDeviceGetMemoryInfo(handle, memory) == 0:
+        card |= {"memory_bytes": memory[0], "used_bytes": memory[2]}
+    number = ctypes.c_uint()
+    if library.nvmlDeviceGetTemperature(handle, NVML_TEMPERATURE_GPU, ctypes.byref(number)) == 0:
+        card["temperature_c"] = float(number.value)
+    if library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(number)) == 0:
+        card["watts"] = number.value / 1000
+    busy = (ctypes.c_uint * 2)()  # gpu, memory
+    if library.nvmlDeviceGetUtilizationRates(handle, busy) == 0:
+        card["busy_percent"] = busy[0]
+    reasons = ctypes.c_ulonglong()
+    if library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons)) == 0:
+        card["hot"] = bool(reasons.value & NVML_HEAT_OR_POWER)
+    return card
+
+
+def _integer(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if text.lstrip("-").isdigit() else None

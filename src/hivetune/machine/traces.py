@@ -1,0 +1,81 @@
+"""What the machine itself wrote down about a process's death: the kernel's lines and its out-of-memory counters.
+
+Everything is optional: a trace that can't be read (container, no permission) is an empty one.
+"""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+KMSG = Path("dev/kmsg")
+LINE_LIMIT = 200
+RELEVANT = re.compile(
+    r"amdgpu|drm|NVRM|Xid|oom|Out of memory|Killed process|segfault|gfxhub|I/O error|EXT4-fs error|read-only|PCIe|mce:"
+)
+# The kernel names the process in these; lines about others say nothing about ours.
+OF_PROCESS = re.compile(r"(?:Killed process |pid=|oom_reaper: reaped process )(\d+)|\[(\d+)\]: segfault")
+
+
+class KernelLog:
+    """The kernel's lines from now on. `root` replaces `/` in tests."""
+
+    def __init__(self, root: Path = Path("/")):
+        self._handle: int | None = None
+        with contextlib.suppress(OSError):
+            self._handle = os.open(root / KMSG, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._handle, 0, os.SEEK_END)
+
+    def lines(self, pid: int) -> list[str]:
+        """New relevant lines since the last call that are not about another process than `pid`."""
+        found = [line for line in self._read() if RELEVANT.search(line) and _concerns(line, pid)]
+        return found[-LINE_LIMIT:]
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+
+    def _read(self) -> Iterator[str]:
+        while self._handle is not None:
+            try:
+                record = os.read(self._handle, 8192)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # the ring moved on and lines were lost: go on with the oldest that is left
+                continue
+            except OSError:
+                return
+            if not record:
+                return
+            yield record.decode("utf-8", "replace").partition(";")[2].partition("\n")[0]
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """How many processes the kernel has ended for want of memory, in all and in our cgroups; only differences count."""
+    total = _count(root / "proc/vmstat", "oom_kill")
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines():
+            if line.startswith("0::"):
+                total += _count(root / "sys/fs/cgroup" / line[3:].strip("/") / "memory.events", "oom_kill")
+    return total
+
+
+def settle_kernel(seconds: float = 0.05) -> None:
+    """The kernel writes its lines just after the death; give it that time before reading them."""
+    time.sleep(seconds)
+
+
+def _concerns(line: str, pid: int) -> bool:
+    match = OF_PROCESS.search(line)
+    return match is None or int(match[1] or match[2]) == pid
+
+
+def _count(path: Path, key: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="ascii", errors="replace").splitlines():
+            name, _, value = line.partition(" ")
+            if name == key and value.strip().isdigit():
+                return int(value)
+    return 0
