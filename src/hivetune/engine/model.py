@@ -34,11 +34,14 @@ class LoraModel(Protocol):
     """Why the general path runs; empty on the fast path."""
     device: torch.device
     dtype: torch.dtype
-    adapter: Mapping[str, Tensor]
-    """PEFT parameter name -> fp32 view into `master_N`, such as
-    `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. All zero after `load_model`."""
     master_N: Tensor
     grad_N: Tensor
+
+    @property
+    def adapter(self) -> Mapping[str, Tensor]:
+        """PEFT parameter name -> fp32 view into `master_N`, such as
+        `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. All zero after `load_model`."""
+        ...
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         """Add d(scale * sum of nll) / d master to `grad_N`; the sum of nll over trained tokens, in nats, unscaled.
@@ -60,6 +63,16 @@ def load_model(
     `choices` are the measured ones of `config.resolved.yaml`; {"path": "general"} forces the general path.
     Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package.
     """
+    why = "the choices ask for it" if choices.get("path") == "general" else ""
+    why = why or ("the base is quantized" if method == "qlora" else "")
+    if not why:
+        from hivetune.engine.fast.model import FastModel
+        from hivetune.engine.fast.spec import NotFast
+
+        try:
+            return FastModel(folder, lora, dtype=dtype, device=device, choices=choices)
+        except NotFast as reason:
+            why = str(reason)
     from hivetune.engine.general import load_general
 
-    return load_general(folder, lora, method=method, dtype=dtype, device=device, choices=choices, why="")
+    return load_general(folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=why)

@@ -1,0 +1,224 @@
+"""What a decoder model is made of, read from its config.json, and which configs the fast path knows exactly.
+
+Anything that is not understood to the letter is refused with a reason, and the general path runs instead.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GEMMA = ("gemma", "gemma2", "gemma3_text")
+# Where a config leaves head_dim out, these families do not mean hidden / heads.
+HEAD_DIMS = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", *GEMMA)
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_tanh": "gelu"}
+
+
+class NotFast(Exception):
+    """Why the fast path does not know this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What differs between layers. `rope`: index into `ModelSpec.ropes`, None: no positions (SmolLM3).
+
+    window: a position sees itself and the window - 1 before it; None: everything before it.
+    """
+
+    rope: int | None
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary frequencies (radians per position, one per pair of channels) and what cos and sin are multiplied by."""
+
+    frequencies: tuple[float, ...]
+    scale: float
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Sizes are in elements. `sandwich`: norms after attention and MLP too (Gemma 2 and 3).
+
+    norm_offset: 1 where the stored norm weight is the distance from one (Gemma). merged: checkpoints that hold
+    q/k/v and gate/up as one matrix each, under the names in `member_names` (Phi-3).
+    """
+
+    family: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    eps: float
+    activation: str
+    layers: tuple[LayerSpec, ...]
+    ropes: tuple[Rope, ...]
+    norm_offset: float
+    qk_norm: bool
+    sandwich: bool
+    merged: bool
+    tied: bool
+    embed_scale: float
+    attention_scale: float
+    attention_softcap: float | None
+    logit_softcap: float | None
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        return self.q_width + 2 * self.kv_width
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """The spec of a model folder. Raises NotFast with the reason."""
+    return spec_from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The spec of a config.json of transformers 4 or 5. Raises NotFast with the reason."""
+    family = config.get("model_type", "")
+    _refuse(config, family)
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or HEAD_DIMS.get(family) or config["hidden_size"] // heads
+    layers, ropes = _layers(config, family, head_dim)
+    gemma = family in GEMMA
+    return ModelSpec(
+        family=family,
+        hidden=config["hidden_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=head_dim,
+        ffn=config["intermediate_size"],
+        vocab=config["vocab_size"],
+        eps=config.get("rms_norm_eps", 1e-6),
+        activation=ACTIVATIONS[_activation(config)],
+        layers=layers,
+        ropes=ropes,
+        norm_offset=1.0 if gemma else 0.0,
+        qk_norm=family in ("qwen3", "gemma3_text"),
+        sandwich=family in ("gemma2", "gemma3_text"),
+        merged=family == "phi3",
+        tied=config.get("tie_word_embeddings", gemma or family == "smollm3"),
+        embed_scale=math.sqrt(config["hidden_size"]) if gemma else 1.0,
+        attention_scale=(config.get("query_pre_attn_scalar", 256) if family in GEMMA[1:] else head_dim) ** -0.5,
+        attention_softcap=config.get("attn_logit_softcapping") if family in GEMMA[1:] else None,
+        logit_softcap=config.get("final_logit_softcapping") if family in GEMMA[1:] else None,
+    )
+
+
+def _activation(config: Mapping[str, Any]) -> str:
+    if config.get("model_type") == "gemma":
+        # Older Gemma checkpoints say "gelu" and were trained with the tanh form (huggingface/transformers#29402).
+        return "gelu_pytorch_tanh" if config.get("hidden_act", "gelu") == "gelu" else str(config["hidden_act"])
+    return str(config.get("hidden_activation") or config.get("hidden_act", "silu"))
+
+
+def _refuse(config: Mapping[str, Any], family: str) -> None:
+    if family not in FAMILIES:
+        raise NotFast(f"the fast path does not know model_type {family!r}")
+    if _activation(config) not in ACTIVATIONS:
+        raise NotFast(f"the fast path does not know the activation {_activation(config)!r}")
+    if config.get("quantization_config"):
+        raise NotFast("the weights are stored quantized")
+    if config.get("use_bidirectional_attention"):
+        raise NotFast("attention is bidirectional")
+    if config.get("attention_dropout"):
+        raise NotFast("attention_dropout is not 0")
+
+
+def _layers(config: Mapping[str, Any], family: str, head_dim: int) -> tuple[tuple[LayerSpec, ...], tuple[Rope, ...]]:
+    count = config["num_hidden_layers"]
+    sliding = _sliding(config, family, count)
+    window = config.get("sliding_window")
+    if family == "gemma3_text":
+        local, wide = _gemma3_rope(config)
+        ropes: tuple[Rope, ...] = (_rope(config, local, head_dim), _rope(config, wide, head_dim))
+        kinds: list[int | None] = [0 if is_sliding else 1 for is_sliding in sliding]
+    else:
+        ropes = (_rope(config, _rope_parameters(config), head_dim),)
+        kinds = [0] * count
+    if family == "smollm3":
+        interval = config.get("no_rope_layer_interval", 4)
+        used = config.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(count)]
+        kinds = [0 if flag else None for flag in used]
+    layers = tuple(LayerSpec(kind, window if on else None) for kind, on in zip(kinds, sliding, strict=True))
+    return layers, ropes
+
+
+def _sliding(config: Mapping[str, Any], family: str, count: int) -> list[bool]:
+    """For each layer, whether it looks back only `sliding_window` positions, with each family's default."""
+    if config.get("sliding_window") is None:
+        return [False] * count
+    if family in ("mistral", "phi3"):
+        return [True] * count
+    if family in ("qwen2", "qwen3", "smollm3"):
+        if not config.get("use_sliding_window"):
+            return [False] * count
+        default = [index >= config.get("max_window_layers", 28) for index in range(count)]
+    elif family == "gemma2":
+        default = [index % 2 == 0 for index in range(count)]
+    elif family == "gemma3_text":
+        pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+        default = [(index + 1) % pattern != 0 for index in range(count)]
+    else:
+        return [False] * count
+    types = config.get("layer_types")
+    return default if types is None else [kind == "sliding_attention" for kind in types]
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers 5 writes `rope_parameters`, 4 wrote `rope_theta` and `rope_scaling`."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    parameters.setdefault("rope_type", parameters.get("type", "default"))
+    parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return parameters
+
+
+def _gemma3_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    nested = config.get("rope_parameters") or {}
+    if "full_attention" in nested:
+        return dict(nested["sliding_attention"]), dict(nested["full_attention"])
+    wide = _rope_parameters({"rope_theta": 1e6, **config})
+    return {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 10000.0)}, wide
+
+
+def _rope(config: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: int) -> Rope:
+    """Frequencies as in "Attention with rotary positions" (arXiv 2104.09864), linear (2306.15595) and Llama 3.1."""
+    kind = parameters.get("rope_type", "default")
+    size = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+    theta = parameters["rope_theta"]
+    frequencies = [theta ** (-2 * pair / size) for pair in range(size // 2)]
+    if kind == "linear":
+        frequencies = [frequency / parameters["factor"] for frequency in frequencies]
+    elif kind == "llama3":
+        frequencies = [_llama3(frequency, parameters) for frequency in frequencies]
+    elif kind != "default":
+        raise NotFast(f"the fast path does not know rope_type {kind!r}")
+    return Rope(tuple(frequencies), 1.0)
+
+
+def _llama3(frequency: float, parameters: Mapping[str, Any]) -> float:
+    """Low frequencies are stretched by `factor`, high ones stay, those between are blended."""
+    wavelength = 2 * math.pi / frequency
+    old = parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    if wavelength < old / high:
+        return frequency
+    if wavelength > old / low:
+        return float(frequency / parameters["factor"])
+    blend = (old / wavelength - low) / (high - low)
+    return float((1 - blend) * frequency / parameters["factor"] + blend * frequency)
