@@ -275,9 +275,9 @@ def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
             packs.append([i])
             sums.append(lengths[i])
     even = _spread(lengths, longest_first, len(packs))
-    if max((sum(lengths[i] for i in p) for p in even), default=0) <= max(sums, default=0):
+    if all(len(p) == 1 or sum(lengths[i] for i in p) <= budget_tokens for p in even):
         packs = even
-    return sorted(sorted(p) for p in packs if p)
+    return sorted(sorted(p) for p in packs)
 
 
 def _spread(lengths: Sequence[int], longest_first: Sequence[int], count: int) -> list[list[int]]:

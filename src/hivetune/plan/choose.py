@@ -1,0 +1,278 @@
+"""Which precision, token budget and recompute depth a run gets on a device, or what would fit instead. Pure.
+
+The effective batch is the user's and is never changed: only how it is cut into micro-batches is chosen here.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hivetune.checkpoints import checkpoint_interval_s
+from hivetune.errors import DoesNotFit, UsageError
+from hivetune.plan.architecture import Architecture
+from hivetune.plan.memory import Affine, Job, Peak, disk_bytes, predict_peak, with_recompute
+from hivetune.plan.speed import Rate, StepShape, unprobed_rate
+from hivetune.plan.steps import pack
+from hivetune.plan.target import Target
+
+# Half precision has to be worth its rounding: on CPUs with native bf16 it is 1.7 to 2.3 times faster.
+WORTH_IT = 1.25
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+# Beyond these a larger micro-batch gains no speed and costs memory: caches on a CPU, full GEMM tiles on a card.
+LARGEST_BUDGET = {"cpu": 2048, "cuda": 32768, "rocm": 32768}
+# A smaller budget or less memory is preferred to a gain of less than this.
+SAME_SPEED = 0.03
+BUCKET = 64
+DISK_BYTES_PER_S = 200e6
+MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the data asks for. `lengths` are those of one typical optimizer step; `longest` of all rows."""
+
+    lengths: tuple[int, ...]
+    trained: tuple[int, ...]
+    longest: int
+    rows: int
+    batch_size: int
+    epochs: float
+    max_steps: int | None = None
+    assumed: bool = False
+
+    @property
+    def steps(self) -> int:
+        whole = math.ceil(self.epochs * self.rows / self.batch_size)
+        return min(whole, self.max_steps) if self.max_steps else max(1, whole)
+
+    @property
+    def shape(self) -> StepShape:
+        return StepShape(sum(self.lengths), sum(n * n for n in self.lengths), sum(self.trained))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the steps of a run are computed. `predicted` seconds are for one typical step."""
+
+    job: Job
+    target: Target
+    budget_tokens: int
+    micro_batches: int
+    peak: Peak
+    limit_bytes: int
+    step_s: float
+    error: float
+
+    def to_choices(self) -> dict[str, Any]:
+        """For `choices:` of config.resolved.yaml; the keys that the engine reads."""
+        return {
+            "device": self.target.device,
+            "dtype": self.job.dtype,
+            "budget_tokens": self.budget_tokens,
+            "recompute": self.job.recompute,
+        }
+
+
+def assumed_workload(
+    *, longest: int, mean: float, rows: int, batch_size: int, epochs: float, max_steps: int | None, trained: float = 0.5
+) -> Workload:
+    """A workload of equal lengths, when nothing is known of the data but a mean."""
+    length = max(2, min(round(mean), longest))
+    lengths = (length,) * min(batch_size, max(rows, 1))
+    counts = tuple(max(1, round(length * trained)) for _ in lengths)
+    return Workload(lengths, counts, longest, rows, batch_size, epochs, max_steps, assumed=True)
+
+
+def choose_dtype(wanted: str, target: Target) -> str:
+    """The config's dtype, or for `auto` bfloat16 where its GEMM is clearly faster, else float32.
+
+    Raises UsageError for a precision that the device does not compute in.
+    """
+    if wanted != "auto":
+        if wanted not in target.rates:
+            raise UsageError(f"{target.name} is not to be used in {wanted}. {target.note}", hint="set dtype: auto")
+        return wanted
+    half, full = target.rates.get("bfloat16", 0.0), target.rates.get("float32")
+    return "bfloat16" if full is None or half > WORTH_IT * full else "float32"
+
+
+def choose(
+    job: Job,
+    target: Target,
+    work: Workload,
+    *,
+    memory_share: float = 0.9,
+    correction: Affine | None = None,
+    rate: Rate | None = None,
+) -> Choice:
+    """The fastest way that fits. Raises DoesNotFit when not even the longest row alone does.
+
+    `job.dtype` is settled by `choose_dtype`; `correction` and `rate` come from probes.
+    """
+    limit = target.limit_bytes(memory_share)
+    rate = rate or unprobed_rate(target.rates[job.dtype], target.bandwidth, kind=target.kind, source=target.source)
+    candidates = [_candidate(job, target, work, budget, limit, correction, rate) for budget in _budgets(work, target)]
+    fitting = [candidate for candidate in candidates if candidate is not None]
+    if not fitting:
+        smallest = predict_peak(with_recompute(job, job.architecture.layers), _round_up(work.longest), correction)
+        raise DoesNotFit(
+            f"{size_words(smallest.bytes)} are needed at least, {size_words(limit)} may be used on {target.name} "
+            f"({size_words(target.free_bytes)} free, {100 * target.margin:.0f} % kept back)"
+        )
+    fastest = min(candidate.step_s for candidate in fitting)
+    good = [candidate for candidate in fitting if candidate.step_s <= fastest * (1 + SAME_SPEED)]
+    return min(good, key=lambda candidate: (candidate.peak.bytes, candidate.budget_tokens))
+
+
+def _candidate(
+    job: Job,
+    target: Target,
+    work: Workload,
+    budget: int,
+    limit: int,
+    correction: Affine | None,
+    rate: Rate,
+) -> Choice | None:
+    """With this budget: as few recomputed layers as fit."""
+    for layers in range(job.architecture.layers + 1):
+        deeper = with_recompute(job, layers)
+        peak = predict_peak(deeper, budget, correction)
+        if peak.bytes <= limit:
+            packs = len(pack(work.lengths, budget))
+            seconds = rate.seconds(deeper, work.shape, packs)
+            return Choice(deeper, target, budget, packs, peak, limit, seconds, rate.error)
+    return None
+
+
+def _budgets(work: Workload, target: Target) -> Sequence[int]:
+    """Budgets that hold the longest row and are not larger than a whole step needs."""
+    least, most = _round_up(work.longest), _round_up(max(sum(work.lengths), work.longest))
+    cap = max(least, LARGEST_BUDGET[target.kind])
+    return sorted({least, min(most, cap), *(budget for budget in BUDGETS if least <= budget <= min(most, cap))})
+
+
+def _round_up(tokens: int) -> int:
+    return -(-tokens // BUCKET) * BUCKET
+
+
+@dataclass(frozen=True)
+class Option:
+    """One line of the table of what would fit."""
+
+    model: str
+    length: int
+    rank: int
+    precision: str
+    choice: Choice | None
+    peak_bytes: int
+    """Of the choice, or the least that would be needed."""
+    hours: float | None
+    error: float
+    disk: int
+
+    @property
+    def fits(self) -> bool:
+        return self.choice is not None
+
+    def to_plain(self) -> dict[str, Any]:
+        plain = {
+            name: getattr(self, name) for name in ("model", "length", "rank", "precision", "fits", "hours", "error")
+        }
+        return {**plain, "peak_bytes": self.peak_bytes, "disk_bytes": self.disk}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination to try."""
+
+    model: str
+    architecture: Architecture
+    length: int
+    rank: int
+    precision: str
+    """A dtype, or nf4."""
+
+
+def try_case(case: Case, target: Target, work: Workload, *, memory_share: float = 0.9) -> Option:
+    """The case with every row as long as `case.length`, so that lengths can be compared."""
+    quantized = case.precision == "nf4"
+    dtype = choose_dtype("auto", target) if quantized else case.precision
+    adapters = case.architecture.adapter_parameters(case.rank)
+    job = Job(case.architecture, adapters, dtype, target.kind, quantized)
+    share = sum(work.trained) / max(1, sum(work.lengths))
+    at_length = assumed_workload(
+        longest=case.length,
+        mean=case.length,
+        rows=work.rows,
+        batch_size=work.batch_size,
+        epochs=work.epochs,
+        max_steps=work.max_steps,
+        trained=share,
+    )
+    try:
+        choice = choose(job, target, at_length, memory_share=memory_share)
+    except DoesNotFit:
+        choice = None
+    deepest = predict_peak(with_recompute(job, case.architecture.layers), _round_up(case.length))
+    return Option(
+        model=case.model,
+        length=case.length,
+        rank=case.rank,
+        precision=case.precision,
+        choice=choice,
+        peak_bytes=choice.peak.bytes if choice else deepest.bytes,
+        hours=choice.step_s * at_length.steps / 3600 if choice else None,
+        error=choice.error if choice else 0.0,
+        disk=sum(disk_bytes(job).values()),
+    )
+
+
+def precisions(target: Target) -> list[str]:
+    """What the device computes in, fastest first, and 4-bit weights."""
+    half_or_full = [dtype for dtype in ("bfloat16", "float32") if dtype in target.rates]
+    return [*sorted(half_or_full, key=lambda dtype: -target.rates[dtype]), "nf4"]
+
+
+def what_would_fit(
+    own: Case, target: Target, work: Workload, others: Mapping[str, Architecture], *, memory_share: float = 0.9
+) -> list[Option]:
+    """The user's model over lengths, ranks and precisions, then other models as it is."""
+    lengths = sorted({own.length, *(n for n in (512, 2048, 8192) if n != own.length)})
+    ranks = sorted({own.rank, 8, 64})
+    cases = [
+        replace(own, length=length, rank=rank, precision=precision)
+        for length in lengths
+        for rank in (ranks if length == own.length else [own.rank])
+        for precision in (precisions(target) if rank == own.rank else [own.precision])
+    ]
+    cases += [
+        replace(own, model=name, architecture=architecture, precision=precision)
+        for name, architecture in others.items()
+        for precision in dict.fromkeys((own.precision, "nf4"))
+    ]
+    return [try_case(case, target, work, memory_share=memory_share) for case in cases]
+
+
+def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
+    """The nearest things that fit, in words: same model first."""
+    fitting = [option for option in options if option.fits]
+    near = sorted(
+        fitting,
+        key=lambda o: (o.model != own.model, o.precision != own.precision, abs(o.rank - own.rank), -o.peak_bytes),
+    )
+    return [
+        f"{o.model}, length {o.length}, rank {o.rank}, {o.precision}: {size_words(o.peak_bytes)}" for o in near[:most]
+    ]
+
+
+def power_loss_s(job: Job, step_s: float, every_s: float | None = None) -> float:
+    """Most work that a power cut can take: one step, or the checkpoint interval."""
+    checkpoint_bytes = 12 * job.adapter_parameters
+    cost_s = max(0.05, checkpoint_bytes / DISK_BYTES_PER_S)
+    interval_s = every_s or checkpoint_interval_s(cost_s, MEAN_TIME_BETWEEN_FAULTS_S, blocking_s=0.1 * cost_s)
+    return max(step_s, interval_s)
+
+
+def size_words(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.0f} MB"

@@ -1,0 +1,197 @@
+"""How much memory a training step holds at its peak, and where it goes. From sizes alone, corrected by two probes.
+
+    weights + adapters (16 bytes a parameter, with gradient and optimizer) + saved activations + logits + runtime
+
+At a fixed chunk of logits the peak is affine in the tokens of the largest micro-batch, so two measured steps (T and 2T)
+give what the formula can't know: allocator slack, kernels' workspaces, what the frameworks keep.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hivetune.plan.architecture import Architecture
+
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+NF4_BITS = 4.127  # with double quantisation (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256)
+LOGITS_CHUNK = 256
+TRANSIENT_WIDTHS = 6  # hidden-sized buffers alive at once inside a layer
+# Python + torch + transformers with nothing loaded: resident memory on a CPU, context and workspaces on a GPU.
+RUNTIME_BYTES = {"cpu": 450_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
+# The general path (any transformers model) saves what autograd saves: norms, products and masks too.
+GENERAL_FACTOR = 2.3
+# Half-widths of the error bar. Formula: against published peaks it was off by -10 to +10 %, against CPU processes by
+# up to 25 % (malloc keeps what was freed). With two probe steps: within 10 % on a CPU, 5 % by a card's allocator.
+FORMULA_ERROR = 0.25
+PROBED_ERROR = {"cpu": 0.10, "cuda": 0.05, "rocm": 0.05}
+
+Path = Literal["fast", "general"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What decides memory and time of a step besides its tokens. `recompute`: layers whose activations are not kept."""
+
+    architecture: Architecture
+    adapter_parameters: int
+    dtype: str
+    kind: str = "cpu"
+    quantized: bool = False
+    recompute: int = 0
+    path: Path = "fast"
+
+    @property
+    def value_bytes(self) -> int:
+        return BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """constant + slope * x."""
+
+    constant: float
+    slope: float
+
+    def __call__(self, x: float) -> float:
+        return self.constant + self.slope * x
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Predicted peak in bytes by part; `error` is the half-width of the bar as a share of the whole."""
+
+    parts: Mapping[str, int]
+    error: float
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def high_bytes(self) -> int:
+        return round(self.bytes * (1 + self.error))
+
+
+def saved_bytes_per_token(job: Job) -> int:
+    """Bytes that one layer keeps for its backward, for each token.
+
+    Fast path: residual at the input and in the middle, q, k, v, attention's output, gate and up, the log-sum-exp of
+    each head; norms, the SwiGLU product and x A are computed again.
+    """
+    a = job.architecture
+    widths = 2 * a.hidden + 2 * a.q + 2 * a.k + 2 * a.ffn
+    kept = job.value_bytes * widths + 4 * a.heads
+    return round(kept * (GENERAL_FACTOR if job.path == "general" else 1))
+
+
+def activation_bytes(job: Job, tokens: int) -> int:
+    """All layers of one micro-batch: kept layers whole, recomputed ones by their input, and one of those at a time."""
+    a, kept = job.architecture, saved_bytes_per_token(job)
+    saved = (a.layers - job.recompute) * kept
+    boundaries = job.recompute * a.hidden * job.value_bytes
+    working = kept if job.recompute else 0
+    transient = TRANSIENT_WIDTHS * a.hidden * job.value_bytes
+    return tokens * (saved + boundaries + working + transient)
+
+
+def weight_bytes(job: Job) -> int:
+    """The frozen base; with NF4 the layers' matrices at 4.13 bits, the rest as it is, and one matrix unpacked."""
+    a = job.architecture
+    if not job.quantized:
+        return a.parameters * job.value_bytes
+    largest = max(linear.inputs * linear.outputs for linear in a.linears)
+    rest = (a.parameters - a.linear_parameters) * job.value_bytes
+    return round(a.linear_parameters * NF4_BITS / 8) + rest + largest * job.value_bytes
+
+
+def predict_peak(job: Job, tokens: int, correction: Affine | None = None) -> Peak:
+    """The peak with at most `tokens` in a micro-batch. `correction` (bytes over tokens) comes from `fit_correction`."""
+    n = job.adapter_parameters
+    copy = 0 if job.value_bytes == 4 else job.value_bytes
+    chunk = min(tokens, LOGITS_CHUNK)
+    parts = {
+        "weights": weight_bytes(job),
+        "adapters": n * (4 + copy),
+        "gradients": n * 4,
+        "optimizer": n * 8,
+        "activations": activation_bytes(job, tokens),
+        "logits": chunk * job.architecture.vocabulary * (job.value_bytes + 4),
+        "runtime": RUNTIME_BYTES[job.kind],
+    }
+    if correction is None:
+        return Peak(parts, FORMULA_ERROR)
+    parts["measured beyond the formula"] = round(correction(tokens))
+    return Peak(parts, PROBED_ERROR[job.kind])
+
+
+def fit_correction(job: Job, points: Sequence[tuple[int, int]]) -> Affine:
+    """What probes (tokens, peak bytes) add to the formula, as an affine function of the tokens.
+
+    It holds for other recompute depths and ranks of the same model too, since those change the formula's part. The
+    corrected slope is never negative: memory that shrinks with tokens is noise of the probe.
+    """
+    residuals = [(tokens, peak - predict_peak(job, tokens).bytes) for tokens, peak in points]
+    fitted = fit_affine(residuals)
+    tokens = [t for t, _ in residuals]
+    slope_floor = -activation_bytes(job, max(tokens)) / max(tokens)
+    if fitted.slope >= slope_floor:
+        return fitted
+    return Affine(max(residual - slope_floor * t for t, residual in residuals), slope_floor)
+
+
+def fit_affine(points: Sequence[tuple[float, float]]) -> Affine:
+    """Least squares. With one x only, a constant. Raises ValueError without points."""
+    if not points:
+        raise ValueError("no points to fit")
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0:
+        return Affine(mean_y, 0.0)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    return Affine(mean_y - slope * mean_x, slope)
+
+
+def largest_budget(job: Job, limit_bytes: int, correction: Affine | None = None, *, step: int = 64) -> int:
+    """The most tokens in a micro-batch (a multiple of `step`) whose predicted peak stays within `limit_bytes`; or 0."""
+    low, high = 0, 1 << 14  # in steps: 2^20 tokens are more than any micro-batch is worth
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = predict_peak(job, middle * step, correction).bytes <= limit_bytes
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low * step
+
+
+def explain_memory(job: Job, peak: Peak, tokens: int) -> list[tuple[str, int, str]]:
+    """(part, bytes, what it is) in the order of size; for people."""
+    a, n = job.architecture, job.adapter_parameters
+    precision = "4-bit NF4" if job.quantized else job.dtype
+    full = 12 * a.parameters
+    words = {
+        "weights": f"{a.parameters:,} frozen parameters in {precision}; no gradient, no optimizer state",
+        "adapters": f"{n:,} trained parameters ({100 * n / a.parameters:.2f} % of the model), float32",
+        "gradients": "one float32 for each trained parameter",
+        "optimizer": f"two float32 for each trained parameter: not {full / 1e9:.1f} GB for gradients and AdamW of the "
+        "whole model, as full fine-tuning pays",
+        "activations": f"{tokens:,} tokens a micro-batch x {a.layers} layers"
+        + (f", {job.recompute} of them recomputed" if job.recompute else ""),
+        "logits": f"{min(tokens, LOGITS_CHUNK)} positions at a time x {a.vocabulary:,} entries, trained tokens only",
+        "runtime": "Python, torch and its kernels",
+        "measured beyond the formula": "what two probe steps held more (or less) than the formula says",
+    }
+    return sorted(((name, size, words[name]) for name, size in peak.parts.items()), key=lambda row: -row[1])
+
+
+def disk_bytes(job: Job, *, keep: int = 4) -> dict[str, int]:
+    """What a run needs on disk: `keep` checkpoints (three newest and one being written), the best, adapter, export."""
+    n, a = job.adapter_parameters, job.architecture
+    return {
+        "checkpoints": keep * 12 * n,
+        "best checkpoint": 12 * n,
+        "adapter": 4 * n,
+        "export": 2 * 2 * a.parameters,  # merged safetensors and a 16-bit GGUF
+    }
+
+
+def with_recompute(job: Job, layers: int) -> Job:
+    return replace(job, recompute=layers)

@@ -1,0 +1,150 @@
+"""How long a step takes: floating point operations by formula, a rate by measurement, an error bar that says which.
+
+A prediction from a formula and a published rate is a range of two; one from two probe steps on the machine holds within
+10 % while the machine is what it was, which a canary GEMM before and after the run tells.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hivetune.plan.memory import Affine, Job, fit_affine
+
+# What a step reaches of the GEMM rate, without a probe: measured shares lie between 0.35 and 0.6 (docs/performance.md).
+UNPROBED_SHARE = 0.45
+UNPROBED_ERROR = 0.5
+PROBED_ERROR = 0.10
+VOID_AT = 0.05
+# Below some tokens a GEMM only reads its weights: rate(T) = rate * T / (T + half). Half is rate / bandwidth, in tokens.
+CPU_HALF_TOKENS = 32
+BUCKET_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What is computed in one optimizer step: tokens, sum of squared document lengths, positions with a loss."""
+
+    tokens: int
+    squares: int
+    trained: int
+
+    def __add__(self, other: "StepShape") -> "StepShape":
+        return StepShape(self.tokens + other.tokens, self.squares + other.squares, self.trained + other.trained)
+
+
+def shape_of(documents: Iterable[tuple[int, int]], shared: Iterable[tuple[int, int]] = ()) -> StepShape:
+    """The shape of documents given as (length, trained tokens).
+
+    `shared` are prefixes that are computed once, as (length, documents that have it).
+    """
+    shape = StepShape(0, 0, 0)
+    for length, trained in documents:
+        shape += StepShape(length, length * length, trained)
+    for length, count in shared:
+        spared = max(0, count - 1)
+        shape += StepShape(-spared * length, -spared * length * length, 0)
+    return shape
+
+
+def step_flops(job: Job, shape: StepShape) -> float:
+    """Floating point operations of forward and backward.
+
+    For each token: frozen linears 4 N (forward and input gradient; no weight gradient), adapters 6, causal attention
+    3.5 x 2 L q s, and for each trained one 4 V d of logits whose gradient is formed in the forward pass. A recomputed
+    layer adds another forward.
+    """
+    a = job.architecture
+    again = job.recompute / a.layers
+    linear = (4 + 2 * again) * a.linear_parameters + (6 + 2 * again) * job.adapter_parameters
+    attention = (3.5 + again) * 2 * a.layers * a.q
+    logits = 4 * a.vocabulary * a.hidden
+    return linear * shape.tokens + attention * shape.squares + logits * shape.trained
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How many operations a second a step gets here. `overhead_s` is what each micro-batch costs besides."""
+
+    flops_per_s: float
+    error: float
+    overhead_s: float = 0.0
+    half_tokens: float = CPU_HALF_TOKENS
+    source: str = "published rate"
+
+    def seconds(self, job: Job, shape: StepShape, micro_batches: int = 1) -> float:
+        tokens = max(1.0, shape.tokens / micro_batches)
+        rate = self.flops_per_s * tokens / (tokens + self.half_tokens)
+        return step_flops(job, shape) / rate + micro_batches * self.overhead_s
+
+
+def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str, source: str) -> Rate:
+    """From a GEMM rate (measured here or published) alone."""
+    half = gemm_flops_per_s / bandwidth if bandwidth else CPU_HALF_TOKENS
+    overhead_s = 0.02 if kind != "cpu" else 0.01  # launches of some 20 kernels a layer; Python on a CPU
+    return Rate(UNPROBED_SHARE * gemm_flops_per_s, UNPROBED_ERROR, overhead_s, half, source)
+
+
+def probed_rate(job: Job, points: Sequence[tuple[StepShape, float]]) -> Rate:
+    """From measured steps (shape, seconds) of one micro-batch each."""
+    fitted = fit_affine([(step_flops(job, shape), seconds) for shape, seconds in points])
+    if fitted.slope <= 0 or fitted.constant < 0:  # noise, or too small to tell the constant: take it all as rate
+        fitted = Affine(0.0, statistics.median(seconds / step_flops(job, shape) for shape, seconds in points))
+    return Rate(1 / fitted.slope, PROBED_ERROR, fitted.constant, 0.0, "two probe steps on this machine")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Written into the run's choices before step 0 and held against what came. Seconds = constant + slope * tokens."""
+
+    constant_s: float
+    per_token_s: float
+    error: float
+    peak_bytes: int
+    peak_error: float
+    canary: Mapping[str, float]
+
+    def step_s(self, tokens: float) -> float:
+        return self.constant_s + self.per_token_s * tokens
+
+    def to_plain(self) -> dict[str, Any]:
+        return {**asdict(self), "canary": dict(self.canary)}
+
+
+def canary_moved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """The largest relative change of a canary GEMM's rate that both have; 0 when they share none."""
+    return max((abs(after[name] / rate - 1) for name, rate in before.items() if name in after and rate), default=0.0)
+
+
+def predicted_and_actual(
+    prediction: Prediction,
+    steps: Iterable[Mapping[str, Any]],
+    *,
+    peak_bytes: int | None = None,
+    canary_after: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """The report after a run: predicted and measured seconds for each bucket of tokens, and the peak.
+
+    `steps` are the "step" events of metrics.jsonl. `void` is true when a canary GEMM moved by more than 5 %: then
+    the machine changed under the run, and the comparison says nothing.
+    """
+    measured: dict[int, list[tuple[float, float]]] = {}
+    for event in steps:
+        if event.get("event", "step") == "step" and event.get("seconds"):
+            bucket = -(-int(event["tokens"]) // BUCKET_TOKENS) * BUCKET_TOKENS
+            measured.setdefault(bucket, []).append((event["tokens"], event["seconds"]))
+    buckets = []
+    for bucket, values in sorted(measured.items()):
+        predicted = statistics.median(prediction.step_s(tokens) for tokens, _ in values)
+        actual = statistics.median(seconds for _, seconds in values)
+        buckets.append(
+            {"tokens": bucket, "steps": len(values), "predicted_s": predicted, "actual_s": actual}
+            | {"off": predicted / actual - 1}
+        )
+    moved = canary_moved(prediction.canary, canary_after or {})
+    report: dict[str, Any] = {"buckets": buckets, "canary_moved": moved, "void": moved > VOID_AT}
+    if peak_bytes:
+        report["peak"] = {"predicted_bytes": prediction.peak_bytes, "actual_bytes": peak_bytes}
+        report["peak"]["off"] = prediction.peak_bytes / peak_bytes - 1
+    report["held"] = all(abs(bucket["off"]) <= prediction.error for bucket in buckets)
+    return report

@@ -1,0 +1,137 @@
+"""The device that a plan is for: this machine's card or CPU, or a card that is not here, as one record."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.machine.knowledge import known_card, similar_card
+from hivetune.machine.probe import Card, Machine
+from hivetune.machine.profile import Profile
+
+GB = 10**9
+# Newest instruction set first: the entry of cards.yaml whose rate stands for this CPU until it is measured.
+CPU_ENTRIES = (("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
+MARGIN = {"cpu": 0.10, "cuda": 0.25, "rocm": 0.25}
+
+
+@dataclass(frozen=True)
+class Target:
+    """`rates`: dtype -> FLOP/s of a large GEMM. `free_bytes` is what a run may share with nobody else now."""
+
+    name: str
+    kind: str
+    memory_bytes: int
+    free_bytes: int
+    rates: Mapping[str, float]
+    bandwidth: float | None = None
+    """Bytes a second."""
+    measured: bool = False
+    source: str = ""
+    note: str = ""
+    cores: int = 0
+    device: str = "cpu"
+    """As in the config: cpu, cuda:0."""
+
+    @property
+    def margin(self) -> float:
+        """The share of free memory that is left alone: fragmentation, a desktop, the error of the prediction."""
+        return MARGIN[self.kind]
+
+    def limit_bytes(self, memory_share: float = 0.9) -> int:
+        """The most that a run may hold: free memory less the margin, and never more than its share of the whole."""
+        return round(min(self.free_bytes * (1 - self.margin), self.memory_bytes * memory_share))
+
+
+def target_of_card(name: str, *, cores: int | None = None, memory_gb: float | None = None) -> Target:
+    """A card or kind of CPU from cards.yaml, as if nothing else used it. Raises UsageError naming near ones."""
+    card = known_card(name)
+    memory = round((memory_gb or card["memory_gb"]) * GB)
+    if card["kind"] == "cpu":
+        cores = cores or card["cores"]
+        return _cpu_target(card, f"{card['name']}, {cores} cores", cores, memory, memory)
+    return Target(
+        name=card["name"],
+        kind=card["kind"],
+        memory_bytes=memory,
+        free_bytes=memory,
+        rates={dtype: rate * 1e12 for dtype, rate in card["tflops"].items()},
+        bandwidth=card["bandwidth_gbs"] * 1e9,
+        source=card["measured"],
+        note=card.get("note", ""),
+        device="cuda",
+    )
+
+
+def target_of_machine(machine: Machine, profile: Profile, device: str = "auto") -> Target:
+    """This machine's device of the config: `auto` is the first card if there is one, else the CPU.
+
+    Raises MachineNotFit for a card that is not there.
+    """
+    if device == "auto":
+        device = "cuda:0" if machine.cards else "cpu"
+    if device == "cpu":
+        return _this_cpu(machine, profile)
+    index_text = device.partition(":")[2] or "0"
+    if not device.startswith("cuda") or not index_text.isdigit():
+        raise UsageError(f"device: {device!r} is none", hint="cpu, cuda or cuda:1; AMD cards are cuda too, as in torch")
+    if int(index_text) >= len(machine.cards):
+        raise MachineNotFit(
+            f"there is no card {device}; {len(machine.cards)} are visible",
+            hint="device: cpu, or plan for another machine with --card",
+        )
+    return _this_card(machine.cards[int(index_text)], profile, f"cuda:{int(index_text)}")
+
+
+def _this_card(card: Card, profile: Profile, device: str) -> Target:
+    known = similar_card(card.name, card.architecture, card.memory_bytes)
+    measured = profile.rates.get(device)
+    if measured is None and known is None:
+        raise MachineNotFit(
+            f"nothing is known of {card.name}", hint="hivetune doctor measures it; or plan with --card of a similar one"
+        )
+    published = {dtype: rate * 1e12 for dtype, rate in known["tflops"].items()} if known else {}
+    return Target(
+        name=card.name,
+        kind=card.kind,
+        memory_bytes=card.memory_bytes,
+        free_bytes=card.free_bytes,
+        rates=measured or published,
+        bandwidth=known["bandwidth_gbs"] * 1e9 if known else None,
+        measured=measured is not None,
+        source="GEMMs measured on this machine" if measured else str(known and known["measured"]),
+        note=known.get("note", "") if known else "",
+        device=device,
+    )
+
+
+def _this_cpu(machine: Machine, profile: Profile) -> Target:
+    entry = next((name for flag, name in CPU_ENTRIES if flag in machine.isa), "avx")
+    name = f"{machine.cpu}, {machine.cores} cores"
+    known = _cpu_target(known_card(entry), name, machine.cores, machine.memory_bytes, machine.available_bytes)
+    measured = profile.rates.get("cpu")
+    if measured is None:
+        return known
+    return Target(
+        name=name,
+        kind="cpu",
+        memory_bytes=machine.memory_bytes,
+        free_bytes=machine.available_bytes,
+        rates=measured,
+        measured=True,
+        source="GEMMs measured on this machine",
+        cores=machine.cores,
+    )
+
+
+def _cpu_target(card: Mapping[str, Any], name: str, cores: int, memory: int, free: int) -> Target:
+    return Target(
+        name=name,
+        kind="cpu",
+        memory_bytes=memory,
+        free_bytes=free,
+        rates={dtype: rate * 1e12 * cores for dtype, rate in card["tflops"].items()},
+        source=card["measured"],
+        note=card.get("note", ""),
+        cores=cores,
+    )

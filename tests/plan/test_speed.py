@@ -1,0 +1,109 @@
+"""Operations by formula, rates from probes, and the report that holds a prediction against what came."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hivetune.plan.memory import with_recompute
+from hivetune.plan.speed import (
+    Prediction,
+    StepShape,
+    canary_moved,
+    predicted_and_actual,
+    probed_rate,
+    shape_of,
+    step_flops,
+    unprobed_rate,
+)
+from tests.plan.test_memory import a_job
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "gigaflops"),
+    [
+        ("smollm2-135m", 256, 0.542),
+        ("smollm2-135m", 4096, 1.006),
+        ("Qwen2.5-0.5B-Instruct", 256, 1.795),
+        ("Qwen2.5-0.5B-Instruct", 4096, 2.373),
+        ("Qwen2.5-3B-Instruct", 1024, 12.43),
+        ("Qwen2.5-7B-Instruct", 2048, 28.9),
+    ],
+)
+def test_operations_per_token(name: str, length: int, gigaflops: float) -> None:
+    """Against an independent count: rank 16, half of the tokens trained."""
+    shape = shape_of([(length, length // 2)])
+    assert step_flops(a_job(name), shape) / length / 1e9 == pytest.approx(gigaflops, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "factor"), [("smollm2-135m", 256, 1.43), ("Qwen2.5-7B-Instruct", 256, 1.48)]
+)
+def test_recomputing_everything_costs_what_it_should(name: str, length: int, factor: float) -> None:
+    job, shape = a_job(name), shape_of([(length, length // 2)])
+    whole = step_flops(with_recompute(job, job.architecture.layers), shape)
+    assert whole / step_flops(job, shape) == pytest.approx(factor, rel=0.02)
+
+
+@given(st.integers(1, 500), st.integers(1, 300), st.integers(1, 32))
+def test_a_shared_prefix_is_computed_once(prefix: int, rest: int, documents: int) -> None:
+    shape = shape_of([(prefix + rest, rest)] * documents, [(prefix, documents)])
+    assert shape.tokens == prefix + documents * rest
+    assert shape.trained == documents * rest
+    # Pairs of positions that attend: the prefix once, and each rest over the prefix and itself (twice the triangle).
+    assert shape.squares == prefix**2 + documents * ((prefix + rest) ** 2 - prefix**2)
+
+
+@given(st.floats(1e9, 1e15), st.floats(0, 2), st.integers(64, 4000))
+def test_two_probe_steps_give_rate_and_overhead(flops_per_s: float, overhead: float, tokens: int) -> None:
+    job = a_job()
+    shapes = [shape_of([(tokens // 4, tokens // 8)] * count) for count in (4, 8)]
+    points = [(shape, overhead + step_flops(job, shape) / flops_per_s) for shape in shapes]
+    rate = probed_rate(job, points)
+    third = shape_of([(tokens // 4, tokens // 8)] * 12)
+    assert rate.seconds(job, third) == pytest.approx(overhead + step_flops(job, third) / flops_per_s, rel=1e-3)
+    assert rate.error == 0.10
+
+
+def test_a_probe_that_says_nonsense_is_taken_as_a_plain_rate() -> None:
+    job, shape = a_job(), shape_of([(100, 50)])
+    rate = probed_rate(job, [(shape, 1.0), (shape + shape, 0.9)])
+    assert rate.overhead_s == 0 and rate.flops_per_s > 0
+
+
+def test_without_a_probe_the_error_bar_is_wide() -> None:
+    rate = unprobed_rate(100e12, 640e9, kind="rocm", source="x")
+    assert rate.error == 0.5
+    small, large = (rate.seconds(a_job(), shape_of([(n, n // 2)])) / n for n in (64, 4096))
+    assert small > 2 * large  # weights are read for few tokens
+
+
+def a_prediction() -> Prediction:
+    return Prediction(0.1, 0.001, 0.10, 2_000_000_000, 0.10, {"512x576x576 float32": 1e11})
+
+
+def some_steps(factor: float) -> list[dict[str, object]]:
+    tokens = [300, 400, 500, 900, 1000]
+    return [{"event": "step", "tokens": t, "seconds": factor * (0.1 + 0.001 * t)} for t in tokens]
+
+
+def test_the_report_says_how_far_off_each_bucket_was() -> None:
+    report = predicted_and_actual(a_prediction(), some_steps(1.05), peak_bytes=1_900_000_000)
+    assert [bucket["tokens"] for bucket in report["buckets"]] == [512, 1024]
+    assert all(bucket["off"] == pytest.approx(1 / 1.05 - 1) for bucket in report["buckets"])
+    assert report["held"] and not report["void"]
+    assert report["peak"]["off"] == pytest.approx(2 / 1.9 - 1)
+    assert not predicted_and_actual(a_prediction(), some_steps(1.3))["held"]
+
+
+@pytest.mark.parametrize(("after", "void"), [(1.04e11, False), (0.96e11, False), (0.9e11, True), (1.2e11, True)])
+def test_a_machine_that_changed_voids_the_comparison(after: float, void: bool) -> None:
+    canary = {"512x576x576 float32": after, "another": 1.0}
+    assert predicted_and_actual(a_prediction(), some_steps(1), canary_after=canary)["void"] is void
+
+
+def test_no_common_canary_has_not_moved() -> None:
+    assert canary_moved({"a": 1.0}, {"b": 5.0}) == 0.0
+
+
+def test_shapes_add() -> None:
+    assert StepShape(1, 2, 3) + StepShape(10, 20, 30) == StepShape(11, 22, 33)
