@@ -3,6 +3,7 @@
 A choice that is in `config.resolved.yaml` is never measured again, so a resumed run computes as it began.
 """
 
+import contextlib
 import os
 import statistics
 import time
@@ -97,6 +98,15 @@ def peak_memory_bytes(device: torch.device) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
     return int(peak.split()[1]) * 1024
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Count the peak anew from what is held now; where the system can't (not Linux), it stays that of the process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # proc(5): resets the peak resident set size
 
 
 def _product_s(dtype: torch.dtype, device: torch.device) -> float:

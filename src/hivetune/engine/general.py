@@ -162,7 +162,16 @@ def load_general(
     choices: Mapping[str, Any],
     why: str,
 ) -> GeneralModel:
-    """The model of a prepared folder, frozen, straight in `dtype`; `method` qlora keeps its linear weights as NF4."""
+    """The model of a prepared folder with adapters of zeros; `method` qlora keeps its linear weights as NF4."""
+    return GeneralModel(
+        load_module(folder, dtype=dtype, device=device, choices=choices, method=method), lora, choices, why
+    )
+
+
+def load_module(
+    folder: Path, *, dtype: torch.dtype, device: torch.device, choices: Mapping[str, Any], method: str = "lora"
+) -> nn.Module:
+    """The bare model, frozen, each tensor read straight into `dtype` on `device`."""
     quantization = None
     if method == "qlora":
         require_bitsandbytes()
@@ -183,8 +192,7 @@ def load_general(
         use_safetensors=True,
     )
     # Not train(): the base model's own dropout would be noise that nobody asked for.
-    module.eval().requires_grad_(False)
-    return GeneralModel(module, lora, choices, why)
+    return module.eval().requires_grad_(False)
 
 
 def require_bitsandbytes() -> None:
