@@ -1,0 +1,74 @@
+"""The throw-away child of isolation: replays rows of a run one after the other, so that its death names one of them.
+
+Task: {"run", "model", "snapshot", "items": [{"rows": [..], "padded": bool}, ..], "choices": {..} over those of the
+run}. Each finished item is one line of `items.jsonl`, on its way to the disk before the next one begins.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hivetune.data.snapshot import open_snapshot
+from hivetune.engine.adapter import initialise
+from hivetune.engine.checkpoint import load_newest_good
+from hivetune.engine.child import Heartbeat, Task, run_child
+from hivetune.engine.device import DTYPES, choose, read_resolved
+from hivetune.engine.feed import read_documents
+from hivetune.engine.model import LoraModel, load_model
+from hivetune.engine.watch import is_finite_step, padded
+from hivetune.journal import Journal
+
+ITEMS = "items.jsonl"
+
+
+def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(b"k")
+    return replay(task, heartbeat, load(task))
+
+
+def load(task: Task) -> LoraModel:
+    """The run's model with the weights of its newest good checkpoint, or those of the start."""
+    run = Path(task["run"])
+    config, choices = read_resolved(run)
+    choices = {**choices, **task.get("choices", {})}
+    choices = {**choices, **choose(config.device, config.dtype, choices)}
+    torch.set_num_threads(choices["threads"])
+    model = load_model(
+        Path(task["model"]),
+        config.lora,
+        method=config.method,
+        dtype=DTYPES[choices["dtype"]],
+        device=torch.device(choices["device"]),
+        choices=choices,
+    )
+    initialise(model.adapter, config.seed)
+    state, _ = load_newest_good(run)
+    if state is not None:
+        for name, view in model.adapter.items():
+            view.copy_(state.param[name])
+    return model
+
+
+def replay(task: Task, heartbeat: Heartbeat, model: LoraModel) -> dict[str, Any]:
+    """Loss and gradient of each item alone. Waits for the device after each, so that a fault has its item's name."""
+    snapshot = open_snapshot(Path(task["snapshot"]))
+    finished = 0
+    with Journal(task.folder / ITEMS) as journal:
+        journal.append("ready")
+        for item in task["items"]:
+            finite = is_finite_step(model, _documents(snapshot, item))
+            journal.append("item", finite=finite)
+            finished += 1
+            heartbeat.beat(b"t")
+    return {"items": finished}
+
+
+def _documents(snapshot: Any, item: Mapping[str, Any]) -> list[Any]:
+    documents = read_documents(snapshot, item["rows"])
+    return [padded(document) for document in documents] if item["padded"] else documents
+
+
+if __name__ == "__main__":
+    run_child(main)
