@@ -1,0 +1,187 @@
+"""What makes a row unfit to learn from: small pure functions, each with one reason.
+
+A check takes the messages of one row and raises RowRefused, or returns None. They run in the order of CHECKS, from
+shape to content, and the first that refuses gives the row's one reason. docs/data-checks.md lists them all.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message
+
+Messages = Sequence[Message]
+
+# Typographic characters that Windows-1252 puts at 0x80 to 0x9F: with the Latin-1 range, what UTF-8 bytes become when
+# they are read as Windows-1252.
+CP1252 = "€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
+MOJIBAKE = re.compile(f"[\u00c2-\u00f4][\u0080-\u00bf{CP1252}]{{1,3}}")
+# Compressed to less than this share, an answer is looked at closely. Measured: prose and code 0.4 to 0.9, the answers
+# in Python's documentation not below 0.3, loops below 0.15.
+LOOP_RATIO = 0.2
+LOOP_MIN_CHARS = 100
+LOOP_MIN_REPEATS = 6
+LOOP_MAX_PERIOD = 300
+MAX_CHARS_WITHOUT_MODEL = 200_000  # about 50,000 tokens
+
+
+def check_roles(messages: Messages) -> None:
+    """System first if at all, then user and assistant in turn; tool results follow the call they answer."""
+    if not messages:
+        raise RowRefused("no-messages")
+    if len(messages) == 1 and messages[0].role == "assistant":
+        return  # plain text
+    previous = "start"
+    calls_open = False
+    for i, message in enumerate(messages):
+        role = message.role
+        if role == "system":
+            fits = i == 0
+        elif role == "user":
+            fits = previous in ("start", "system", "assistant")
+        elif role == "assistant":
+            fits = previous in ("user", "tool")
+            calls_open = bool(message.tool_calls)
+        else:
+            fits = (previous == "assistant" and calls_open) or previous == "tool"
+        if not fits:
+            raise RowRefused("role-order", f"message {i + 1}: {role} after {previous}")
+        previous = role
+    if not any(message.role == "assistant" for message in messages):
+        raise RowRefused("no-answer")
+    if previous != "assistant":
+        raise RowRefused("ends-without-answer")
+
+
+def check_empty(messages: Messages) -> None:
+    for message in messages:
+        if message.content.strip():
+            continue
+        if message.role == "assistant" and not message.tool_calls:
+            raise RowRefused("empty-answer")
+        if message.role == "user":
+            raise RowRefused("empty-question")
+
+
+def check_characters(messages: Messages) -> None:
+    """NUL, halves of characters, lost bytes, wrongly decoded text."""
+    for message in messages:
+        text = message.content
+        if text.isascii():
+            if "\0" in text:
+                raise RowRefused("nul-byte")
+            continue
+        if "\0" in text:
+            raise RowRefused("nul-byte")
+        if "\ufffd" in text:
+            raise RowRefused("replacement-character")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RowRefused("lone-surrogate") from None
+        found = mojibake(text)
+        if found:
+            raise RowRefused("mojibake", f"{found!r} was {_repaired(found)!r}: read the source as UTF-8")
+
+
+def mojibake(text: str) -> str | None:
+    """The first piece of `text` that is UTF-8 read as Windows-1252, else None."""
+    for match in MOJIBAKE.finditer(text):
+        if _repaired(match.group()) is not None:
+            return match.group()
+    return None
+
+
+def _repaired(piece: str) -> str | None:
+    """The character that these were, or None. Latin-1 stands in for the bytes that Windows-1252 leaves undefined."""
+    for end in range(len(piece), 1, -1):
+        raw = b"".join(c.encode("cp1252") if c in CP1252 else c.encode("latin-1", "replace") for c in piece[:end])
+        try:
+            decoded = raw.decode()
+        except UnicodeDecodeError:
+            continue
+        if len(decoded) == 1 and decoded.isprintable():
+            return decoded
+    return None
+
+
+def check_answers(messages: Messages) -> None:
+    """Answers that teach nothing: the question again, or a loop."""
+    asked = ""
+    for message in messages:
+        if message.role == "user":
+            asked = message.content
+        elif message.role == "assistant":
+            answer = message.content
+            if len(answer) == len(asked) or abs(len(answer) - len(asked)) < 16:  # cheap before folding case
+                same = answer and answer.strip().casefold() == asked.strip().casefold()
+                if same:
+                    raise RowRefused("answer-is-question")
+            if len(answer) >= LOOP_MIN_CHARS and has_loop(answer):
+                raise RowRefused("repeated-loop")
+
+
+def has_loop(text: str) -> bool:
+    """Whether one piece, repeated at least six times in a row, makes up half of `text` (or all of its end)."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    if len(zlib.compress(encoded, 1)) > LOOP_RATIO * len(encoded):
+        return False
+    for period in range(1, min(LOOP_MAX_PERIOD, len(text) // LOOP_MIN_REPEATS) + 1):
+        if _longest_repeat(text, period) >= max(len(text) // 2, period * LOOP_MIN_REPEATS, LOOP_MIN_CHARS):
+            return True
+    return False
+
+
+def _longest_repeat(text: str, period: int) -> int:
+    """Length of the longest stretch of `text` that repeats with `period`, found in steps of the whole stretch."""
+    best = position = 0
+    while position + period * LOOP_MIN_REPEATS <= len(text):
+        unit = text[position : position + period]
+        end = position + period
+        while text.startswith(unit, end):
+            end += period
+        if end - position > best and unit.strip(" -=_*#.\n\t"):  # rulers and blank space are no loops
+            best = end - position
+        position = max(end - period + 1, position + 1) if end - position > period else position + period
+    return best
+
+
+def check_length(messages: Messages) -> None:
+    """Without a model there are no tokens to count."""
+    num_chars = sum(len(message.content) for message in messages)
+    if num_chars > MAX_CHARS_WITHOUT_MODEL:
+        raise RowRefused("too-long-characters", f"{num_chars:,} characters, the limit is {MAX_CHARS_WITHOUT_MODEL:,}")
+
+
+def check_weights(messages: Messages) -> None:
+    if not any(message.weight for message in messages if message.role == "assistant"):
+        raise RowRefused("no-trained-token", "every answer has the weight 0")
+
+
+def control_token_check(tokens: Sequence[str]) -> Callable[[Messages], None]:
+    """A check that no text holds one of these control tokens."""
+    pattern = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or r"(?!)")
+
+    def check_control_tokens(messages: Messages) -> None:
+        for message in messages:
+            found = pattern.search(message.content)
+            if found:
+                raise RowRefused("control-token", f"delete {found.group()!r} from the text")
+
+    return check_control_tokens
+
+
+CHECKS: tuple[Callable[[Messages], None], ...] = (
+    check_roles,
+    check_empty,
+    check_characters,
+    check_weights,
+    check_answers,
+)
+
+
+def check_messages(messages: Messages, checks: Sequence[Callable[[Messages], None]] = CHECKS) -> None:
+    """Run every check. Raises RowRefused with the first reason."""
+    for one in checks:
+        one(messages)

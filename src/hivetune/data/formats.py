@@ -1,0 +1,256 @@
+"""File formats: which one a file has, how compressed bytes are read, and how rows of each become numbered lines.
+
+A numbered line is `PLACE TAB r TAB JSON` for a row and `PLACE TAB p TAB TEXT` for a place where reading failed. PLACE is
+the line in the original file where the row begins (in Parquet the number of the row), so that errors point there.
+"""
+
+import codecs
+import csv
+import gzip
+import importlib
+import io
+import json
+import lzma
+import math
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Protocol
+
+from hivetune.errors import MachineNotFit, UsageError
+
+BLOCK_CHARS = 1 << 20
+MAX_ROW_CHARS = 16 << 20
+DELIMITERS = (",", ";", "\t", "|")
+Place = tuple[int, str, str]  # place, "r" or "p", text without line breaks
+
+
+class ByteStream(Protocol):
+    def read(self, size: int) -> tuple[bytes, str | None]:
+        """At most `size` bytes and, at the end of what can be read, what went wrong."""
+
+
+class _Stream:
+    """A file whose decompression may fail anywhere; what came before the failure is kept."""
+
+    def __init__(self, file: BinaryIO, errors: tuple[type[Exception], ...]):
+        self._file = file
+        self._errors = errors
+        self._block = 0
+
+    def read(self, size: int) -> tuple[bytes, str | None]:
+        pieces, wanted = [], size
+        while wanted > 0:
+            try:
+                # Small reads, so that a failure costs at most the last few kB in front of it.
+                piece = self._file.read(min(wanted, 8192))
+            except self._errors as error:
+                return b"".join(pieces), f"damaged: {error}"
+            if not piece:
+                break
+            pieces.append(piece)
+            wanted -= len(piece)
+        return b"".join(pieces), None
+
+
+def file_format(path: str, name: str) -> str:
+    """One of jsonl, json, csv, tsv, parquet; with .gz or .zst behind it when compressed. Content beats the suffix.
+
+    Raises UsageError when the file can't be read.
+    """
+    lower = name.lower()
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    compression = ""
+    if head.startswith(b"\x1f\x8b"):
+        compression = ".gz"
+    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+        compression = ".zst"
+    if compression:
+        lower = lower.removesuffix(compression)
+        head = open_bytes(path, compression).read(4096)[0]
+    if lower.endswith(".csv"):
+        return "csv" + compression
+    if lower.endswith(".tsv"):
+        return "tsv" + compression
+    return ("json" if _is_json_document(head, lower.endswith(".json")) else "jsonl") + compression
+
+
+def _is_json_document(head: bytes, named_json: bool) -> bool:
+    """An array of rows, or (in a .json file) objects over several lines."""
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    if text.startswith(b"["):
+        return True
+    first, line_break, _ = text.partition(b"\n")
+    return named_json and bool(line_break) and first.rstrip() in (b"{", b"")
+
+
+def open_bytes(path: str, known: str) -> ByteStream:
+    """The decompressed bytes of a file of format `known`. Raises MachineNotFit when a package is missing."""
+    if known.endswith(".gz"):
+        return _Stream(gzip.open(path, "rb"), (OSError, EOFError, zlib.error))  # type: ignore[arg-type]
+    if known.endswith(".zst"):
+        zstandard = _package("zstandard", "zst")
+        reader = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), read_across_frames=True)  # noqa: SIM115
+        return _Stream(reader, (zstandard.ZstdError, OSError, lzma.LZMAError))
+    return _Stream(open(path, "rb"), (OSError,))  # noqa: SIM115 (read to its end, then dropped)
+
+
+def convert_lines(path: str, known: str, out: str) -> None:
+    """Write the rows of a JSON document, CSV or Parquet file to `out` as numbered lines. Streams; never raises for
+    damaged content, which becomes a "p" line.
+    """
+    kind = known.split(".")[0]
+    if kind == "parquet":
+        rows = _parquet_rows(path)
+    elif kind == "json":
+        rows = _json_rows(open_bytes(path, known))
+    else:
+        rows = _csv_rows(open_bytes(path, known), "\t" if kind == "tsv" else None)
+    with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+        for place, mark, text in rows:
+            file.write(f"{place}\t{mark}\t{text}\n")
+
+
+def _json_rows(stream: ByteStream) -> Iterator[Place]:
+    """Elements of an array, or objects one after the other, without ever holding more than one of them."""
+    decoder = json.JSONDecoder()
+    source = _Text(stream)
+    buffer, position, line = source.more(), 0, 1
+    opened = False
+    wanted = BLOCK_CHARS
+    while True:
+        start = position
+        while position < len(buffer) and buffer[position] in " \t\r\n,":
+            position += 1
+        line += buffer.count("\n", start, position)
+        if position < len(buffer) and buffer[position] == "[" and not opened:
+            opened, position = True, position + 1
+            continue
+        if position == len(buffer) or (buffer[position] == "]" and opened):
+            buffer, position = source.more(), 0
+            if not buffer:
+                break
+            continue
+        try:
+            _, end = decoder.raw_decode(buffer, position)
+            complete = end < len(buffer) or source.ended or buffer[end - 1] in "}]"
+        except (ValueError, RecursionError):
+            complete, end = False, 0
+        if complete:
+            text = buffer[position:end]
+            yield line, "r", text.replace("\n", " ").replace("\r", " ")
+            line, position = line + text.count("\n"), end
+            if position > BLOCK_CHARS:
+                buffer, position = buffer[position:], 0
+            continue
+        if source.ended or len(buffer) - position > MAX_ROW_CHARS:
+            yield line, "p", "the JSON breaks here; nothing behind it was read"
+            return
+        buffer, position = buffer[position:] + source.more(wanted), 0
+        wanted *= 2
+    if source.problem:
+        yield line, "p", source.problem
+
+
+class _Text:
+    """Text of a byte stream; bytes that are not UTF-8 become lone surrogates, which the checks refuse."""
+
+    def __init__(self, stream: ByteStream):
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
+        self.ended = False
+        self.problem: str | None = None
+
+    def more(self, size: int = BLOCK_CHARS) -> str:
+        """The next text, empty at the end."""
+        while not self.ended:
+            block, self.problem = self._stream.read(size)
+            self.ended = not block or self.problem is not None
+            text = self._decoder.decode(block, final=self.ended)
+            if text:
+                return text
+        return ""
+
+    def lines(self) -> Iterator[str]:
+        rest = ""
+        while text := self.more():
+            *lines, rest = (rest + text).split("\n")
+            yield from (line + "\n" for line in lines)
+        if rest:
+            yield rest
+
+
+def _csv_rows(stream: ByteStream, delimiter: str | None) -> Iterator[Place]:
+    source = _Text(stream)
+    lines = source.lines()
+    head = next(lines, "")
+    delimiter = delimiter or max(DELIMITERS, key=head.count)
+    csv.field_size_limit(MAX_ROW_CHARS)
+    reader = csv.reader(_chain(head, lines), delimiter=delimiter)
+    header: list[str] | None = None
+    place = 1
+    try:
+        for fields in reader:
+            if fields and header is None:
+                header = fields
+            elif fields and header is not None:
+                yield _csv_row(place, header, fields)
+            place = reader.line_num + 1
+    except csv.Error as error:
+        yield place, "p", f"no CSV from here on: {error}"
+    if source.problem:
+        yield place, "p", source.problem
+
+
+def _csv_row(place: int, header: list[str], fields: list[str]) -> Place:
+    if len(fields) != len(header):
+        return place, "p", f"csv-columns:{len(fields)} fields, the header has {len(header)}"
+    return place, "r", json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=True)
+
+
+def _chain(head: str, lines: Iterator[str]) -> Iterator[str]:
+    yield head
+    yield from lines
+
+
+def _parquet_rows(path: str) -> Iterator[Place]:
+    parquet = _package("pyarrow.parquet", "parquet")
+    arrow = importlib.import_module("pyarrow")
+    place = 1
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=500):
+                for row in batch.to_pylist():
+                    yield place, "r", json.dumps(_plain(row), default=str)
+                    place += 1
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        yield place, "p", " ".join(f"no Parquet from here on: {error}".split())
+
+
+def _plain(value: Any) -> Any:
+    """Without NaN (Parquet's missing numbers) and bytes that are text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+def _package(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.split(".")[0]
+        raise MachineNotFit(f"this file needs the package {name}", hint=f"pip install 'hivetune[{extra}]'") from None
+
+
+def text_stream(data: bytes) -> ByteStream:
+    """Bytes in memory as a stream; for rows that are at hand already."""
+    return _Stream(io.BytesIO(data), (OSError,))

@@ -1,0 +1,148 @@
+"""Every reason for which a row is not used as it came: its severity, its meaning and what to do about it.
+
+This table is the only list. docs/data-checks.md is held equal to it by a test.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["reject", "set_aside", "warn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """`reject`: broken, can be mended. `set_aside`: fine, left out by policy. `warn`: used, but not as it came."""
+
+    severity: Severity
+    meaning: str
+    hint: str
+
+
+class RowRefused(Exception):
+    """One row can't be used. `reason` is a key of REASONS; `hint` says what to do with this very row."""
+
+    def __init__(self, reason: str, hint: str = ""):
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint or REASONS[reason].hint
+
+
+REASONS: dict[str, Reason] = {
+    # The bytes and the JSON
+    "bad-utf8": Reason("reject", "the line is not UTF-8 text", "save the file as UTF-8"),
+    "nul-byte": Reason(
+        "reject", "a NUL byte: part of the file was lost or it is binary", "restore the file or delete the line"
+    ),
+    "bad-json": Reason("reject", "the line is not JSON", "mend the JSON of this line"),
+    "truncated-line": Reason(
+        "reject", "the last line breaks off: its writer died or still writes", "complete or delete the last line"
+    ),
+    "too-deep": Reason("reject", "JSON nested deeper than any row needs", "flatten the row"),
+    "line-too-large": Reason("reject", "one row of more than 16 MiB", "split the row"),
+    "broken-file": Reason(
+        "reject", "the file can't be read further: damaged compression, CSV, JSON array or Parquet", "restore the file"
+    ),
+    "not-an-object": Reason(
+        "reject", "the row is JSON, but no object", 'write each row as {"prompt": ..., "completion": ...}'
+    ),
+    "csv-columns": Reason(
+        "reject", "the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"
+    ),
+    # The shape of the row
+    "unknown-layout": Reason(
+        "reject", "no known columns", "map your columns, for example --columns prompt=my_question,completion=my_answer"
+    ),
+    "wrong-type": Reason("reject", "a field has another type than its name promises", "make it a string"),
+    "no-messages": Reason("reject", "the list of messages is empty", "give at least one question and its answer"),
+    "unknown-role": Reason(
+        "reject", "a message's role is none of system, user, assistant, tool", "rename the role to one of these four"
+    ),
+    "role-order": Reason(
+        "reject",
+        "roles come in an order no conversation has",
+        "system first, then user and assistant in turn; a tool answer only after a tool call",
+    ),
+    "no-answer": Reason(
+        "reject", "there is no assistant message to learn from", "add the answer, or leave the row out"
+    ),
+    "ends-without-answer": Reason(
+        "reject", "the last message is not the assistant's", "add the last answer, or delete the last question"
+    ),
+    "unsupported-content": Reason("reject", "content that is not text: image, audio, file", "keep the text parts only"),
+    "bad-tool-call": Reason(
+        "reject", "a tool call without a name or with arguments that are no JSON object", "write arguments as an object"
+    ),
+    "bad-weight": Reason("reject", "a message's weight is neither 0 nor 1", "1: learn from it, 0: only read it"),
+    "preference-row": Reason(
+        "reject", "chosen/rejected pairs are for preference training", "map completion to the chosen column"
+    ),
+    # The text
+    "lone-surrogate": Reason("reject", "half of a character (a lone surrogate)", "the text was cut in an emoji"),
+    "mojibake": Reason(
+        "reject", "UTF-8 text that was read as Windows-1252 (Ã© for é)", "read the source again as UTF-8"
+    ),
+    "replacement-character": Reason(
+        "reject", "the character U+FFFD: bytes were lost when the text was decoded", "decode the source again"
+    ),
+    "empty-question": Reason("reject", "a question without text", "fill it in or delete the row"),
+    "empty-answer": Reason("reject", "an answer without text", "fill it in or delete the row"),
+    "answer-is-question": Reason("reject", "the answer repeats the question", "write a real answer"),
+    "repeated-loop": Reason("reject", "the answer repeats itself without end", "cut the answer before it loops"),
+    "control-token": Reason(
+        "reject",
+        "the text holds one of the model's control tokens, which would end or fake a turn",
+        "delete the token from the text",
+    ),
+    "secret": Reason("reject", "a password, key or token, and data.on_secret is reject", "remove it and revoke it"),
+    "personal": Reason(
+        "reject", "personal data, and data.on_personal is reject", "remove it, or set data.on_personal: redact"
+    ),
+    # The template, the tokens and the mask (need a model)
+    "template-error": Reason(
+        "reject", "the model's chat template can't render the row", "see the message; often the order of the roles"
+    ),
+    "mask-disagreement": Reason(
+        "reject",
+        "two independent ways to find the trained tokens differ",
+        "remove text that looks like the template's own markers",
+    ),
+    "border-in-token": Reason(
+        "reject",
+        "the answer's first character melts with the prompt into one token",
+        "remove the white space at the start of the answer",
+    ),
+    "no-trained-token": Reason("reject", "nothing in the row would be trained", "give one answer the weight 1"),
+    "end-not-trained": Reason(
+        "reject", "no end token after the answer: the model would never learn to stop", "use the model's own template"
+    ),
+    "pad-trained": Reason("reject", "the padding token would be trained", "delete the token from the text"),
+    "too-long": Reason(
+        "reject", "more tokens than max_length", "raise max_length, or set data.on_overlong: cut_turns or cut"
+    ),
+    "too-long-characters": Reason(
+        "reject", "more characters than any usual max_length (checked without a model)", "split the row"
+    ),
+    # By policy
+    "failed": Reason("set_aside", "the row's own success is false", "data.on_failed: train would use it"),
+    "disliked": Reason("set_aside", "the row's own feedback is negative", "data.on_failed: train would use it"),
+    "untrusted": Reason(
+        "set_aside", "the text to learn came from a tool or a web page", "data.on_untrusted: train would use it"
+    ),
+    "quota-source": Reason("set_aside", "the source has more rows than data.quota_per_source", "raise the quota"),
+    "quota-session": Reason("set_aside", "the session has more rows than data.quota_per_session", "raise the quota"),
+    "balance": Reason("set_aside", "its agent or category has more rows than the others", "data.balance: none"),
+    # Used, but changed; always counted
+    "redacted-secret": Reason("warn", "a secret was replaced by [SECRET]", "revoke it: it was in a log"),
+    "redacted-personal": Reason("warn", "personal data was replaced by a placeholder", "data.on_personal: keep"),
+    "cut": Reason("warn", "the end was cut at max_length; the last answer's end is not trained", "raise max_length"),
+    "cut-turns": Reason("warn", "the last turns were left out to fit max_length", "raise max_length"),
+    "turns-not-trained": Reason(
+        "warn",
+        "the template rewrites earlier answers, so only the answers it leaves as they are get trained",
+        "make one row of each answer to train them all",
+    ),
+}
+
+
+def severity_of(reason: str) -> Severity:
+    return REASONS[reason].severity

@@ -1,0 +1,147 @@
+"""The snapshot: an immutable folder of tokenised rows, memory-mapped, addressed by what it holds.
+
+    tokens.u32     token ids of all rows, one after the other
+    trained.u8     1 where a token is trained, in the same places
+    offsets.u64    row i is tokens[offsets[i]:offsets[i + 1]]
+    rows.sqlite    who said what, from where, in which split
+    metadata.json  the distribution; report.json, report.html: what was done to the rows
+    manifest.json  names, sizes and hashes, written last
+
+Standard library only. The hash covers tokens, masks, ids and splits, not where the rows lay.
+"""
+
+import json
+import mmap
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hivetune.errors import UsageError
+from hivetune.records import Message, Split
+from hivetune.store import MANIFEST, read_json
+
+ROWS_SCHEMA = """
+CREATE TABLE rows (
+  row INTEGER PRIMARY KEY,        -- number in tokens.u32
+  id TEXT NOT NULL,               -- hash of the content
+  interaction_id TEXT,            -- id in hive.db, when the row came from there
+  source TEXT NOT NULL,           -- file:line
+  split TEXT NOT NULL, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL,
+  length INTEGER NOT NULL, trained INTEGER NOT NULL,
+  messages TEXT NOT NULL, tools TEXT, checker TEXT
+);
+"""
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class RowInfo:
+    """One row of a snapshot, for people and for evaluation."""
+
+    row: int
+    id: str
+    interaction_id: str | None
+    source: str
+    split: Split
+    agent: str | None
+    category: str | None
+    session: str | None
+    time: float | None
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    checker: Mapping[str, Any] | None
+
+
+class Snapshot:
+    """An open snapshot. Views stay valid while it lives. Use `open_snapshot`."""
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]):
+        self.folder = folder
+        self.manifest = manifest
+        self.hash: str = manifest["hash"]
+        self.num_rows: int = manifest["num_rows"]
+        self._offsets = _mapped(folder / "offsets.u64").cast("Q")
+        self._tokens = _mapped(folder / "tokens.u32").cast("I")
+        self._trained = _mapped(folder / "trained.u8")
+
+    def length(self, row: int) -> int:
+        """Number of tokens."""
+        return int(self._offsets[row + 1] - self._offsets[row])
+
+    def num_trained(self, row: int) -> int:
+        return sum(self.trained(row))
+
+    def tokens(self, row: int) -> memoryview:
+        """Ids, format "I", [length(row)]."""
+        return self._tokens[self._offsets[row] : self._offsets[row + 1]]
+
+    def trained(self, row: int) -> memoryview:
+        """0 or 1, format "B", [length(row)]."""
+        return self._trained[self._offsets[row] : self._offsets[row + 1]]
+
+    def rows(self, split: Split) -> list[int]:
+        """Row numbers of one split, ascending."""
+        return [n for (n,) in self._database.execute("SELECT row FROM rows WHERE split = ? ORDER BY row", (split,))]
+
+    def content_ids(self, rows: Sequence[int]) -> list[str]:
+        """The ids of these rows; one query instead of one per row."""
+        known = dict(self._database.execute("SELECT row, id FROM rows"))
+        return [known[row] for row in rows]
+
+    def info(self, row: int) -> RowInfo:
+        """Raises IndexError for a row that is not there."""
+        found = self._database.execute(
+            "SELECT id, interaction_id, source, split, agent, category, session, time, messages, tools, checker"
+            " FROM rows WHERE row = ?",
+            (row,),
+        ).fetchone()
+        if found is None:
+            raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
+        *plain, messages, tools, checker = found
+        return RowInfo(
+            row,
+            *plain,
+            messages=messages_from(messages),
+            tools=tuple(json.loads(tools)) if tools else (),
+            checker=json.loads(checker) if checker else None,
+        )
+
+    @cached_property
+    def _database(self) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{self.folder / 'rows.sqlite'}?mode=ro&immutable=1", uri=True)
+
+
+def open_snapshot(folder: Path) -> Snapshot:
+    """Raises UsageError when `folder` holds no complete snapshot of this version."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+    except (OSError, ValueError):
+        raise UsageError(f"{folder} holds no snapshot", hint="hivetune data prepare SRC --out DIR") from None
+    if not isinstance(manifest, dict) or manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
+        raise UsageError(f"{folder} holds no snapshot that this version reads", hint="prepare it again")
+    return Snapshot(folder, manifest)
+
+
+def messages_from(text: str) -> tuple[Message, ...]:
+    """Messages from the JSON in rows.sqlite."""
+    return tuple(
+        Message(
+            turn["role"],
+            turn["content"],
+            weight=turn.get("weight", 1.0),
+            name=turn.get("name"),
+            tool_calls=tuple(turn.get("tool_calls", ())),
+            tool_call_id=turn.get("tool_call_id"),
+        )
+        for turn in json.loads(text)
+    )
+
+
+def _mapped(path: Path) -> memoryview:
+    if path.stat().st_size == 0:
+        return memoryview(b"")
+    with open(path, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
