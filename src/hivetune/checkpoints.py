@@ -23,6 +23,7 @@ STATE = "state.json"
 FILES = frozenset({TENSORS, STATE})
 KEEP_NEWEST = 3
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 Files = Mapping[str, bytes | memoryview]
 
@@ -134,28 +135,30 @@ def newest_good(run: Path, *, at_most: int | None = None, disk: Disk = DISK) -> 
         problems = problems_of(folder)
         if not problems:
             return Newest(folder, step, tuple(damaged))
-        damaged.append(Damage(step, set_aside(folder, "damaged", disk=disk), tuple(problems)))
+        damaged.append(Damage(step, set_aside_damaged(folder, disk=disk), tuple(problems)))
     return Newest(None, 0, tuple(damaged))
 
 
 def set_aside(folder: Path, why: str, *, disk: Disk = DISK) -> Path:
-    """Rename `folder` to NNNNNN.WHY so that it is never taken again but can be looked at; returns its new place.
-
-    On a disk that refuses (read-only), it stays where it is; readers verify anyway.
-    """
+    """Rename `folder` to NNNNNN.WHY so that it is never taken again but can be looked at; returns its new place."""
     target = folder.with_name(f"{folder.name}.{why}")
     number = 1
     while target.exists():
         number += 1
         target = folder.with_name(f"{folder.name}.{why}-{number}")
+    disk.rename(folder, target)
+    disk.sync(folder.parent)
+    return target
+
+
+def set_aside_damaged(folder: Path, *, disk: Disk = DISK) -> Path:
+    """`set_aside`, but on a disk that can only be read the folder stays: readers verify anyway."""
     try:
-        disk.rename(folder, target)
-        disk.sync(folder.parent)
+        return set_aside(folder, "damaged", disk=disk)
     except OSError as error:
-        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno not in READ_ONLY:
             raise
         return folder
-    return target
 
 
 def distrust_after(run: Path, step: int, *, disk: Disk = DISK) -> list[int]:

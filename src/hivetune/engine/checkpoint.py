@@ -18,8 +18,10 @@ from torch import Tensor
 
 from hivetune import checkpoints
 from hivetune.checkpoints import STATE, TENSORS
+from hivetune.journal import read_journal
 from hivetune.store import DISK, Disk
 
+METRICS = "metrics.jsonl"
 KINDS = ("param", "exp_avg", "exp_avg_sq")
 
 
@@ -129,24 +131,33 @@ def load_newest_good(run: Path, *, disk: Disk = DISK) -> tuple[TrainState | None
     A damaged checkpoint is set aside, never deleted, and the one before is used.
     """
     problems: list[str] = []
-    newest_seen: int | None = None
-    while True:
-        found = checkpoints.newest_good(run, disk=disk)
+    newest_seen, at_most, state = 0, None, None
+    while state is None:
+        found = checkpoints.newest_good(run, at_most=at_most, disk=disk)
         problems += [str(damage) for damage in found.damaged]
-        newest_seen = max([newest_seen or 0, found.step, *(damage.step for damage in found.damaged)])
+        newest_seen = max([newest_seen, found.step, *(damage.step for damage in found.damaged)])
         if found.folder is None:
-            state = None
             break
         try:
             state = load(found.folder)
-            break
         except ValueError as error:  # the hashes are right and the content is not: written so, or of another format
             problems.append(f"checkpoint {found.step} set aside: {error}")
-            checkpoints.set_aside(found.folder, "damaged", disk=disk)
+            checkpoints.set_aside_damaged(found.folder, disk=disk)
+            at_most = found.step - 1
     step = 0 if state is None else state.step
+    newest_saved = _newest_saved(run)
+    if newest_saved > newest_seen and not list((run / checkpoints.FOLDER).glob(f"{newest_saved:06d}*")):
+        problems.append(f"checkpoint {newest_saved} was saved and is gone")
+        newest_seen = newest_saved
     if newest_seen > step:
         problems.append(f"{newest_seen - step} steps are repeated: going on from step {step} instead of {newest_seen}")
     return state, problems
+
+
+def _newest_saved(run: Path) -> int:
+    """By the loop's own word in metrics.jsonl, so that a folder which vanished is not passed over in silence."""
+    saved = [e["step"] for e in read_journal(run / METRICS) if e["event"] == "saved" and e["place"] == "disk"]
+    return max(saved, default=0)
 
 
 def is_finite(tensor: Tensor) -> bool:
