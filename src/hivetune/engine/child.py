@@ -87,6 +87,15 @@ def guard() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
+def limit_memory(limit_bytes: int | None) -> None:
+    """Above this much private memory an allocation fails, instead of the machine freezing. Not for devices: their
+    drivers map memory that is none."""
+    if limit_bytes is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = limit_bytes if most == resource.RLIM_INFINITY else min(limit_bytes, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+
+
 def read_task(path: Path) -> Task:
     fields = read_json(path)
     return Task(folder=Path(fields["folder"]), fields=fields)
@@ -108,6 +117,7 @@ def run_child(main: Callable[[Task, Heartbeat], dict[str, Any]]) -> None:
         threading.Thread(target=_end_when_orphaned, args=(task["heartbeat_fd"],), daemon=True).start()
     heartbeat.beat(b"s")
     try:
+        limit_memory(task.get("memory_limit_bytes"))
         result = main(task, heartbeat)
         write_json(task.folder / OUTCOME, {"schema": 1, "status": "done", "error": None, **result})
         code = 0

@@ -5,6 +5,7 @@ The loop itself is in train.py.
 
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,10 +21,10 @@ from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.adapter import initialise, same_views, write_adapter
 from hivetune.engine.checkpoint import TrainState, load, load_newest_good
 from hivetune.engine.child import Heartbeat, Task
-from hivetune.engine.device import DTYPES, peak_memory_bytes, read_resolved, settle
+from hivetune.engine.device import DTYPES, peak_memory_bytes, read_resolved, settle, with_changes
 from hivetune.engine.model import LoraModel, load_model
 from hivetune.engine.optimizer import AdamW
-from hivetune.engine.saver import Saver
+from hivetune.engine.saver import MEAN_TIME_BETWEEN_FAULTS_S, Saver
 from hivetune.engine.watch import LossHistory
 from hivetune.engine.world import World, join_world
 from hivetune.errors import HivetuneError, UsageError
@@ -84,7 +85,7 @@ def open_run(task: Task, heartbeat: Heartbeat) -> Run:
     world = join_world()
     config, choices = read_resolved(folder)
     heartbeat.beat(b"k")
-    choices = settle(folder, config, choices, write=world.writes)
+    choices = with_changes(config, settle(folder, config, choices, write=world.writes), task.get("choices") or {})
     plan = read_plan(folder)
     snapshot = open_snapshot(Path(task["snapshot"]))
     if snapshot.hash != plan.snapshot_hash:
@@ -110,6 +111,7 @@ def open_run(task: Task, heartbeat: Heartbeat) -> Run:
             folder,
             standby=Standby(handles) if handles and world.writes else None,
             every_s=config.supervise.checkpoint_every_s,
+            mean_time_between_faults_s=task.get("mean_time_between_faults_s", MEAN_TIME_BETWEEN_FAULTS_S),
         ),
         metrics=Journal(folder / METRICS),
         world=world,
@@ -140,6 +142,8 @@ def restore(run: Run) -> Progress:
         _keep_metrics(run, progress.step)
     for problem in problems:
         journal(run, "problem", step=progress.step, text=problem)
+    # The supervisor reads from it which step a worker died in.
+    journal(run, "started", step=progress.step, pid=os.getpid())
     return progress
 
 
@@ -186,7 +190,7 @@ def finish(run: Run, progress: Progress) -> dict[str, Any]:
                     run, "problem", step=progress.step, text=f"the best step can't be read, the last is kept: {error}"
                 )
         if run.world.writes:
-            base, revision = _base_name(run)
+            base, revision = base_name(run.model_folder)
             write_adapter(run.folder, adapter, run.config.lora, base, revision)
     run.metrics.close()
     done = progress.stopped_early or progress.step == run.num_steps
@@ -253,12 +257,12 @@ def _keep_metrics(run: Run, step: int) -> None:
         run.metrics = Journal(path)
 
 
-def _base_name(run: Run) -> tuple[str, str | None]:
+def base_name(model_folder: Path) -> tuple[str, str | None]:
     """What PEFT loads the base from: the Hub's name and revision, else the prepared folder."""
-    described = read_json(run.model_folder / "hivetune.json")
+    described = read_json(model_folder / "hivetune.json")
     if described["kind"] == "hub":
         return described["source"], described.get("revision")
-    return str(run.model_folder.resolve()), None
+    return str(model_folder.resolve()), None
 
 
 def _totals(path: Path) -> dict[str, Any]:

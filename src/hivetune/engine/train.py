@@ -1,7 +1,8 @@
 """The training loop: a plan, a snapshot and a model in; metrics, checkpoints and a PEFT adapter out.
 
 `hivetune train` starts this module in a child and watches it; nothing lies between that command and `train` below.
-Task: {"run": run folder, "model": prepared folder, "snapshot": folder, "standby": two handles or null}.
+Task: {"run": run folder, "model": prepared folder, "snapshot": folder, "standby": two handles or null,
+"choices": changes of a recovery over the run's own, "mean_time_between_faults_s"}.
 """
 
 import hashlib

@@ -127,7 +127,7 @@ class FixedLimits:
 
 @dataclass
 class Child:
-    """A running task. `wait_beats` is its clock: call it until `ended`."""
+    """A running task. `wait_beats` is its clock: call it until `ended`. `worked`: it has finished a first item."""
 
     process: "subprocess.Popen[bytes]"
     folder: Path
@@ -137,6 +137,7 @@ class Child:
     started: float = field(default_factory=time.monotonic)
     silent_s: float = 0.0
     last_beat: str = ""
+    worked: bool = False
     _looked: float = field(default_factory=time.monotonic)
 
     def wait_beats(self, timeout_s: float = POLL_S) -> str:
@@ -156,6 +157,7 @@ class Child:
             self.limits.beat(kind, self.silent_s)
             self.silent_s = 0.0
             self.last_beat = kind
+            self.worked = self.worked or kind == "t"
         return beats
 
     @property
@@ -174,12 +176,16 @@ class Child:
             return ""
         return line.rpartition(")")[2].split()[0]
 
-    def stop(self, grace_s: float = GRACE_S) -> bool:
-        """SIGTERM, then after `grace_s` SIGKILL to its whole session. False when it survived even that."""
+    def ask_to_stop(self) -> None:
+        """SIGTERM: save at the next opportunity, then end."""
         if not self.ended:
             self._signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(grace_s)
+
+    def stop(self, grace_s: float = GRACE_S) -> bool:
+        """SIGTERM, then after `grace_s` SIGKILL to its whole session. False when it survived even that."""
+        self.ask_to_stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace_s)
         return self.kill()
 
     def kill(self) -> bool:

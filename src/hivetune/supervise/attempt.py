@@ -1,0 +1,172 @@
+"""One worker from its start to its end: started with the rungs in effect, watched, asked to stop, examined."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hivetune import checkpoints
+from hivetune.config import SuperviseConfig
+from hivetune.journal import Journal, read_journal
+from hivetune.machine.telemetry import sample
+from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
+from hivetune.standby import Standby, persist
+from hivetune.supervise.diagnose import Diagnosis, diagnose, evidence_of
+from hivetune.supervise.ladder import settings_of
+from hivetune.supervise.limits import LearnedLimits
+from hivetune.supervise.stop import StopRequest
+from hivetune.supervise.task import Child, Outcome, start_child
+
+METRICS = "metrics.jsonl"
+SAMPLE_EVERY_S = 30.0
+TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Job:
+    """What stays the same over all attempts of a run. `worker`, `replay`: engine modules; `task`: the task's fields."""
+
+    run: Path
+    worker: str
+    replay: str
+    task: dict[str, Any]
+    settings: SuperviseConfig
+    events: Journal
+    stop: StopRequest
+    on_step: Callable[[int], None] = lambda step: None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an attempt ended. `step`: the one it died in, -1 while loading; `durable`: the newest state that is safe."""
+
+    outcome: Outcome
+    step: int
+    durable: int
+    diagnosis: Diagnosis | None = None
+    phase: str = ""
+    seconds: float = 0.0
+    asked_to_stop: bool = field(default=False)
+
+
+def run_attempt(job: Job, number: int, rungs: tuple[str, ...], extra: dict[str, Any]) -> Ended:
+    """Start the worker, watch it to its end, bring what it left in memory to disk, and say what happened."""
+    environment, choices = settings_of(rungs)
+    kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
+    standby = Standby.create()
+    try:
+        child = start_child(
+            job.worker,
+            {**job.task, **extra, "choices": choices, "standby": list(standby.handles)},
+            job.run,
+            limits=LearnedLimits(job.settings),
+            environment=environment,
+            pass_fds=standby.handles,
+        )
+        pid = child.process.pid
+        job.events.append("attempt", number=number, pid=pid, rungs=list(rungs), environment=environment)
+        outcome = _watch(job, child)
+        _to_disk(job, standby)
+        durable = newest_step(job.run)
+        step = step_of_death(job.run, pid)
+        ended = Ended(outcome, step, durable, None, child.last_beat, time.monotonic() - started, job.stop.count > 0)
+        _journal_end(job, ended)
+        if outcome.status in ("done", "stopped") or (ended.asked_to_stop and outcome.status != "failed"):
+            return ended
+        settle_kernel()
+        evidence = evidence_of(
+            outcome, kernel=kernel.lines(pid), oom=oom_kills() > oom_before, override=_overridden(environment)
+        )
+        return Ended(outcome, step, durable, diagnose(evidence), child.last_beat, ended.seconds, ended.asked_to_stop)
+    finally:
+        kernel.close()
+        standby.close()
+
+
+def newest_step(run: Path) -> int:
+    """The newest checkpoint whose sizes are right, 0 without one; the worker verifies every byte when it starts."""
+    found = checkpoints.newest_good(run)
+    return found.step
+
+
+def step_of_death(run: Path, pid: int) -> int:
+    """The step (counted from 0) that worker `pid` was in, by the run's metrics; -1 when it never began one."""
+    step = -1
+    for entry in read_journal(run / METRICS):
+        if entry["event"] == "started":
+            step = entry["step"] if entry.get("pid") == pid else -1
+        elif entry["event"] == "step" and step >= 0:
+            step = entry["step"]
+    return step
+
+
+def last_step(run: Path) -> int:
+    """The newest step in the metrics, read from the end of the file; 0 without one."""
+    path = run / METRICS
+    if not path.exists():
+        return 0
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        tail = file.read().decode("utf-8", "replace")
+    marks = [line.partition('"step": ')[2] for line in tail.splitlines() if '"event": "step"' in line]
+    numbers = [mark.partition(",")[0] for mark in marks]
+    return int(numbers[-1]) if numbers and numbers[-1].isdigit() else 0
+
+
+def _watch(job: Job, child: Child) -> Outcome:
+    """Until it ends, hangs, or was asked to stop and did. A worker that is still loading has nothing to save."""
+    asked = False
+    next_sample = time.monotonic() + SAMPLE_EVERY_S
+    while not child.ended:
+        beats = child.wait_beats()
+        if "t" in beats:
+            job.on_step(last_step(job.run))
+        if child.hung:
+            return child.end_hung()
+        if job.stop.count and not asked:
+            asked = True
+            job.events.append("stop_requested", signal=job.stop.number)
+            child.ask_to_stop()
+        if job.stop.count > 1 or (asked and not child.worked):
+            child.kill()
+        if time.monotonic() >= next_sample:
+            job.events.append("sample", **sample(child.process.pid, job.run))
+            next_sample = time.monotonic() + SAMPLE_EVERY_S
+    child.wait_beats(0)
+    child.kill()
+    return child.outcome()
+
+
+def _to_disk(job: Job, standby: Standby) -> None:
+    try:
+        step = persist(job.run, standby)
+    except OSError as error:
+        job.events.append("warning", text=f"the state in memory could not be written: {error}")
+        return
+    if step is not None:
+        job.events.append("from_memory", step=step)
+
+
+def _journal_end(job: Job, ended: Ended) -> None:
+    outcome = ended.outcome
+    error = None if outcome.error is None else f"{outcome.error.type}: {outcome.error.message}"[:1000]
+    job.events.append(
+        "ended",
+        status=outcome.status,
+        returncode=outcome.returncode,
+        signal=outcome.signal,
+        state=outcome.state,
+        survived=outcome.survived,
+        phase=ended.phase,
+        step=ended.step,
+        durable=ended.durable,
+        seconds=round(ended.seconds, 3),
+        error=error,
+    )
+
+
+def _overridden(environment: dict[str, str | None]) -> bool:
+    name = "HSA_OVERRIDE_GFX_VERSION"
+    return (environment[name] if name in environment else os.environ.get(name)) is not None

@@ -1,0 +1,373 @@
+"""A run is brought to its end: start the worker, explain each death, climb the ladder, stop with what there is.
+
+No torch here. Everything that happens is an event in RUN/events.jsonl, written by this process alone, and a supervisor
+that is killed itself is replaced by the next one, which goes on from what is on disk.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hivetune import __version__, checkpoints, errors
+from hivetune.config import RunConfig
+from hivetune.data.snapshot import open_snapshot
+from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
+from hivetune.journal import Journal, read_journal
+from hivetune.machine.faults import fault as fault_of
+from hivetune.machine.probe import Machine, disk_free_bytes, probe_machine
+from hivetune.plan.steps import AMENDMENTS, read_plan
+from hivetune.store import boot_id, lock, manifest_problems
+from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt
+from hivetune.supervise.isolate import isolate, quarantine, replay_in_children
+from hivetune.supervise.ladder import Action, Bounds, Failure, next_action
+from hivetune.supervise.limits import LearnedLimits
+from hivetune.supervise.remember import remember_rungs, remembered_rungs
+from hivetune.supervise.stop import StopRequest
+from hivetune.supervise.task import Outcome, run_task
+
+EVENTS = "events.jsonl"
+RESOLVED = "config.resolved.yaml"
+WORKER = "train"
+REPLAY = "replay"
+SALVAGE = "salvage"
+# Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
+CHECKPOINTS_ON_DISK = 5
+LEAST_RESERVE_BYTES = 64 << 20
+DISK_LOOK_S = 5.0
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run came to. `result` is the worker's own; `faults` the catalogue's ids in order; `useful_share` the part
+    of the wall time that went into steps that count. Failed: `error` says why, and what to do.
+    """
+
+    status: str
+    steps: int
+    restarts: int
+    seconds: float
+    result: Mapping[str, Any] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    rungs: tuple[str, ...] = ()
+    useful_share: float = 0.0
+    error: HivetuneError | None = None
+
+    def check(self) -> "RunOutcome":
+        """Itself when done; else raises what ended it: Stopped, RecoveryExhausted, or what the worker refused with."""
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+def supervise_run(
+    run: Path,
+    config: RunConfig,
+    *,
+    model: Path,
+    snapshot: Path,
+    on_step: Callable[[int], None] = lambda step: None,
+    worker: str = WORKER,
+    replay: str = REPLAY,
+    machine: Machine | None = None,
+) -> RunOutcome:
+    """Train `run` to its end, whatever happens to its workers; returns how it ended (`RunOutcome.check` raises it).
+
+    `on_step` is told the number of finished steps now and then. SIGTERM, SIGHUP and Ctrl-C end it after a checkpoint,
+    a second one at once. Raises Busy when another process has the run, UsageError when model or data are not what they
+    were, DoesNotFit when the disk has no room for the run's checkpoints.
+    """
+    with lock(run), Journal(run / EVENTS) as events, StopRequest() as stop:
+        task = {"run": str(run), "model": str(model), "snapshot": str(snapshot)}
+        job = Job(run, worker, replay, task, config.supervise, events, stop, on_step)
+        supervisor = _Supervisor(job, config, machine or probe_machine(folder=run))
+        supervisor.begin(model, snapshot)
+        return supervisor.finish()
+
+
+class _Supervisor:
+    """The state of one `supervise_run`: what failed so far, and which rungs are in effect."""
+
+    def __init__(self, job: Job, config: RunConfig, machine: Machine):
+        self.job, self.config, self.machine = job, config, machine
+        self.history: list[Failure] = []
+        self.rungs: tuple[str, ...] = ()
+        self.tried = ""
+        self.attempts = 0
+        self.started = time.monotonic()
+
+    def begin(self, model: Path, snapshot: Path) -> None:
+        """Adopt what an earlier supervisor left, and refuse what can't go well."""
+        before = list(read_journal(self.job.run / EVENTS))
+        self.job.events.append(
+            "supervisor_started",
+            boot_id=boot_id(),
+            hivetune=__version__,
+            fingerprint=self.machine.fingerprint,
+            versions=dict(self.machine.versions),
+        )
+        self.rungs = _union(remembered_rungs(self.machine.fingerprint, self.config.model), _last_rungs(before))
+        self.history = _open_failures(before)
+        for warning in _drift(before, self.machine):
+            self.job.events.append("warning", text=warning)
+        if self.rungs:
+            self.job.events.append("remembered", rungs=list(self.rungs))
+        for folder, what, hint in (
+            (model, "the model", f"hivetune fetch {self.config.model}"),
+            (snapshot, "the data", "train from the config again: hivetune train CONFIG"),
+        ):
+            problems = manifest_problems(folder)
+            if problems:
+                raise UsageError(f"{what} of {self.job.run} changed: {folder}/{problems[0]}", hint=hint)
+        reserve = _reserve_bytes(self.job.run)
+        free = disk_free_bytes(self.job.run)
+        if free < reserve and not checkpoints.reclaim(self.job.run):
+            raise DoesNotFit(
+                f"{self.job.run}: {free >> 20} MiB are free on its disk, its checkpoints need {reserve >> 20} MiB",
+                hint="free some space, or choose another output folder",
+            )
+
+    def finish(self) -> RunOutcome:
+        """Attempts until one is done, a stop is asked for, or nothing is left to try."""
+        while True:
+            self.attempts += 1
+            ended = run_attempt(self.job, self.attempts, self.rungs, self._extra())
+            if ended.outcome.status == "done":
+                if self.rungs:
+                    remember_rungs(self.machine.fingerprint, self.config.model, self.rungs)
+                return self._outcome("done", ended.durable, ended.outcome.result)
+            if ended.diagnosis is None:
+                return self._stopped(ended)
+            action = self._answer(ended)
+            if action.kind == "stop":
+                return self._exhausted(ended, action)
+            self.rungs, self.tried = action.rungs, action.tried
+            if action.kind == "wait":
+                self._wait_for_disk()
+            self.job.stop.sleep(action.wait_s)
+            if self.job.stop.count:
+                return self._stopped(ended)
+
+    def _answer(self, ended: Ended) -> Action:
+        """Journal the failure and choose what to do; an isolation is done at once, and its answer asked for again."""
+        assert ended.diagnosis is not None
+        failure = Failure(
+            fault=ended.diagnosis.fault.id,
+            step=ended.step,
+            durable=ended.durable,
+            quarantined=quarantined(self.job.run),
+            rungs=self.rungs,
+            tried=self.tried,
+            isolated=ended.phase in ("v", "c"),  # not a training row: validation and saving are not bisected
+        )
+        self.history.append(failure)
+        self.job.events.append("failure", **_plain(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)
+        if ended.diagnosis.fault.distrust:
+            self._distrust(ended)
+        action = next_action(self.history, self._bounds())
+        if action.kind == "isolate":
+            self._journal_action(action)
+            action = self._isolate(failure)
+        self._journal_action(action)
+        return action
+
+    def _isolate(self, failure: Failure) -> Action:
+        """Is it a row of the step? Quarantine it and go on; else what the ladder says next, or again if by chance."""
+        job = self.job
+        run, task = job.run, job.task
+        self.history[-1] = replace(failure, isolated=True)
+        steps, data = read_plan(run).steps, open_snapshot(Path(task["snapshot"]))
+        if failure.step >= len(steps):
+            return next_action(self.history, self._bounds())
+        before = steps[failure.step - 1].rows if failure.step else ()
+        replay = replay_in_children(
+            run,
+            Path(task["model"]),
+            data.folder,
+            rungs=self.rungs,
+            module=job.replay,
+            limits=lambda: LearnedLimits(job.settings),
+        )
+        findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
+        entries = quarantine(run, failure.step, findings, lambda row: data.info(row).source)
+        job.events.append("isolated", verdict=findings.verdict, words=findings.words, children=findings.children)
+        for entry in entries:
+            job.events.append("quarantined", **entry)
+        if findings.verdict in ("row", "chance"):
+            return Action("again", findings.words, failure.rungs)
+        return next_action(self.history, self._bounds())
+
+    def _journal_action(self, action: Action) -> None:
+        self.job.events.append(
+            "action", action=action.kind, why=action.why, rungs=list(action.rungs), tried=action.tried
+        )
+
+    def _distrust(self, ended: Ended) -> None:
+        """Checkpoints since the last good test of the numbers may hold wrong ones: set them aside."""
+        good = [
+            e["step"] for e in read_journal(self.job.run / "metrics.jsonl") if e["event"] == "canary" and e["passed"]
+        ]
+        doubtful = checkpoints.distrust_after(self.job.run, max(good, default=0))
+        self.job.events.append("distrusted", steps=doubtful, newest=ended.durable)
+
+    def _wait_for_disk(self) -> None:
+        """Give back what of ours can be spared, then wait for room; training stands still, nothing is lost."""
+        run = self.job.run
+        freed = checkpoints.reclaim(run)
+        self.job.events.append("disk_wait", reclaimed_bytes=freed, free_bytes=disk_free_bytes(run))
+        while disk_free_bytes(run) < _reserve_bytes(run) and not self.job.stop.count:
+            self.job.stop.sleep(DISK_LOOK_S)
+        self.job.events.append("disk_ready", free_bytes=disk_free_bytes(run))
+
+    def _extra(self) -> dict[str, Any]:
+        """What the worker is told of this attempt: the memory it may take, and how often it is likely to die."""
+        extra: dict[str, Any] = {}
+        if not self._on_device():
+            extra["memory_limit_bytes"] = int(self.machine.memory_bytes * self.config.supervise.memory_share)
+        if self.history:
+            between_s = (time.monotonic() - self.started) / len(self.history)
+            extra["mean_time_between_faults_s"] = max(1.0, between_s)
+        return extra
+
+    def _bounds(self) -> Bounds:
+        settings = self.config.supervise
+        return Bounds(settings.attempts, self._on_device() and "cpu" not in self.rungs, frozenset(settings.allow))
+
+    def _on_device(self) -> bool:
+        """Whether a card is in use: by the run's settled choices, before there are any by what is in the machine."""
+        path = self.job.run / RESOLVED
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+        device = (tree.get("choices") or {}).get("device") or self.config.device
+        return bool(self.machine.cards) if device == "auto" else str(device).startswith("cuda")
+
+    def _stopped(self, ended: Ended) -> RunOutcome:
+        number = self.job.stop.number or 15
+        step = newest_step(self.job.run)
+        error = Stopped(
+            f"stopped at step {step}; everything up to it is saved",
+            signal_number=number,
+            hint=f"go on with: hivetune resume {self.job.run}",
+        )
+        return self._outcome("stopped", step, ended.outcome.result, error)
+
+    def _exhausted(self, ended: Ended, action: Action) -> RunOutcome:
+        """The end without success: a loadable adapter if any step was committed, and the reason in words."""
+        assert ended.diagnosis is not None
+        refused = ended.outcome.error
+        if refused is not None and refused.exit_code in (2, 3, 4, 5):
+            return self._outcome("failed", ended.durable, {}, _refusal(ended.outcome))
+        fault = ended.diagnosis.fault
+        left = self._salvage() if ended.durable else "No step was committed, so there is no adapter."
+        where = f" in step {ended.step}" if ended.step >= 0 else " while it was loading"
+        error = RecoveryExhausted(
+            f"the worker died{where}: {ended.diagnosis.words}\n{action.why}. {left}",
+            hint=f"{fault.advice} Then: hivetune resume {self.job.run}",
+        )
+        return self._outcome("failed", ended.durable, {}, error)
+
+    def _salvage(self) -> str:
+        """The newest state as an adapter at the top of the folder."""
+        outcome = run_task(SALVAGE, self.job.task, self.job.run / "salvage", environment=self._cpu_only())
+        if outcome.status != "done":
+            self.job.events.append("warning", text=f"the adapter could not be written: {outcome.ending()}")
+            return "Its checkpoints are whole, but the adapter could not be written from them."
+        return f"The adapter of step {outcome.result['adapter_step']} is in {self.job.run}."
+
+    def _cpu_only(self) -> dict[str, str | None]:
+        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+    def _outcome(
+        self, status: str, steps: int, result: Mapping[str, Any], error: HivetuneError | None = None
+    ) -> RunOutcome:
+        seconds = time.monotonic() - self.started
+        useful_s = result.get("train_seconds") or 0.0
+        outcome = RunOutcome(
+            status=status,
+            steps=steps,
+            restarts=self.attempts - 1,
+            seconds=round(seconds, 3),
+            result=dict(result),
+            faults=tuple(failure.fault for failure in self.history),
+            rungs=self.rungs,
+            useful_share=round(min(1.0, useful_s / seconds), 4) if seconds else 0.0,
+            error=error,
+        )
+        why = "" if error is None else error.message
+        self.job.events.append(
+            "supervisor_ended", status=status, steps=steps, restarts=outcome.restarts, rungs=list(self.rungs), why=why
+        )
+        return outcome
+
+
+def quarantined(run: Path) -> int:
+    """How many rows the plan's amendments have taken out for good."""
+    return len({row for a in read_journal(run / AMENDMENTS) if a["until_step"] is None for row in a["rows"]})
+
+
+def _refusal(outcome: Outcome) -> HivetuneError:
+    try:
+        outcome.check("training")
+    except HivetuneError as error:
+        return error
+    return errors.HivetuneError("training was refused")
+
+
+def _reserve_bytes(run: Path) -> int:
+    """Room for the checkpoints that are still to come, by the size of those that are there."""
+    sizes = [
+        sum(path.stat().st_size for path in checkpoints.folder_of(run, step).iterdir())
+        for step in checkpoints.steps(run)
+    ]
+    missing = max(1, CHECKPOINTS_ON_DISK - len(sizes))
+    return max(LEAST_RESERVE_BYTES, missing * max(sizes, default=0))
+
+
+def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
+
+
+def _last_rungs(events: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic."""
+    of = [entry["rungs"] for entry in events if entry["event"] in ("attempt", "action", "supervisor_ended")]
+    return tuple(of[-1]) if of else ()
+
+
+def _open_failures(events: list[dict[str, Any]]) -> list[Failure]:
+    """The failures since the last clean end: a killed supervisor's count goes on, a person's new start begins anew."""
+    failures: list[Failure] = []
+    for entry in events:
+        if entry["event"] == "supervisor_ended":
+            failures = []
+        elif entry["event"] == "failure":
+            fields = {name: entry[name] for name in Failure.__dataclass_fields__}
+            failures.append(Failure(**{**fields, "rungs": tuple(fields["rungs"])}))
+    return [failure for failure in failures if _is_known(failure.fault)]
+
+
+def _is_known(identifier: str) -> bool:
+    try:
+        fault_of(identifier)
+    except KeyError:
+        return False
+    return True
+
+
+def _drift(events: list[dict[str, Any]], machine: Machine) -> list[str]:
+    """What differs from the machine and packages that the run began with; it goes on, but a reader must know."""
+    first = next((entry for entry in events if entry["event"] == "supervisor_started"), None)
+    if first is None:
+        return []
+    now, then = dict(machine.versions), first["versions"]
+    changed = [
+        f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
+    ]
+    if first["fingerprint"] != machine.fingerprint and not changed:
+        changed = ["the processor, the card or its driver"]
+    return [f"changed since this run began: {', '.join(changed)}; rounding may differ"] if changed else []
+
+
+def _plain(failure: Failure) -> dict[str, Any]:
+    return {name: getattr(failure, name) for name in Failure.__dataclass_fields__}
