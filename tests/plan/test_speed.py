@@ -9,6 +9,7 @@ from hivetune.plan.speed import (
     Prediction,
     StepShape,
     canary_moved,
+    computed_shape,
     predicted_and_actual,
     probed_rate,
     shape_of,
@@ -51,6 +52,16 @@ def test_a_shared_prefix_is_computed_once(prefix: int, rest: int, documents: int
     assert shape.trained == documents * rest
     # Pairs of positions that attend: the prefix once, and each rest over the prefix and itself (twice the triangle).
     assert shape.squares == prefix**2 + documents * ((prefix + rest) ** 2 - prefix**2)
+
+
+def test_common_beginnings_are_found() -> None:
+    prompt, other = list(range(100)), list(range(500, 520))
+    documents = [([*prompt, 7, 8], 2), (other, 5), ([*prompt, 9], 1), ([*prompt, 7, 9, 9], 3)]
+    assert computed_shape(documents) == shape_of([(102, 2), (20, 5), (101, 1), (103, 3)], [(100, 3)]) + StepShape(
+        -1, -(101**2 - 100**2), 0
+    )
+    assert computed_shape(documents, share=False).tokens == 326
+    assert computed_shape([([1, 2, 3], 1), ([1, 2, 4], 1)]).tokens == 6  # too short to be worth it
 
 
 @given(st.floats(1e9, 1e15), st.floats(0, 2), st.integers(64, 4000))

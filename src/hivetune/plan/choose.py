@@ -167,6 +167,8 @@ class Option:
     choice: Choice | None
     peak_bytes: int
     """Of the choice, or the least that would be needed."""
+    least_bytes: int
+    """With every layer recomputed and one longest row a micro-batch."""
     hours: float | None
     error: float
     disk: int
@@ -179,7 +181,7 @@ class Option:
         plain = {
             name: getattr(self, name) for name in ("model", "length", "rank", "precision", "fits", "hours", "error")
         }
-        return {**plain, "peak_bytes": self.peak_bytes, "disk_bytes": self.disk}
+        return {**plain, "peak_bytes": self.peak_bytes, "least_bytes": self.least_bytes, "disk_bytes": self.disk}
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,7 @@ def try_case(case: Case, target: Target, work: Workload, *, memory_share: float 
         precision=case.precision,
         choice=choice,
         peak_bytes=choice.peak.bytes if choice else deepest.bytes,
+        least_bytes=deepest.bytes,
         hours=choice.step_s * at_length.steps / 3600 if choice else None,
         error=choice.error if choice else 0.0,
         disk=sum(disk_bytes(job).values()),
@@ -230,8 +233,9 @@ def try_case(case: Case, target: Target, work: Workload, *, memory_share: float 
 
 def precisions(target: Target) -> list[str]:
     """What the device computes in, fastest first, and 4-bit weights."""
-    half_or_full = [dtype for dtype in ("bfloat16", "float32") if dtype in target.rates]
-    return [*sorted(half_or_full, key=lambda dtype: -target.rates[dtype]), "nf4"]
+    half = "bfloat16" if "bfloat16" in target.rates else "float16"
+    found = [dtype for dtype in (half, "float32") if dtype in target.rates]
+    return [*sorted(found, key=lambda dtype: -target.rates[dtype]), "nf4"]
 
 
 def what_would_fit(

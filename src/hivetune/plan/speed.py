@@ -6,10 +6,10 @@ A prediction from a formula and a published rate is a range of two; one from two
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hivetune.plan.memory import Affine, Job, fit_affine
+from hivetune.plan.memory import Affine, Job, fit_affine, fit_correction
 
 # What a step reaches of the GEMM rate, without a probe: measured shares lie between 0.35 and 0.6 (docs/performance.md).
 UNPROBED_SHARE = 0.45
@@ -19,6 +19,8 @@ VOID_AT = 0.05
 # Below some tokens a GEMM only reads its weights: rate(T) = rate * T / (T + half). Half is rate / bandwidth, in tokens.
 CPU_HALF_TOKENS = 32
 BUCKET_TOKENS = 256
+# As in the engine: a shorter common beginning is not worth a split.
+MIN_SHARED_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,30 @@ def shape_of(documents: Iterable[tuple[int, int]], shared: Iterable[tuple[int, i
         spared = max(0, count - 1)
         shape += StepShape(-spared * length, -spared * length * length, 0)
     return shape
+
+
+def computed_shape(documents: Sequence[tuple[Sequence[int], int]], *, share: bool = True) -> StepShape:
+    """As `shape_of`, from (tokens, trained tokens): common beginnings of `MIN_SHARED_TOKENS` and more are found here.
+
+    Sorted by their tokens, each document adds what it does not have in common with the one before.
+    """
+    shape = StepShape(0, 0, 0)
+    before: Sequence[int] = ()
+    for tokens, trained in sorted((tuple(tokens), trained) for tokens, trained in documents):
+        common = _common(before, tokens) if share else 0
+        common = common if common >= MIN_SHARED_TOKENS else 0
+        shape += StepShape(len(tokens) - common, len(tokens) ** 2 - common**2, trained)
+        before = tokens
+    return shape
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning, by halving: slices are compared in C."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
 
 
 def step_flops(job: Job, shape: StepShape) -> float:
@@ -91,6 +117,28 @@ def probed_rate(job: Job, points: Sequence[tuple[StepShape, float]]) -> Rate:
     if fitted.slope <= 0 or fitted.constant < 0:  # noise, or too small to tell the constant: take it all as rate
         fitted = Affine(0.0, statistics.median(seconds / step_flops(job, shape) for shape, seconds in points))
     return Rate(1 / fitted.slope, PROBED_ERROR, fitted.constant, 0.0, "two probe steps on this machine")
+
+
+def probe_key(job: Job) -> str:
+    """What a probe in a machine's profile holds for: model, adapters, precision and device."""
+    a = job.architecture
+    nf4 = " nf4" if job.quantized else ""
+    return f"{job.kind} {a.family} {a.parameters} parameters, {job.adapter_parameters} trained, {job.dtype}{nf4}"
+
+
+def probe_document(job: Job, points: Sequence[tuple[StepShape, float, int]]) -> dict[str, Any]:
+    """Plain values for the profile, from (shape, seconds, peak bytes) of measured steps."""
+    measured = [{**asdict(shape), "seconds": seconds, "peak_bytes": peak} for shape, seconds, peak in points]
+    return {"path": job.path, "recompute": job.recompute, "points": measured}
+
+
+def read_probe(job: Job, probe: Mapping[str, Any]) -> tuple[Rate, Affine]:
+    """Rate and memory correction from a `probe_document`."""
+    probed = replace(job, path=probe["path"], recompute=probe["recompute"])
+    shapes = [StepShape(point["tokens"], point["squares"], point["trained"]) for point in probe["points"]]
+    rate = probed_rate(probed, [(s, point["seconds"]) for s, point in zip(shapes, probe["points"], strict=True)])
+    peaks = [(point["tokens"], point["peak_bytes"]) for point in probe["points"]]
+    return rate, fit_correction(probed, peaks)
 
 
 @dataclass(frozen=True)

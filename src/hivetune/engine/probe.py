@@ -1,0 +1,250 @@
+"""A minute before the hours: GEMM rates, and two measured steps of the run itself, into the profile and its choices.
+
+Task: {"model": prepared folder, "snapshot": folder, "run": run folder}. Without "run": {"config": settings} instead,
+and nothing but the profile is written. The formulas are in hivetune/plan; here is only what must be measured.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from hivetune.config import RunConfig, parse_config
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.engine.child import Heartbeat, Task, run_child
+from hivetune.engine.device import DTYPES, RESOLVED, choose, peak_memory_bytes, read_resolved
+from hivetune.engine.feed import read_documents
+from hivetune.engine.model import Document, LoraModel, load_model
+from hivetune.errors import UsageError
+from hivetune.machine.probe import probe_machine
+from hivetune.machine.profile import read_profile, write_profile
+from hivetune.plan import choose as plan_choose
+from hivetune.plan.architecture import Architecture, read_architecture
+from hivetune.plan.memory import Affine, Job, fit_affine, fit_correction, predict_peak
+from hivetune.plan.speed import Prediction, Rate, StepShape, computed_shape, probe_document, probe_key, probed_rate
+from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan
+from hivetune.plan.target import target_of_machine
+from hivetune.store import write_atomic
+
+# Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
+CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
+CANARY_ROUNDS = 5
+TIMED_ROUNDS = 2
+STEPS_LOOKED_AT = 64
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured step of one micro-batch."""
+
+    shape: StepShape
+    seconds: float
+    peak_bytes: int
+
+
+def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+    run = Path(task["run"]) if task.get("run") else None
+    config, choices = read_resolved(run) if run else (parse_config(task["config"], "task"), {})
+    snapshot = open_snapshot(Path(task["snapshot"]))
+    plan = read_plan(run) if run else _plan_of(config, snapshot)
+    settled = {**choose(config.device, config.dtype, choices), **choices}
+    torch.set_num_threads(settled["threads"])
+    device = torch.device(settled["device"])
+    heartbeat.beat(b"k")
+    architecture = read_architecture(Path(task["model"]))
+    machine = probe_machine()
+    profile = read_profile(machine.fingerprint).with_rates(_device_name(device), canary_rates(device))
+    target = target_of_machine(machine, profile, _device_name(device))
+    work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
+    job = _job_of(config, architecture, settled, target.kind)
+    first = plan_choose.choose(job, target, work, memory_share=memory_share)
+    heartbeat.beat(b"k")
+    model = _load(task, config, settled, first)
+    load_peak_bytes = peak_memory_bytes(device)
+    share = model.path == "fast" and not config.lora.dropout
+    points = measure(model, _probe_batches(plan, snapshot, first.budget_tokens), device, heartbeat, share=share)
+    probed = replace(job, path=model.path, recompute=first.job.recompute)
+    correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in points])
+    rate = probed_rate(probed, [(point.shape, point.seconds) for point in points])
+    job = replace(job, path=model.path)
+    chosen = plan_choose.choose(job, target, work, memory_share=memory_share, correction=correction, rate=rate)
+    line, most = _time_line(chosen, plan, snapshot, rate, share=share)
+    peak = predict_peak(chosen.job, most, correction)
+    prediction = Prediction(
+        constant_s=line.constant,
+        per_token_s=line.slope,
+        error=rate.error,
+        peak_bytes=max(peak.bytes, load_peak_bytes),
+        peak_error=peak.error,
+        canary=own_canary(architecture, settled["dtype"], device),
+    )
+    settled = {**settled, **chosen.to_choices(), "device": settled["device"], "prediction": prediction.to_plain()}
+    probe = probe_document(probed, [(point.shape, point.seconds, point.peak_bytes) for point in points])
+    write_profile(profile.with_probe(probe_key(probed), probe))
+    if run:
+        _write_choices(run, settled)
+    return {"choices": settled, "rates": dict(target.rates), "fingerprint": machine.fingerprint, **probe}
+
+
+def canary_rates(device: torch.device) -> dict[str, float]:
+    """FLOP/s of a large GEMM for each dtype that the device multiplies natively enough to finish it."""
+    rows, inner, columns = CANARY_SHAPE[device.type]
+    found: dict[str, float] = {}
+    for name in ("float32", "bfloat16", *(("float16",) if device.type == "cuda" else ())):
+        # A first small product tells a dtype that is emulated (on AVX2, bfloat16 is up to 500 times slower).
+        small = 2 * 128**3 / _product_s((128, 128, 128), DTYPES[name], device)
+        if found and small < 0.02 * max(found.values()) and device.type == "cpu":
+            continue
+        found[name] = 2 * rows * inner * columns / _product_s((rows, inner, columns), DTYPES[name], device)
+    return found
+
+
+def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> dict[str, float]:
+    """FLOP/s of the run's own largest product; measured again after the run, it tells whether the machine changed."""
+    shape = (512, architecture.hidden, architecture.ffn)
+    name = f"{shape[0]}x{shape[1]}x{shape[2]} {dtype}"
+    return {name: 2.0 * shape[0] * shape[1] * shape[2] / _product_s(shape, DTYPES[dtype], device)}
+
+
+def measure(
+    model: LoraModel,
+    batches: Sequence[Sequence[Document]],
+    device: torch.device,
+    heartbeat: Heartbeat,
+    *,
+    share: bool,
+) -> list[Point]:
+    """Seconds and peak bytes of a step on each batch, smallest first. The gradient is zero again afterwards."""
+    points = []
+    for documents in batches:
+        _forget_peak(device)
+        model.backward(documents, 0.0)  # buffers grow, kernels are chosen
+        heartbeat.beat(b"k")
+        seconds = []
+        for _ in range(TIMED_ROUNDS):
+            started = time.perf_counter()
+            model.backward(documents, 0.0)
+            _wait(device)
+            seconds.append(time.perf_counter() - started)
+            heartbeat.beat(b"k")
+        shape = computed_shape([(d.tokens_L.tolist(), int(d.trained_L.sum())) for d in documents], share=share)
+        points.append(Point(shape, min(seconds), peak_memory_bytes(device)))
+    model.grad_N.zero_()
+    return points
+
+
+def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choose.Workload:
+    """The middle one of the plan's first steps stands for all."""
+    steps = sorted(plan.steps[:STEPS_LOOKED_AT], key=lambda step: sum(snapshot.length(row) for row in step.rows))
+    if not steps:
+        raise UsageError("the plan has no steps: there is nothing to measure")
+    typical = steps[len(steps) // 2]
+    return plan_choose.Workload(
+        lengths=tuple(snapshot.length(row) for row in typical.rows),
+        trained=tuple(snapshot.num_trained(row) for row in typical.rows),
+        longest=max(snapshot.length(row) for row in set(plan.entry_rows)),
+        rows=plan.num_rows,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+    )
+
+
+def _time_line(
+    chosen: plan_choose.Choice, plan: Plan, snapshot: Snapshot, rate: Rate, *, share: bool
+) -> tuple[Affine, int]:
+    """Seconds of a step as a line over its tokens, and the tokens computed in the largest micro-batch."""
+    timed, most = [], 0
+    for step in plan.steps[:STEPS_LOOKED_AT]:
+        rows = [(snapshot.tokens(row).tolist(), snapshot.num_trained(row)) for row in step.rows]
+        shape = computed_shape(rows, share=share)
+        micro_batches = max(1, -(-shape.tokens // chosen.budget_tokens))
+        timed.append((float(sum(len(tokens) for tokens, _ in rows)), rate.seconds(chosen.job, shape, micro_batches)))
+        most = max(most, min(shape.tokens, chosen.budget_tokens))
+    return fit_affine(timed), most
+
+
+def _probe_batches(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[Document]]:
+    """Half of a step and a whole one, or half a budget and a whole one where a step is larger."""
+    rows = list(plan.steps[0].rows)
+    while len(rows) > 1 and sum(snapshot.length(row) for row in rows) > budget_tokens:
+        rows.pop()
+    half = rows[: max(1, len(rows) // 2)]
+    return [read_documents(snapshot, part) for part in ([half, rows] if len(rows) > 1 else [rows])]
+
+
+def _write_choices(run: Path, choices: Mapping[str, Any]) -> None:
+    tree = yaml.safe_load((run / RESOLVED).read_text(encoding="utf-8"))
+    text = yaml.safe_dump({**tree, "choices": dict(choices)}, sort_keys=False, allow_unicode=True)
+    write_atomic(run / RESOLVED, text.encode())
+
+
+def _job_of(config: RunConfig, architecture: Architecture, settled: Mapping[str, Any], kind: str) -> Job:
+    adapters = architecture.adapter_parameters(config.lora.r, config.lora.target_modules)
+    return Job(architecture, adapters, settled["dtype"], kind, quantized=config.method == "qlora")
+
+
+def _load(task: Task, config: RunConfig, settled: Mapping[str, Any], chosen: plan_choose.Choice) -> LoraModel:
+    return load_model(
+        Path(task["model"]),
+        config.lora,
+        method=config.method,
+        dtype=DTYPES[settled["dtype"]],
+        device=torch.device(settled["device"]),
+        choices={**settled, **chosen.to_choices(), "device": settled["device"]},
+    )
+
+
+def _plan_of(config: RunConfig, snapshot: Snapshot) -> Plan:
+    rows = [PlanRow(row, str(row), snapshot.length(row), snapshot.num_trained(row)) for row in snapshot.rows("train")]
+    return make_plan(
+        rows,
+        snapshot_hash=snapshot.hash,
+        settings_hash="",
+        seed=config.seed,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
+
+
+def _product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
+    """Median seconds of x W^T, after a warm-up."""
+    rows, inner, columns = shape
+    x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
+    out = torch.empty(rows, columns, dtype=dtype, device=device)
+    seconds = []
+    for _ in range(CANARY_ROUNDS + 1):
+        started = time.perf_counter()
+        torch.mm(x, w.t(), out=out)
+        _wait(device)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _forget_peak(device: torch.device) -> None:
+    """Start the peak anew where the system can (a card's allocator, Linux); else the peak of loading stays in."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    path = Path("/proc/self/clear_refs")
+    if path.exists():
+        path.write_text("5")
+
+
+if __name__ == "__main__":
+    run_child(main)
