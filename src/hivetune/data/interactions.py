@@ -25,13 +25,15 @@ class Delivery:
     """One row as a source hands it over.
 
     `origin` names the source (file, table or stream); `place` is the position in it that a person can go to
-    (`file:line`); `key` is that position made unique for all time, e.g. with the generation of a rotated file.
+    (`file:line`); `key` is that position made unique for all time, e.g. with the generation of a rotated file. `id` is
+    set for what comes from another store and keeps the id it has there.
     """
 
     origin: str
     place: str
     key: str
     row: Mapping[str, Any]
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,8 @@ def content_id(row: Mapping[str, Any]) -> str:
 
 def interaction_id(delivery: Delivery, content: str, own_id: str | None) -> str:
     """32 hex digits. Equal for the same delivery twice, and for a row with an id of its own wherever it turns up."""
+    if delivery.id:
+        return delivery.id
     return _hash(f"own\n{content}" if own_id else f"{delivery.key}\n{content}")
 
 
@@ -266,7 +270,8 @@ def _count(database: sqlite3.Connection, source: str, tally: Tally) -> None:
         return
     database.execute(
         "INSERT INTO intake VALUES (?, ?, ?, ?, ?) ON CONFLICT (source) DO UPDATE"
-        " SET stored = stored + excluded.stored, duplicates = duplicates + excluded.duplicates, refused = refused + excluded.refused,"
+        " SET stored = stored + excluded.stored, duplicates = duplicates + excluded.duplicates,"
+        " refused = refused + excluded.refused,"
         " forgotten = forgotten + excluded.forgotten",
         (_storable(source), tally.stored, tally.duplicates, tally.refused, tally.forgotten),
     )

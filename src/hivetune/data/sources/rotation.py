@@ -1,0 +1,177 @@
+"""Which file is which: a log keeps its identity when it is renamed, copied, compressed or cut off behind our back.
+
+A generation is the life of one file's content. It is known by device and inode as long as these lead to the same bytes
+(hashes of the first and the last 4 KiB that were read), else by these bytes alone, in a renamed or compressed copy.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import re
+import sys
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from hivetune.errors import MachineNotFit
+
+SAMPLE_BYTES = 4096
+PIECE_BYTES = 8192
+PACKED = (".gz", ".zst")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far one generation was read. `origin` is its path when it was first seen, `path` where it was last.
+
+    `line` counts finished lines, `offset` bytes (of the unpacked content). `pattern`: who follows it. `closed`: rotated
+    away and read to the end, or gone (inode 0). `skipping`: inside a line that is too large.
+    """
+
+    origin: str
+    generation: int
+    pattern: str
+    path: str
+    device: int
+    inode: int
+    offset: int = 0
+    line: int = 0
+    head: str = ""
+    tail: str = ""
+    closed: bool = False
+    skipping: bool = False
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.device, self.inode
+
+    @property
+    def key(self) -> str:
+        return f"jsonl:{self.origin}#{self.generation}"
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def load_position(text: str) -> Position:
+    return Position(**json.loads(text))
+
+
+def is_packed(path: str) -> bool:
+    return path.endswith(PACKED)
+
+
+def open_unpacked(path: str) -> IO[bytes]:
+    """The content of a plain, .gz or .zst file. Raises OSError, and MachineNotFit without zstandard."""
+    if path.endswith(".gz"):
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    if path.endswith(".zst"):
+        try:
+            import zstandard
+        except ImportError:
+            raise MachineNotFit(f"{path} needs zstandard", hint="pip install 'hivetune[zst]'") from None
+        return cast(IO[bytes], zstandard.open(path, "rb"))
+    return open(path, "rb")
+
+
+def damage() -> tuple[type[Exception], ...]:
+    """What reading a file with damaged compression raises."""
+    zstandard = sys.modules.get("zstandard")
+    known: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+    return (*known, zstandard.ZstdError) if zstandard else known
+
+
+def sample_hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def read_exactly(file: IO[bytes], size: int) -> bytes:
+    """Up to `size` bytes; fewer only at the end of the file."""
+    data, error = read_before_damage(file, size)
+    if error:
+        raise error
+    return data
+
+
+def read_before_damage(file: IO[bytes], size: int) -> tuple[bytes, Exception | None]:
+    """Up to `size` bytes, and what ended them early if it was not the end: all but the last 8 KiB before damage."""
+    parts = []
+    broken = damage()
+    try:
+        while size > 0 and (part := file.read(min(size, PIECE_BYTES))):
+            parts.append(part)
+            size -= len(part)
+    except broken as error:
+        return b"".join(parts), error
+    return b"".join(parts), None
+
+
+def holds(path: str, position: Position) -> bool:
+    """Whether the file still begins with what was read under `position`."""
+    if position.offset == 0:
+        return True
+    size = min(position.offset, SAMPLE_BYTES)
+    unreadable: tuple[type[Exception], ...] = (OSError, *damage())
+    try:
+        with open_unpacked(path) as file:
+            if sample_hash(read_exactly(file, size)) != position.head:
+                return False
+            file.seek(position.offset - size)
+            return sample_hash(read_exactly(file, size)) == position.tail
+    except unreadable:
+        return False
+
+
+def is_rotation_of(name: str, base: str) -> bool:
+    """chat.jsonl.1, chat.jsonl-20260101.gz, chat-20260101.jsonl, chat.1.jsonl of chat.jsonl."""
+    stem, suffix = os.path.splitext(base)
+    tail = r"[\d.T:_-]*(\.gz|\.zst)?$"
+    behind = re.match(rf"{re.escape(base)}[._-]\d{tail}", name)
+    inside = re.match(rf"{re.escape(stem)}[._-]\d[\d.T:_-]*?{re.escape(suffix)}(\.gz|\.zst)?$", name)
+    return bool(behind or inside)
+
+
+def find_again(position: Position, taken: set[tuple[int, int]]) -> tuple[str, os.stat_result] | None:
+    """Where the generation lies now, in the folder it was in last: the same inode, else a rotated copy of its bytes.
+
+    `taken`: (device, inode) that belong to other generations.
+    """
+    base = os.path.basename(position.origin)
+    copies = []
+    for name, path, status in _scan(Path(position.path).parent):
+        identity = (status.st_dev, status.st_ino)
+        if identity in taken:
+            continue
+        if identity == position.identity:
+            if holds(path, position):
+                return path, status
+        elif position.offset and is_rotation_of(name, base):
+            copies.append((path, status))
+    copies.sort(key=lambda copy: -copy[1].st_mtime_ns)
+    return next((copy for copy in copies if holds(copy[0], position)), None)
+
+
+def younger_rotations(position: Position, path: str, taken: set[tuple[int, int]]) -> list[tuple[str, os.stat_result]]:
+    """Rotated files of the same log that are younger than `path`: whole generations that passed while nobody looked."""
+    base = os.path.basename(position.origin)
+    oldest_ns = os.stat(path).st_mtime_ns
+    found = [
+        (other, status)
+        for name, other, status in _scan(Path(path).parent)
+        if is_rotation_of(name, base) and (status.st_dev, status.st_ino) not in taken and status.st_mtime_ns > oldest_ns
+    ]
+    return sorted(found, key=lambda item: item[1].st_mtime_ns)
+
+
+def _scan(folder: Path) -> list[tuple[str, str, os.stat_result]]:
+    """(name, path, status) of the plain files in a folder; one that vanishes meanwhile is not there."""
+    files = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file():
+                    files.append((entry.name, entry.path, entry.stat()))
+    return files
