@@ -1,0 +1,179 @@
+"""What llama.cpp must know of each architecture: its name, settings, and how tensors differ from transformers'. Pure.
+
+Settings and names are those of the `gguf` package; what changes in a tensor follows from the mathematics:
+
+- llama.cpp rotates neighbouring pairs (0, 1), (2, 3), ... in the `llama` architecture, transformers rotates position i
+  with i + d/2. So the rows of q and k are reordered per head, from half-split to interleaved. The other architectures
+  here rotate half-split in llama.cpp too.
+- Gemma multiplies by (1 + weight) in its norms; llama.cpp multiplies by the weight, so 1 is added on the way.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.errors import UsageError
+
+Config = Mapping[str, Any]
+Setting = tuple[str, int | float | str]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """`name` as in GGUF; `member` of gguf.MODEL_ARCH."""
+
+    name: str
+    member: str
+    interleaved: bool = False
+    norm_plus_one: bool = False
+    activations: tuple[str, ...] = ("silu", "swish")
+    head_dim_written: bool = False
+    rope_written: bool = True
+
+
+GELU = ("gelu_pytorch_tanh", "gelu")
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("llama", "LLAMA", interleaved=True, head_dim_written=True),
+    "mistral": Architecture("llama", "LLAMA", interleaved=True, head_dim_written=True),
+    "qwen2": Architecture("qwen2", "QWEN2"),
+    "qwen3": Architecture("qwen3", "QWEN3", head_dim_written=True),
+    "gemma": Architecture("gemma", "GEMMA", norm_plus_one=True, activations=GELU, head_dim_written=True),
+    "gemma2": Architecture("gemma2", "GEMMA2", norm_plus_one=True, activations=GELU, head_dim_written=True),
+    "gemma3_text": Architecture("gemma3", "GEMMA3", norm_plus_one=True, activations=GELU, head_dim_written=True),
+    "phi3": Architecture("phi3", "PHI3"),
+}
+
+
+def find_architecture(config: Config) -> Architecture:
+    """Raises UsageError for a model that this version does not write as GGUF, before anything is read."""
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES:
+        raise UsageError(
+            f"GGUF export does not know the architecture {kind!r}",
+            hint=f"known: {', '.join(sorted(ARCHITECTURES))}; --to merged works for every model",
+        )
+    found = ARCHITECTURES[kind]
+    activation = config.get("hidden_activation") or config.get("hidden_act", found.activations[0])
+    if activation not in found.activations:
+        raise UsageError(f"llama.cpp runs {found.name} with {found.activations[0]}, this model needs {activation}")
+    if config.get("num_local_experts") or config.get("num_experts"):
+        raise UsageError("GGUF export does not write mixture-of-experts models", hint="use --to merged")
+    return found
+
+
+def head_dim(config: Config) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def settings(config: Config, architecture: Architecture) -> list[Setting]:
+    """(key below the architecture's name, value): int is written as u32, float as f32."""
+    heads = config["num_attention_heads"]
+    found: list[Setting] = [
+        ("block_count", config["num_hidden_layers"]),
+        ("context_length", config["max_position_embeddings"]),
+        ("embedding_length", config["hidden_size"]),
+        ("feed_forward_length", config["intermediate_size"]),
+        ("attention.head_count", heads),
+        ("attention.head_count_kv", config.get("num_key_value_heads") or heads),
+        ("attention.layer_norm_rms_epsilon", float(config["rms_norm_eps"])),
+        ("vocab_size", config["vocab_size"]),
+    ]
+    if architecture.head_dim_written or head_dim(config) * heads != config["hidden_size"]:
+        found += [("attention.key_length", head_dim(config)), ("attention.value_length", head_dim(config))]
+    return found + _rope(config, architecture) + _windows(config, architecture)
+
+
+def _rope(config: Config, architecture: Architecture) -> list[Setting]:
+    rope = rope_parameters(config)
+    kind = rope["rope_type"]
+    share = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+    if share != 1.0 and architecture.name != "phi3":
+        raise UsageError(f"GGUF export does not write {architecture.name} with a partial rotary factor")
+    found: list[Setting] = [
+        ("rope.freq_base", float(rope["rope_theta"])),
+        ("rope.dimension_count", int(head_dim(config) * share)),
+    ]
+    if kind in ("default", "llama3"):  # llama3's factors are a tensor, see `rope_factors`
+        return found
+    if kind == "linear":
+        return [*found, ("rope.scaling.type", "linear"), ("rope.scaling.factor", float(rope["factor"]))]
+    if kind == "yarn":
+        original = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
+        return [
+            *found,
+            ("rope.scaling.type", "yarn"),
+            ("rope.scaling.factor", float(rope["factor"])),
+            ("rope.scaling.original_context_length", int(original)),
+        ]
+    raise UsageError(f"GGUF export does not write the rope type {kind!r}", hint="use --to merged")
+
+
+def _windows(config: Config, architecture: Architecture) -> list[Setting]:
+    """Sliding windows and soft caps of Gemma 2 and 3, window of Phi 3. Others run with full attention in llama.cpp."""
+    window = config.get("sliding_window")
+    if architecture.name in ("llama", "qwen2", "qwen3"):
+        used = config.get("use_sliding_window", architecture.name == "llama")
+        if window and used and window < config["max_position_embeddings"]:
+            # Up to the window both are the same; beyond it llama.cpp would attend to more than was trained.
+            return [("context_length", int(window))]
+        return []
+    found: list[Setting] = []
+    if window and architecture.name in ("gemma2", "gemma3", "phi3"):
+        found.append(("attention.sliding_window", int(window)))
+    if architecture.name == "gemma2":
+        found.append(("attn_logit_softcapping", float(config.get("attn_logit_softcapping") or 50.0)))
+        found.append(("final_logit_softcapping", float(config.get("final_logit_softcapping") or 30.0)))
+    scalar = config.get("query_pre_attn_scalar")
+    ratio = config["hidden_size"] // config["num_attention_heads"]
+    if architecture.name in ("gemma2", "gemma3") and scalar not in (None, head_dim(config), ratio):
+        raise UsageError(f"llama.cpp scales {architecture.name}'s queries by the head size, this model by {scalar}")
+    return found
+
+
+def rope_parameters(config: Config) -> dict[str, Any]:
+    """`rope_parameters` of transformers 5, or the older `rope_theta` and `rope_scaling`; Gemma 3: of full attention."""
+    rope = config.get("rope_parameters")
+    if isinstance(rope, Mapping) and "full_attention" in rope:
+        rope = rope["full_attention"]
+    if not isinstance(rope, Mapping):
+        rope = config.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
+    return {**rope, "rope_type": kind, "rope_theta": theta}
+
+
+def rope_factors(config: Config) -> list[float] | None:
+    """Llama 3.1's divisors of the rotary frequencies, head_dim / 2 of them; None for other rope types.
+
+    The rule (Llama 3.1's model card): long waves are stretched by `factor`, short ones kept, those between blended.
+    """
+    rope = rope_parameters(config)
+    if rope["rope_type"] != "llama3":
+        return None
+    size, base, factor = head_dim(config), float(rope["rope_theta"]), float(rope["factor"])
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    original = float(rope["original_max_position_embeddings"])
+    factors = []
+    for i in range(0, size, 2):
+        wave = 2 * math.pi * base ** (i / size)
+        turns = original / wave
+        if turns >= high:
+            factors.append(1.0)
+        elif turns <= low:
+            factors.append(factor)
+        else:
+            blend = (turns - low) / (high - low)
+            factors.append(1 / ((1 - blend) / factor + blend))
+    return factors
+
+
+def reordered_heads(name: str, config: Config, architecture: Architecture) -> int | None:
+    """Number of heads whose rows of this transformers tensor are reordered, or None for tensors that stay."""
+    if not architecture.interleaved:
+        return None
+    if ".q_proj." in name:
+        return int(config["num_attention_heads"])
+    if ".k_proj." in name:
+        return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+    return None

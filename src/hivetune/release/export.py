@@ -1,0 +1,167 @@
+"""A trained run in the form that others load: PEFT adapter, merged model, GGUF, GGUF adapter, Ollama.
+
+    RUN/export/adapter/       adapter_config.json, adapter_model.safetensors, tokenizer, chat template
+    RUN/export/merged/        a transformers folder
+    RUN/export/gguf-QUANT/    NAME-QUANT.gguf
+    RUN/export/gguf-adapter/  NAME-lora.gguf, for llama.cpp's --lora beside the base model as GGUF
+    RUN/export/ollama-QUANT/  NAME-QUANT.gguf and a Modelfile
+
+Each folder is made aside, gets its manifest last and is then renamed: it is whole or not there. An export of the same
+adapter is found again and not made twice.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from hivetune.errors import DoesNotFit, UsageError
+from hivetune.models import read_prepared
+from hivetune.release.gguf import Progress, write_adapter, write_model
+from hivetune.release.ollama import write_modelfile
+from hivetune.release.quantize import Recipe, find_recipe
+from hivetune.store import MANIFEST, lock, manifest_problems, read_json, sha256_file, write_manifest
+from hivetune.supervise.task import run_task
+
+Target = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+SPARE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Exported:
+    """`path` is what to give to others: a file for GGUF, else the folder. `made` is False when it was there already."""
+
+    to: Target
+    path: Path
+    folder: Path
+    size_bytes: int
+    made: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: an adapter (any PEFT folder) of a prepared model, under a name."""
+
+    adapter: Path
+    model: Path
+    name: str
+
+
+def silent(done: int, total: int | None) -> None:
+    """The progress of whoever does not look."""
+
+
+def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = silent) -> Exported:
+    """Export the adapter at the top of a run folder to `RUN/export/`.
+
+    Raises UsageError for an unknown target or quantization, a run without adapter and a model that the target can't
+    hold; MachineNotFit for a missing package; DoesNotFit when the disk is too small; Busy while another export runs.
+    """
+    try:
+        record = read_json(run / "run.json")
+    except FileNotFoundError:
+        raise UsageError(f"{run} is no run folder", hint="see the runs: hivetune runs") from None
+    source = Source(run, Path(record["model"]), str(record["name"]))
+    return export(source, run / "export", to, quant=quant, progress=progress)
+
+
+def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progress: Progress = silent) -> Exported:
+    """Export any adapter folder, a trained one or one that has learned nothing yet. Raises as `export_run`."""
+    if to not in get_args(Target):
+        raise UsageError(f"--to {to}: not known", hint=f"choose one of {', '.join(get_args(Target))}")
+    missing = [name for name in ADAPTER_FILES if not (source.adapter / name).is_file()]
+    if missing:
+        raise UsageError(f"{source.adapter} has no {missing[0]} yet", hint="train it first: hivetune train CONFIG")
+    recipe = find_recipe(quant) if to in ("gguf", "ollama") else None
+    folder = parent / (f"{to}-{recipe.name}" if recipe else to)
+    identity = {
+        "kind": "export",
+        "to": to,
+        "quant": recipe.name if recipe else None,
+        "adapter_sha256": sha256_file(source.adapter / "adapter_model.safetensors"),
+        "model_sha256": sha256_file(source.model / MANIFEST),
+    }
+    with lock(parent):
+        if not _is_there(folder, identity):
+            _check_disk(source, parent, recipe, to)
+            _make(source, folder, recipe, identity, progress)
+            made = True
+        else:
+            made = False
+    main_file = next(iter(sorted(folder.glob("*.gguf"))), None)
+    size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    target: Target = identity["to"]  # type: ignore[assignment]
+    return Exported(target, main_file if main_file and to != "ollama" else folder, folder, size_bytes, made)
+
+
+def _is_there(folder: Path, identity: Mapping[str, Any]) -> bool:
+    if not (folder / MANIFEST).exists() or manifest_problems(folder):
+        return False
+    known = read_json(folder / MANIFEST)
+    return all(known.get(key) == value for key, value in identity.items())
+
+
+def _make(source: Source, folder: Path, recipe: Recipe | None, identity: Mapping[str, Any], progress: Progress) -> None:
+    work = folder.with_name(f".{folder.name}.tmp")
+    task = folder.with_name(f".{folder.name}.task")
+    for leftover in (work, task):
+        shutil.rmtree(leftover, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        _write(source, work, task, recipe, str(identity["to"]), progress)
+        write_manifest(work, dict(identity))
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.rename(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(task, ignore_errors=True)
+
+
+def _write(source: Source, work: Path, task: Path, recipe: Recipe | None, to: str, progress: Progress) -> None:
+    """Fill `work`. Tasks get a folder of their own, so that their logs do not ship."""
+    if to == "adapter":
+        for name in ADAPTER_FILES:
+            shutil.copyfile(source.adapter / name, work / name)
+        _copy_tokenizer(source.model, work)
+    elif to == "merged":
+        merged = {"model": str(source.model), "adapter": str(source.adapter), "target": str(task / "merged")}
+        run_task("merge", merged, task, on_beat=lambda kind: progress(0, None)).check("merging")
+        for path in (task / "merged").iterdir():
+            if path.name != MANIFEST:
+                os.rename(path, work / path.name)
+    elif to == "gguf-adapter":
+        base = read_prepared(source.model).name
+        path = write_adapter(source.model, source.adapter, base, task, f"{source.name}-lora.gguf", progress)
+        os.rename(path, work / path.name)
+    else:
+        assert recipe is not None
+        file = f"{source.name}-{recipe.name}.gguf"
+        path = write_model(source.model, source.adapter, recipe, task, file, progress)
+        os.rename(path, work / path.name)
+        if to == "ollama":
+            write_modelfile(source.model, work / file)
+
+
+def _copy_tokenizer(model: Path, work: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (model / name).exists():
+            shutil.copyfile(model / name, work / name)
+
+
+def _check_disk(source: Source, parent: Path, recipe: Recipe | None, to: str) -> None:
+    weights = sum(path.stat().st_size for path in source.model.glob("*.safetensors"))
+    share = {"adapter": 0.0, "gguf-adapter": 0.0, "merged": 1.0}.get(to, 1.0)
+    if recipe is not None:
+        share = max(recipe.bits, 8.5 if recipe.bits < 16 else 0) / 16  # embeddings keep 8 bits at least
+    needed = int(weights * share) + SPARE_BYTES
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise DoesNotFit(
+            f"the export needs about {needed / 1e6:,.0f} MB, {parent} has {free / 1e6:,.0f} MB free",
+            hint="free some space, or choose a smaller --quant",
+        )

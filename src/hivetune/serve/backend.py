@@ -1,0 +1,274 @@
+"""A llama.cpp server for one GGUF model and its adapters: started, asked, stopped. Loopback and a token, always.
+
+llama.cpp reuses the prompt cache of another adapter unless a request names the scale of every adapter
+(ggml-org/llama.cpp#26207: answers become a mix of both). So every request here names them all, and the cache is off
+except in a chat, where the scales never change.
+"""
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import secrets
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+
+Engine = Literal["auto", "llama-server", "xllamacpp"]
+Messages = Sequence[Mapping[str, Any]]
+
+START_TIMEOUT_S = 300.0
+REQUEST_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 10.0
+CONTEXT_TOKENS = 4096
+LOG_TAIL_LINES = 5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said, whether it ended by itself, and how long that took."""
+
+    text: str
+    ended: bool
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+    logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """`adapters`: GGUF adapter file and the scale it is applied with. `context_tokens` is per slot."""
+
+    model: Path
+    adapters: tuple[tuple[Path, float], ...] = ()
+    slots: int = 1
+    context_tokens: int = CONTEXT_TOKENS
+    threads: int | None = None
+    engine: Engine = "auto"
+
+
+@contextlib.contextmanager
+def serve(settings: ServerSettings, *, timeout_s: float = START_TIMEOUT_S) -> Iterator["Backend"]:
+    """A running server for the length of a `with` block.
+
+    Raises UsageError for a file that is no GGUF, MachineNotFit when no llama.cpp is there or it does not start.
+    """
+    for path in (settings.model, *(path for path, _ in settings.adapters)):
+        check_gguf(path)
+    program = find_engine(settings.engine)
+    with tempfile.TemporaryDirectory(prefix="hivetune-serve-") as scratch:
+        log = Path(scratch) / "server.log"
+        backend = _start(settings, program, log, timeout_s)
+        try:
+            yield backend
+        finally:
+            backend.stop()
+
+
+def check_gguf(path: Path) -> None:
+    """Raises UsageError for what is no GGUF file."""
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if magic != b"GGUF":
+        raise UsageError(f"{path} is no GGUF file", hint="make one with: hivetune export RUN --to gguf")
+
+
+def find_engine(engine: Engine) -> str | None:
+    """Path of the user's `llama-server`, or None for xllamacpp. Raises MachineNotFit when there is neither."""
+    program = shutil.which("llama-server") if engine in ("auto", "llama-server") else None
+    if program is not None:
+        return program
+    if engine != "llama-server" and importlib.util.find_spec("xllamacpp") is not None:
+        return None
+    raise MachineNotFit("there is no llama.cpp here", hint="pip install 'hivetune[serve]', or put llama-server on PATH")
+
+
+class Backend:
+    """Talks to one running server. Safe to call from several threads: each request has its own connection."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, token: str, scales: Sequence[float]):
+        self.process = process
+        self.url = url
+        self.token = token
+        self._lora = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
+
+    def complete(
+        self,
+        messages: Messages,
+        *,
+        new_tokens: int = 256,
+        temperature: float = 0.0,
+        logprobs: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Answer:
+        """One answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one included."""
+        request = self._chat_request(messages, new_tokens, temperature)
+        if logprobs:
+            request |= {"logprobs": True, "top_logprobs": 1}
+        if tools:
+            request["tools"] = list(tools)
+        started = time.monotonic()
+        document = self.request("/v1/chat/completions", request)
+        choice, usage = document["choices"][0], document["usage"]
+        found = ((choice.get("logprobs") or {}).get("content")) or []
+        return Answer(
+            text=choice["message"].get("content") or "",
+            ended=choice["finish_reason"] != "length",
+            prompt_tokens=usage["prompt_tokens"],
+            new_tokens=usage["completion_tokens"],
+            seconds=time.monotonic() - started,
+            logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in found),
+        )
+
+    def stream(self, messages: Messages, *, new_tokens: int = 1024, temperature: float = 0.0) -> Iterator[str]:
+        """The answer piece by piece. The prompt cache is on: within a chat the adapters never change."""
+        request = {**self._chat_request(messages, new_tokens, temperature), "stream": True, "cache_prompt": True}
+        connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
+        with contextlib.closing(connection):
+            response = self._response(connection, "/v1/chat/completions")
+            for line in response:
+                kind, _, data = line.strip().partition(b": ")
+                if kind == b"error":
+                    raise HivetuneError(f"the server failed: {data.decode(errors='replace')}")
+                if kind == b"data" and data != b"[DONE]":
+                    for choice in json.loads(data).get("choices", []):
+                        yield choice["delta"].get("content") or ""
+
+    def prompt_ids(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """The token ids that this server makes of a chat, up to where the answer begins."""
+        body: dict[str, Any] = {"messages": list(messages)}
+        if tools:
+            body["tools"] = list(tools)
+        return self.token_ids(self.request("/apply-template", body)["prompt"])
+
+    def token_ids(self, text: str) -> tuple[int, ...]:
+        body = {"content": text, "add_special": True, "parse_special": True}
+        return tuple(self.request("/tokenize", body)["tokens"])
+
+    def request(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """One JSON exchange. Raises UsageError for what the server refuses, HivetuneError when it is gone."""
+        with contextlib.closing(self._open(path, body, timeout_s)) as connection:
+            found: dict[str, Any] = json.loads(self._response(connection, path).read())
+            return found
+
+    def stop(self) -> None:
+        """End the server and wait for it. Calling it twice is fine."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _chat_request(self, messages: Messages, new_tokens: int, temperature: float) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "messages": list(messages),
+            "max_tokens": new_tokens,
+            "temperature": temperature,
+            "cache_prompt": False,
+            "reasoning_format": "none",  # thoughts stay in the text, as they were trained
+        }
+        # Naming every adapter on every request is what keeps two of them apart (finding in the module's first lines).
+        return {**request, "lora": self._lora} if self._lora else request
+
+    def _open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> http.client.HTTPConnection:
+        address = urlsplit(self.url)
+        connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=timeout_s)
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request("GET" if data is None else "POST", path, data, headers)
+        except OSError as error:
+            connection.close()
+            raise HivetuneError(f"the server at {self.url} does not answer: {error}") from None
+        return connection
+
+    def _response(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
+        try:
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise HivetuneError(f"the server at {self.url} broke off: {error or type(error).__name__}") from None
+        if response.status != 200:
+            text = response.read(2000).decode(errors="replace")
+            raise UsageError(f"the server refused {path} ({response.status}): {_error_text(text)}")
+        return response
+
+
+def _error_text(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text
+
+
+def _start(settings: ServerSettings, program: str | None, log: Path, timeout_s: float) -> Backend:
+    token = secrets.token_urlsafe(32)
+    reader, writer = os.pipe()
+    document = {
+        "program": program,
+        "model": str(settings.model.resolve()),
+        "alias": settings.model.stem,
+        "adapters": [str(path.resolve()) for path, _ in settings.adapters],
+        "token": token,
+        "slots": settings.slots,
+        "context_tokens": settings.context_tokens,
+        "threads": settings.threads,
+        "report_fd": writer,
+    }
+    try:
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "hivetune.serve.child"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(writer,),
+                env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+                start_new_session=True,
+            )
+    finally:
+        os.close(writer)
+    backend = Backend(process, "", token, [scale for _, scale in settings.adapters])
+    try:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(document).encode() + b"\n")
+        process.stdin.flush()
+        backend.url = _read_address(process, reader, log, timeout_s)
+        backend.request("/health", timeout_s=timeout_s)
+    except BaseException:
+        backend.stop()
+        raise
+    finally:
+        os.close(reader)
+    return backend
+
+
+def _read_address(process: "subprocess.Popen[bytes]", reader: int, log: Path, timeout_s: float) -> str:
+    """Waits for the line that the child writes when its model is loaded; the pipe closes when the child ends first."""
+    ready, _, _ = select.select([reader], [], [], timeout_s)
+    text = os.read(reader, 200).decode("ascii", "replace").strip() if ready else ""
+    if text:
+        return text
+    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
+    why = "ended" if ready else f"was not ready after {timeout_s:.0f} s"
+    process.kill()
+    raise MachineNotFit(f"the llama.cpp server {why} while loading; its last lines:\n{tail}", hint="hivetune doctor")

@@ -1,0 +1,120 @@
+"""The process that holds a llama.cpp server: `python -m hivetune.serve.child`, settings as one JSON line on stdin.
+
+It runs xllamacpp's server in itself, or a `llama-server` program as its own child, and says where on the pipe that
+the settings name. It ends when stdin closes, that is when whoever started it stops it or dies in any way: no orphan
+keeps a port and gigabytes.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+POLL_S = 0.05
+GRACE_S = 5.0
+
+
+def main() -> None:
+    settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's to handle
+    if settings["program"] is None:
+        _run_xllamacpp(settings)
+    else:
+        _run_program(settings)
+
+
+def _run_xllamacpp(settings: dict[str, Any]) -> None:
+    threading.Thread(target=_end_with_stdin, daemon=True).start()  # from the start: loading may take minutes
+    import xllamacpp
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = settings["model"]
+    parameters.model_alias = {settings["alias"]}
+    parameters.hostnames = ["127.0.0.1"]
+    parameters.port = 0
+    parameters.api_keys = [settings["token"]]
+    parameters.n_parallel = settings["slots"]
+    parameters.n_ctx = settings["context_tokens"] * settings["slots"]
+    parameters.ui = False
+    parameters.endpoint_slots = False
+    parameters.offline = True
+    parameters.cors_origins = ""
+    parameters.cache_prompt = False
+    if settings["threads"]:
+        parameters.cpuparams.n_threads = settings["threads"]
+        parameters.cpuparams_batch.n_threads = settings["threads"]
+    parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in settings["adapters"]]
+    server = xllamacpp.Server(parameters)  # returns when the model is loaded
+    _report(settings, str(server.listening_address))
+    threading.Event().wait()
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)  # the server has no close(); it holds nothing that must be saved
+
+
+def _run_program(settings: dict[str, Any]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [settings["program"], "--model", settings["model"], "--alias", settings["alias"]]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--parallel", str(settings["slots"])]
+    command += ["--ctx-size", str(settings["context_tokens"] * settings["slots"]), "--jinja", "--no-webui"]
+    if settings["threads"]:
+        command += ["--threads", str(settings["threads"])]
+    for path in settings["adapters"]:
+        command += ["--lora", path]  # scales come with each request
+    # The key goes by the environment, not by the arguments, which every user of the machine can read.
+    environment = {**os.environ, "LLAMA_API_KEY": settings["token"]}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_die_with_parent)
+    threading.Thread(target=_stop_with_stdin, args=(process,), daemon=True).start()
+    url = f"http://127.0.0.1:{port}"
+    while process.poll() is None and not _healthy(url):
+        time.sleep(POLL_S)
+    if process.poll() is None:
+        _report(settings, url)
+    sys.exit(process.wait())
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _stop_with_stdin(process: "subprocess.Popen[bytes]") -> None:
+    while os.read(0, 4096):
+        pass
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    os._exit(0)
+
+
+def _report(settings: dict[str, Any], url: str) -> None:
+    with os.fdopen(settings["report_fd"], "w", encoding="ascii") as pipe:
+        pipe.write(url + "\n")
+
+
+if __name__ == "__main__":
+    main()
