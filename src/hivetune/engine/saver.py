@@ -91,6 +91,12 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
 
+    def forget(self) -> None:
+        """What the standby holds is doubtful: nobody may go on from it."""
+        self.wait()
+        if self._standby is not None:
+            self._standby.clear()
+
     def ended(self) -> list[Saved]:
         """The writes that ended since the last call, for the run's metrics."""
         ended, self._ended = self._ended, []

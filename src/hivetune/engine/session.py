@@ -18,6 +18,7 @@ from torch import Tensor
 from hivetune import checkpoints
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.engine import canary
 from hivetune.engine.adapter import initialise, same_views, write_adapter
 from hivetune.engine.checkpoint import TrainState, load, load_newest_good
 from hivetune.engine.child import Heartbeat, Task
@@ -35,6 +36,8 @@ from hivetune.store import read_json, write_atomic
 
 METRICS = "metrics.jsonl"
 VALIDATIONS = 10
+# Tokens of the test products: as in a micro-batch, but no more than takes half a second on two cores.
+CANARY_TOKENS = 512
 
 
 class StepNotFinite(HivetuneError):
@@ -69,6 +72,7 @@ class Run:
     world: World
     heartbeat: Heartbeat
     validation_rows: Sequence[int]
+    numbers_tested: float = -math.inf
 
     @property
     def num_steps(self) -> int:
@@ -147,6 +151,19 @@ def restore(run: Run) -> Progress:
     return progress
 
 
+def test_numbers(run: Run, step: int, *, every_s: float = canary.EVERY_S) -> None:
+    """Test products at the run's own shapes, if the last were `every_s` ago. Raises CanaryFailed.
+
+    The supervisor reads which step they last passed at: checkpoints after it are doubtful when they fail.
+    """
+    if time.monotonic() - run.numbers_tested < every_s:
+        return
+    products = canary.shapes_of(run.model.adapter, CANARY_TOKENS)
+    seconds = canary.must_pass(products, dtype=run.model.dtype, device=run.model.device)
+    run.numbers_tested = time.monotonic()
+    journal(run, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
+
+
 def save_when_due(run: Run, progress: Progress) -> None:
     """Begin a save if the time has come; what was written since is journaled."""
     if run.world.writes:
@@ -176,6 +193,7 @@ def finish(run: Run, progress: Progress) -> dict[str, Any]:
 
     Raises StepNotFinite for an adapter that is still what it was at the start after updates were made.
     """
+    test_numbers(run, progress.step, every_s=0)
     save_now(run, progress)
     if progress.updates:
         if not any(bool(view.any()) for name, view in run.model.adapter.items() if ".lora_B." in name):

@@ -29,6 +29,7 @@ from hivetune.engine.session import (
     restore,
     save_now,
     save_when_due,
+    test_numbers,
 )
 from hivetune.engine.watch import Spike, after_spike, find_bad_rows, step_problem
 from hivetune.plan.steps import Amendment, append_amendment
@@ -41,6 +42,7 @@ VALIDATION_DOCUMENTS = 64
 def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     run = open_run(task, heartbeat)
     progress = restore(run)
+    test_numbers(run, progress.step)
     with Feed(lambda step: read_documents(run.snapshot, run.plan.steps[step].rows), run.num_steps) as feed:
         progress = train(run, progress, feed)
     return finish(run, progress)
@@ -78,6 +80,7 @@ def train(run: Run, progress: Progress, feed: Feed) -> Progress:
             progress = validate(run, progress)
         if stop:
             break
+        test_numbers(run, progress.step)
         save_when_due(run, progress)
     return progress
 
@@ -163,9 +166,9 @@ def roll_back(run: Run, spike: Spike) -> Progress:
     rows = sorted({row for step in range(spike.first, spike.last + 1) for row in run.plan.steps[step].rows})
     amendment = Amendment(spike.first, tuple(rows), spike.reason, spike.last + 1)
     if run.world.writes:
-        run.saver.wait()
-        append_amendment(run.folder, amendment)
+        run.saver.forget()
         checkpoints.distrust_after(run.folder, spike.back_to)
+        append_amendment(run.folder, amendment)  # last: killed before it, the run meets the same spike again
     run.plan = run.plan.amended(amendment)
     progress = restore(run)
     journal(run, "rolled_back", step=progress.step, rows=rows, reason=spike.reason)
