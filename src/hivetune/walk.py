@@ -10,13 +10,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hivetune import __version__
+from hivetune import __version__, checkpoints
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.prepare import prepare
 from hivetune.data.snapshot import Snapshot, open_snapshot
@@ -29,6 +29,7 @@ from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan, write_plan
 from hivetune.records import Accounting, Verdict
 from hivetune.store import (
     home,
+    lock,
     open_database,
     read_json,
     sha256_file,
@@ -36,11 +37,28 @@ from hivetune.store import (
     write_json,
     write_manifest,
 )
-from hivetune.supervise.task import run_task
+from hivetune.supervise.supervisor import supervise_run
+from hivetune.supervise.task import OUTCOME, run_task
 
 Progress = Callable[[int, int | None], None]
 RESOLVED = "config.resolved.yaml"
 RUN_RECORD = "run.json"
+PROBE = "probe"
+# Of the worker's result, what `train --json` tells.
+REPORTED = (
+    "loss_first",
+    "loss_last",
+    "best",
+    "adapter_step",
+    "stopped_early",
+    "tokens",
+    "train_seconds",
+    "tokens_per_second",
+    "samples_per_second",
+    "peak_memory_bytes",
+    "path",
+    "why",
+)
 # What says where or how carefully, not what: changing it does not make another run.
 NOT_IDENTITY = ("output", "supervise", "eval", "gate")
 
@@ -155,6 +173,67 @@ def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
     return record
 
 
+def probe(run: Run, progress: Progress = silent) -> None:
+    """Measure this machine with the run's own shapes and write the choices down, once, before step 0.
+
+    Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: finding out why
+    workers die is the supervisor's business.
+    """
+    if (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder):
+        return
+    beats = itertools.count(1)
+    task = {"run": str(run.folder), "model": str(run.model), "snapshot": str(run.snapshot.folder)}
+    outcome = run_task("probe", task, run.folder / PROBE, on_beat=lambda kind: progress(next(beats), None))
+    if outcome.error is not None and outcome.error.exit_code != 1:
+        (run.folder / PROBE / OUTCOME).unlink()
+        outcome.check("the probe")
+
+
+def train(run: Run, on_step: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+    """Train to the end under the supervisor; the document of `train --json`. A finished run is only reported.
+
+    Raises: Stopped, RecoveryExhausted, Busy and what else ends a run; the folder holds what was reached.
+    """
+    record = run.record
+    if record["status"] == "done":
+        return {**record["result"], "already_done": True}
+    outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, on_step=on_step)
+    run = load_run(run.folder)  # with the amendments that were made
+    result = outcome.result
+    document = {
+        "schema": 1,
+        "run": str(run.folder),
+        "status": outcome.status,
+        "steps": outcome.steps,
+        "steps_planned": len(run.plan.steps),
+        "trained_tokens": result.get("trained_tokens", 0),
+        "rows": asdict(account(run, outcome.steps)),
+        **{key: result.get(key) for key in REPORTED},
+        "restarts": outcome.restarts,
+        "faults": list(outcome.faults),
+        "rungs": list(outcome.rungs),
+        "useful_share": outcome.useful_share,
+        "quarantined": quarantined_rows(run),
+        "already_done": False,
+    }
+    with lock(run.folder):
+        update_record(run.folder, status=outcome.status, result=document)
+        if outcome.status == "done":
+            write_manifest(run.folder, {"kind": "run"})
+    outcome.check()
+    return document
+
+
+def quarantined_rows(run: Run) -> list[str]:
+    """`file:line: reason` of each row that was taken out at run time."""
+    return [
+        f"{run.snapshot.info(row).source}: {amendment.reason}"
+        for amendment in run.plan.amendments
+        if amendment.until_step is None
+        for row in amendment.rows
+    ]
+
+
 def account(run: Run, steps_done: int) -> Accounting:
     """Law 1 for a run: the snapshot's accounting with its training rows divided by what became of them."""
     counts = run.plan.count_rows(steps_done)
@@ -224,11 +303,6 @@ def verdict_document(verdict: Verdict) -> dict[str, Any]:
         fields = {name: getattr(metric, name) for name in metric.__dataclass_fields__}
         metrics.append({**fields, "ci95": list(metric.ci95) if metric.ci95 else None})
     return {"schema": 1, "verdict": verdict.verdict, "reasons": list(verdict.reasons), "metrics": metrics}
-
-
-def finish(run: Run) -> None:
-    """The run's manifest, written last: from now on the folder names every file that it promises."""
-    write_manifest(run.folder, {"kind": "run"})
 
 
 def loss_curve(run: Run) -> list[tuple[int, float, str]]:

@@ -1,6 +1,5 @@
 """`hivetune train`: open the run of a config, hand it to the supervisor, say what came out."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,6 @@ from hivetune import walk
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.config import load_config
 from hivetune.supervise.detach import start_detached
-from hivetune.supervise.supervisor import supervise_run
 
 
 def train(
@@ -38,8 +36,10 @@ def train(
 def train_run(run: walk.Run) -> dict[str, Any]:
     """Train under the supervisor, with a bar; returns the document of `train --json`."""
     total = len(run.plan.steps)
+    with progress("measuring this machine") as report:
+        walk.probe(run, report)
     with progress("training", "steps") as report:
-        return walk.train(run, supervise_run, lambda done: report(done, total))
+        return walk.train(run, lambda done: report(done, total))
 
 
 def show_training(summary: dict[str, Any]) -> None:
@@ -71,7 +71,3 @@ def show_training(summary: dict[str, Any]) -> None:
     say("rows: " + ", ".join(parts))
     for place in summary["quarantined"]:
         say(f"quarantined: {place}")
-
-
-def accounting_document(run: walk.Run, steps: int) -> dict[str, Any]:
-    return asdict(walk.account(run, steps))

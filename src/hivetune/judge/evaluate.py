@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hivetune.config import EvalConfig
 from hivetune.errors import UsageError
 from hivetune.judge.checkers import check, validate
-from hivetune.records import Message
+from hivetune.records import Message, Split
 
 SIDES = ("base", "tuned")
 EMPTY_ANSWER: Mapping[str, Any] = {
@@ -51,7 +51,7 @@ class HeldOut(Protocol):
 
     @property
     def hash(self) -> str: ...
-    def rows(self, split: str) -> list[int]: ...
+    def rows(self, split: Split) -> list[int]: ...
     def info(self, row: int) -> Row: ...
 
 
