@@ -148,6 +148,14 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     return parse_config(tree, str(path))
 
 
+def override_config(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
+    """`config` with each `a.b=c` of `overrides` applied. Raises UsageError as `load_config` does."""
+    tree = config.model_dump(mode="json")
+    for override in overrides:
+        _override(tree, override)
+    return parse_config(tree, "--set")
+
+
 def parse_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
     """A config from plain values. Raises UsageError as `load_config` does."""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hivetune.data.render import RenderError, Renderer, load_renderer
+from hivetune.data.render import Renderer, RenderError, load_renderer
 from hivetune.errors import UsageError
 from hivetune.models import read_prepared
 from hivetune.records import Message

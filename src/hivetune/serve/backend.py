@@ -24,6 +24,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.release.gguf import read_header
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
 Messages = Sequence[Mapping[str, Any]]
@@ -51,7 +52,6 @@ class Answer:
 class ServerSettings:
     """`adapters`: GGUF adapter file and the scale it is applied with. `context_tokens` is per slot."""
 
-    model: Path
     adapters: tuple[tuple[Path, float], ...] = ()
     slots: int = 1
     context_tokens: int = CONTEXT_TOKENS
@@ -60,32 +60,32 @@ class ServerSettings:
 
 
 @contextlib.contextmanager
-def serve(settings: ServerSettings, *, timeout_s: float = START_TIMEOUT_S) -> Iterator["Backend"]:
-    """A running server for the length of a `with` block.
+def open_backend(
+    model: Path, settings: ServerSettings | None = None, *, timeout_s: float = START_TIMEOUT_S
+) -> Iterator["Backend"]:
+    """A running server of one GGUF file for the length of a `with` block.
 
     Raises UsageError for a file that is no GGUF, MachineNotFit when no llama.cpp is there or it does not start.
     """
-    for path in (settings.model, *(path for path, _ in settings.adapters)):
-        check_gguf(path)
+    settings = settings or ServerSettings()
+    check_files(model, settings)
     program = find_engine(settings.engine)
     with tempfile.TemporaryDirectory(prefix="hivetune-serve-") as scratch:
         log = Path(scratch) / "server.log"
-        backend = _start(settings, program, log, timeout_s)
+        backend = _start(model, settings, program, log, timeout_s)
         try:
             yield backend
         finally:
             backend.stop()
 
 
-def check_gguf(path: Path) -> None:
-    """Raises UsageError for what is no GGUF file."""
-    try:
-        with open(path, "rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    if magic != b"GGUF":
-        raise UsageError(f"{path} is no GGUF file", hint="make one with: hivetune export RUN --to gguf")
+def check_files(model: Path, settings: ServerSettings) -> None:
+    """Raises UsageError for a file that is no GGUF, is damaged, or is an adapter where a model is needed."""
+    if read_header(model).is_adapter:
+        raise UsageError(f"{model} is an adapter, not a model", hint="export the whole: hivetune export RUN --to gguf")
+    for path, _ in settings.adapters:
+        if not read_header(path).is_adapter:
+            raise UsageError(f"{path} is no adapter", hint="make one: hivetune export RUN --to gguf-adapter")
 
 
 def find_engine(engine: Engine) -> str | None:
@@ -111,13 +111,13 @@ class Backend:
         self,
         messages: Messages,
         *,
-        new_tokens: int = 256,
+        max_tokens: int = 256,
         temperature: float = 0.0,
         logprobs: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Answer:
         """One answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one included."""
-        request = self._chat_request(messages, new_tokens, temperature)
+        request = self._chat_request(messages, max_tokens, temperature)
         if logprobs:
             request |= {"logprobs": True, "top_logprobs": 1}
         if tools:
@@ -135,9 +135,9 @@ class Backend:
             logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in found),
         )
 
-    def stream(self, messages: Messages, *, new_tokens: int = 1024, temperature: float = 0.0) -> Iterator[str]:
+    def stream(self, messages: Messages, *, max_tokens: int = 1024, temperature: float = 0.0) -> Iterator[str]:
         """The answer piece by piece. The prompt cache is on: within a chat the adapters never change."""
-        request = {**self._chat_request(messages, new_tokens, temperature), "stream": True, "cache_prompt": True}
+        request = {**self._chat_request(messages, max_tokens, temperature), "stream": True, "cache_prompt": True}
         connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
         with contextlib.closing(connection):
             response = self._response(connection, "/v1/chat/completions")
@@ -179,10 +179,10 @@ class Backend:
             self.process.kill()
             self.process.wait()
 
-    def _chat_request(self, messages: Messages, new_tokens: int, temperature: float) -> dict[str, Any]:
+    def _chat_request(self, messages: Messages, max_tokens: int, temperature: float) -> dict[str, Any]:
         request: dict[str, Any] = {
             "messages": list(messages),
-            "max_tokens": new_tokens,
+            "max_tokens": max_tokens,
             "temperature": temperature,
             "cache_prompt": False,
             "reasoning_format": "none",  # thoughts stay in the text, as they were trained
@@ -220,13 +220,13 @@ def _error_text(text: str) -> str:
         return text
 
 
-def _start(settings: ServerSettings, program: str | None, log: Path, timeout_s: float) -> Backend:
+def _start(model: Path, settings: ServerSettings, program: str | None, log: Path, timeout_s: float) -> Backend:
     token = secrets.token_urlsafe(32)
     reader, writer = os.pipe()
     document = {
         "program": program,
-        "model": str(settings.model.resolve()),
-        "alias": settings.model.stem,
+        "model": str(model.resolve()),
+        "alias": model.stem,
         "adapters": [str(path.resolve()) for path, _ in settings.adapters],
         "token": token,
         "slots": settings.slots,

@@ -1,0 +1,124 @@
+"""`hivetune eval` and `hivetune gate`: measure base and tuned model on held-out rows, and say what follows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hivetune import walk
+from hivetune.cli.output import emit, number, progress, say, show, size, table
+from hivetune.config import override_config
+from hivetune.errors import NotDeployed, UsageError
+from hivetune.judge.evaluate import by_agent
+from hivetune.records import Metric, Verdict
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; see: hivetune runs")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
+
+
+def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
+    """Score base and tuned model on the held-out rows and answer some of them. Writes eval.json."""
+    opened = _open(run, overrides, "eval.")
+    with progress("scoring and answering", "items") as report:
+        evaluation = walk.evaluate(opened, report)
+    show_evaluation(evaluation)
+    show(f"next: hivetune gate {run}")
+    emit(evaluation)
+
+
+def gate(run: RunArgument, overrides: SetOption = None) -> None:
+    """The verdict on eval.json: deploy, iterate, abort or not-enough-evidence. Exit code 6 unless deploy."""
+    verdict = walk.decide(_open(run, overrides, "gate."))
+    show_verdict(verdict)
+    if verdict.verdict == "deploy":
+        show(f"next: hivetune export {run} --to gguf")
+    emit(walk.verdict_document(verdict))
+    if verdict.verdict != "deploy":
+        raise NotDeployed(f"verdict: {verdict.verdict}", hint=NEXT[verdict.verdict])
+
+
+NEXT = {
+    "iterate": "more or better rows, other settings; docs/evaluate.md says what each verdict means",
+    "abort": "look at the rows and at the answers in eval.json before training longer",
+    "not-enough-evidence": "hold out more rows (data.test), or answer more of them (eval.prompts)",
+}
+
+
+def _open(run: Path, overrides: Sequence[str] | None, section: str) -> walk.Run:
+    """The run, with settings of one section changed: others would not be those that it was trained with."""
+    opened = walk.load_run(run)
+    for override in overrides or ():
+        if not override.startswith(section):
+            raise UsageError(f"--set {override}: only {section}* can be changed here")
+    return replace(opened, config=override_config(opened.config, overrides or ()))
+
+
+def show_evaluation(evaluation: dict[str, Any]) -> None:
+    """Loss and success by agent, and what was wrong with single rows."""
+    rows = [
+        (
+            line["agent"] or "-",
+            line["rows"],
+            number(line["base_loss"]),
+            number(line["tuned_loss"]),
+            line["answers"],
+            _share(line["base_success"]),
+            _share(line["tuned_success"]),
+        )
+        for line in by_agent(evaluation)
+    ]
+    columns = ("agent", "rows", "loss base", "loss tuned", "answers", "success base", "success tuned")
+    table("", columns, rows, numeric=columns[1:])
+    for problem in evaluation["problems"][:5]:
+        say(f"{problem['source']} ({problem['model']}): {problem['problem']}")
+    if len(evaluation["problems"]) > 5:
+        say(f"and {len(evaluation['problems']) - 5} more problems, all in eval.json")
+
+
+def show_verdict(verdict: Verdict) -> None:
+    """The table of the verdict: base | tuned | difference with interval | threshold | passed."""
+    columns = ("metric", "base", "tuned", "difference", "95 % interval", "n", "threshold", "passed")
+    table("", columns, [_line(metric) for metric in verdict.metrics], numeric=columns[1:7])
+    show(f"verdict: {verdict.verdict}")
+    for reason in verdict.reasons:
+        show(f"  {reason}")
+
+
+def _line(metric: Metric) -> tuple[object, ...]:
+    passed = {True: "yes", False: "NO", None: "reported"}[metric.passed]
+    interval = "-" if metric.ci95 is None else " to ".join(_value(metric.name, end, sign=True) for end in metric.ci95)
+    return (
+        metric.name,
+        _value(metric.name, metric.base),
+        _value(metric.name, metric.tuned),
+        _value(metric.name, metric.difference, sign=True),
+        interval,
+        metric.n,
+        _threshold(metric),
+        passed,
+    )
+
+
+def _threshold(metric: Metric) -> str:
+    if metric.threshold is None:
+        return "-"
+    if metric.name in ("latency_s", "peak_memory_bytes"):
+        return f"at most {metric.threshold:g} x"
+    return f"gain > {metric.threshold:g}"
+
+
+def _value(name: str, value: float | None, *, sign: bool = False) -> str:
+    if value is None:
+        return "-"
+    prefix = "+" if sign and value > 0 else ""
+    if name == "peak_memory_bytes":
+        return prefix + size(value)
+    if name in ("success", "ended"):
+        return f"{prefix}{100 * value:.1f} %"
+    return f"{prefix}{value:.3f}" if abs(value) < 100 else f"{prefix}{value:,.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
