@@ -77,7 +77,7 @@ def _drain(
 ) -> None:
     database = open_database(path)
     try:
-        reader.open(database, follow)
+        reader.open(database, follow, stop)
         while not stop.is_set():
             batch = reader.read()
             if batch:

@@ -84,11 +84,11 @@ def bands_for(threshold: float) -> int:
 
 
 def near_duplicates(
-    signatures: memoryview, threshold: float, progress: Progress = lambda _d, _t: None
-) -> dict[int, int]:
-    """{row: the earlier row that it nearly equals} over consecutive signatures of 512 bytes.
+    signatures: memoryview, threshold: float, skipped: bytes = b"", progress: Progress = lambda _done, _total: None
+) -> array:  # type: ignore[type-arg]
+    """For each of the consecutive signatures (512 bytes) the earlier row that it nearly equals, else its own number.
 
-    Only kept rows are compared with: a row that is a duplicate itself is nobody's original.
+    Rows with a 1 in `skipped` take no part. A row that is a duplicate itself is nobody's original.
     """
     num_rows = len(signatures) // SIGNATURE_BYTES
     words = signatures.cast("B").cast("I")
@@ -96,16 +96,18 @@ def near_duplicates(
     rows_per_band = bands_for(threshold)
     num_bands = NUM_PERM // rows_per_band
     needed = threshold * NUM_PERM
-    original: dict[int, int] = {}
+    original = array("I", range(num_rows))
     for band in range(num_bands):
         table = Table(num_rows)
         for row in range(num_rows):
-            if row in original:
+            if original[row] != row or (skipped and skipped[row]):
                 continue
             other = table.put(_band_key(words, pairs, row, band, rows_per_band), row)
-            while other in original:
+            if other is None:
+                continue
+            while original[other] != other:
                 other = original[other]
-            if other is not None and _equal_values(words, row, other) >= needed:
+            if _equal_values(words, row, other) >= needed:
                 original[row] = other
         progress(band + 1, num_bands)
     return original

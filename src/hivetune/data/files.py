@@ -28,8 +28,8 @@ MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows. `path`: where the bytes are; `name`: what the user calls it; `start`, `end`: bytes, or row ids
-    of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines, blank ones too.
+    """Consecutive rows. `path`: where the bytes are; `name`: what the user calls it; `start`, `end`: bytes, or row
+    ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines.
     """
 
     kind: Kind

@@ -1,7 +1,7 @@
 """File formats: which one a file has, how compressed bytes are read, and how rows of each become numbered lines.
 
-A numbered line is `PLACE TAB r TAB JSON` for a row and `PLACE TAB p TAB TEXT` for a place where reading failed. PLACE is
-the line in the original file where the row begins (in Parquet the number of the row), so that errors point there.
+A numbered line is `PLACE TAB r TAB JSON` for a row and `PLACE TAB p TAB TEXT` for a place where reading failed. PLACE
+is the line in the original file where the row begins (in Parquet the number of the row), so that errors point there.
 """
 
 import codecs
@@ -38,7 +38,8 @@ class _Stream:
         self._block = 0
 
     def read(self, size: int) -> tuple[bytes, str | None]:
-        pieces, wanted = [], size
+        pieces: list[bytes] = []
+        wanted = size
         while wanted > 0:
             try:
                 # Small reads, so that a failure costs at most the last few kB in front of it.
@@ -97,7 +98,7 @@ def open_bytes(path: str, known: str) -> ByteStream:
         zstandard = _package("zstandard", "zst")
         reader = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), read_across_frames=True)  # noqa: SIM115
         return _Stream(reader, (zstandard.ZstdError, OSError, lzma.LZMAError))
-    return _Stream(open(path, "rb"), (OSError,))  # noqa: SIM115 (read to its end, then dropped)
+    return _Stream(open(path, "rb"), (OSError,))
 
 
 def convert_lines(path: str, known: str, out: str) -> None:

@@ -26,7 +26,7 @@ class Delivery:
 
     `origin` names the source (file, table or stream); `place` is the position in it that a person can go to
     (`file:line`); `key` is that position made unique for all time, e.g. with the generation of a rotated file. `id` is
-    set for what comes from another store and keeps the id it has there.
+    set for what comes from another store and keeps the id it has there; `time` is when it came, if the row doesn't say.
     """
 
     origin: str
@@ -34,6 +34,7 @@ class Delivery:
     key: str
     row: Mapping[str, Any]
     id: str | None = None
+    time: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,7 @@ def _store(database: sqlite3.Connection, delivery: Delivery, identity: str, cont
             fields.user,
             fields.agent,
             fields.category,
-            fields.time,
+            delivery.time if fields.time is None else fields.time,
             fields.success,
             fields.feedback,
             _dump(delivery.row),

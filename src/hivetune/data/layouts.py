@@ -4,11 +4,10 @@ Detected row by row from the columns alone, in a fixed order; a column map overr
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Any, NamedTuple
 
+from hivetune.data.fields import AGENT
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
@@ -17,15 +16,6 @@ Row = Mapping[str, Any]
 QUESTION = ("user_query", "user_request", "input", "query")
 RESULT = ("result", "output")
 TASK = ("task", "input", "prompt", "query")
-SESSION = ("session", "session_id", "conversation_id", "thread_id")
-USER = ("user_id", "user")
-TIME = ("timestamp", "time", "created_at", "created")
-AGENT = ("agent", "agent_name", "agent_id")
-CATEGORY = ("category", "domain", "topic")
-FEEDBACK = ("feedback", "rating", "score")
-MILLISECONDS_FROM = 1e11  # as seconds that is the year 5138
-FAILED_WORDS = frozenset({"false", "no", "0", "failed", "failure", "error", "fail"})
-PASSED_WORDS = frozenset({"true", "yes", "1", "success", "succeeded", "ok", "passed", "done", "completed"})
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -46,12 +36,11 @@ ROLES: dict[str, Role] = {
 
 
 class Conversation(NamedTuple):
-    """What a row says. `label` is the category when the row names none; `untrusted`: a tool or page wrote the answer."""
+    """What a row says. `untrusted`: a tool or a web page wrote the answer."""
 
     layout: str
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    label: str | None = None
     untrusted: bool = False
 
 
@@ -76,54 +65,6 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
         if value is not None:
             mapped[field] = value
     return mapped
-
-
-def text_of(row: Row, names: tuple[str, ...]) -> str | None:
-    """The first of these columns that is there, as text; numbers are names too, an empty string is none."""
-    for name in names:
-        value = row.get(name)
-        if isinstance(value, str) and value:
-            return value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return str(value)
-    return None
-
-
-def time_of(row: Row) -> float | None:
-    """Seconds since 1970 from a number (also milliseconds) or an ISO 8601 text; unreadable times are none."""
-    for name in TIME:
-        value = row.get(name)
-        try:
-            if isinstance(value, str) and value:
-                seconds = (
-                    float(value) if value.replace(".", "", 1).isdigit() else datetime.fromisoformat(value).timestamp()
-                )
-            elif isinstance(value, int | float) and not isinstance(value, bool):
-                seconds = float(value)
-            else:
-                continue
-        except (ValueError, OverflowError, OSError):
-            continue
-        if math.isfinite(seconds):
-            return seconds / 1000 if seconds > MILLISECONDS_FROM else seconds
-    return None
-
-
-def success_of(row: Row) -> bool | None:
-    """The row's own `success` (or KTO's `label`), however it is written."""
-    value = row.get("success", row.get("label") if isinstance(row.get("label"), bool) else None)
-    if isinstance(value, bool):
-        return value
-    word = str(value).strip().lower()
-    return False if word in FAILED_WORDS else True if word in PASSED_WORDS else None
-
-
-def feedback_of(row: Row) -> float | None:
-    for name in FEEDBACK:
-        value = row.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    return None
 
 
 def _messages(name: str, row: Row) -> Conversation:
@@ -160,7 +101,7 @@ def _alpaca(name: str, row: Row) -> Conversation:
 
 
 def _agent(name: str, row: Row) -> Conversation:
-    asked = [_text(row[key], key) for key in TASK if row.get(key) is not None]
+    asked = [text for key in TASK if (text := _text(row.get(key), key))]
     if not asked:
         raise RowRefused("unknown-layout", "an agent's row needs a task or input beside its output")
     output = next((row[key] for key in ("output", "result", "response") if row.get(key) is not None), None)
@@ -173,14 +114,13 @@ def _agent(name: str, row: Row) -> Conversation:
 def _tool(name: str, row: Row) -> Conversation:
     """The command is what a model can learn; the result is what a machine said, so it is never trained unasked."""
     asked = next(row[key] for key in QUESTION if row.get(key) is not None)
-    tool = text_of(row, ("tool_used", "tool"))
     command = row.get("command")
     if isinstance(command, str) and command.strip():
         answer, untrusted = command, False
     else:
         answer, untrusted = next((row[key] for key in RESULT if row.get(key) is not None), ""), True
     messages = (*_system(row.get("system")), _said("user", asked, "user_query"), _said("assistant", answer, "result"))
-    return Conversation(name, messages, label=tool, untrusted=untrusted)
+    return Conversation(name, messages, untrusted=untrusted)
 
 
 def _question_answer(name: str, row: Row) -> Conversation:
@@ -323,6 +263,10 @@ def _text(value: Any, column: str) -> str:
 
 def _has(*names: str) -> Callable[[Row], bool]:
     return lambda row: all(name in row for name in names)
+
+
+def _is_prompt_completion(row: Row) -> bool:
+    return "prompt" in row and ("completion" in row or "response" in row)
 
 
 def _is_agent(row: Row) -> bool:

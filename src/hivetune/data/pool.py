@@ -3,6 +3,7 @@
 A chunk whose result is there already is not done again, so a preparation that was killed goes on where it was.
 """
 
+import contextlib
 import json
 import os
 import selectors
@@ -106,11 +107,9 @@ def _give(
     number, chunk = todo.popleft()
     task = {"chunk": chunk.to_json(), "out": str(result_path(folder, number))}
     assert child.stdin
-    try:
+    with contextlib.suppress(BrokenPipeError):  # it died: its closed output says so to the loop
         child.stdin.write(json.dumps(task).encode() + b"\n")
         child.stdin.flush()
-    except BrokenPipeError:
-        pass  # it died: its closed output says so to the loop
     running[i] = chunk
 
 
@@ -120,7 +119,9 @@ def _dead(child: "subprocess.Popen[bytes]", chunk: Chunk | None, log: IO[bytes])
     log.seek(0)
     said = log.read().decode("utf-8", "replace").strip()[-2000:]
     where = f"{chunk.name}:{chunk.first}" if chunk else "its start"
-    return HivetuneError(f"a data worker died (exit {code}) at {where}\n{said}", hint="run again: finished parts are kept")
+    return HivetuneError(
+        f"a data worker died (exit {code}) at {where}\n{said}", hint="run again: finished parts are kept"
+    )
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -128,7 +129,5 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
     child.kill()
     child.wait()
     child.stdout.close()
-    try:
+    with contextlib.suppress(BrokenPipeError):  # bytes that it never read
         child.stdin.close()
-    except BrokenPipeError:
-        pass  # bytes that it never read

@@ -7,26 +7,15 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from hivetune.data.fields import as_success, extract
 from hivetune.data.files import Chunk
-from hivetune.data.layouts import (
-    AGENT,
-    CATEGORY,
-    SESSION,
-    USER,
-    Conversation,
-    Row,
-    feedback_of,
-    map_columns,
-    read_conversation,
-    success_of,
-    text_of,
-    time_of,
-)
+from hivetune.data.layouts import Conversation, Row, map_columns, read_conversation
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 
 BOM = b"\xef\xbb\xbf"
 QUARANTINE_KEY = "hivetune_quarantine"
+UNTRUSTED_ORIGINS = ("tool", "web")
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
 
 
@@ -161,23 +150,26 @@ def read_example(raw: RawRow, columns: Mapping[str, str]) -> tuple[str, Example]
 
 
 def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:
-    success = stored.get("success", success_of(row))
+    """What the store knows goes before what the row says: it may come from a column map."""
+    fields = extract(row)
+    success = fields.success if "success" not in stored else bool(stored["success"])
+    if success is None and isinstance(row.get("label"), bool):
+        success = as_success(row["label"])  # KTO's name for it
     checker = row.get("checker")
-    agent = stored.get("agent") or text_of(row, AGENT)
     return Example(
         id="",
         source=source,
         messages=said.messages,
         tools=said.tools,
-        agent=agent,
-        category=stored.get("category") or text_of(row, CATEGORY) or said.label,
-        session=stored.get("session") or text_of(row, SESSION),
-        user=stored.get("user") or text_of(row, USER),
-        time=stored.get("time", time_of(row)),
-        success=None if success is None else bool(success),
-        feedback=stored.get("feedback", feedback_of(row)),
+        agent=stored.get("agent", fields.agent),
+        category=stored.get("category", fields.category),
+        session=stored.get("session", fields.session),
+        user=stored.get("user", fields.user),
+        time=stored.get("time", fields.time),
+        success=success,
+        feedback=stored.get("feedback", fields.feedback),
         checker=checker if isinstance(checker, dict) else None,
-        untrusted=said.untrusted or row.get("untrusted") is True or row.get("origin") in ("tool", "web"),
+        untrusted=said.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
     )
 
 

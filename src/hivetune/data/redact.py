@@ -72,7 +72,7 @@ def entropy_bits(text: str) -> float:
 
 
 def _looks_random(value: str) -> bool:
-    """A generated value: mixed letters and digits of high entropy; never a word, a path, a variable or a placeholder."""
+    """A generated value: mixed letters and digits of high entropy; not a word, path, variable or placeholder."""
     if value.lower().startswith(PLACEHOLDERS) or any(c in value for c in "<>{}$()[]*"):
         return False
     has_digit, has_letter = any(c.isdigit() for c in value), any(c.isalpha() for c in value)

@@ -7,6 +7,7 @@ to write just so are trained: where a template rewrites earlier turns (Qwen3 dro
 read, not trained.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ class Renderer:
         return decoded
 
     def _plain_text(self, text: str) -> Detail:
-        head = [self._tokenizer.token_to_id(self._bos)] if self._bos else []
+        head = [i for i in [_token_id(self._tokenizer, self._bos)] if i is not None]
         tokens = [*head, *self._tokenizer.encode(text, add_special_tokens=False).ids, *self.eos_ids[:1]]
         mask = bytearray(b"\1" * len(tokens))
         mask[: max(1, len(head))] = bytes(max(1, len(head)))
@@ -127,7 +128,8 @@ class Renderer:
 
     def _turns_by_scan(self, text: str) -> list[Turn]:
         """Where answers lie in `text` by its markers alone."""
-        turns, position = [], 0
+        turns: list[Turn] = []
+        position = 0
         while True:
             starts = [found + len(h) for h in self._headers if (found := text.find(h, position)) >= 0]
             if not starts:
@@ -176,10 +178,8 @@ class Renderer:
     def _find_headers(self) -> tuple[str, ...]:
         """What the template writes between a question (or a tool's result) and the answer."""
         headers = [self._probe([_user()], True).rpartition(USER_PROBE)[2]]
-        try:
+        with contextlib.suppress(RenderError):  # a template without tools: rows with tools will say so themselves
             headers.append(self._probe([_user(), _call(), _result()], True).rpartition(RESULT_PROBE)[2])
-        except RenderError:
-            pass  # a template without tools: rows with tools will say so themselves
         return tuple(dict.fromkeys(header for header in headers if header.strip()))
 
     def _probe(self, chat: list[dict[str, Any]], for_answer: bool) -> str:
@@ -199,7 +199,7 @@ def load_renderer(model_folder: Path) -> Renderer:
         template = path.read_text(encoding="utf-8") if path.exists() else settings.get("chat_template")
     except (OSError, ValueError) as error:
         raise UsageError(f"{model_folder} is no prepared model: {error}", hint="hivetune fetch MODEL") from None
-    except Exception as error:  # tokenizers raises nothing more precise than Exception
+    except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
         raise UsageError(f"{model_folder}/tokenizer.json can't be read: {error}", hint="hivetune fetch MODEL") from None
     if not isinstance(template, str) or not template.strip():
         raise UsageError(

@@ -72,7 +72,7 @@ class Snapshot:
         return int(self._offsets[row + 1] - self._offsets[row])
 
     def num_trained(self, row: int) -> int:
-        return sum(self.trained(row))
+        return bytes(self.trained(row)).count(1)
 
     def tokens(self, row: int) -> memoryview:
         """Ids, format "I", [length(row)]."""
@@ -101,13 +101,8 @@ class Snapshot:
         if found is None:
             raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
         *plain, messages, tools, checker = found
-        return RowInfo(
-            row,
-            *plain,
-            messages=messages_from(messages),
-            tools=tuple(json.loads(tools)) if tools else (),
-            checker=json.loads(checker) if checker else None,
-        )
+        said = (messages_from(messages), tuple(json.loads(tools)) if tools else ())
+        return RowInfo(row, *plain, *said, json.loads(checker) if checker else None)
 
     @cached_property
     def _database(self) -> sqlite3.Connection:

@@ -1,0 +1,149 @@
+"""`hivetune data check` and `hivetune data prepare`: what is wrong with the rows, and the snapshot made of the rest."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hivetune import walk
+from hivetune.cli.output import emit, progress, say, show, table
+from hivetune.config import RunConfig, load_config, override_config, parse_config
+from hivetune.data.clean import quarantine_path
+from hivetune.data.prepare import check as check_rows
+from hivetune.data.prepare import prepare as prepare_rows
+from hivetune.data.prepare import read_report
+from hivetune.data.reasons import REASONS
+from hivetune.errors import DataRefused, UsageError
+
+SHOWN_PROBLEMS = 10
+NO_MODEL = "none"
+
+Sources = Annotated[
+    list[str] | None, typer.Argument(metavar="SRC...", help="Files, folders, globs, '-' for standard input, 'store'.")
+]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="Also check template, mask and tokens of this model.")]
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="Take model and data settings from this YAML.")]
+Columns = Annotated[
+    str | None, typer.Option("--columns", metavar="OURS=YOURS,...", help="prompt=question,completion=reply")
+]
+MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens; longer rows: data.on_overlong.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
+
+
+def check(
+    sources: Sources = None,
+    model: Model = None,
+    config: Config = None,
+    columns: Columns = None,
+    max_length: MaxLength = None,
+    overrides: Overrides = None,
+    clean: Annotated[Path | None, typer.Option(help="Write the rows that passed, and the others beside them.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
+) -> None:
+    """What is wrong with the rows, and where. Exit code 3 when too many are rejected or none is usable."""
+    settings = _settings(sources, model, config, columns, max_length, overrides)
+    folder = _model_folder(settings.model) if settings.model != NO_MODEL else None
+    with progress("checking", "rows") as report:
+        found = check_rows(
+            settings.data, model_folder=folder, max_length=settings.max_length, clean=clean, page=html, progress=report
+        )
+    show_report(found.document)
+    if clean is not None:
+        show(f"passed: {clean}   rejected, to mend and feed again: {quarantine_path(clean)}")
+    if html is not None:
+        show(f"report: {html}")
+    emit(found.document)  # the one document, also when the data is refused
+    try:
+        found.refuse(settings.data.max_rejected)
+    except DataRefused as error:
+        say(f"hivetune: {error}")
+        raise typer.Exit(error.exit_code) from None
+
+
+def prepare(
+    sources: Sources = None,
+    model: Model = None,
+    config: Config = None,
+    columns: Columns = None,
+    max_length: MaxLength = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the snapshot; default: below the home.")] = None,
+) -> None:
+    """Rows into an immutable snapshot of tokens; the same rows and settings are prepared once."""
+    settings = _settings(sources, model, config, columns, max_length, overrides)
+    if settings.model == NO_MODEL:
+        raise UsageError("which model's tokens?", hint="give --model M or --config CONFIG")
+    with progress("preparing", "rows") as report:
+        snapshot = prepare_rows(settings, _model_folder(settings.model), out, report)
+    document = read_report(snapshot.folder)
+    show_report(document)
+    show(f"snapshot: {snapshot.folder}\nreport:   {snapshot.folder / 'report.html'}")
+    emit({**document, "snapshot": str(snapshot.folder), "hash": snapshot.hash})
+
+
+def _settings(
+    sources: list[str] | None,
+    model: str | None,
+    config: Path | None,
+    columns: str | None,
+    max_length: int | None,
+    overrides: list[str] | None,
+) -> RunConfig:
+    """The config with what the command line says on top of it."""
+    tree: dict[str, Any]
+    if config is not None:
+        tree = load_config(config).model_dump(mode="json")
+    else:
+        tree = {"model": NO_MODEL, "data": {"path": sources or []}}
+    if sources:
+        tree["data"]["path"] = sources
+    if not tree["data"]["path"]:
+        raise UsageError("no rows to read", hint="give files, folders, globs, '-' or 'store', or --config CONFIG")
+    if model is not None:
+        tree["model"] = model
+    if max_length is not None:
+        tree["max_length"] = max_length
+    if columns is not None:
+        pairs = [pair.partition("=") for pair in columns.split(",")]
+        if not all(ours and yours for ours, _, yours in pairs):
+            raise UsageError(f"--columns {columns}: not of the form OURS=YOURS,...", hint="prompt=question")
+        tree["data"]["columns"] = {ours.strip(): yours.strip() for ours, _, yours in pairs}
+    return override_config(parse_config(tree, "command line"), overrides or [])
+
+
+def _model_folder(name: str) -> Path:
+    """A folder with a tokenizer is enough to count tokens; anything else is prepared first."""
+    folder = Path(name).expanduser()
+    if (folder / "tokenizer.json").exists() and (folder / "tokenizer_config.json").exists():
+        return folder
+    with progress("preparing the model") as report:
+        return walk.fetch_model(name, report)
+
+
+def show_report(document: dict[str, Any]) -> None:
+    """The report for people: the sum first, then reasons, splits, lengths, the first problems."""
+    counts = [("rows in", document["rows_in"], "")]
+    for split, count in document["splits"].items():
+        counts.append((split, count, "usable"))
+    counts.append(("duplicates", document["duplicates"], f"{document['near_duplicates']:,} of them nearly equal"))
+    for name, label in (("rejected", "rejected"), ("set_aside", "set aside")):
+        for reason, count in document[name].items():
+            counts.append((f"{label}: {reason}", count, REASONS[reason].meaning))
+    table("", ("rows", "count", ""), [(n, f"{c:,}", why) for n, c, why in counts], numeric=("count",))
+    for reason, count in document["changed"].items():
+        show(f"changed: {count:,} rows, {reason}: {REASONS[reason].meaning}")
+    lengths = document["lengths"]
+    show(
+        f"length in {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "
+        f"99 % up to {lengths['keeps_99_percent']:,}, longest {lengths['longest_seen']:,}"
+    )
+    if document["trained_tokens"] is not None:
+        share = document["trained_tokens"] / max(1, document["tokens"])
+        show(f"tokens: {document['tokens']:,}, trained {document['trained_tokens']:,} ({share:.0%})")
+    if document["not_run"]:
+        show(f"not checked without --model: {', '.join(document['not_run'])}")
+    for problem in document["problems"][:SHOWN_PROBLEMS]:
+        say(f"{problem['source']}: {problem['reason']}: {problem['hint']}")
+    left = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - SHOWN_PROBLEMS
+    if left > 0:
+        say(f"... and {left:,} more: --clean OUT writes each with its place, --html shows them")
