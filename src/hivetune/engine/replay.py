@@ -14,7 +14,7 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.engine.adapter import initialise
 from hivetune.engine.checkpoint import load_newest_good
 from hivetune.engine.child import Heartbeat, Task, run_child
-from hivetune.engine.device import DTYPES, choose, read_resolved
+from hivetune.engine.device import DTYPES, read_resolved, settle, with_changes
 from hivetune.engine.feed import read_documents
 from hivetune.engine.model import LoraModel, load_model
 from hivetune.engine.watch import is_finite_step, padded
@@ -32,9 +32,7 @@ def load(task: Task) -> LoraModel:
     """The run's model with the weights of its newest good checkpoint, or those of the start."""
     run = Path(task["run"])
     config, choices = read_resolved(run)
-    choices = {**choices, **task.get("choices", {})}
-    choices = {**choices, **choose(config.device, config.dtype, choices)}
-    torch.set_num_threads(choices["threads"])
+    choices = with_changes(config, settle(run, config, choices, write=False), task.get("choices") or {})
     model = load_model(
         Path(task["model"]),
         config.lora,

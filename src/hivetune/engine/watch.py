@@ -24,7 +24,7 @@ SETTLED = 16
 MAD_TO_SIGMA = 1.4826
 # One loss that no data explains, or a row of losses that the update before them explains. Tested: no alarm in 10,000
 # steps of normal, lognormal or bursty noise (tests/engine/test_watch.py).
-SINGLE_Z, SINGLE_TIMES = 20.0, 3.0
+SINGLE_Z, SINGLE_TIMES = 20.0, 5.0
 LASTING_Z, LASTING_STEPS = 6.0, 3
 MOST_ROLLBACKS = 2
 # Steps before the first high loss that are suspected too: the update that did the damage came earlier.
