@@ -219,6 +219,7 @@ MIGRATIONS: tuple[str, ...] = (
       snapshot TEXT NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL,
       PRIMARY KEY (snapshot, kind, value)
     );
+    CREATE INDEX interactions_source ON interactions(source);
     CREATE INDEX interactions_session ON interactions(session);
     CREATE INDEX interactions_user ON interactions(user);
     """,

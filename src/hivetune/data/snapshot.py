@@ -102,7 +102,7 @@ class Snapshot:
             raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
         *plain, messages, tools, checker = found
         said = (messages_from(messages), tuple(json.loads(tools)) if tools else ())
-        return RowInfo(row, *plain, *said, json.loads(checker) if checker else None)
+        return RowInfo(row, *plain, *said, checker=json.loads(checker) if checker else None)
 
     @cached_property
     def _database(self) -> sqlite3.Connection:

@@ -1,6 +1,7 @@
 """JSON Lines files that others write: read from where we stopped, through rotation, no line twice and none lost."""
 
 import sqlite3
+import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -54,7 +55,7 @@ class JsonlReader:
         self._todo: deque[Track] = deque()
         self._next: tuple[Track, Position] | None = None
 
-    def open(self, database: sqlite3.Connection, follow: bool) -> None:
+    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
         self._follow = follow
         self._generations.load(database)
         if not follow and not self._generations.files():

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -26,11 +27,14 @@ class Reader(Protocol):
 
     poll_s: float  # how long to wait after a `read` that brought nothing
 
-    def open(self, database: sqlite3.Connection, follow: bool) -> None:
-        """Find the place to go on from. `follow`: rows that come later count too. Raises UsageError, MachineNotFit."""
+    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
+        """Find the place to go on from. `follow`: rows that come later count too. Raises UsageError, MachineNotFit.
+
+        The database stays open until `close`, and belongs to the thread that calls all of these.
+        """
 
     def read(self) -> Batch | None:
-        """The next rows, or None when there are none now; when following it may wait up to a second for them."""
+        """The next rows, or None when there are none now or `stop` is set; when following it may wait for a second."""
 
     def confirm(self) -> None:
         """The last batch is durable: acknowledge it, move on."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import threading
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class SqliteReader:
     def _key(self) -> str:
         return f"sqlite:{self.name}#{self._column or 'rowid'}"
 
-    def open(self, database: sqlite3.Connection, follow: bool) -> None:
+    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
         self._connection = _connect(self._path)
         with self._explained():
             self._check_table()

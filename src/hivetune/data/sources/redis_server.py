@@ -1,0 +1,158 @@
+"""Reaching a Redis server or Cluster: connections that may break, errors in our words, and what must be true of it."""
+
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.errors import MachineNotFit, UsageError
+
+SOCKET_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 3.0
+# Answers of a server that starts, fails over or is out of space for a moment; everything else is final.
+PASSING = ("LOADING", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "MISCONF", "OOM", "UNBLOCKED", "NOREPLICAS")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where it is. `url` holds the password and is never shown; `shown` is for people. `hosts`: of a Cluster."""
+
+    url: str
+    shown: str
+    cluster: bool
+    hosts: tuple[str, ...] = ()
+
+
+def load_redis() -> Any:
+    """redis-py. Raises MachineNotFit."""
+    try:
+        import redis
+        import redis.cluster
+        import redis.exceptions
+        import redis.retry
+    except ImportError:
+        raise MachineNotFit("Redis sources need redis-py", hint="pip install 'hivetune[redis]'") from None
+    return redis
+
+
+def parse_server(url: str, own: Mapping[str, Any]) -> Server:
+    """A server from a URL without those query parameters that are ours (`own`). Raises UsageError."""
+    parts = urllib.parse.urlsplit(url)
+    cluster = parts.scheme.endswith("+cluster")
+    scheme = parts.scheme.removesuffix("+cluster")
+    query = [pair for pair in urllib.parse.parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in own]
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    names = tuple(hosts.split(","))
+    if len(names) > 1 and not cluster:
+        raise UsageError(f"{parts.scheme}:// takes one host", hint="several nodes: redis+cluster://HOST:PORT,HOST:PORT")
+    text = urllib.parse.urlencode(query)
+    url = urllib.parse.urlunsplit((scheme, credentials + at + names[0], parts.path, text, ""))
+    shown = urllib.parse.urlunsplit((parts.scheme, hosts, parts.path, "", ""))
+    return Server(url, shown, cluster, names)
+
+
+def connect(server: Server) -> Any:
+    """A client that tries each command once: what to do after a failure is the reader's to say.
+
+    RESP2, for one shape of answers over all versions. Raises what `is_passing` knows, or UsageError.
+    """
+    redis = load_redis()
+    options = {
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "protocol": 2,
+        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+    }
+    try:
+        if not server.cluster:
+            client = redis.Redis.from_url(server.url, **options)
+            client.ping()
+            return client
+        return _connect_cluster(redis, server, options)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{server.shown}: {error}", hint="redis://[:PASSWORD@]HOST:PORT/DB?stream=NAME") from None
+
+
+def known_hosts(client: Any) -> tuple[str, ...]:
+    """All nodes that a Cluster's client knows: any of them leads back after the one in the URL has died."""
+    return tuple(f"{node.host}:{node.port}" for node in client.get_nodes())
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same command may work a moment later."""
+    redis = load_redis()
+    wrong = redis.exceptions
+    if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError | wrong.NoPermissionError):
+        return False
+    if isinstance(error, wrong.ResponseError) and str(error).startswith(PASSING):
+        return True
+    passing = (
+        wrong.ConnectionError,
+        wrong.TimeoutError,
+        wrong.ClusterError,
+        wrong.RedisClusterException,
+        wrong.ReadOnlyError,
+        wrong.TryAgainError,
+        wrong.AskError,
+        wrong.OutOfMemoryError,
+        OSError,
+    )
+    return isinstance(error, passing)
+
+
+def explain(error: Exception, server: Server, stream: str) -> Exception:
+    """What the user did wrong, for an answer that will stay the same; anything else as it is."""
+    wrong = load_redis().exceptions
+    if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError) or str(error).startswith("NOAUTH"):
+        return UsageError(f"{server.shown} refuses the login: {error}", hint="redis://USER:PASSWORD@HOST:PORT/DB")
+    if isinstance(error, wrong.NoPermissionError):
+        return UsageError(
+            f"{server.shown}: {error}",
+            hint="the user needs +xreadgroup +xack +xautoclaim +xgroup +xinfo +xpending +info +ttl on the stream",
+        )
+    if str(error).startswith("WRONGTYPE"):
+        return UsageError(f"{stream} on {server.shown} is no stream", hint="writers must use XADD")
+    return error
+
+
+def check_eviction(client: Any, server: Server, stream: str) -> None:
+    """Refuse a server that may throw the stream away. Raises UsageError with the command that mends it."""
+    policy = info(client, server, stream, "memory").get("maxmemory_policy", "noeviction")
+    if not str(policy).startswith("allkeys-"):
+        return
+    host = _address(client, server, stream)
+    raise UsageError(
+        f"{server.shown} evicts with {policy}: when its memory is full it may delete the whole stream, read or not",
+        hint=f"redis-cli {host} CONFIG SET maxmemory-policy noeviction && redis-cli {host} CONFIG REWRITE",
+    )
+
+
+def info(client: Any, server: Server, stream: str, section: str) -> dict[str, Any]:
+    """INFO of the node that holds the stream."""
+    if not server.cluster:
+        return dict(client.info(section))
+    return dict(client.info(section, target_nodes=client.get_node_from_key(stream)))
+
+
+def _address(client: Any, server: Server, stream: str) -> str:
+    if server.cluster:
+        node = client.get_node_from_key(stream)
+        return f"-h {node.host} -p {node.port}"
+    parts = urllib.parse.urlsplit(server.url)
+    if parts.scheme == "unix":
+        return f"-s {parts.path}"
+    return f"-h {parts.hostname or 'localhost'} -p {parts.port or 6379}"
+
+
+def _connect_cluster(redis: Any, server: Server, options: dict[str, Any]) -> Any:
+    """Through the first node that answers. Raises the last node's error."""
+    parts = urllib.parse.urlsplit(server.url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    failure: Exception | None = None
+    for host in server.hosts:
+        url = urllib.parse.urlunsplit(parts._replace(netloc=credentials + at + host))
+        try:
+            return redis.cluster.RedisCluster.from_url(url, **options)
+        except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
+            failure = error
+    raise failure or ValueError("no host")
