@@ -100,9 +100,21 @@ class Snapshot:
         ).fetchone()
         if found is None:
             raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
-        *plain, messages, tools, checker = found
-        said = (messages_from(messages), tuple(json.loads(tools)) if tools else ())
-        return RowInfo(row, *plain, *said, checker=json.loads(checker) if checker else None)
+        identity, interaction, source, split, agent, category, session, moment, messages, tools, checker = found
+        return RowInfo(
+            row=row,
+            id=identity,
+            interaction_id=interaction,
+            source=source,
+            split=split,
+            agent=agent,
+            category=category,
+            session=session,
+            time=moment,
+            messages=messages_from(messages),
+            tools=tuple(json.loads(tools)) if tools else (),
+            checker=json.loads(checker) if checker else None,
+        )
 
     @cached_property
     def _database(self) -> sqlite3.Connection:
