@@ -86,6 +86,9 @@ class SuperviseConfig(Section):
     evaluate_timeout_s: float = Field(default=1800.0, gt=0)
     save_timeout_s: float = Field(default=600.0, gt=0)
     attempts: int = Field(default=3, gt=0, description="attempts without progress before giving up")
+    backoff_s: float = Field(
+        default=5.0, gt=0, description="first pause when a device faults at scattered steps; doubled up to 300 s"
+    )
     memory_share: float = Field(default=0.9, gt=0, le=1, description="most of the machine's or card's memory to take")
     checkpoint_every_s: float | None = Field(
         default=None, gt=0, description="default: Young's rule from measured costs"

@@ -16,7 +16,9 @@ from hivetune.machine.faults import fault as fault_of
 SAME_STEP = 1
 # So many faults of one kind at different steps, with work done between them, and a change is tried all the same.
 SCATTERED_CHANGE = 5
-FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0
+LONGEST_WAIT_S = 300.0
+# They shrink a step; a worker that has not begun one needs something else.
+OF_A_STEP = frozenset({"isolate", "micro", "small", "smallest"})
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Bounds:
 
     attempts: int = 3
     on_device: bool = False
+    backoff_s: float = 5.0
     allow: frozenset[str] = frozenset()
 
 
@@ -145,7 +148,8 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Action:
     alike = [earlier for earlier in history[:-1] if earlier.same_place(last)]
     scattered = [earlier for earlier in history[:-1] if earlier.fault == last.fault and not earlier.same_place(last)]
     if fault.first == "again" and not alike and len(scattered) + 1 < SCATTERED_CHANGE:
-        wait_s = _wait_s(len(scattered)) if fault.backoff or len(scattered) > 1 else 0.0
+        patient = fault.backoff or (fault.domain == "device" and scattered)
+        wait_s = _wait_s(len(scattered), bounds) if patient else 0.0
         why = "faults at different steps: the machine, not the data" if scattered else "once may be chance"
         return Action("again", why, last.rungs, wait_s=wait_s)
     return _climb(history, fault, bounds, last_try=idle == bounds.attempts - 1)
@@ -187,16 +191,18 @@ def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try
     kept = kept_rungs(history)
     here = [failure for failure in history if failure.same_place(last)]
     tried = {failure.tried for failure in here} | set(last.rungs)
-    if last.step < 0 or any(failure.isolated for failure in here):
+    if last.step < 0:
+        tried |= OF_A_STEP
+    elif any(failure.isolated for failure in here):
         tried.add("isolate")
     left = [name for name in fault.rungs if name not in tried and _is_open(name, bounds)]
-    if last_try and "cpu" in left:
-        left = ["cpu"]
+    if last_try:  # an isolation takes no attempt; the processor is what always works
+        left = [name for name in ("isolate", "cpu") if name in left] or left
     if not left:
         left = [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
     if not left:
         if idle_attempts(history) + 1 < bounds.attempts:
-            return Action("again", "no change is left to try", kept, wait_s=_wait_s(idle_attempts(history)))
+            return Action("again", "no change is left to try", kept, wait_s=_wait_s(idle_attempts(history), bounds))
         return Action("stop", f"nothing is left to try against this: {fault.title}", kept)
     if left[0] == "isolate":
         return Action("isolate", "the same step again: is it a row of its batch?", kept)
@@ -208,5 +214,5 @@ def _is_open(name: str, bounds: Bounds) -> bool:
     return bounds.on_device or name == "isolate" or not RUNGS[name].device_only
 
 
-def _wait_s(number: int) -> float:
-    return min(FIRST_WAIT_S * 2.0**number, LONGEST_WAIT_S)
+def _wait_s(number: int, bounds: Bounds) -> float:
+    return min(bounds.backoff_s * 2.0**number, LONGEST_WAIT_S)

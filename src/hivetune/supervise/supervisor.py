@@ -23,7 +23,7 @@ from hivetune.plan.steps import AMENDMENTS, read_plan
 from hivetune.store import boot_id, lock, manifest_problems
 from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt
 from hivetune.supervise.isolate import isolate, quarantine, replay_in_children
-from hivetune.supervise.ladder import Action, Bounds, Failure, next_action
+from hivetune.supervise.ladder import Action, Bounds, Failure, kept_rungs, next_action
 from hivetune.supervise.limits import LearnedLimits
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
 from hivetune.supervise.stop import StopRequest
@@ -175,7 +175,7 @@ class _Supervisor:
         return action
 
     def _isolate(self, failure: Failure) -> Action:
-        """Is it a row of the step? Quarantine it and go on; else what the ladder says next, or again if by chance."""
+        """Is it a row of the step? Quarantine it and go on; else what the ladder says next."""
         job = self.job
         run, task = job.run, job.task
         self.history[-1] = replace(failure, isolated=True)
@@ -196,8 +196,8 @@ class _Supervisor:
         job.events.append("isolated", verdict=findings.verdict, words=findings.words, children=findings.children)
         for entry in entries:
             job.events.append("quarantined", **entry)
-        if findings.verdict in ("row", "chance"):
-            return Action("again", findings.words, failure.rungs)
+        if findings.verdict == "row":
+            return Action("again", findings.words, kept_rungs(self.history))
         return next_action(self.history, self._bounds())
 
     def _journal_action(self, action: Action) -> None:
@@ -234,7 +234,12 @@ class _Supervisor:
 
     def _bounds(self) -> Bounds:
         settings = self.config.supervise
-        return Bounds(settings.attempts, self._on_device() and "cpu" not in self.rungs, frozenset(settings.allow))
+        return Bounds(
+            attempts=settings.attempts,
+            on_device=self._on_device() and "cpu" not in self.rungs,
+            backoff_s=settings.backoff_s,
+            allow=frozenset(settings.allow),
+        )
 
     def _on_device(self) -> bool:
         """Whether a card is in use: by the run's settled choices, before there are any by what is in the machine."""
