@@ -1,0 +1,41 @@
+"""The real worker and the real replay child on a card that dies of every row with the token KILL."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hivetune.engine import replay, session, train
+from hivetune.engine.child import Heartbeat, Task, run_child
+from hivetune.engine.model import Document, LoraModel, load_model
+
+KILL = 96
+
+
+class Poisoned:
+    """A model that ends the process in the middle of a backward pass."""
+
+    def __init__(self, model: LoraModel):
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def backward(self, documents: Sequence[Document], scale: float) -> torch.Tensor:
+        if any(bool((document.tokens_L == KILL).any()) for document in documents):
+            os.abort()
+        return self._model.backward(documents, scale)
+
+
+def poisoned_model(*arguments: Any, **named: Any) -> Any:
+    return Poisoned(load_model(*arguments, **named))
+
+
+def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+    session.load_model = replay.load_model = poisoned_model  # type: ignore[attr-defined]
+    return replay.main(task, heartbeat) if task.get("items") is not None else train.main(task, heartbeat)
+
+
+if __name__ == "__main__":
+    run_child(main)

@@ -1,0 +1,123 @@
+"""Runs of the real worker on a small random model: rows of random tokens, some of them poisoned.
+
+A row with the token NAN has a loss that is not finite (its embedding is NaN). A row with the token KILL ends the
+process of whoever computes it, if that is `poisoned_worker.py`.
+"""
+
+import hashlib
+import json
+import random
+import sqlite3
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine.models import write_model
+from safetensors.torch import load_file, save_file
+
+from hivetune.config import RunConfig, parse_config
+from hivetune.data.snapshot import ROWS_SCHEMA
+from hivetune.plan.steps import PlanRow, make_plan, write_plan
+from hivetune.store import write_json, write_manifest
+from hivetune.supervise.supervisor import RunOutcome, supervise_run
+
+NAN, KILL = 95, 96
+WORKER = str(Path(__file__).with_name("poisoned_worker.py"))
+
+
+def make_run(
+    folder: Path, num_rows: int, poison: Mapping[int, int] | None = None, *, seed: int = 0, **settings: Any
+) -> RunConfig:
+    """`folder/run`, `folder/model` and `folder/snapshot`. `poison`: row -> token that is put into it."""
+    config = parse_config(
+        {
+            "model": "tiny",
+            "data": {"path": "none"},
+            "lora": {"r": 4},
+            "epochs": 1,
+            "learning_rate": 1e-3,
+            "dtype": "float32",
+            "device": "cpu",
+            **settings,
+        }
+    )
+    run = folder / "run"
+    run.mkdir(parents=True)
+    resolved = {"config": config.model_dump(mode="json"), "choices": {"threads": 1}}
+    (run / "config.resolved.yaml").write_text(json.dumps(resolved))
+    _write_model(folder / "model")
+    rows = _rows(num_rows, poison or {}, seed)
+    digest = _write_snapshot(folder / "snapshot", rows)
+    plan_rows = [PlanRow(row, _content_id(row), len(tokens), len(tokens) - 4) for row, tokens in enumerate(rows)]
+    plan = make_plan(
+        plan_rows,
+        snapshot_hash=digest,
+        settings_hash="settings",
+        seed=config.seed,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+    )
+    write_plan(run, plan)
+    return config
+
+
+def supervise(folder: Path, config: RunConfig, **more: Any) -> RunOutcome:
+    return supervise_run(
+        folder / "run",
+        config,
+        model=folder / "model",
+        snapshot=folder / "snapshot",
+        worker=WORKER,
+        replay=WORKER,
+        **more,
+    )
+
+
+def _write_model(folder: Path) -> None:
+    write_model(folder, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][NAN] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    described = {"schema": 1, "name": "tiny", "kind": "folder", "source": "tiny", "eos_ids": [2], "pad_id": 0}
+    write_json(folder / "hivetune.json", described)
+    write_manifest(folder)
+
+
+def _rows(num_rows: int, poison: Mapping[int, int], seed: int) -> list[list[int]]:
+    numbers = random.Random(seed)
+    rows = []
+    for row in range(num_rows):
+        tokens = [numbers.randrange(3, 90) for _ in range(numbers.randrange(6, 20))]
+        if row in poison:
+            tokens[2] = poison[row]
+        rows.append(tokens)
+    return rows
+
+
+def _content_id(row: int) -> str:
+    return hashlib.sha256(str(row).encode()).hexdigest()
+
+
+def _write_snapshot(folder: Path, rows: list[list[int]]) -> str:
+    folder.mkdir()
+    offsets, tokens, trained = array("Q", [0]), array("I"), bytearray()
+    for row in rows:
+        offsets.append(offsets[-1] + len(row))
+        tokens.extend(row)
+        trained += bytes([0] * 4 + [1] * (len(row) - 4))
+    (folder / "offsets.u64").write_bytes(offsets.tobytes())
+    (folder / "tokens.u32").write_bytes(tokens.tobytes())
+    (folder / "trained.u8").write_bytes(trained)
+    database = sqlite3.connect(folder / "rows.sqlite")
+    database.executescript(ROWS_SCHEMA)
+    database.executemany(
+        "INSERT INTO rows (row, id, source, split, length, trained, messages) VALUES (?, ?, ?, 'train', ?, ?, '[]')",
+        [(n, _content_id(n), f"rows.jsonl:{n + 1}", len(row), len(row) - 4) for n, row in enumerate(rows)],
+    )
+    database.commit()
+    database.close()
+    digest = hashlib.sha256(tokens.tobytes()).hexdigest()
+    write_manifest(folder, {"kind": "snapshot", "hash": digest, "num_rows": len(rows)})
+    return digest
