@@ -51,7 +51,7 @@ class Ended:
     asked_to_stop: bool = field(default=False)
 
 
-def run_attempt(job: Job, number: int, rungs: tuple[str, ...], extra: dict[str, Any]) -> Ended:
+def run_attempt(job: Job, number: int, rungs: tuple[str, ...], extra: dict[str, Any], limits: LearnedLimits) -> Ended:
     """Start the worker, watch it to its end, bring what it left in memory to disk, and say what happened."""
     environment, choices = settings_of(rungs)
     kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
@@ -61,7 +61,7 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], extra: dict[str, 
             job.worker,
             {**job.task, **extra, "choices": choices, "standby": list(standby.handles)},
             job.run,
-            limits=LearnedLimits(job.settings),
+            limits=limits,
             environment=environment,
             pass_fds=standby.handles,
         )

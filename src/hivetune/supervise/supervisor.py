@@ -97,6 +97,7 @@ class _Supervisor:
         self.rungs: tuple[str, ...] = ()
         self.tried = ""
         self.attempts = 0
+        self.start_s: dict[tuple[str, ...], float] = {}
         self.started = time.monotonic()
 
     def begin(self, model: Path, snapshot: Path) -> None:
@@ -134,7 +135,10 @@ class _Supervisor:
         """Attempts until one is done, a stop is asked for, or nothing is left to try."""
         while True:
             self.attempts += 1
-            ended = run_attempt(self.job, self.attempts, self.rungs, self._extra())
+            limits = self._limits()
+            ended = run_attempt(self.job, self.attempts, self.rungs, self._extra(), limits)
+            if limits.started:
+                self.start_s[self.rungs] = limits.start_s
             if ended.outcome.status == "done":
                 if self.rungs:
                     remember_rungs(self.machine.fingerprint, self.config.model, self.rungs)
@@ -150,6 +154,9 @@ class _Supervisor:
             self.job.stop.sleep(action.wait_s)
             if self.job.stop.count:
                 return self._stopped(ended)
+
+    def _limits(self) -> LearnedLimits:
+        return LearnedLimits(self.job.settings, self.start_s.get(self.rungs))
 
     def _answer(self, ended: Ended) -> Action:
         """Journal the failure and choose what to do; an isolation is done at once, and its answer asked for again."""
@@ -189,7 +196,7 @@ class _Supervisor:
             data.folder,
             rungs=self.rungs,
             module=job.replay,
-            limits=lambda: LearnedLimits(job.settings),
+            limits=self._limits,
         )
         findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
         entries = quarantine(run, failure.step, findings, lambda row: data.info(row).source)
