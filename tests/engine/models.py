@@ -19,7 +19,7 @@ SMALL = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "initializer_range": 0.3,
+    "initializer_range": 0.15,
 }
 LLAMA3 = {
     "rope_type": "llama3",

@@ -52,3 +52,14 @@ def test_loss_and_gradients_equal_the_reference_in_fp64(case: str, tmp_path: Pat
     assert float(total) == pytest.approx(loss, rel=1e-10)
     assert worst_difference(gradients(model), grads) < 1e-10
     assert model.nll(docs).tolist() == pytest.approx(nll, rel=1e-10)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("case", FAMILIES)
+def test_fp32_equals_the_reference_to_its_rounding(case: str, kernels: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, case)
+    model, docs = load(folder, torch.float32, kernels=kernels), documents()
+    loss, grads, _ = expect(folder, model, docs, 1 / 37)
+    total = model.backward(docs, 1 / 37)
+    assert float(total) == pytest.approx(loss, rel=1e-5)
+    assert worst_difference(gradients(model), grads) < 1e-5

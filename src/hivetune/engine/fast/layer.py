@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hivetune.engine.fast.layout import Layout
 from hivetune.engine.fast.linear import Masks, down_gradient, draw_masks, input_gradient, project
-from hivetune.engine.fast.ops import TorchOps, wide_of
+from hivetune.engine.fast.ops import Ops, wide_of
 from hivetune.engine.fast.spec import ModelSpec
 from hivetune.engine.fast.weights import Group, Layer
 from hivetune.engine.fast.workspace import Workspace
@@ -79,7 +79,7 @@ class Walk:
 
     spec: ModelSpec
     layers: list[Layer]
-    ops: TorchOps
+    ops: Ops
     workspace: Workspace
     dtype: torch.dtype
     batch: Batch

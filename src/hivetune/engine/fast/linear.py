@@ -6,14 +6,14 @@ Shapes: T tokens, K inputs, N outputs, R rank columns, W = N + R.
 import torch
 from torch import Tensor
 
-from hivetune.engine.fast.ops import TorchOps
+from hivetune.engine.fast.ops import Ops
 from hivetune.engine.fast.weights import Group, Member
 
 Masks = dict[str, Tensor]
 """Dropout of each adapted module's input, [T, K], already divided by the share that is kept; by module name."""
 
 
-def project(ops: TorchOps, group: Group, x_TK: Tensor, y_TW: Tensor, masks: Masks | None, *, adapter: bool) -> None:
+def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, masks: Masks | None, *, adapter: bool) -> None:
     """y = [x W^T + bias + S B'^T | S] with S = x A^T; without adapter the rank columns are left as they were."""
     if adapter and not masks:
         torch.mm(x_TK, group.weight_NRK.t(), out=y_TW)
@@ -35,7 +35,7 @@ def input_gradient(group: Group, dy_TW: Tensor, dx_TK: Tensor, masks: Masks | No
         dx_TK += (dy_TW[:, _ranks(group, member)] @ _down(group, member)) * _mask(masks, member)
 
 
-def down_gradient(ops: TorchOps, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: float, masks: Masks | None) -> None:
+def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: float, masks: Masks | None) -> None:
     """dA += scale * dS^T (dropped x)."""
     if not masks:
         ops.down_gradient(dy_TW[:, group.outputs :], x_TK, group, scale)

@@ -13,14 +13,17 @@ from torch import Tensor
 from hivetune.config import LoraConfig
 from hivetune.engine.adapter import scaling
 from hivetune.engine.fast.attention import TorchAttention
-from hivetune.engine.fast.layer import Batch, Kept, Walk, backward_layer, forward_layer
+from hivetune.engine.fast.build import NoKernels
+from hivetune.engine.fast.layer import Attention, Batch, Kept, Walk, backward_layer, forward_layer
 from hivetune.engine.fast.layout import Layout, Row, make_layout, split_rows, to_row
 from hivetune.engine.fast.loss import loss_and_gradient, loss_only
-from hivetune.engine.fast.ops import TorchOps, wide_of
+from hivetune.engine.fast.native import NativeAttention, NativeOps
+from hivetune.engine.fast.ops import Ops, TorchOps, wide_of
 from hivetune.engine.fast.spec import ModelSpec, Rope, read_spec
 from hivetune.engine.fast.weights import bind_adapter, groups_of, read_weights
 from hivetune.engine.fast.workspace import Workspace
 from hivetune.engine.model import Document
+from hivetune.errors import MachineNotFit
 
 DEFAULT_BUDGET_TOKENS = 4096
 
@@ -29,7 +32,8 @@ class FastModel:
     """A `LoraModel` (engine/model.py).
 
     Choices it reads: budget_tokens (tokens of a micro-batch), recompute (layers whose inner state is formed again in
-    the backward pass), share_prefixes, chunk_rows (logit rows of a chunk).
+    the backward pass), share_prefixes, chunk_rows (logit rows of a chunk), kernels (native or torch; default: native
+    on a CPU that can). `kernels` says which run, and why if it is the plain ones.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -54,7 +58,8 @@ class FastModel:
         self._scaling, self._dropout = scaling(lora), lora.dropout
         # Shared tokens would share their dropout too, and copies of a prefix must each draw their own.
         self.share_prefixes = bool(choices.get("share_prefixes", True)) and not lora.dropout
-        self._ops, self._workspace = TorchOps(), Workspace(device)
+        self._workspace = Workspace(device)
+        self._ops, self.kernels = _choose_ops(dtype, device, choices.get("kernels"))
 
     @torch.no_grad()
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
@@ -156,6 +161,11 @@ class FastModel:
             keep=keep,
         )
 
+    def _attention(self, layout: Layout) -> Attention:
+        if isinstance(self._ops, NativeOps):
+            return NativeAttention(layout, self.spec, self.dtype, self._workspace)
+        return TorchAttention(layout, self.spec, self.device)
+
     def _batch(self, layout: Layout) -> Batch:
         def put(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
@@ -166,12 +176,25 @@ class FastModel:
             layout=layout,
             tokens_T=put(layout.tokens),
             angles=tuple(_angles(rope, layout.positions, wide_of(self.dtype), self.device) for rope in self.spec.ropes),
-            attention=TorchAttention(layout, self.spec, self.device),
+            attention=self._attention(layout),
             rows_R=None if len(rows) == layout.size else put(rows),
             entry_row_E=put([place[row] for row in layout.rows]),
             target_E=put(layout.targets),
             count_E=put(layout.counts, wide_of(self.dtype)),
         )
+
+
+def _choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> tuple[Ops, str]:
+    """The kernels to use, and their name or why they are the plain ones. Raises MachineNotFit if `wanted` can't be."""
+    if device.type != "cpu" or wanted == "torch":
+        return TorchOps(), "torch"
+    try:
+        return NativeOps(dtype), "native"
+    except NoKernels as reason:
+        if wanted == "native":
+            hint = "install g++, or start a new run: this one began with them"
+            raise MachineNotFit(f"the CPU kernels can't be built: {reason}", hint=hint) from None
+        return TorchOps(), f"torch ({reason})"
 
 
 def _rows(documents: Sequence[Document]) -> list[Row]:

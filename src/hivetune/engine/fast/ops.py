@@ -6,6 +6,8 @@ reduction: fp32, or fp64 when computing in fp64. Matrices may be columns of a wi
 Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, F MLP width, C rows of logits, V tokens.
 """
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +17,54 @@ from hivetune.engine.fast.weights import Group
 
 def wide_of(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Ops(Protocol):
+    """What layer.py asks for; TorchOps says what each does."""
+
+    name: str
+
+    def add_norm(
+        self,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        sum_TD: Tensor,
+        w_D: Tensor,
+        eps: float,
+        y_TD: Tensor,
+        rstd_T: Tensor,
+    ) -> None: ...
+
+    def norm_backward(
+        self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
+    ) -> None: ...
+
+    def rope(self, x_TN: Tensor, cos_TH: Tensor, sin_TH: Tensor, head_dim: int, *, inverse: bool) -> None: ...
+
+    def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None: ...
+
+    def glu_backward(
+        self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
+    ) -> None: ...
+
+    def adapt(self, y_TW: Tensor, group: Group, *, adapter: bool) -> None: ...
+
+    def adapt_backward(self, dy_TW: Tensor, group: Group) -> None: ...
+
+    def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None: ...
+
+    def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None: ...
+
+    def cross_entropy(
+        self,
+        logits_CV: Tensor,
+        target_C: Tensor,
+        count_C: Tensor,
+        softcap: float | None,
+        nll_C: Tensor,
+        *,
+        gradient: bool,
+    ) -> None: ...
 
 
 class TorchOps:

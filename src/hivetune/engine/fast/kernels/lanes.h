@@ -1,0 +1,114 @@
+// Sixteen floats at a time, in the compiler's own vector types: AVX-512, AVX2 or NEON without a line of intrinsics.
+// Reads and writes fp32 and bf16; everything is computed in fp32.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+constexpr int LANES = 16;
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+static inline vf splat(float x) { return x - vf{}; }
+static inline vf as_float(vu x) { vf y; std::memcpy(&y, &x, 64); return y; }
+static inline vu as_bits(vf x) { vu y; std::memcpy(&y, &x, 64); return y; }
+
+static inline float scalar(float x) { return x; }
+static inline float scalar(bf16 x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+
+static inline vf load(const float* p) { vf x; std::memcpy(&x, p, 64); return x; }
+static inline vf load(const bf16* p) {
+    vh x;
+    std::memcpy(&x, p, 32);
+    return as_float(__builtin_convertvector(x, vu) << 16);
+}
+static inline void store(float* p, vf x) { std::memcpy(p, &x, 64); }
+static inline void store(bf16* p, vf x) {  // to nearest, ties to even
+    vu bits = as_bits(x);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    vh half = __builtin_convertvector(bits, vh);
+    std::memcpy(p, &half, 32);
+}
+
+// The first n of 16 (none below 1); the rest reads as zero and is not written.
+template <class T> static inline vf load(const T* p, long n) {
+    if (n >= LANES) return load(p);
+    if (n <= 0) return vf{};
+    T part[LANES];
+    std::memset(part, 0, sizeof part);
+    std::memcpy(part, p, n * sizeof(T));
+    return load(part);
+}
+template <class T> static inline void store(T* p, vf x, long n) {
+    if (n >= LANES) return store(p, x);
+    if (n <= 0) return;
+    T part[LANES];
+    store(part, x);
+    std::memcpy(p, part, n * sizeof(T));
+}
+
+static inline float sum(vf x) {
+    float y = 0;
+    for (int i = 0; i < LANES; i++) y += x[i];
+    return y;
+}
+static inline vf larger(vf a, vf b) { return a > b ? a : b; }
+static inline float largest(vf x) {
+    float y = x[0];
+    for (int i = 1; i < LANES; i++) y = x[i] > y ? x[i] : y;
+    return y;
+}
+
+// exp to 2 ulp: 2^n times a polynomial on [-ln2/2, ln2/2] (Cephes' coefficients). Exactly 0 below -87; NaN stays NaN.
+static inline vf exponential(vf x) {
+    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    vf clipped = x > 88.0f ? splat(88.0f) : x;
+    clipped = clipped < -87.0f ? splat(-87.0f) : clipped;
+    vf shifted = clipped * 1.44269504f + magic;
+    vf n = shifted - magic;
+    vf r = clipped - n * 0.693359375f + n * 2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    vf y = p * as_float((as_bits(shifted) + 127u - 0x4b400000u) << 23);
+    return x < -87.0f ? splat(0.0f) : y;
+}
+static inline vf sigmoid(vf x) { return 1.0f / (1.0f + exponential(-x)); }
+static inline vf hyperbolic_tangent(vf x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
+
+// Sums of products along memory: `get` reads W elements, `mac` adds the products pairwise into 16 lanes.
+template <class T> struct Dot {
+    typedef vf vec;
+    static constexpr int W = LANES;
+    static inline vec get(const T* p, long n) { return load(p, n); }
+    static inline vf mac(vf total, vec a, vec b) { return total + a * b; }
+};
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+template <> struct Dot<bf16> {
+    typedef __m512bh vec;
+    static constexpr int W = 2 * LANES;
+    static inline vec get(const bf16* p, long n) {
+        __mmask32 mask = n >= W ? 0xffffffffu : (1u << (n < 0 ? 0 : n)) - 1;
+        return (__m512bh)_mm512_maskz_loadu_epi16(mask, p);
+    }
+    static inline vf mac(vf total, vec a, vec b) { return (vf)_mm512_dpbf16_ps((__m512)total, a, b); }
+};
+#endif
+
+#define HIVETUNE_API extern "C" __attribute__((visibility("default")))

@@ -1,0 +1,166 @@
+// Work on single rows: norms, rotary positions, gated activations, cross-entropy. Strides are in elements.
+#include "lanes.h"
+
+template <class T>
+static void add_norm(const float* x, const T* delta, long delta_stride, float* sum_out, const float* w, float eps, T* y,
+                     float* rstd, long rows, long n) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < rows; t++) {
+        const float* from = x + t * n;
+        float* to = sum_out + t * n;
+        vf squares{};
+        for (long i = 0; i < n; i += LANES) {
+            vf v = load(from + i, n - i);
+            if (delta) {
+                v += load(delta + t * delta_stride + i, n - i);
+                store(to + i, v, n - i);
+            }
+            squares += v * v;
+        }
+        float r = 1.0f / std::sqrt(sum(squares) / n + eps);
+        rstd[t] = r;
+        const float* read = delta ? to : from;
+        for (long i = 0; i < n; i += LANES)
+            store(y + t * n + i, load(read + i, n - i) * r * load(w + i, n - i), n - i);
+    }
+}
+
+template <class T>
+static void norm_backward(const T* dy, const float* x, const float* rstd, const float* w, float* dx, T* y, long rows,
+                          long n) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < rows; t++) {
+        float r = rstd[t];
+        vf dots{};
+        for (long i = 0; i < n; i += LANES)
+            dots += load(dy + t * n + i, n - i) * load(w + i, n - i) * load(x + t * n + i, n - i);
+        float mean = sum(dots) * r / n;
+        for (long i = 0; i < n; i += LANES) {
+            vf weight = load(w + i, n - i), unit = load(x + t * n + i, n - i) * r;
+            vf grad = load(dy + t * n + i, n - i) * weight - unit * mean;
+            store(dx + t * n + i, load(dx + t * n + i, n - i) + grad * r, n - i);
+            if (y) store(y + t * n + i, unit * weight, n - i);
+        }
+    }
+}
+
+template <class T>
+static void rope(T* x, long stride, const float* cos, const float* sin, float sign, long rows, long heads,
+                 long head_dim, long half) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < rows; t++)
+        for (long h = 0; h < heads; h++) {
+            T *first = x + t * stride + h * head_dim, *second = first + half;
+            for (long i = 0; i < half; i += LANES) {
+                vf c = load(cos + t * half + i, half - i), s = load(sin + t * half + i, half - i) * sign;
+                vf a = load(first + i, half - i), b = load(second + i, half - i);
+                store(first + i, a * c - b * s, half - i);
+                store(second + i, b * c + a * s, half - i);
+            }
+        }
+}
+
+struct Activated {
+    vf value, slope;
+};
+static inline Activated silu(vf x) {
+    vf s = sigmoid(x);
+    return {x * s, s * (1.0f + x * (1.0f - s))};
+}
+static inline Activated gelu(vf x) {  // the tanh form
+    const float k = 0.7978845608f, c = 0.044715f;
+    vf th = hyperbolic_tangent(k * (x + c * x * x * x));
+    vf slope = 0.5f * (1.0f + th) + 0.5f * x * (1.0f - th * th) * k * (1.0f + 3.0f * c * x * x);
+    return {0.5f * x * (1.0f + th), slope};
+}
+
+template <class T> static void glu(const T* gate_up, long stride, T* h, int kind, long rows, long n) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < rows; t++) {
+        const T *gate = gate_up + t * stride, *up = gate + n;
+        for (long i = 0; i < n; i += LANES) {
+            vf g = load(gate + i, n - i);
+            vf value = kind ? gelu(g).value : silu(g).value;
+            store(h + t * n + i, value * load(up + i, n - i), n - i);
+        }
+    }
+}
+
+template <class T>
+static void glu_backward(const T* dh, const T* gate_up, long stride, T* dgate_up, long dstride, T* h, int kind,
+                         long rows, long n) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < rows; t++) {
+        const T *gate = gate_up + t * stride, *up = gate + n;
+        T *dgate = dgate_up + t * dstride, *dup = dgate + n;
+        for (long i = 0; i < n; i += LANES) {
+            vf d = load(dh + t * n + i, n - i), u = load(up + i, n - i), g = load(gate + i, n - i);
+            Activated a = kind ? gelu(g) : silu(g);
+            store(dgate + i, d * u * a.slope, n - i);
+            store(dup + i, d * a.value, n - i);
+            store(h + t * n + i, a.value * u, n - i);
+        }
+    }
+}
+
+// nll of each row; with `gradient` the logits become count * (softmax - one hot) in place. softcap 0: none.
+template <class T>
+static void cross_entropy(T* logits, const int64_t* target, const float* count, float softcap, float* nll, int gradient,
+                          long rows, long n) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < rows; t++) {
+        T* z = logits + t * n;
+        auto capped = [&](long i) {
+            vf v = load(z + i, n - i);
+            if (softcap > 0) v = softcap * hyperbolic_tangent(v * (1.0f / softcap));
+            for (long j = n - i; j < LANES; j++) v[j] = -INFINITY;
+            return v;
+        };
+        vf tops = splat(-INFINITY);
+        for (long i = 0; i < n; i += LANES) tops = larger(capped(i), tops);
+        float top = largest(tops);
+        vf total{};
+        for (long i = 0; i < n; i += LANES) total += exponential(capped(i) - top);
+        float lse = top + std::log(sum(total));
+        float hit = scalar(z[target[t]]);
+        if (softcap > 0) hit = softcap * std::tanh(hit / softcap);
+        nll[t] = lse - hit;
+        if (!gradient) continue;
+        float slope = 1 - (softcap > 0 ? hit / softcap * (hit / softcap) : 0);
+        T at_target[LANES];
+        store(at_target, splat((std::exp(hit - lse) - 1.0f) * slope * count[t]));
+        for (long i = 0; i < n; i += LANES) {
+            vf v = capped(i), p = exponential(v - lse) * count[t];
+            if (softcap > 0) p *= 1.0f - v * v * (1.0f / (softcap * softcap));
+            store(z + i, p, n - i);
+        }
+        z[target[t]] = at_target[0];
+    }
+}
+
+#define ROWS(T, suffix)                                                                                                \
+    HIVETUNE_API void add_norm_##suffix(const float* x, const T* d, long ds, float* s, const float* w, float eps,      \
+                                        T* y, float* r, long rows, long n) {                                           \
+        add_norm(x, d, ds, s, w, eps, y, r, rows, n);                                                                  \
+    }                                                                                                                  \
+    HIVETUNE_API void norm_backward_##suffix(const T* dy, const float* x, const float* r, const float* w, float* dx,   \
+                                             T* y, long rows, long n) {                                                \
+        norm_backward(dy, x, r, w, dx, y, rows, n);                                                                    \
+    }                                                                                                                  \
+    HIVETUNE_API void rope_##suffix(T* x, long stride, const float* c, const float* s, float sign, long rows,          \
+                                    long heads, long head_dim, long half) {                                            \
+        rope(x, stride, c, s, sign, rows, heads, head_dim, half);                                                      \
+    }                                                                                                                  \
+    HIVETUNE_API void glu_##suffix(const T* gu, long stride, T* h, int kind, long rows, long n) {                      \
+        glu(gu, stride, h, kind, rows, n);                                                                             \
+    }                                                                                                                  \
+    HIVETUNE_API void glu_backward_##suffix(const T* dh, const T* gu, long stride, T* dgu, long dstride, T* h,         \
+                                            int kind, long rows, long n) {                                             \
+        glu_backward(dh, gu, stride, dgu, dstride, h, kind, rows, n);                                                  \
+    }                                                                                                                  \
+    HIVETUNE_API void cross_entropy_##suffix(T* z, const int64_t* target, const float* count, float softcap,           \
+                                             float* nll, int gradient, long rows, long n) {                            \
+        cross_entropy(z, target, count, softcap, nll, gradient, rows, n);                                              \
+    }
+ROWS(float, f32)
+ROWS(bf16, bf16)
