@@ -1,0 +1,190 @@
+"""`hivetune runs`, `show`, `watch`, `logs`, `stop`, `resume`: look after runs, also in the background or crashed."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hivetune import walk
+from hivetune.cli.output import MODE, duration, emit, number, say, table
+from hivetune.cli.output import show as display
+from hivetune.cli.train import show_training, train_run
+from hivetune.config import override_config
+from hivetune.errors import UsageError
+from hivetune.journal import read_journal
+from hivetune.store import home, open_database
+from hivetune.supervise.detach import start_detached, systemd_unit
+from hivetune.supervise.status import RunStatus, run_status, stop_run
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or the name that `hivetune runs` prints.")]
+WATCH_S = 1.0
+TOLD = {
+    "attempt": "worker {number} started",
+    "failure": "fault in step {step}: {words}",
+    "action": "-> {action}: {why}",
+    "isolated": "isolated: {words}",
+    "quarantined": "quarantined {source}: {reason}",
+    "from_memory": "state of step {step} saved from memory",
+    "warning": "warning: {text}",
+    "disk_wait": "the disk is full: waiting for room",
+    "stop_requested": "asked to stop",
+    "supervisor_ended": "{status} at step {steps}, {restarts} restarts {why}",
+}
+
+
+def runs() -> None:
+    """All runs, newest first: state, steps, losses."""
+    statuses = sorted(known_runs(), key=lambda status: status.created, reverse=True)
+    if not MODE.json and not statuses:
+        say("no runs yet; start one: hivetune train CONFIG")
+        return
+    rows = [
+        (s.run.name, s.state, f"{s.step}/{s.steps}", number(s.loss), number(s.validation_loss), s.restarts, s.run)
+        for s in statuses
+    ]
+    table("", ("run", "state", "steps", "loss", "validation", "restarts", "folder"), rows, numeric=("steps", "loss"))
+    emit({"runs": [status.document() for status in statuses]})
+
+
+def show(run: RunArgument) -> None:
+    """One run: state, losses, speed, faults and what was done about them."""
+    folder = find_run(run)
+    status = run_status(folder)
+    display(_line(status))
+    events = list(read_journal(folder / "events.jsonl"))
+    for entry in events:
+        if told := _tell(entry):
+            display(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {told}")
+    emit({**status.document(), "events": events})
+
+
+def watch(run: RunArgument) -> None:
+    """Follow a run until it ends; Ctrl-C only stops looking. With --json: one line per change."""
+    folder = find_run(run)
+    told = len(list(read_journal(folder / "events.jsonl")))
+    last: tuple[int, str] | None = None
+    while True:
+        status = run_status(folder)
+        for entry in list(read_journal(folder / "events.jsonl"))[told:]:
+            told += 1
+            if text := _tell(entry):
+                say(text)
+        if (status.step, status.state) != last:
+            last = (status.step, status.state)
+            say(_line(status))
+            emit(status.document())
+        if status.state != "running":
+            return
+        time.sleep(WATCH_S)
+
+
+def logs(
+    run: RunArgument,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="How many of the last lines.")] = 50,
+) -> None:
+    """What a run's worker (child.log) and its supervisor in the background (supervisor.log) printed."""
+    folder = find_run(run)
+    documents = {}
+    for name in ("supervisor.log", "child.log"):
+        path = folder / name
+        if path.exists():
+            tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+            documents[name] = tail
+            display(f"{path}:")
+            for line in tail:
+                display(f"  {line}")
+    emit({"run": str(folder), "logs": documents})
+
+
+def stop(run: RunArgument) -> None:
+    """Stop a run after a clean checkpoint; returns when it has ended."""
+    folder = find_run(run)
+    settings = walk.load_run(folder).config.supervise
+    stopped = stop_run(folder, settings.save_timeout_s + settings.hang_floor_s)
+    status = run_status(folder)
+    say(_line(status) if stopped else f"{folder} is not running")
+    emit({**status.document(), "stopped": stopped})
+
+
+def resume(
+    run: RunArgument,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="supervise.A=B", help="Change how it is supervised.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd user unit that does it.")] = False,
+) -> None:
+    """Go on with a run that was stopped, failed or interrupted, from its newest good checkpoint."""
+    folder = find_run(run)
+    if unit:
+        text = systemd_unit(folder)
+        display(text)
+        say(
+            f"save it as ~/.config/systemd/user/hivetune-{folder.name}.service, then: systemctl --user enable --now ..."
+        )
+        emit({"run": str(folder), "unit": text})
+        return
+    if detach:
+        start_detached(folder)
+        say(f"training goes on in the background\nfollow it: hivetune watch {folder}")
+        emit({"run": str(folder), "status": "started"})
+        return
+    opened = walk.load_run(folder)
+    for override in overrides or ():
+        if not override.startswith("supervise."):
+            raise UsageError(f"--set {override}: only supervise.* can be changed for a run that exists")
+    summary = train_run(replace(opened, config=override_config(opened.config, overrides or ())))
+    show_training(summary)
+    emit(summary)
+
+
+def find_run(name: str) -> Path:
+    """The folder of a run by path, folder name, or the start of one. Raises UsageError naming what is near."""
+    path = Path(name).expanduser()
+    if (path / "run.json").exists():
+        return path.resolve()
+    found = [status.run for status in known_runs() if status.run.name.startswith(name)]
+    exact = [run for run in found if run.name == name]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    which = f"{len(found)} runs begin so: {', '.join(run.name for run in found)}" if found else "see: hivetune runs"
+    raise UsageError(f"there is no run {name!r}", hint=which)
+
+
+def known_runs() -> Iterator[RunStatus]:
+    """Runs of this home that are still on disk."""
+    if not (home() / "hive.db").exists():
+        return
+    with open_database() as database:
+        paths = [Path(path) for (path,) in database.execute("SELECT path FROM runs")]
+    for path in paths:
+        try:
+            yield run_status(path)
+        except (UsageError, OSError, json.JSONDecodeError):  # deleted or half-deleted by a person
+            continue
+
+
+def _line(status: RunStatus) -> str:
+    parts = [f"{status.run.name}: {status.state}", f"step {status.step} of {status.steps}"]
+    if status.loss is not None:
+        parts.append(f"loss {number(status.loss)}")
+    if status.validation_loss is not None:
+        parts.append(f"validation {number(status.validation_loss)}")
+    if status.left_s is not None:
+        parts.append(f"{duration(status.left_s)} left")
+    if status.restarts:
+        parts.append(f"{status.restarts} restarts")
+    if status.quarantined:
+        parts.append(f"{status.quarantined} rows quarantined")
+    if status.state == "interrupted":
+        parts.append(f"go on with: hivetune resume {status.run}")
+    return ", ".join(parts)
+
+
+def _tell(entry: dict[str, object]) -> str:
+    form = TOLD.get(str(entry["event"]))
+    return form.format(**entry).strip() if form else ""
