@@ -9,6 +9,8 @@ from hivetune.data.interactions import Tally, commit
 from hivetune.data.sources.rows import Reader
 from hivetune.store import open_database
 
+TICK_S = 0.1
+
 
 @dataclass(slots=True)
 class Collected:
@@ -17,11 +19,16 @@ class Collected:
     tallies: dict[str, Tally] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, name: str, tally: Tally) -> int:
-        """Returns the rows of all readers together."""
+    def add(self, name: str, tally: Tally) -> None:
         with self.lock:
-            self.tallies.setdefault(name, Tally()).add(tally)
-            return sum(each.delivered for each in self.tallies.values())
+            self.tallies[name].add(tally)
+
+    def total(self) -> Tally:
+        with self.lock:
+            total = Tally()
+            for tally in self.tallies.values():
+                total.add(tally)
+            return total
 
 
 def collect(
@@ -30,12 +37,13 @@ def collect(
     follow: bool,
     stop: threading.Event,
     path: Path | None = None,
-    progress: Callable[[int, int | None], None] = lambda _done, _total: None,
+    tick: Callable[[Collected], None] = lambda _collected: None,
 ) -> Collected:
     """Take everything that `readers` have into the store at `path` (None: hive.db); with `follow`, until `stop` is set.
 
-    `stop` ends it after the batch at hand is committed and acknowledged. The first reader that fails stops all others
-    in the same way and its error is raised: UsageError, MachineNotFit, DoesNotFit, Busy, or a bug.
+    `tick` is called by the calling thread about ten times a second. `stop` ends it after the batch at hand is committed
+    and acknowledged. The first reader that fails stops all others in the same way, and its error is raised: UsageError,
+    MachineNotFit, DoesNotFit, Busy, or a bug.
     """
     open_database(path).close()  # migrates once, before the threads
     collected = Collected({reader.name: Tally() for reader in readers})
@@ -43,7 +51,7 @@ def collect(
 
     def run(reader: Reader) -> None:
         try:
-            _drain(reader, collected, follow=follow, stop=stop, path=path, progress=progress)
+            _drain(reader, collected, follow=follow, stop=stop, path=path)
         except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
             failures.append(error)
             stop.set()
@@ -54,7 +62,8 @@ def collect(
     try:
         for thread in threads:
             while thread.is_alive():
-                thread.join(timeout=0.1)  # short, so that this thread hears signals
+                thread.join(timeout=TICK_S)  # short, so that this thread hears signals
+                tick(collected)
     except BaseException:
         stop.set()
         raise
@@ -66,15 +75,7 @@ def collect(
     return collected
 
 
-def _drain(
-    reader: Reader,
-    collected: Collected,
-    *,
-    follow: bool,
-    stop: threading.Event,
-    path: Path | None,
-    progress: Callable[[int, int | None], None],
-) -> None:
+def _drain(reader: Reader, collected: Collected, *, follow: bool, stop: threading.Event, path: Path | None) -> None:
     database = open_database(path)
     try:
         reader.open(database, follow, stop)
@@ -83,7 +84,7 @@ def _drain(
             if batch:
                 tally = commit(database, batch)
                 reader.confirm()
-                progress(collected.add(reader.name, tally), None)
+                collected.add(reader.name, tally)
             elif follow:
                 stop.wait(reader.poll_s)
             else:

@@ -1,4 +1,4 @@
-"""Interactions in hive.db: a batch of deliveries becomes rows exactly once, and is read back in the order it came.
+"""Interactions in hive.db: a batch of deliveries becomes rows exactly once.
 
 A batch is one transaction: rows, refused deliveries, the source's cursor and its counts are all there or none is. What
 a source may do only once the rows are safe (acknowledge, move on) it does after `commit` has returned.
@@ -17,7 +17,6 @@ from hivetune.data.fields import Fields, extract
 from hivetune.errors import Busy, DoesNotFit, HivetuneError
 
 KEPT_RAW_BYTES = 4096  # of a refused delivery: enough to see what it was
-READ_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +90,6 @@ class Tally:
             self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
-@dataclass(frozen=True, slots=True)
-class Interaction:
-    """One stored row. `content_id` is equal for exact duplicates; `row` is what came in."""
-
-    id: str
-    content_id: str
-    source: str
-    fields: Fields
-    row: dict[str, Any]
-
-
 def commit(database: sqlite3.Connection, batch: Batch) -> Tally:
     """All of `batch` in one transaction that survives a power cut.
 
@@ -146,32 +134,11 @@ def read_cursors(database: sqlite3.Connection, prefix: str) -> dict[str, str]:
     return {str(key): str(position) for key, position in rows}
 
 
-def iter_interactions(database: sqlite3.Connection) -> Iterator[Interaction]:
-    """Every stored interaction in the order it came in, a page at a time: flat memory, and no long read lock."""
-    last = 0
-    while True:
-        page = database.execute(
-            "SELECT rowid, id, content_id, source, session, user, agent, category, time, success, feedback, row"
-            " FROM interactions WHERE rowid > ? ORDER BY rowid LIMIT ?",
-            (last, READ_ROWS),
-        ).fetchall()
-        yield from map(_interaction, page)
-        if len(page) < READ_ROWS:
-            return
-        last = page[-1][0]
-
-
-def _interaction(columns: tuple[Any, ...]) -> Interaction:
-    _, identity, content, source, session, user, agent, category, moment, success, feedback, text = columns
-    known = None if success is None else bool(success)
-    fields = Fields(None, session, user, agent, category, moment, known, feedback)
-    return Interaction(identity, content, source, fields, json.loads(text))
-
-
-def iter_store_rows(database: sqlite3.Connection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(source, raw row) of every stored interaction, for the reader of data files."""
-    for interaction in iter_interactions(database):
-        yield interaction.source, interaction.row
+def iter_refused(database: sqlite3.Connection, *, since: float, limit: int) -> Iterator[tuple[str, str, str]]:
+    """(place, reason, hint) of the first deliveries that were set aside since a moment."""
+    yield from database.execute(
+        "SELECT source, reason, hint FROM refused WHERE time >= ? ORDER BY rowid LIMIT ?", (since, limit)
+    )
 
 
 def content_id(row: Mapping[str, Any]) -> str:
@@ -195,11 +162,14 @@ def load_forgotten(database: sqlite3.Connection) -> frozenset[tuple[str, str]]:
     return frozenset(database.execute("SELECT kind, value FROM forgotten"))
 
 
-def is_forgotten(forgotten: frozenset[tuple[str, str]], **values: str | None) -> bool:
-    """Whether one of `values` (named by kind: source, session, user, row, content) was forgotten."""
-    return bool(forgotten) and any(
-        value is not None and tombstone(kind, value) in forgotten for kind, value in values.items()
-    )
+def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] = (), **values: str | None) -> bool:
+    """Whether one of `sources` (or the database file of path#table), or one of `values` by kind, was forgotten."""
+    if not forgotten:
+        return False
+    names = {name for source in sources for name in (source, source.partition("#")[0])}
+    stones = [tombstone("source", name) for name in names]
+    stones += [tombstone(kind, value) for kind, value in values.items() if value is not None]
+    return not forgotten.isdisjoint(stones)
 
 
 def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
@@ -209,16 +179,15 @@ def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
         fields = extract(delivery.row)
         content = content_id(delivery.row)
         identity = interaction_id(delivery, content, fields.own_id)
-        if is_forgotten(
-            forgotten, source=delivery.origin, session=fields.session, user=fields.user, row=identity, content=content
-        ) or is_forgotten(forgotten, source=delivery.place):
+        who = {"session": fields.session, "user": fields.user, "row": identity, "content": content}
+        if is_forgotten(forgotten, (delivery.origin, delivery.place), **who):
             tally.forgotten += 1
         elif _store(database, delivery, identity, content, fields):
             tally.stored += 1
         else:
             tally.duplicates += 1
     for refusal in batch.refusals:
-        if is_forgotten(forgotten, source=refusal.origin) or is_forgotten(forgotten, source=refusal.place):
+        if is_forgotten(forgotten, (refusal.origin, refusal.place)):
             tally.forgotten += 1
         elif _set_aside(database, refusal):
             tally.refused += 1

@@ -17,7 +17,8 @@ from hivetune.data.sources.rotation import (
     younger_rotations,
 )
 
-SUFFIXES = tuple(f"{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst"))
+LOGS = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")
+DOCUMENTS = (".json", ".csv", ".tsv", ".parquet", ".json.gz", ".csv.gz", ".tsv.gz", ".json.zst", ".csv.zst", ".tsv.zst")
 
 CLOSE_AFTER_S = 60.0  # a writer may hold a renamed log open for a while
 
@@ -33,6 +34,7 @@ class Track:
     status: os.stat_result | None = None  # of the last look; None: not found then
     read_to_end: tuple[int, int] | None = None  # size and mtime_ns when it was last read to the end
     rotated: bool = False
+    waiting: str | None = None  # the place of a last line that is not complete
 
     @property
     def state(self) -> tuple[int, int] | None:
@@ -62,20 +64,31 @@ class Generations:
         cursors = read_cursors(database, "jsonl:").values()
         self._tracks = [Track(load_position(text), text) for text in cursors]
 
+    def waiting(self) -> list[str]:
+        return [track.waiting for track in self._tracks if track.waiting]
+
     def files(self) -> Files:
-        """What the pattern names now: a file, the JSON Lines files of a folder, or the matches of a glob."""
+        """The logs that the pattern names now: a file, the JSON Lines files of a folder, or the matches of a glob."""
+        found: Files = {}
+        for path in self._paths():
+            status = _stat(path)
+            if status and os.path.isfile(path) and not path.endswith(DOCUMENTS):
+                found[path] = status
+        return found
+
+    def documents(self) -> list[str]:
+        """What the pattern names and is written whole, not line by line: CSV, Parquet, JSON."""
+        return [path for path in self._paths() if path.endswith(DOCUMENTS) and os.path.isfile(path)]
+
+    def _paths(self) -> list[str]:
         if os.path.isdir(self.pattern):
-            paths = [str(path) for path in Path(self.pattern).rglob("*") if path.name.endswith(SUFFIXES)]
+            names = (str(path) for path in Path(self.pattern).rglob("*"))
+            paths = [name for name in names if name.endswith(LOGS + DOCUMENTS)]
         elif os.path.lexists(self.pattern) or not glob.has_magic(self.pattern):
             paths = [self.pattern]
         else:
             paths = glob.glob(self.pattern, recursive=True)
-        found: Files = {}
-        for path in sorted({os.path.realpath(path) for path in paths}):
-            status = _stat(path)
-            if status and os.path.isfile(path):
-                found[path] = status
-        return found
+        return sorted({os.path.realpath(path) for path in paths})
 
     def look(self) -> list[Track]:
         """Match files with generations; returns those that changed since they were read, oldest first.

@@ -48,24 +48,33 @@ class JsonlReader:
     def __init__(self, pattern: str):
         self.name = pattern
         self.notes: list[str] = []
-        self.waiting: list[str] = []
         self.poll_s = 0.2
         self._generations = Generations(pattern, self.notes)
         self._follow = False
         self._todo: deque[Track] = deque()
         self._next: tuple[Track, Position] | None = None
 
+    def has_files(self) -> bool:
+        return bool(self._generations.files())
+
+    def documents(self) -> list[str]:
+        """What the pattern names that is no log: documents.py reads it."""
+        return self._generations.documents()
+
+    @property
+    def waiting(self) -> list[str]:
+        return self._generations.waiting()
+
     def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
         self._follow = follow
         self._generations.load(database)
-        if not follow and not self._generations.files():
+        if not follow and not self.has_files():
             raise UsageError(
                 f"{self.name} names no JSON Lines file", hint="give a file, a folder with *.jsonl, or a glob in quotes"
             )
 
     def read(self) -> Batch | None:
         if not self._todo:
-            self.waiting = []
             self._todo.extend(self._generations.look())
         while self._todo:
             track = self._todo[0]
@@ -90,6 +99,7 @@ class JsonlReader:
     def _read(self, track: Track) -> Batch | None:
         """The next rows of one generation; None when all of it was read."""
         position = track.position
+        track.waiting = None
         before = min(position.offset, SAMPLE_BYTES)
         try:
             chunk, at_end, error = self._chunk(position, before)
@@ -163,7 +173,7 @@ class JsonlReader:
             lines.refuse(RowRefused("truncated-line"), text)
             lines.consumed += len(text)
         else:
-            self.waiting.append(f"{track.position.origin}:{lines.line + 1}")
+            track.waiting = f"{track.position.origin}:{lines.line + 1}"
 
     def _move(self, track: Track, after: Position, lines: _Lines | None = None) -> Batch | None:
         """A batch that takes the cursor from where it is stored to `after`; None if nothing changed."""

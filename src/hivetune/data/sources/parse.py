@@ -5,6 +5,7 @@ import socket
 import urllib.parse
 from collections.abc import Sequence
 
+from hivetune.data.sources.documents import DocumentReader
 from hivetune.data.sources.jsonl import JsonlReader
 from hivetune.data.sources.redis_server import load_redis, parse_server
 from hivetune.data.sources.redis_stream import CLAIM_AFTER_S, RedisReader
@@ -27,7 +28,7 @@ def parse_sources(sources: Sequence[str]) -> list[Reader]:
         elif source.startswith(REDIS_SCHEMES):
             readers += _redis(source)
         else:
-            readers.append(_path(source))
+            readers += _path(source)
     names = [reader.name for reader in readers]
     for name in names:
         if names.count(name) > 1:
@@ -48,13 +49,18 @@ def parse_map(text: str) -> dict[str, str]:
     return pairs
 
 
-def _path(source: str) -> Reader:
+def _path(source: str) -> list[Reader]:
+    """Documents one by one, and all logs of a folder or glob in one reader."""
     scheme = source.partition("://")[0]
     if "://" in source and "/" not in scheme:
         raise UsageError(
             f"{scheme}:// is no known kind of source", hint=f"known: {' '.join(REDIS_SCHEMES)} sqlite:PATH"
         )
-    return JsonlReader(source)
+    if source == "-":
+        return [DocumentReader(source)]
+    logs = JsonlReader(source)
+    documents: list[Reader] = [DocumentReader(path) for path in logs.documents()]
+    return [*documents, logs] if logs.has_files() or not documents else documents
 
 
 def _sqlite(source: str) -> Reader:

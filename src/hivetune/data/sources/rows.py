@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hivetune.data.interactions import Batch, Refusal
-from hivetune.data.reasons import REASONS, RowRefused
+from hivetune.data.read import BOM, parse_row
+from hivetune.data.reasons import RowRefused
 
 # Reasons that only a live source can have; the rest are those of data/reasons.py.
 DELETED = "deleted-before-read"
@@ -23,9 +24,12 @@ class Reader(Protocol):
 
     name: str  # for people; never a password
     notes: list[str]  # what a person should know, each once
-    waiting: list[str]  # places of rows that are not complete yet
 
     poll_s: float  # how long to wait after a `read` that brought nothing
+
+    @property
+    def waiting(self) -> list[str]:
+        """Places of rows that are not complete yet."""
 
     def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
         """Find the place to go on from. `follow`: rows that come later count too. Raises UsageError, MachineNotFit.
@@ -43,21 +47,9 @@ class Reader(Protocol):
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """A row from one line of JSON. Raises RowRefused."""
+    """A row from one line of JSON, as data files are read. Raises RowRefused."""
     text = line.lstrip(b"\0")  # a log truncated under its writer starts with a hole
-    if b"\0" in text:
-        raise RowRefused("nul-byte")
-    try:
-        row = json.loads(text.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise RowRefused("bad-utf8") from None
-    except RecursionError:
-        raise RowRefused("too-deep") from None
-    except ValueError as error:
-        raise RowRefused("bad-json", f"{REASONS['bad-json'].hint}: {error}") from None
-    if not isinstance(row, dict):
-        raise RowRefused("not-an-object")
-    return row
+    return dict(parse_row(text.strip().removeprefix(BOM)))
 
 
 def is_complete(line: bytes) -> bool:

@@ -1,0 +1,145 @@
+"""`hivetune collect`: interactions from files, tables and streams into the store, exactly once."""
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from hivetune.cli.output import MODE, PLAIN_LINE_EVERY_S, emit, say, table
+from hivetune.data.collect import Collected
+from hivetune.data.collect import collect as run_collect
+from hivetune.data.interactions import Tally, iter_refused
+from hivetune.data.sources.parse import parse_sources
+from hivetune.data.sources.rows import Reader
+from hivetune.errors import Stopped
+from hivetune.store import home, open_database
+
+SHOWN_REFUSED = 5
+
+
+def collect(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SRC...",
+            help="a JSONL file, folder or glob; sqlite:PATH?table=T; redis://HOST/DB?stream=S; redis+cluster://...",
+            show_default=False,
+        ),
+    ],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until stopped.")] = False,
+) -> None:
+    """Interactions into the store, exactly once: run it again, or kill it at any moment, and no row is lost or doubled.
+
+    SRC is a JSON Lines file, a folder of them or a quoted glob (through rotation, .gz and .zst too);
+    sqlite:PATH?table=T[&map=prompt:question,...][&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S[&group=G];
+    rediss:// for TLS; redis+cluster://HOST:PORT?prefix=P&partitions=N for the streams P:{0}:events and on.
+    """
+    readers = parse_sources(sources)
+    started = time.time()
+    stop, heard = threading.Event(), []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        heard.append(number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    collected = run_collect(readers, follow=follow, stop=stop, tick=_Ticker(readers, follow))
+    document = _document(readers, collected, started)
+    if not heard or follow:
+        emit(document)
+    _show(document)
+    if heard:
+        raise Stopped("stopped; all that was acknowledged is in the store", signal_number=heard[0])
+
+
+class _Ticker:
+    """Notes as they arise, and now and then how far it is: a line every ten seconds, JSON Lines when following."""
+
+    def __init__(self, readers: Sequence[Reader], follow: bool):
+        self._readers, self._follow = readers, follow
+        self._told: set[str] = set()
+        self._last, self._last_count = time.monotonic(), 0
+
+    def __call__(self, collected: Collected) -> None:
+        for reader in self._readers:
+            for note in list(reader.notes):
+                if note not in self._told:
+                    self._told.add(note)
+                    say(f"note: {note}")
+        every_s = 1.0 if MODE.json and self._follow else PLAIN_LINE_EVERY_S
+        if time.monotonic() - self._last < every_s:
+            return
+        self._last = time.monotonic()
+        total = collected.total()
+        if total.delivered == self._last_count:
+            return
+        self._last_count = total.delivered
+        if self._follow:
+            emit({"event": "progress", **_counts(total)})
+        say(_sentence(total))
+
+
+def _document(readers: Sequence[Reader], collected: Collected, started: float) -> dict[str, Any]:
+    database = open_database()
+    try:
+        rows = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
+        refused = [
+            {"source": place, "reason": reason, "hint": hint}
+            for place, reason, hint in iter_refused(database, since=started, limit=SHOWN_REFUSED)
+        ]
+    finally:
+        database.close()
+    return {
+        "event": "done",
+        "store": str(home() / "hive.db"),
+        "interactions": rows,
+        **_counts(collected.total()),
+        "sources": [
+            {
+                "source": reader.name,
+                **_counts(collected.tallies[reader.name]),
+                "waiting": list(reader.waiting),
+                "notes": list(reader.notes),
+            }
+            for reader in readers
+        ],
+        "refused_rows": refused,
+    }
+
+
+def _counts(tally: Tally) -> dict[str, Any]:
+    return {
+        "delivered": tally.delivered,
+        "stored": tally.stored,
+        "duplicates": tally.duplicates,
+        "refused": tally.refused,
+        "forgotten": tally.forgotten,
+        "reasons": dict(tally.reasons),
+    }
+
+
+def _sentence(tally: Tally) -> str:
+    return (
+        f"{tally.delivered:,} delivered = {tally.stored:,} new + {tally.duplicates:,} known"
+        f" + {tally.refused:,} refused + {tally.forgotten:,} forgotten"
+    )
+
+
+def _show(document: dict[str, Any]) -> None:
+    if MODE.json:
+        return
+    columns = ("source", "delivered", "stored", "duplicates", "refused", "forgotten")
+    table("", columns, [[each[column] for column in columns] for each in document["sources"]], numeric=columns[1:])
+    for each in document["sources"]:
+        for place in each["waiting"]:
+            say(f"{place}: the last line is not complete yet; it is read when it is")
+    for row in document["refused_rows"]:
+        say(f"{row['source']}: {row['reason']}: {row['hint']}")
+    if document["refused"] > len(document["refused_rows"]):
+        say(f"... and {document['refused'] - len(document['refused_rows'])} more, kept in the table `refused`")
+    say(f"{document['interactions']:,} interactions in {document['store']}")
