@@ -24,3 +24,18 @@ def require_program(name: str, package: str) -> str:
             pytest.fail(reason)
         pytest.skip(reason)
     return path
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared demo model (25 s), made once per session, or once at all with HIVETUNE_TEST_CACHE=FOLDER."""
+    from hivetune.store import manifest_problems
+    from hivetune.supervise.task import run_task
+
+    cache = os.environ.get("HIVETUNE_TEST_CACHE")
+    parent = Path(cache) if cache else tmp_path_factory.mktemp("models")
+    folder = parent / "smollm2-135m"
+    if manifest_problems(folder):
+        task = {"model": "smollm2-135m", "target": str(folder)}
+        run_task("prepare_model", task, parent / "smollm2-135m.task").check("preparing the demo model")
+    return folder

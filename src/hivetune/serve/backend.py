@@ -105,7 +105,7 @@ class Backend:
         self.process = process
         self.url = url
         self.token = token
-        self._lora = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
+        self.lora = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
 
     def complete(
         self,
@@ -188,7 +188,7 @@ class Backend:
             "reasoning_format": "none",  # thoughts stay in the text, as they were trained
         }
         # Naming every adapter on every request is what keeps two of them apart (finding in the module's first lines).
-        return {**request, "lora": self._lora} if self._lora else request
+        return {**request, "lora": self.lora} if self.lora else request
 
     def _open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> http.client.HTTPConnection:
         address = urlsplit(self.url)
