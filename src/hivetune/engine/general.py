@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
@@ -181,12 +181,15 @@ def load_module(
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # SDPA leaves out Gemma 2's soft cap on attention scores without a word.
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
     module = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype,
         device_map={"": device},
         quantization_config=quantization,
-        attn_implementation=choices.get("attention", "sdpa"),
+        attn_implementation="eager" if capped else choices.get("attention", "sdpa"),
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,

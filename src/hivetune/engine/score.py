@@ -26,7 +26,7 @@ from hivetune.engine.child import Heartbeat, Task, run_child
 from hivetune.engine.device import DTYPES, RESOLVED, choose, peak_memory_bytes, read_resolved, reset_peak_memory
 from hivetune.engine.feed import read_documents
 from hivetune.engine.general import load_module
-from hivetune.engine.generate import Answer, answer_prompts
+from hivetune.engine.generate import Answer, answer_prompts, settle_module
 from hivetune.engine.merge import add_delta, pair_up
 from hivetune.engine.model import Document, load_model
 from hivetune.journal import Journal
@@ -146,7 +146,7 @@ def score_answers(scoring: Scoring, rows: Sequence[int], new_tokens: int, slots:
     documents = read_documents(scoring.snapshot, rows)
     asked = [split_last_answer(document) for document in documents]
     ends = set(read_prepared(scoring.model).eos_ids) | {answer[-1] for _, answer in asked}
-    answer_prompts(module, [asked[0][0]], ends=ends, new_tokens=2, slots=1, on_answer=lambda answer: None)  # warm-up
+    cached = settle_module(module, [prompt for prompt, _ in asked])  # and the warm-up
     for name, side in scoring.sides.items():
         if name == "tuned":
             merge_in_place(module, scoring.adapter)
@@ -169,7 +169,7 @@ def score_answers(scoring: Scoring, rows: Sequence[int], new_tokens: int, slots:
             scoring.heartbeat.beat(b"t")
 
         prompts = [prompt for prompt, _ in asked]
-        answer_prompts(module, prompts, ends=ends, new_tokens=new_tokens, slots=slots, on_answer=write)
+        answer_prompts(module, prompts, ends=ends, new_tokens=new_tokens, slots=slots, cached=cached, on_answer=write)
         side.answer_seconds = time.perf_counter() - started
         side.peak_memory_bytes = peak_memory_bytes(scoring.device)
 
