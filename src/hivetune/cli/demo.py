@@ -16,7 +16,7 @@ from hivetune.cli.train import show_training, train_run
 from hivetune.config import load_config
 from hivetune.demo import SYSTEM_PROMPTS, write_demo_data
 from hivetune.release.export import export_run
-from hivetune.serve.backend import ServerSettings, serve
+from hivetune.serve.backend import open_backend
 from hivetune.store import home, read_json, write_atomic
 
 NUM_PROMPTS = 3
@@ -111,14 +111,14 @@ def _answers(run: walk.Run, evaluation: dict[str, Any], gguf: Path) -> list[dict
     """The same held-out prompts answered by the base (in the evaluation) and by the exported file in llama.cpp."""
     chosen = evaluation["answers"][:: max(1, len(evaluation["answers"]) // NUM_PROMPTS)][:NUM_PROMPTS]
     found = []
-    with serve(ServerSettings(gguf)) as backend:
+    with open_backend(gguf) as backend:
         for row in chosen:
             messages = [
                 {"role": message.role, "content": message.content}
                 for message in run.snapshot.info(row["row"]).messages
                 if message.role != "assistant"
             ]
-            answer = backend.complete(messages, new_tokens=run.config.eval.new_tokens)
+            answer = backend.complete(messages, max_tokens=run.config.eval.new_tokens)
             found.append({"prompt": row["prompt"], "base": row["base"]["answer"], "tuned": answer.text})
     table(
         "three held-out prompts",

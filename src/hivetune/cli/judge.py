@@ -86,11 +86,20 @@ def show_verdict(verdict: Verdict) -> None:
         show(f"  {reason}")
 
 
+NAMES = {
+    "latency_s": "seconds per answer",
+    "tokens_per_second": "tokens per second",
+    "peak_memory_bytes": "peak memory",
+    "ended": "ended by itself",
+    "loss": "loss (nats per token)",
+}
+
+
 def _line(metric: Metric) -> tuple[object, ...]:
     passed = {True: "yes", False: "NO", None: "reported"}[metric.passed]
     interval = "-" if metric.ci95 is None else " to ".join(_value(metric.name, end, sign=True) for end in metric.ci95)
     return (
-        metric.name,
+        NAMES.get(metric.name, metric.name),
         _value(metric.name, metric.base),
         _value(metric.name, metric.tuned),
         _value(metric.name, metric.difference, sign=True),

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 PLAIN_LINE_EVERY_S = 10.0
+PLAIN_WIDTH = 120  # columns of a table where there is no terminal
 
 Report = Callable[[int, int | None], None]
 
@@ -31,11 +32,18 @@ MODE = Mode()
 
 
 def err() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return _console(stderr=True)
 
 
 def out() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return _console(stderr=False)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console
 
 
 def emit(document: dict[str, Any]) -> None:
