@@ -14,7 +14,7 @@ from hivetune.machine.faults import fault as fault_of
 
 # Asynchronous faults are noticed up to a step late.
 SAME_STEP = 1
-# So many faults of one kind at different steps, with work done between them, and a change is tried all the same.
+# So many faults of one kind on a device at different steps, with work done between them, and a change is tried.
 SCATTERED_CHANGE = 5
 LONGEST_WAIT_S = 300.0
 # They shrink a step; a worker that has not begun one needs something else.
@@ -145,14 +145,27 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Action:
     idle = idle_attempts(history)
     if idle >= bounds.attempts:
         return Action("stop", f"{idle} attempts without progress, the last: {fault.title}", last.rungs)
-    alike = [earlier for earlier in history[:-1] if earlier.same_place(last)]
-    scattered = [earlier for earlier in history[:-1] if earlier.fault == last.fault and not earlier.same_place(last)]
-    if fault.first == "again" and not alike and len(scattered) + 1 < SCATTERED_CHANGE:
+    alike = _alike(history)
+    scattered = [earlier for earlier in history[:-1] if earlier.fault == last.fault and earlier not in alike]
+    often = [earlier for earlier in scattered if earlier.rungs == last.rungs]
+    worn_out = fault.domain == "device" and len(often) + 1 >= SCATTERED_CHANGE
+    if fault.first == "again" and not alike and not worn_out:
         patient = fault.backoff or (fault.domain == "device" and scattered)
         wait_s = _wait_s(len(scattered), bounds) if patient else 0.0
         why = "faults at different steps: the machine, not the data" if scattered else "once may be chance"
         return Action("again", why, last.rungs, wait_s=wait_s)
-    return _climb(history, fault, bounds, last_try=idle == bounds.attempts - 1)
+    return _climb(history, fault, bounds, last_try=idle == bounds.attempts - 1, isolate=not worn_out or bool(alike))
+
+
+def _alike(history: Sequence[Failure]) -> list[Failure]:
+    """Earlier failures at the place of the last one that the run has not got past since."""
+    last, alike = history[-1], []
+    for earlier in reversed(history[:-1]):
+        if earlier.same_place(last):
+            alike.append(earlier)
+        elif earlier.step > last.step and earlier.durable > last.step:
+            break
+    return alike
 
 
 def idle_attempts(history: Sequence[Failure]) -> int:
@@ -186,14 +199,14 @@ def settings_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], dict[str, 
     return environment, choices
 
 
-def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try: bool) -> Action:
+def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try: bool, isolate: bool) -> Action:
     last = history[-1]
     kept = kept_rungs(history)
-    here = [failure for failure in history if failure.same_place(last)]
+    here = [*_alike(history), last]
     tried = {failure.tried for failure in here} | set(last.rungs)
     if last.step < 0:
         tried |= OF_A_STEP
-    elif any(failure.isolated for failure in here):
+    elif not isolate or any(failure.isolated for failure in here):
         tried.add("isolate")
     left = [name for name in fault.rungs if name not in tried and _is_open(name, bounds)]
     if last_try:  # an isolation takes no attempt; the processor is what always works
