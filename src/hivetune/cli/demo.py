@@ -1,6 +1,7 @@
 """`hivetune demo`: the whole walk on a real model and real text, told station by station."""
 
 import shutil
+import textwrap
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from hivetune.serve.backend import open_backend
 from hivetune.store import home, read_json, write_atomic
 
 NUM_PROMPTS = 3
+ANSWER_CHARS = 160
 
 
 def demo(
@@ -120,12 +122,16 @@ def _answers(run: walk.Run, evaluation: dict[str, Any], gguf: Path) -> list[dict
             ]
             answer = backend.complete(messages, max_tokens=run.config.eval.new_tokens)
             found.append({"prompt": row["prompt"], "base": row["base"]["answer"], "tuned": answer.text})
-    table(
-        "three held-out prompts",
-        ("prompt", "base model", "tuned model, from the GGUF"),
-        [tuple(f.values()) for f in found],
-    )
+    show("\nThree held-out prompts:")
+    for answers in found:
+        show(f"\n  {answers['prompt']}")
+        show(f"    base:  {_one_line(answers['base'])}")
+        show(f"    tuned: {_one_line(answers['tuned'])}")
     return found
+
+
+def _one_line(text: str) -> str:
+    return textwrap.shorten(text, ANSWER_CHARS, placeholder=" ...")
 
 
 def _next_steps(config: Path, run: Path, gguf: Path) -> None:
