@@ -1,0 +1,95 @@
+"""The environments of the peers: one virtual environment for each set of pinned versions, made on first use."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# torch first and of the very version that is measured here, so that no resolver brings another build with CUDA.
+TRL = ("trl==1.16.0", "peft==0.21.2", "transformers==5.23.0")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the results. `packages`: empty for our own environment."""
+
+    name: str
+    worker: str
+    options: dict[str, Any]
+    packages: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ("short", "agents", "long", "prefix")
+    about: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+NO_RECOMPUTE = {"gradient_checkpointing": False}
+ROWS = (
+    Row("limit", "limit.py", {}, about="only the matrix products of the step"),
+    Row("hivetune", "ours.py", {"choices": {}}, about="defaults"),
+    Row(
+        "hivetune fp32",
+        "ours.py",
+        {"choices": {}, "dtype": "float32"},
+        sets=("short", "agents"),
+        about="dtype: float32; the reference of the loss curves",
+    ),
+    Row("TRL defaults", "peers.py", {"trainer": "trl", "arguments": {}}, TRL, about="as SFTConfig comes, 2 x 4"),
+    Row(
+        "TRL best effort",
+        "peers.py",
+        {"trainer": "trl", "dtype": "bfloat16", "arguments": {**NO_RECOMPUTE, "bf16": True}},
+        TRL,
+        about="bfloat16 weights, no recompute, 2 x 4",
+    ),
+    Row(
+        "transformers + PEFT",
+        "peers.py",
+        {"trainer": "transformers", "dtype": "bfloat16", "arguments": {**NO_RECOMPUTE, "bf16": True}},
+        TRL,
+        sets=("short", "agents"),
+        about="Trainer, bfloat16 weights, no recompute, 2 x 4",
+    ),
+)
+
+
+def python_of(row: Row, cache: Path) -> Path:
+    """The interpreter that the row runs in; its environment is made below `cache` when it is not there.
+
+    Raises subprocess.CalledProcessError when a package can't be installed.
+    """
+    if not row.packages:
+        return Path(sys.executable)
+    torch = "torch==" + _torch_version()
+    name = hashlib.sha256("\n".join((torch, *row.packages, sys.version)).encode()).hexdigest()[:12]
+    folder, ready = cache / f"peer-{name}", cache / f"peer-{name}" / ".ready"
+    if not ready.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, torch], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run([*pip, *row.packages], check=True, stderr=subprocess.DEVNULL)
+        ready.touch()
+    return folder / "bin" / "python"
+
+
+def _torch_version() -> str:
+    """The installed one, without the name of its build."""
+    from importlib import metadata
+
+    return metadata.version("torch").partition("+")[0]
+
+
+def environment(row: Row) -> dict[str, str]:
+    """The same for all: every core, threads that do not spin while another row has its turn, no network."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_VISIBLE_DEVICES": "",
+        **row.environment,
+    }

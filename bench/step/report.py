@@ -1,0 +1,160 @@
+"""From the benchmark's raw steps to its figures: medians, ratios, validity, a table in Markdown, a plot in SVG."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hivetune.models import folder_for
+from hivetune.plan.architecture import read_architecture
+
+# A loss curve is the same curve: float32 rows differ by rounding only; bfloat16 rows by the rounding of the base
+# weights' products, which the reference does not have. Measured spreads are a third of these.
+TOLERANCE = {"float32": 0.002, "bfloat16": 0.03}
+REFERENCE = ("hivetune fp32", "TRL defaults")
+JOB_EXAMPLES, JOB_EPOCHS = 1500, 3
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def summarize(document: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One line for each set and row. Speeds are medians over the steps after the first."""
+    lines = []
+    parameters = read_architecture(folder_for(document["model"])).parameters
+    for name in titles:
+        results = [result for result in document["results"] if result["set"] == name]
+        about = document["data"]["sets"][name]
+        documents = about["documents_per_step"]
+        limit = next((r for r in results if r["row"] == "limit" and r["steps"]), None)
+        reference = next((r for row in REFERENCE for r in results if r["row"] == row and r["steps"]), None)
+        for result in results:
+            lines.append(_line(result, about, documents, limit, reference, parameters))
+    return lines
+
+
+def _line(
+    result: Mapping[str, Any],
+    about: Mapping[str, Any],
+    documents: int,
+    limit: Mapping[str, Any] | None,
+    reference: Mapping[str, Any] | None,
+    parameters: int,
+) -> dict[str, Any]:
+    steps = result["steps"]
+    line: dict[str, Any] = {"set": result["set"], "row": result["row"], "dtype": result["dtype"], "void": []}
+    if result["failed"] or len(steps) < 2:
+        line["void"].append(result["failed"] or "too few steps")
+        return line
+    seconds = [step["seconds"] for step in steps[1:]]
+    step_s = statistics.median(seconds)
+    line |= {
+        "step_s": step_s,
+        "spread": (max(seconds) - min(seconds)) / step_s,
+        "samples_per_s": documents / step_s,
+        "tokens_per_s": about["mean_tokens"] * documents / step_s,
+        "load_s": result["load_s"],
+        # A projection: measured loading and first step, then as many median steps as the job has.
+        "job_s": result["load_s"] + steps[0]["seconds"] + (JOB_EXAMPLES * JOB_EPOCHS / documents - 1) * step_s,
+    }
+    if limit is not None and len(limit["steps"]) == len(steps):
+        shares = [a["seconds"] / b["seconds"] for a, b in zip(limit["steps"][1:], steps[1:], strict=True)]
+        line["share_of_limit"] = statistics.median(shares)
+    if result["row"] == "limit":
+        return line
+    dtype = "bfloat16" if result["dtype"].startswith("bfloat16") else "float32"
+    line["peak_bytes"] = max(step["peak_bytes"] for step in steps)
+    line["peak_above_bytes"] = line["peak_bytes"] - result["bare_bytes"] - parameters * BYTES[dtype]
+    line["losses"] = [step["loss"] for step in steps]
+    if reference is not None:
+        pairs = list(zip(line["losses"], (step["loss"] for step in reference["steps"]), strict=False))
+        exact = dtype == "float32" and "autocast" not in result["dtype"].replace("no autocast", "")
+        worst = max(abs(mine - theirs) / theirs for mine, theirs in pairs)
+        line["loss_off"] = worst
+        if worst > TOLERANCE["float32" if exact else "bfloat16"]:
+            line["void"].append(f"its loss is {100 * worst:.1f} % off the reference")
+    if not all(step["grad_norm"] is None or step["grad_norm"] > 0 for step in steps):
+        line["void"].append("its gradient is zero")
+    return line
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """Tables, one for each set, ours against each."""
+    parts = []
+    for name in dict.fromkeys(line["set"] for line in document["summary"]):
+        lines = [line for line in document["summary"] if line["set"] == name]
+        ours = next((line for line in lines if line["row"] == "hivetune" and "step_s" in line), None)
+        about = document["data"]["sets"][name]
+        parts.append(
+            f"### {name}: {about['documents_per_step']} rows a step, {about['mean_tokens']:.0f} tokens a row, "
+            f"{100 * about['trained_share']:.0f} % trained\n"
+        )
+        parts.append(
+            "| row | s/step | tokens/s | samples/s | ours is | of the limit | peak above | load | job | loss off |"
+        )
+        parts.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+        parts += [_table_row(line, ours) for line in lines]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _table_row(line: Mapping[str, Any], ours: Mapping[str, Any] | None) -> str:
+    if line["void"]:
+        return f"| {line['row']} | void: {'; '.join(line['void'])} | | | | | | | | |"
+    ratio = f"{line['step_s'] / ours['step_s']:.2f}x" if ours else ""
+    peak = f"{line['peak_above_bytes'] / 1e9:.2f} GB" if "peak_above_bytes" in line else ""
+    share = f"{100 * line['share_of_limit']:.0f} %" if "share_of_limit" in line else ""
+    off = f"{100 * line['loss_off']:.2f} %" if "loss_off" in line else ""
+    return (
+        f"| {line['row']} ({line['dtype']}) | {line['step_s']:.2f} | {line['tokens_per_s']:,.0f} | "
+        f"{line['samples_per_s']:.2f} | {ratio} | {share} | {peak} | {line['load_s']:.0f} s | "
+        f"{line['job_s'] / 60:.0f} min | {off} |"
+    )
+
+
+def write_report(document: Mapping[str, Any], out: Path | None) -> None:
+    """The table to standard output; with `out`, the JSON there and table and plot beside it."""
+    table = markdown(document)
+    print(table)
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n")
+    out.with_suffix(".md").write_text(table)
+    out.with_suffix(".svg").write_text(plot(document["summary"]))
+
+
+COLOURS = {"limit": "#b8c0cc", "hivetune": "#d98200", "hivetune fp32": "#f0b95c"}
+OTHER_COLOURS = ("#4c6a92", "#6f8fb8", "#93aed0", "#b5c9e2")
+
+
+def plot(summary: Sequence[Mapping[str, Any]]) -> str:
+    """Bars of non-padding tokens a second for each set; void rows are left out."""
+    lines = [line for line in summary if not line["void"]]
+    sets = list(dict.fromkeys(line["set"] for line in lines))
+    others = [row for row in dict.fromkeys(line["row"] for line in lines) if row not in COLOURS]
+    colours = {**COLOURS, **dict(zip(others, OTHER_COLOURS, strict=False))}
+    bar, gap, left, width = 16, 14, 170, 760
+    top = 34
+    height = top + sum(bar * sum(line["set"] == name for line in lines) + gap + 18 for name in sets)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="11" role="img" aria-label="tokens a second">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        '<text x="10" y="20" font-size="13" font-weight="bold">non-padding tokens a second (more is better)</text>',
+    ]
+    y = top
+    for name in sets:
+        own = [line for line in lines if line["set"] == name]
+        most = max(line["tokens_per_s"] for line in own)
+        parts.append(f'<text x="10" y="{y + 12}" font-weight="bold">{name}</text>')
+        y += 18
+        for line in own:
+            length = (width - left - 90) * line["tokens_per_s"] / most
+            parts.append(f'<text x="{left - 6}" y="{y + 12}" text-anchor="end">{line["row"]}</text>')
+            parts.append(
+                f'<rect x="{left}" y="{y + 2}" width="{length:.1f}" height="{bar - 4}" fill="{colours[line["row"]]}"/>'
+            )
+            parts.append(f'<text x="{left + length + 5:.1f}" y="{y + 12}">{line["tokens_per_s"]:,.0f}</text>')
+            y += bar
+        y += gap
+    return "\n".join([*parts, "</svg>"]) + "\n"

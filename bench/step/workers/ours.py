@@ -1,0 +1,60 @@
+"""The benchmark's own row: hivetune's model and optimizer on the given steps, one at a time."""
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+from protocol import Clock, forget_peak, peak_bytes, resident_bytes
+
+BARE_BYTES = resident_bytes()  # Python with torch imported and nothing else
+
+import json  # noqa: E402
+
+from safetensors.torch import load_file  # noqa: E402
+
+from hivetune.config import LoraConfig  # noqa: E402
+from hivetune.engine.device import DTYPES, choose  # noqa: E402
+from hivetune.engine.model import Document, load_model  # noqa: E402
+from hivetune.engine.optimizer import AdamW  # noqa: E402
+
+
+def main() -> None:
+    clock = Clock()
+    job, options = clock.job, clock.job["options"]
+    settled = choose("cpu", options.get("dtype", "auto"), {})
+    torch.set_num_threads(settled["threads"])
+    sets = json.loads(Path(job["data"]).read_text())["sets"]
+    lora = LoraConfig(**job["lora"])
+    dtype = DTYPES[settled["dtype"]]
+    model = load_model(
+        Path(job["model"]), lora, method="lora", dtype=dtype, device=torch.device("cpu"), choices=options["choices"]
+    )
+    initial = load_file(job["adapter"])
+    for name in job["sets"]:
+        for parameter, view in model.adapter.items():
+            view.copy_(initial[parameter])
+        optimizer = AdamW(model.master_N, weight_decay=0.0)
+        clock.tell(ready=name, dtype=settled["dtype"], bare_bytes=BARE_BYTES, path=model.path)
+        for number, step in enumerate(sets[name]["steps"]):
+            started = clock.wait()
+            if number == 0:
+                forget_peak()
+            documents = [
+                Document(row, torch.tensor(d["tokens"]), torch.tensor(d["trained"], dtype=torch.bool))
+                for row, d in enumerate(step)
+            ]
+            trained = sum(sum(d["trained"][1:]) for d in step)
+            model.grad_N.zero_()
+            nll = model.backward(documents, 1 / trained)
+            optimizer.update(model.grad_N, rate=job["rate"], number=number + 1)
+            loss = nll.item() / trained
+            norm = float(torch.linalg.vector_norm(model.grad_N, dtype=torch.float64))
+            clock.tell(
+                step=number, loss=loss, grad_norm=norm, seconds=time.perf_counter() - started, peak_bytes=peak_bytes()
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""One LoRA step, ours against the peers': the same rows, masks, order, adapter and optimizer, turn by turn.
+
+Each row of the results is a process of its own that stays loaded; a clock gives them their turns, step by step, so that
+a slow minute of the machine hits all of them. Rows whose loss curve leaves the reference's are void.
+
+    python bench/train_step.py --out docs/proof/bench_cpu.json          the whole, at most 8 minutes on 2 cores
+    python bench/train_step.py --steps 2 --sets agents --rows limit,hivetune
+"""
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from step.peers import ROWS, Row, environment, python_of
+from step.report import summarize, write_report
+from step.rows import SETS, write_rows
+
+from hivetune.machine.probe import describe_machine, probe_machine
+from hivetune.models import find_prepared, folder_for
+from hivetune.store import home
+from hivetune.supervise.task import run_task
+
+LORA = {"r": 8, "alpha": 16}
+RATE = 1e-3  # high, so that a wrong gradient shows in few steps
+MODEL = "smollm2-135m"
+TURN_S = 600.0
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass
+class Worker:
+    """A row's process and its pipes."""
+
+    row: Row
+    process: "subprocess.Popen[bytes]"
+    to: Any
+    back: int
+    started: float = field(default_factory=time.perf_counter)
+    ready_s: float | None = None
+    buffer: bytes = b""
+
+    def go(self) -> None:
+        self.to.write("go\n")
+        self.to.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """Its next line. Raises RuntimeError when it ended or says nothing for too long."""
+        while b"\n" not in self.buffer:
+            if not select.select([self.back], [], [], TURN_S)[0]:
+                raise RuntimeError(f"{self.row.name} says nothing for {TURN_S:.0f} s")
+            chunk = os.read(self.back, 65536)
+            if not chunk:
+                raise RuntimeError(f"{self.row.name} ended with {self.process.wait()}")
+            self.buffer += chunk
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def end(self) -> None:
+        self.to.close()
+        os.close(self.back)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def main() -> None:
+    arguments = parse()
+    began = time.perf_counter()
+    cache = home() / "bench"
+    rows = [row for row in ROWS if not arguments.rows or row.name in arguments.rows.split(",")]
+    sets = [chosen for chosen in SETS if chosen.name in arguments.sets.split(",")]
+    model = prepared_model()
+    pythons = {row.name: python for row in rows if (python := interpreter(row, cache))}
+    measured_from = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data.json"
+        about = write_rows(data, model / "tokenizer.json", arguments.steps)
+        adapter = write_adapter(model, Path(folder) / "adapter.safetensors", pythons)
+        job = {"model": str(model), "data": str(data), "adapter": str(adapter), "lora": LORA, "rate": RATE}
+        results = [
+            result
+            for chosen in sets
+            for result in run_set(chosen.name, [row for row in rows if row.name in pythons], pythons, job, folder)
+        ]
+    document = {
+        "schema": 1,
+        "command": " ".join(["python", "bench/train_step.py", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": describe_machine(probe_machine()),
+        "model": MODEL,
+        "lora": LORA,
+        "data": about,
+        "setup_s": round(measured_from - began, 1),
+        "seconds": round(time.perf_counter() - measured_from, 1),
+        "rows": {row.name: {"about": row.about, "packages": list(row.packages)} for row in rows},
+        "results": results,
+    }
+    document["summary"] = summarize(document, {chosen.name: chosen.title for chosen in sets})
+    write_report(document, Path(arguments.out) if arguments.out else None)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="JSON file; table and plot are written beside it")
+    parser.add_argument("--steps", type=int, default=4, help="steps for each set, the first of which warms up")
+    parser.add_argument("--sets", default=",".join(chosen.name for chosen in SETS))
+    parser.add_argument("--rows", default="", help=", ".join(row.name for row in ROWS))
+    return parser.parse_args()
+
+
+def prepared_model() -> Path:
+    if find_prepared(MODEL) is None:
+        folder = folder_for(MODEL)
+        task = {"model": MODEL, "target": str(folder)}
+        run_task("prepare_model", task, folder.with_name(f".{folder.name}.task")).check(f"preparing {MODEL}")
+    return folder_for(MODEL)
+
+
+def interpreter(row: Row, cache: Path) -> Path | None:
+    """The row's Python, or None with a line on why it is left out."""
+    try:
+        return python_of(row, cache)
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"{row.name} is left out: {error}", file=sys.stderr)
+        return None
+
+
+def write_adapter(model: Path, target: Path, pythons: dict[str, Path]) -> Path:
+    """One initial adapter for all, made by our own initialisation; a child, so that torch stays out of the clock."""
+    code = (
+        "import sys, torch; from pathlib import Path; from safetensors.torch import save_file;"
+        "from hivetune.config import LoraConfig; from hivetune.engine.model import load_model;"
+        "from hivetune.engine.adapter import initialise;"
+        "m = load_model(Path(sys.argv[1]), LoraConfig(r=int(sys.argv[3]), alpha=float(sys.argv[4])), method='lora',"
+        " dtype=torch.float32, device=torch.device('cpu'), choices={});"
+        "initialise(m.adapter, 0); save_file({k: v.contiguous().clone() for k, v in m.adapter.items()}, sys.argv[2])"
+    )
+    command = [sys.executable, "-c", code, str(model), str(target), str(LORA["r"]), str(LORA["alpha"])]
+    subprocess.run(command, check=True)
+    return target
+
+
+def run_set(
+    name: str, rows: Sequence[Row], pythons: dict[str, Path], job: dict[str, Any], folder: str
+) -> Iterator[dict[str, Any]]:
+    """All steps of one set, each by every row in turn; the order of the rows changes from step to step."""
+    taking_part = [row for row in rows if name in row.sets]
+    workers = []
+    for row in taking_part:  # one after the other: their loading is timed
+        worker = start(row, pythons[row.name], {**job, "sets": [name], "options": row.options}, folder)
+        about = worker.hear()
+        worker.ready_s = time.perf_counter() - worker.started
+        workers.append((worker, about))
+    steps = len(json.loads(Path(job["data"]).read_text())["sets"][name]["steps"])
+    told: dict[str, list[dict[str, Any]]] = {row.name: [] for row in taking_part}
+    failed: dict[str, str] = {}
+    for step in range(steps):
+        turn = workers[step % len(workers) :] + workers[: step % len(workers)]
+        for worker, _ in turn:
+            if worker.row.name in failed:
+                continue
+            try:
+                worker.go()
+                told[worker.row.name].append(worker.hear())
+            except (RuntimeError, OSError) as error:
+                failed[worker.row.name] = str(error)
+            print(f"{name} {step + 1}/{steps} {worker.row.name}: {told[worker.row.name][-1:]}", file=sys.stderr)
+    for worker, about in workers:
+        worker.end()
+        own = told[worker.row.name]
+        yield {
+            "set": name,
+            "row": worker.row.name,
+            "failed": failed.get(worker.row.name),
+            "dtype": about["dtype"],
+            "path": about["path"],
+            "bare_bytes": about["bare_bytes"],
+            "load_s": worker.ready_s,
+            "steps": own,
+        }
+
+
+def start(row: Row, python: Path, job: dict[str, Any], folder: str) -> Worker:
+    file = Path(folder) / f"{row.name.replace(' ', '-')}.json"
+    file.write_text(json.dumps(job))
+    their_in, our_out = os.pipe()
+    our_in, their_out = os.pipe()
+    with open(Path(folder) / f"{file.stem}.log", "ab") as log:
+        process = subprocess.Popen(
+            [str(python), str(HERE / "step" / "workers" / row.worker), str(file)],
+            env={**environment(row), "BENCH_IN": str(their_in), "BENCH_OUT": str(their_out)},
+            pass_fds=(their_in, their_out),
+            stdout=log,
+            stderr=None if os.environ.get("BENCH_SHOW") else log,
+        )
+    os.close(their_in)
+    os.close(their_out)
+    return Worker(row, process, os.fdopen(our_out, "w"), our_in)
+
+
+if __name__ == "__main__":
+    main()
