@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from families import FAMILIES, NASTY, write_model
+from gguf_families import FAMILIES, NASTY, write_model
 
 from hivetune.data.render import load_renderer
 from hivetune.records import Message
@@ -108,3 +108,9 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
             for token, logprob in answers.items():
                 assert logprob == pytest.approx(expected_V[token], abs=LOGPROB_BOUND)
     assert largest > 5 * LOGPROB_BOUND  # else the adapter would prove nothing
+    with open_backend(base, ServerSettings(context_tokens=512, adapters=((lora, 1.0),))) as backend:
+        for scale in (0.0, 1.0, 0.0, 1.0, 1.0, 0.0):
+            # ggml-org/llama.cpp#26207: without the explicit list, an answer mixes the adapters of two requests.
+            backend.lora[0]["scale"] = scale
+            expected = from_adapter if scale else from_base
+            assert [llama_cpp(backend, prompt) for prompt in prompts[:3]] == expected[:3]

@@ -13,7 +13,7 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CORPUS = Path(__file__).parents[2] / "src" / "hivetune"
+CORPUS = Path(__file__).parents[1] / "src" / "hivetune"
 SPACE = "\u2581"
 
 # family: (architecture in transformers, splitting rule, settings besides the common ones)

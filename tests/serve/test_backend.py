@@ -1,0 +1,150 @@
+"""The llama.cpp server as a child: asked, refused, killed, never left behind."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from gguf_families import write_model
+
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.release.gguf import write_model as write_gguf
+from hivetune.release.quantize import RECIPES
+from hivetune.serve.backend import ServerSettings, find_engine, open_backend
+
+SMALL = ServerSettings(context_tokens=256, slots=2, threads=1)
+HELLO = [{"role": "user", "content": "hello"}]
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_model(folder / "model", "llama")
+    return write_gguf(folder / "model", None, RECIPES["f16"], folder / "out", "tiny.gguf", lambda done, total: None)
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.slow
+def test_it_answers_streams_and_ends(tiny: Path) -> None:
+    with open_backend(tiny, SMALL) as backend:
+        answer = backend.complete(HELLO, max_tokens=5, logprobs=True)
+        assert 0 < answer.new_tokens <= 5 and answer.prompt_tokens > 0
+        again = backend.complete(HELLO, max_tokens=5, logprobs=True)
+        assert replace(again, seconds=0) == replace(answer, seconds=0)
+        assert "".join(backend.stream(HELLO, max_tokens=5)) == answer.text
+        pid = backend.process.pid
+    assert backend.process.returncode == 0
+    assert gone(pid)
+    with pytest.raises(HivetuneError, match="does not answer"):
+        backend.complete(HELLO)
+
+
+@pytest.mark.slow
+def test_it_listens_on_loopback_and_wants_its_token(tiny: Path) -> None:
+    with open_backend(tiny, SMALL) as backend:
+        assert backend.url.startswith("http://127.0.0.1:")
+        body = json.dumps({"messages": HELLO}).encode()
+        request = urllib.request.Request(
+            f"{backend.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=10)
+        assert caught.value.code == 401
+        children = psutil.Process(backend.process.pid).children(recursive=True)
+        command_lines = [" ".join(p.cmdline()) for p in [psutil.Process(backend.process.pid), *children]]
+        assert not any(backend.token in line for line in command_lines)
+        with pytest.raises(UsageError, match="refused"):
+            backend.request("/v1/chat/completions", {"messages": "no list"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["xllamacpp", "llama-server"])
+def test_no_orphan_is_left_when_its_parent_is_killed(tiny: Path, engine: str, tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom hivetune.serve.backend import ServerSettings, open_backend\n"
+        f"with open_backend(Path({str(tiny)!r}), ServerSettings(context_tokens=256, engine={engine!r})) as backend:\n"
+        "    print(backend.process.pid, flush=True)\n    sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "PATH": f"{stand_in(tmp_path)}:{os.environ['PATH']}"}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    served = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    assert len(served) == (1 if engine == "xllamacpp" else 2)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert all(gone(number) for number in served)
+
+
+def stand_in(folder: Path) -> Path:
+    """A `llama-server` that takes the real one's arguments and is xllamacpp inside: no package here has the program."""
+    path = folder / "bin" / "llama-server"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{sys.executable}\n" + (TESTS / "serve" / "llama_server.py").read_text(encoding="utf-8"))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path.parent
+
+
+@pytest.mark.slow
+def test_the_users_own_llama_server_is_preferred(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
+    assert find_engine("auto") == str(tmp_path / "bin" / "llama-server")
+    with open_backend(tiny, SMALL) as backend:
+        assert len(psutil.Process(backend.process.pid).children()) == 1
+        with_program = backend.complete(HELLO, max_tokens=5)
+    with open_backend(tiny, ServerSettings(context_tokens=256, slots=2, threads=1, engine="xllamacpp")) as backend:
+        assert backend.complete(HELLO, max_tokens=5).text == with_program.text
+
+
+@pytest.mark.slow
+def test_a_server_that_never_gets_ready_is_given_up(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\necho loading for ever\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    started = time.monotonic()
+    with pytest.raises(MachineNotFit, match="was not ready after 1 s"), open_backend(tiny, SMALL, timeout_s=1.0):
+        pass
+    assert time.monotonic() - started < 8
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "600"]]
+
+
+@pytest.mark.slow
+def test_a_file_that_is_cut_is_refused_with_llama_cpps_own_words(tiny: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny.read_bytes()[:-50_000])
+    with pytest.raises(MachineNotFit, match="ended while loading"), open_backend(cut, SMALL):
+        pass
+
+
+def test_what_can_not_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.gguf").write_text("no model")
+    with pytest.raises(UsageError, match="no whole GGUF"), open_backend(tmp_path / "x.gguf"):
+        pass
+    with pytest.raises(UsageError, match="cannot read"), open_backend(tmp_path / "y.gguf"):
+        pass
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineNotFit, match=r"no llama\.cpp"):
+        find_engine("llama-server")
