@@ -1,0 +1,58 @@
+"""`hivetune verify-resume`: the proof, on this machine and with this config, that a killed run loses nothing."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hivetune import walk
+from hivetune.cli.output import duration, emit, progress, say, show, table
+from hivetune.config import load_config
+from hivetune.store import home
+from hivetune.supervise.verify import verify_resume as verify
+
+
+def verify_resume(
+    config: Annotated[Path, typer.Argument(help="YAML file of the run that you mean to start.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
+) -> None:
+    """Train a few steps twice, once killed by SIGKILL and resumed, and compare weights and optimizer bit for bit."""
+    loaded = load_config(config, overrides or [])
+    model = walk.fetch_model(loaded.model)
+    with progress("preparing data", "rows") as report:
+        snapshot = walk.prepare_data(loaded, model, report)
+    home().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=home()) as folder, progress("training", "steps") as report:
+        found = verify(loaded, model, snapshot, Path(folder), report)
+    table(
+        "",
+        ("file", "equal", "largest difference"),
+        [
+            (each.file, "bit for bit" if each.identical else "no", "" if each.difference is None else each.difference)
+            for each in found.files
+        ],
+    )
+    say(
+        f"{found.steps} steps on {found.device}, killed {found.kills} times, "
+        f"gone on from step {', '.join(map(str, found.resumed_from))}; {duration(found.seconds)}"
+    )
+    document = {
+        "identical": found.identical,
+        "passed": found.passed,
+        "steps": found.steps,
+        "kills": found.kills,
+        "resumed_from": list(found.resumed_from),
+        "device": found.device,
+        "files": [
+            {"file": each.file, "identical": each.identical, "difference": each.difference} for each in found.files
+        ],
+        "seconds": found.seconds,
+    }
+    emit(document)
+    if not found.passed:
+        say("hivetune: the killed run came to other weights than the undisturbed one")
+        say("hint: hivetune doctor tests the arithmetic; please report this with the output of --json")
+        raise typer.Exit(1)
+    words = "equal bit for bit" if found.identical else "equal within the rounding of this card"
+    show(f"verified: the killed and the undisturbed run are {words}")

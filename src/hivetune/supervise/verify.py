@@ -1,0 +1,240 @@
+"""Proof on the user's own machine and config: a short run killed by SIGKILL and resumed equals one that was not killed.
+
+Both runs go through the ordinary supervisor. What is compared: weights, optimizer, progress and adapter, byte for byte.
+"""
+
+from __future__ import annotations  # array[float] is no type at run time before Python 3.12
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import statistics
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hivetune import checkpoints
+from hivetune.checkpoints import STATE, TENSORS
+from hivetune.config import RunConfig, parse_config
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.errors import HivetuneError
+from hivetune.journal import read_journal
+from hivetune.plan.steps import PlanRow, make_plan, write_plan
+from hivetune.store import write_atomic, write_manifest
+from hivetune.supervise.supervisor import EVENTS, RESOLVED, WORKER, supervise_run
+
+STEPS, BATCH, VALIDATION_ROWS = 6, 4, 4
+# Shorter runs than this are over before they can be killed in the middle.
+LEAST_TRAINING_S = 4.0
+MOST_STEPS = 400
+KILLS = 2
+METRICS = "metrics.jsonl"
+ADAPTER = "adapter_model.safetensors"
+# Kernels of a card may add in another order each time; a wrong resume is off by the size of an update, far above this.
+ROUNDING = 1e-3
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One file of both runs. `difference`: largest, relative to the largest value; None where it is not of tensors."""
+
+    file: str
+    identical: bool
+    difference: float | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`resumed_from`: the steps at which the killed run went on."""
+
+    files: tuple[Compared, ...]
+    steps: int
+    kills: int
+    resumed_from: tuple[int, ...]
+    device: str
+    seconds: float
+
+    @property
+    def identical(self) -> bool:
+        return all(each.identical for each in self.files)
+
+    @property
+    def passed(self) -> bool:
+        """Bit for bit; on a card, whose kernels may not be deterministic, the tensors within rounding."""
+        if self.device == "cpu":
+            return self.identical
+        return all(each.identical or each.difference is None or each.difference <= ROUNDING for each in self.files)
+
+
+@dataclass
+class _Killer:
+    """Ends the worker of `run` by SIGKILL, once at each of `at` finished steps, up to a step's time later."""
+
+    run: Path
+    at: list[int]
+    step_s: float
+    kills: int = 0
+
+    def look(self, done: int) -> None:
+        if not self.at or done < self.at[0]:
+            return
+        attempts = [entry for entry in read_journal(self.run / EVENTS) if entry["event"] == "attempt"]
+        if not attempts or len(attempts) <= self.kills:
+            return
+        time.sleep(random.random() * min(self.step_s, 2.0))
+        os.kill(attempts[-1]["pid"], signal.SIGKILL)
+        self.at.pop(0)
+        self.kills += 1
+
+
+def verify_resume(
+    config: RunConfig,
+    model: Path,
+    snapshot: Snapshot,
+    folder: Path,
+    progress: Progress = lambda done, total: None,
+    *,
+    worker: str = WORKER,
+) -> Verification:
+    """Train a few steps of `config` twice below `folder`, once undisturbed and once killed KILLS times.
+
+    Raises HivetuneError when a run does not come to its end, or was over before it could be killed.
+    """
+    started = time.monotonic()
+    train, validation = snapshot.rows("train")[: BATCH * MOST_STEPS], snapshot.rows("validation")[:VALIDATION_ROWS]
+    excerpt = excerpt_of(snapshot, [*train, *validation], folder / "snapshot")
+    calm, killed = folder / "calm", folder / "killed"
+
+    def train_to_end(run: Path, steps: int, on_step: Callable[[int], None], resolved: bytes = b"") -> None:
+        short = _make_run(run, config, excerpt, steps, resolved)
+        supervise_run(run, short, model=model, snapshot=excerpt.folder, worker=worker, on_step=on_step).check()
+
+    steps = STEPS
+    train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
+    step_s = _step_s(calm)
+    if step_s * steps < LEAST_TRAINING_S:
+        steps = min(MOST_STEPS, math.ceil(LEAST_TRAINING_S / max(step_s, 1e-3)))
+        shutil.rmtree(calm)
+        train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
+    killer = _Killer(killed, [max(1, steps * (i + 1) // (KILLS + 1)) for i in range(KILLS)], step_s)
+
+    def on_step(done: int) -> None:
+        progress(steps + done, 2 * steps)
+        killer.look(done)
+
+    train_to_end(killed, steps, on_step, (calm / RESOLVED).read_bytes())  # what was measured once holds for both
+    if not killer.kills:
+        raise HivetuneError(f"the run of {steps} steps was over before it could be killed", hint="try again")
+    choices = yaml.safe_load((calm / RESOLVED).read_text(encoding="utf-8"))["choices"]
+    return Verification(
+        files=tuple(compare(calm, killed)),
+        steps=steps,
+        kills=killer.kills,
+        resumed_from=tuple(e["durable"] for e in read_journal(killed / EVENTS) if e["event"] == "failure"),
+        device=str(choices.get("device", "cpu")),
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def compare(one: Path, other: Path) -> list[Compared]:
+    """The newest checkpoints and the adapters of two runs."""
+    newest = [checkpoints.newest_good(run).folder for run in (one, other)]
+    if newest[0] is None or newest[1] is None or newest[0].name != newest[1].name:
+        return [Compared("newest checkpoint", False, None)]
+    pairs = [(name, newest[0] / name, newest[1] / name) for name in (TENSORS, STATE)]
+    pairs.append((ADAPTER, one / ADAPTER, other / ADAPTER))
+    found = []
+    for name, a, b in pairs:
+        left, right = a.read_bytes(), b.read_bytes()
+        difference = _difference(left, right) if name.endswith(".safetensors") else None
+        found.append(Compared(name, left == right, difference))
+    return found
+
+
+def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapshot:
+    """A small snapshot of some rows of another, numbered anew; its hash is that of its tokens."""
+    folder.mkdir(parents=True)
+    offsets, tokens, trained = array("Q", [0]), bytearray(), bytearray()
+    for row in rows:
+        tokens += snapshot.tokens(row).cast("B")
+        trained += snapshot.trained(row)
+        offsets.append(len(trained))
+    for name, data in (("tokens.u32", tokens), ("trained.u8", trained), ("offsets.u64", offsets.tobytes())):
+        write_atomic(folder / name, bytes(data))
+    with closing(sqlite3.connect(folder / "rows.sqlite")) as database:
+        database.execute("ATTACH ? AS whole", (f"file:{snapshot.folder / 'rows.sqlite'}",))
+        database.execute("CREATE TABLE rows AS SELECT * FROM whole.rows LIMIT 0")
+        for number, row in enumerate(rows):
+            database.execute("INSERT INTO rows SELECT * FROM whole.rows WHERE row = ?", (row,))
+            database.execute("UPDATE rows SET row = ? WHERE rowid = last_insert_rowid()", (number,))
+        database.commit()
+    write_manifest(folder, {"kind": "snapshot", "hash": f"{snapshot.hash}-excerpt", "num_rows": len(rows)})
+    return open_snapshot(folder)
+
+
+def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, resolved: bytes = b"") -> RunConfig:
+    """A run folder of `steps` small steps with two validations, and a checkpoint whenever one can be written."""
+    rows = snapshot.rows("train")
+    batch_size = min(config.batch_size, BATCH)
+    short = parse_config(
+        {
+            **config.model_dump(mode="json"),
+            "batch_size": batch_size,
+            "max_steps": steps,
+            "epochs": max(1, math.ceil(steps * batch_size / len(rows))),
+            "validate_every": max(1, steps // 2),
+            "patience": None,
+            "supervise": {**config.supervise.model_dump(mode="json"), "checkpoint_every_s": 0.01, "chunk_rows": None},
+        }
+    )
+    run.mkdir(parents=True)
+    described = {"config": short.model_dump(mode="json"), "choices": {}}
+    write_atomic(run / RESOLVED, resolved or yaml.safe_dump(described, sort_keys=False).encode())
+    plan_rows = [
+        PlanRow(row, identity, snapshot.length(row), snapshot.num_trained(row))
+        for row, identity in zip(rows, snapshot.content_ids(rows), strict=True)
+    ]
+    plan = make_plan(
+        plan_rows,
+        snapshot_hash=snapshot.hash,
+        settings_hash="verify-resume",
+        seed=short.seed,
+        batch_size=batch_size,
+        epochs=short.epochs,
+        max_steps=steps,
+    )
+    write_plan(run, plan)
+    return short
+
+
+def _step_s(run: Path) -> float:
+    return float(statistics.median(e["seconds"] for e in read_journal(run / METRICS) if e["event"] == "step"))
+
+
+def _difference(left: bytes, right: bytes) -> float | None:
+    """Largest difference of two files of fp32 tensors, relative to the largest value; None: not the same tensors."""
+    (a_names, a), (b_names, b) = _values(left), _values(right)
+    if a_names != b_names:
+        return None
+    largest = max((abs(x) for x in a), default=0.0)
+    apart = [abs(x - y) for x, y in zip(a, b, strict=True)]
+    return max(apart, default=0.0) / (largest or 1.0)
+
+
+def _values(data: bytes) -> tuple[dict[str, Any], array[float]]:
+    size = int.from_bytes(data[:8], "little")
+    values: array[float] = array("f")
+    values.frombytes(data[8 + size :])
+    return json.loads(data[8 : 8 + size]), values

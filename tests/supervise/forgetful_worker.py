@@ -1,0 +1,27 @@
+"""The real worker with a broken resume: it forgets the optimizer's first moment, as a lost optimizer.pt would."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hivetune.engine import session, train
+from hivetune.engine.checkpoint import TrainState, load_newest_good
+from hivetune.engine.child import Heartbeat, Task, run_child
+
+
+def forget(run: Path) -> tuple[TrainState | None, list[str]]:
+    state, problems = load_newest_good(run)
+    if state is None:
+        return None, problems
+    return replace(state, exp_avg={name: torch.zeros_like(m) for name, m in state.exp_avg.items()}), problems
+
+
+def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+    session.load_newest_good = forget  # type: ignore[attr-defined]
+    return train.main(task, heartbeat)
+
+
+if __name__ == "__main__":
+    run_child(main)
