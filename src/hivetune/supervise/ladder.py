@@ -146,7 +146,10 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Action:
     if idle >= bounds.attempts:
         return Action("stop", f"{idle} attempts without progress, the last: {fault.title}", last.rungs)
     alike = _alike(history)
-    scattered = [earlier for earlier in history[:-1] if earlier.fault == last.fault and earlier not in alike]
+    # Those that ended in a quarantine were the row's doing, not the machine's.
+    scattered = [
+        f for f in history[:-1] if (f.fault, f.quarantined) == (last.fault, last.quarantined) and f not in alike
+    ]
     often = [earlier for earlier in scattered if earlier.rungs == last.rungs]
     worn_out = fault.domain == "device" and len(often) + 1 >= SCATTERED_CHANGE
     if fault.first == "again" and not alike and not worn_out:

@@ -1,0 +1,84 @@
+"""Sensors of a made-up machine, and the kernel's words about a death."""
+
+import os
+from pathlib import Path
+
+from hivetune.machine.telemetry import any_hot, process_tree, read_amd, sample
+from hivetune.machine.traces import KernelLog, oom_kills
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def card(root: Path, junction: int) -> None:
+    device = root / "sys/class/drm/card1/device"
+    write(device / "mem_info_vram_total", "34208743424\n")
+    write(device / "mem_info_vram_used", "1073741824\n")
+    write(device / "gpu_busy_percent", "97\n")
+    write(device / "hwmon/hwmon3/temp1_input", "61000\n")
+    write(device / "hwmon/hwmon3/temp2_input", f"{junction}\n")
+    write(device / "hwmon/hwmon3/temp2_crit", "110000\n")
+    write(device / "hwmon/hwmon3/power1_average", "287000000\n")
+
+
+def test_an_amd_card_tells_its_junction_not_its_edge(tmp_path: Path) -> None:
+    card(tmp_path, 88_000)
+    assert read_amd(tmp_path) == [
+        {
+            "memory_bytes": 34208743424,
+            "used_bytes": 1073741824,
+            "busy_percent": 97,
+            "temperature_c": 88.0,
+            "hot": False,
+            "watts": 287.0,
+        }
+    ]
+
+
+def test_a_card_at_its_limit_is_hot(tmp_path: Path) -> None:
+    card(tmp_path, 108_500)
+    assert any_hot(read_amd(tmp_path))
+
+
+def test_missing_sensors_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "sys/class/drm/card0/device/mem_info_vram_total", "1\n")
+    assert read_amd(tmp_path) == [{"memory_bytes": 1}]
+
+
+def test_a_sample_of_this_process(tmp_path: Path) -> None:
+    taken = sample(os.getpid(), tmp_path, root=tmp_path)
+    assert taken["resident_bytes"] > 1 << 20 and taken["available_bytes"] > 0 and "cards" not in taken
+    assert process_tree(2**22 + 1) == {}
+
+
+KMSG = (
+    "3,1,1,-;amdgpu 0000:03:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:8 pasid:32770)\n"
+    "6,2,2,-;usb 1-1: new device\n"
+    "3,3,3,-;Out of memory: Killed process 4711 (python) total-vm:1kB\n"
+    "3,4,4,-;Out of memory: Killed process 42 (firefox) total-vm:1kB\n"
+)
+
+
+def test_the_kernels_lines_about_this_process_and_no_other(tmp_path: Path) -> None:
+    write(tmp_path / "dev/kmsg", "3,0,0,-;amdgpu: an old line\n")
+    log = KernelLog(tmp_path)
+    with open(tmp_path / "dev/kmsg", "a") as file:
+        file.write(KMSG.splitlines()[0] + "\n")
+    assert log.lines(4711) == [KMSG.splitlines()[0].partition(";")[2]]
+    log.close()
+
+
+def test_no_kernel_log_is_an_empty_one(tmp_path: Path) -> None:
+    log = KernelLog(tmp_path)
+    assert log.lines(1) == []
+    log.close()
+
+
+def test_the_kernels_count_of_kills(tmp_path: Path) -> None:
+    write(tmp_path / "proc/vmstat", "nr_free_pages 1\noom_kill 3\n")
+    write(tmp_path / "proc/self/cgroup", "0::/user.slice\n")
+    write(tmp_path / "sys/fs/cgroup/user.slice/memory.events", "low 0\noom 2\noom_kill 2\n")
+    assert oom_kills(tmp_path) == 5
+    assert oom_kills(tmp_path / "nothing") == 0
