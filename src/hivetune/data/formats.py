@@ -84,10 +84,18 @@ def file_format(path: str, name: str) -> str:
 def _is_json_document(head: bytes, named_json: bool) -> bool:
     """An array of rows, or (in a .json file) objects over several lines."""
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    first, line_break, rest = text.partition(b"\n")
     if text.startswith(b"["):
-        return True
-    first, line_break, _ = text.partition(b"\n")
+        return not (rest.strip() and _is_whole(first))  # a list alone on the first line is a line of JSONL, no file
     return named_json and bool(line_break) and first.rstrip() in (b"{", b"")
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def open_bytes(path: str, known: str) -> ByteStream:
@@ -119,43 +127,48 @@ def convert_lines(path: str, known: str, out: str) -> None:
 
 def _json_rows(stream: ByteStream) -> Iterator[Place]:
     """Elements of an array, or objects one after the other, without ever holding more than one of them."""
-    decoder = json.JSONDecoder()
     source = _Text(stream)
-    buffer, position, line = source.more(), 0, 1
-    opened = False
-    wanted = BLOCK_CHARS
+    decoder = json.JSONDecoder()
+    position, line, state = 0, 1, "start"  # then "array", "closed" or "objects"
+    buffer, wanted = source.more(), BLOCK_CHARS
     while True:
-        start = position
-        while position < len(buffer) and buffer[position] in " \t\r\n,":
+        begin = position
+        while position < len(buffer) and buffer[position] in (" \t\r\n" if state == "closed" else " \t\r\n,"):
             position += 1
-        line += buffer.count("\n", start, position)
-        if position < len(buffer) and buffer[position] == "[" and not opened:
-            opened, position = True, position + 1
-            continue
-        if position == len(buffer) or (buffer[position] == "]" and opened):
+        line += buffer.count("\n", begin, position)
+        if position == len(buffer):
             buffer, position = source.more(), 0
             if not buffer:
                 break
             continue
-        try:
-            _, end = decoder.raw_decode(buffer, position)
-            complete = end < len(buffer) or source.ended or buffer[end - 1] in "}]"
-        except (ValueError, RecursionError):
-            complete, end = False, 0
-        if complete:
+        if (state, buffer[position]) in (("start", "["), ("array", "]")):
+            state, position = ("array" if state == "start" else "closed"), position + 1
+            continue
+        state = "objects" if state == "start" else state
+        end = _end_of_value(decoder, buffer, position, source.ended) if state != "closed" else None
+        if end is not None:
             text = buffer[position:end]
             yield line, "r", text.replace("\n", " ").replace("\r", " ")
             line, position = line + text.count("\n"), end
             if position > BLOCK_CHARS:
                 buffer, position = buffer[position:], 0
-            continue
-        if source.ended or len(buffer) - position > MAX_ROW_CHARS:
+        elif state == "closed" or source.ended or len(buffer) - position > MAX_ROW_CHARS:
             yield line, "p", "the JSON breaks here; nothing behind it was read"
             return
-        buffer, position = buffer[position:] + source.more(wanted), 0
-        wanted *= 2
-    if source.problem:
-        yield line, "p", source.problem
+        else:
+            buffer, position = buffer[position:] + source.more(wanted), 0
+            wanted *= 2
+    if source.problem or state == "array":
+        yield line, "p", source.problem or "the JSON array breaks off here"
+
+
+def _end_of_value(decoder: json.JSONDecoder, buffer: str, position: int, ended: bool) -> int | None:
+    """Where the JSON value at `position` ends; None when it is broken or may go on behind the buffer."""
+    try:
+        end = decoder.raw_decode(buffer, position)[1]
+    except (ValueError, RecursionError):
+        return None
+    return end if end < len(buffer) or ended or buffer[end - 1] in "}]" else None
 
 
 class _Text:

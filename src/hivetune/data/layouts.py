@@ -16,6 +16,10 @@ Row = Mapping[str, Any]
 QUESTION = ("user_query", "user_request", "input", "query")
 RESULT = ("result", "output")
 TASK = ("task", "input", "prompt", "query")
+CONTENT = frozenset(
+    "messages conversations conversation prompt completion response instruction output question answer text command "
+    "tool_used tool".split()
+).union(QUESTION, RESULT, TASK)
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -56,8 +60,12 @@ def read_conversation(row: Row) -> Conversation:
 
 
 def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """`row` with our field names for the user's columns (`a.b` reaches into an object)."""
-    mapped = {key: value for key, value in row.items() if key not in columns.values()}
+    """`row` with our field names for the user's columns (`a.b` reaches into an object).
+
+    Who maps one column of the conversation maps them all: others that we would know are not looked at.
+    """
+    hidden = CONTENT if CONTENT & columns.keys() else frozenset()
+    mapped = {key: value for key, value in row.items() if key not in columns.values() and key not in hidden}
     for field, column in columns.items():
         value: Any = row
         for part in (column,) if column in row else tuple(column.split(".")):

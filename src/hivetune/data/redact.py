@@ -167,7 +167,7 @@ def luhn(digits: str) -> bool:
 
 def _card(text: str) -> bool:
     digits = re.sub(r"\D", "", text)
-    return 13 <= len(digits) <= 19 and digits[0] in "3456" and len(set(digits)) > 2 and luhn(digits)
+    return 13 <= len(digits) <= 19 and digits[0] in "3456" and len(set(digits)) > 1 and luhn(digits)
 
 
 def _iban(text: str) -> bool:
@@ -230,7 +230,7 @@ PERSONAL_RULES: tuple[Rule, ...] = (
     _personal("card", "#", r"(?<![\d.-])\d(?:[ -]?\d){12,18}(?![\d-]|\.\d)", _card, "[CARD]"),
     _personal("us-ssn", "#", r"(?<![\d-])(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\d-])", None, "[SSN]"),
     _personal("br-cpf", "#", r"(?<!\d)\d{3}\.\d{3}\.\d{3}-\d\d(?!\d)", _cpf, "[CPF]"),
-    _personal("uk-nhs", "#", r"(?<![\d -])\d{3} \d{3} \d{4}(?![\d -]?\d)", _nhs, "[NHS]"),
+    _personal("uk-nhs", "#", r"(?<!\d)(?<!\d[ -])\d{3} \d{3} \d{4}(?![ -]?\d)", _nhs, "[NHS]"),
     _personal("es-dni", "#", r"\b\d{8}-?[A-HJ-NP-TV-Z]\b", _dni, "[DNI]"),
     _personal("fr-nir", "#", r"(?<!\d)[12] ?\d\d ?(?:0[1-9]|1[0-2]) ?\d\d ?\d{3} ?\d{3} ?\d\d(?!\d)", _nir, "[NIR]"),
     _personal(

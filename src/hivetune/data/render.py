@@ -30,6 +30,8 @@ Turn = tuple[int, int]  # first and last + 1 character of an answer with its end
 # A template that writes today's date would make other tokens tomorrow. This is the date that Llama 3's own template
 # falls back to; a served prompt must be given the same one.
 TEMPLATE_DATE = datetime(2024, 7, 26)
+LONGEST_HEADER = 64  # tokens between the last control token and an answer; beyond it the whole prompt is compared
+MAX_HEADERS = 256
 USER_PROBE, ANSWER_PROBE, CALL_PROBE, RESULT_PROBE = "Xuserprobe", "Xanswerprobe", "Xcallprobe", "Xresultprobe"
 
 
@@ -58,6 +60,8 @@ class Renderer:
         self.control_tokens = tuple(
             sorted({t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special and t.content})
         )
+        self._control_ids = frozenset(tokenizer.token_to_id(token) for token in self.control_tokens)
+        self._headers_alone: dict[str, list[int]] = {}
         self._ends = self._find_ends()
         self._headers = self._find_headers()
 
@@ -79,7 +83,7 @@ class Renderer:
         mask = bytearray(len(tokens))
         for turn, weight in zip(turns, weights, strict=True):
             if turn is not None and weight:
-                self._mark(encoding, tokens, turn, mask)
+                self._mark(encoding, tokens, text, turn, mask)
         rewritten = sum(1 for turn, weight in zip(turns, weights, strict=True) if turn is None and weight)
         return Detail(self._finished(tokens, mask), rewritten)
 
@@ -146,13 +150,33 @@ class Renderer:
         ends = [found + len(token) for token in self._ends if (found := text.find(token, start)) >= 0]
         return min(ends, default=None)
 
-    def _mark(self, encoding: Any, tokens: list[int], turn: Turn, mask: bytearray) -> None:
+    def _mark(self, encoding: Any, tokens: list[int], text: str, turn: Turn, mask: bytearray) -> None:
         first, last = encoding.char_to_token(turn[0]), encoding.char_to_token(turn[1] - 1)
         if first is None or last is None or encoding.token_to_chars(first)[0] < turn[0]:
             raise RenderError("border-in-token")
         if tokens[last] not in self._end_ids:
             raise RenderError("end-not-trained")
+        self._check_prompt_ids(encoding, tokens, text, first)
         mask[first : last + 1] = b"\1" * (last + 1 - first)
+
+    def _check_prompt_ids(self, encoding: Any, tokens: list[int], text: str, first: int) -> None:
+        """The ids in front of an answer must be those of the prompt alone, which is what a server sends.
+
+        A control token cuts the text before anything else looks at it, so only what stands behind the last one can
+        differ, and that is nearly always the same header.
+        """
+        start = first
+        while start > 0 and tokens[start - 1] not in self._control_ids and first - start < LONGEST_HEADER:
+            start -= 1
+        begin = 0 if first - start >= LONGEST_HEADER or start == 0 else start - 1
+        piece = text[encoding.token_to_chars(begin)[0] : encoding.token_to_chars(first)[0]]
+        alone = self._headers_alone.get(piece)
+        if alone is None:
+            alone = self._tokenizer.encode(piece, add_special_tokens=False).ids
+            if len(self._headers_alone) < MAX_HEADERS:
+                self._headers_alone[piece] = alone
+        if alone != tokens[begin:first]:
+            raise RenderError("border-in-token", "the prompt alone has other tokens than in front of this answer")
 
     def _finished(self, tokens: list[int], mask: bytearray) -> Rendered:
         if mask:
@@ -192,7 +216,7 @@ def load_renderer(model_folder: Path) -> Renderer:
     Raises UsageError when the folder lacks a file, MachineNotFit when the template can't hold a conversation.
     """
     try:
-        tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+        tokenizer = Tokenizer.from_str((model_folder / "tokenizer.json").read_text(encoding="utf-8"))
         settings = json.loads((model_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         known = _read_optional(model_folder / "hivetune.json")
         path = model_folder / "chat_template.jinja"

@@ -10,17 +10,18 @@ from pathlib import Path
 from hivetune.data.interactions import read_cursors
 from hivetune.data.sources.rotation import (
     Position,
-    find_again,
     holds,
     is_packed,
+    is_rotation_of,
     load_position,
-    younger_rotations,
+    scan,
 )
 
 LOGS = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")
 DOCUMENTS = (".json", ".csv", ".tsv", ".parquet", ".json.gz", ".csv.gz", ".tsv.gz", ".json.zst", ".csv.zst", ".tsv.zst")
 
 CLOSE_AFTER_S = 60.0  # a writer may hold a renamed log open for a while
+SCAN_EVERY_S = 5.0
 
 Files = dict[str, os.stat_result]
 
@@ -48,8 +49,11 @@ class Track:
     @property
     def is_due(self) -> bool:
         """Whether there may be something to read, or to close."""
-        changed = self.status is not None and self.state != self.read_to_end
-        return changed or (self.is_over and not self.position.closed and self.stored is not None)
+        if self.status is None:
+            return False
+        if self.position.closed:
+            return not is_packed(self.position.path) and self.status.st_size > self.position.offset
+        return self.is_over or self.state != self.read_to_end
 
 
 class Generations:
@@ -59,6 +63,7 @@ class Generations:
         self.pattern = os.path.abspath(os.path.expanduser(pattern))
         self._notes = notes
         self._tracks: list[Track] = []
+        self._scanned_at = 0.0
 
     def load(self, database: sqlite3.Connection) -> None:
         cursors = read_cursors(database, "jsonl:").values()
@@ -90,66 +95,88 @@ class Generations:
             paths = glob.glob(self.pattern, recursive=True)
         return sorted({os.path.realpath(path) for path in paths})
 
-    def look(self) -> list[Track]:
-        """Match files with generations; returns those that changed since they were read, oldest first.
+    def look(self) -> list[tuple[Track, bool]]:
+        """Match files with generations. Returns what to do: (track, whether only its cursor is to be written).
 
         A file whose content is known goes on, under whatever name; another one starts a new generation.
         """
         files = self.files()
-        taken = {(status.st_dev, status.st_ino) for status in files.values()}
         for track in self._tracks:
             track.status = None
-        unknown = [path for path, status in files.items() if not self._known(path, status)]
+        unknown = {path: status for path, status in files.items() if not self._known(path, status, rotated=False)}
         mine = [track for track in self._tracks if track.position.pattern == self.pattern and not track.position.closed]
-        for track in mine:
-            if track.status is None:
-                self._search(track, taken)
-        for path in unknown:
-            if not self._moved_here(path, files[path]):
-                self._tracks.append(self._new(path, files[path]))
-        for track in mine:
-            if track.status is None:
-                self._give_up(track)
-        due = [track for track in self._tracks if track.is_due]
+        lost = [track for track in mine if track.status is None]
+        if lost or unknown or time.monotonic() - self._scanned_at > SCAN_EVERY_S:
+            self._scan_siblings(files)
+            self._scanned_at = time.monotonic()
+        for path, status in unknown.items():
+            if not self._goes_on(path, status, rotated=False):
+                self._tracks.append(self._new(path, status, os.path.basename(path)))
         gone = [track for track in mine if track.status is None]
-        return gone + sorted(due, key=lambda track: (not track.rotated, track.position.origin))
+        for track in gone:
+            self._give_up(track)
+        due = sorted(
+            (track for track in self._tracks if track.is_due),
+            key=lambda track: (not track.rotated, track.position.origin),
+        )
+        # A new generation is written down before an old one moves on: should we die in between, and the new file be
+        # rotated away meanwhile, its cursor is what leads to it.
+        return [
+            *((track, True) for track in due if track.stored is None),
+            *((track, True) for track in gone),
+            *((track, False) for track in due),
+        ]
 
-    def _known(self, path: str, status: os.stat_result) -> bool:
+    def _scan_siblings(self, files: Files) -> None:
+        """Look for renamed, copied and compressed generations in the folders of my logs, and for whole generations
+        that came and went while nobody looked: rotated files younger than the log was when it was first seen."""
+        logs: dict[tuple[str, str], int] = {}
+        for track in self._tracks:
+            position = track.position
+            if position.pattern == self.pattern:
+                log = os.path.dirname(position.path), position.base
+                logs[log] = min(position.since_ns, logs.get(log, position.since_ns))
+        for folder in {folder for folder, _ in logs}:
+            siblings = {path: status for path, status in scan(folder).items() if path not in files}
+            by_age = sorted(siblings.items(), key=lambda item: item[1].st_mtime_ns)
+            strangers = [(path, status) for path, status in by_age if not self._known(path, status, rotated=True)]
+            for path, status in reversed(strangers):
+                name = os.path.basename(path)
+                bases = [base for at, base in logs if at == folder and is_rotation_of(name, base)]
+                if not bases or self._goes_on(path, status, rotated=True):
+                    continue
+                if status.st_mtime_ns > logs[folder, bases[0]]:
+                    missed = self._new(path, status, bases[0])
+                    missed.rotated = True
+                    self._tracks.append(missed)
+
+    def _known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
         """Whether a generation lies under this inode and still has the bytes that were read of it."""
         for track in self._tracks:
-            if track.position.identity != (status.st_dev, status.st_ino) or track.status:
+            position = track.position
+            if position.identity != (status.st_dev, status.st_ino) or track.status:
                 continue
-            if track.read_to_end == (status.st_size, status.st_mtime_ns) or holds(path, track.position):
-                self._place(track, path, status, rotated=path != track.position.origin)
+            if track.read_to_end == (status.st_size, status.st_mtime_ns) or self._continues(path, position):
+                self._place(track, path, status, rotated=rotated or path != position.origin)
                 return True
         return False
 
-    def _search(self, track: Track, taken: set[tuple[int, int]]) -> None:
-        """A generation that lost its name: renamed, copied and cut off, or compressed, in the same folder."""
-        others = taken | {other.position.identity for other in self._tracks if other is not track}
-        found = find_again(track.position, others)
-        if not found:
-            return
-        path, status = found
-        newly = path != track.position.path
-        self._place(track, path, status, rotated=True)
-        if newly:
-            others.add(track.position.identity)
-            for other, other_status in younger_rotations(track.position, path, others):
-                missed = self._new(other, other_status)
-                missed.rotated = True
-                self._tracks.append(missed)
+    def _continues(self, path: str, position: Position) -> bool:
+        """An inode of which nothing was read proves little: it may have been given to another file."""
+        if position.offset:
+            return holds(path, position)
+        return path == position.path or is_rotation_of(os.path.basename(path), position.base)
 
-    def _moved_here(self, path: str, status: os.stat_result) -> bool:
-        """Whether this file is a generation that is no longer where it was: moved, or rewritten by an editor."""
+    def _goes_on(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
+        """Whether this file is a generation that is no longer where it was: copied, packed, rewritten by an editor."""
         for track in self._tracks:
             position = track.position
             if track.status or not position.offset:
                 continue
             there = _stat(position.path)
             left = not there or (there.st_dev, there.st_ino) != position.identity or path == position.path
-            if left and holds(path, position):
-                self._place(track, path, status, rotated=path != position.origin)
+            if (left or not holds(position.path, position)) and holds(path, position):
+                self._place(track, path, status, rotated=rotated or path != position.origin)
                 return True
         return False
 
@@ -160,10 +187,12 @@ class Generations:
         track.status = status
         track.rotated = rotated
 
-    def _new(self, path: str, status: os.stat_result) -> Track:
+    def _new(self, path: str, status: os.stat_result, base: str) -> Track:
         known = [track.position.generation for track in self._tracks if track.position.origin == path]
         generation = 1 + max(known, default=0)
-        position = Position(path, generation, self.pattern, path, status.st_dev, status.st_ino)
+        position = Position(
+            path, generation, self.pattern, path, base, status.st_mtime_ns, status.st_dev, status.st_ino
+        )
         return Track(position, None, status)
 
     def _give_up(self, track: Track) -> None:

@@ -51,7 +51,7 @@ class JsonlReader:
         self.poll_s = 0.2
         self._generations = Generations(pattern, self.notes)
         self._follow = False
-        self._todo: deque[Track] = deque()
+        self._todo: deque[tuple[Track, bool]] = deque()
         self._next: tuple[Track, Position] | None = None
 
     def has_files(self) -> bool:
@@ -77,8 +77,8 @@ class JsonlReader:
         if not self._todo:
             self._todo.extend(self._generations.look())
         while self._todo:
-            track = self._todo[0]
-            batch = self._read(track) if track.status else self._move(track, track.position)
+            track, cursor_only = self._todo[0]
+            batch = self._move(track, track.position) if cursor_only else self._read(track)
             if batch:
                 return batch
             self._todo.popleft()
@@ -89,8 +89,6 @@ class JsonlReader:
             track, position = self._next
             track.position = position
             track.stored = track.position.dump()
-            if not track.status:
-                self._todo.popleft()
             self._next = None
 
     def close(self) -> None:
@@ -176,9 +174,9 @@ class JsonlReader:
             track.waiting = f"{track.position.origin}:{lines.line + 1}"
 
     def _move(self, track: Track, after: Position, lines: _Lines | None = None) -> Batch | None:
-        """A batch that takes the cursor from where it is stored to `after`; None if nothing changed."""
+        """A batch that takes the cursor from where it is stored to `after`; None if it is there."""
         text = after.dump()
-        if text == track.stored or (track.stored is None and not after.offset and not (lines and lines.refusals)):
+        if text == track.stored:
             return None
         self._next = track, after
         cursor = Cursor(after.key, track.stored, text)

@@ -13,7 +13,6 @@ import re
 import sys
 import zlib
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import IO, cast
 
 from hivetune.errors import MachineNotFit
@@ -25,7 +24,8 @@ PACKED = (".gz", ".zst")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far one generation was read. `origin` is its path when it was first seen, `path` where it was last.
+    """How far one generation was read. `origin` is its path when it was first seen, `path` where it was last, `base`
+    the name that its log has while it is written, `since_ns` the change time of the file when it was first seen.
 
     `line` counts finished lines, `offset` bytes (of the unpacked content). `pattern`: who follows it. `closed`: rotated
     away and read to the end, or gone (inode 0). `skipping`: inside a line that is too large.
@@ -35,6 +35,8 @@ class Position:
     generation: int
     pattern: str
     path: str
+    base: str
+    since_ns: int
     device: int
     inode: int
     offset: int = 0
@@ -134,44 +136,12 @@ def is_rotation_of(name: str, base: str) -> bool:
     return bool(behind or inside)
 
 
-def find_again(position: Position, taken: set[tuple[int, int]]) -> tuple[str, os.stat_result] | None:
-    """Where the generation lies now, in the folder it was in last: the same inode, else a rotated copy of its bytes.
-
-    `taken`: (device, inode) that belong to other generations.
-    """
-    base = os.path.basename(position.origin)
-    copies = []
-    for name, path, status in _scan(Path(position.path).parent):
-        identity = (status.st_dev, status.st_ino)
-        if identity in taken:
-            continue
-        if identity == position.identity:
-            if holds(path, position):
-                return path, status
-        elif position.offset and is_rotation_of(name, base):
-            copies.append((path, status))
-    copies.sort(key=lambda copy: -copy[1].st_mtime_ns)
-    return next((copy for copy in copies if holds(copy[0], position)), None)
-
-
-def younger_rotations(position: Position, path: str, taken: set[tuple[int, int]]) -> list[tuple[str, os.stat_result]]:
-    """Rotated files of the same log that are younger than `path`: whole generations that passed while nobody looked."""
-    base = os.path.basename(position.origin)
-    oldest_ns = os.stat(path).st_mtime_ns
-    found = [
-        (other, status)
-        for name, other, status in _scan(Path(path).parent)
-        if is_rotation_of(name, base) and (status.st_dev, status.st_ino) not in taken and status.st_mtime_ns > oldest_ns
-    ]
-    return sorted(found, key=lambda item: item[1].st_mtime_ns)
-
-
-def _scan(folder: Path) -> list[tuple[str, str, os.stat_result]]:
-    """(name, path, status) of the plain files in a folder; one that vanishes meanwhile is not there."""
-    files = []
+def scan(folder: str) -> dict[str, os.stat_result]:
+    """Path and status of the plain files in a folder; one that vanishes meanwhile is not there."""
+    files = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_file():
-                    files.append((entry.name, entry.path, entry.stat()))
+                    files[entry.path] = entry.stat()
     return files

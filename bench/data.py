@@ -1,0 +1,187 @@
+"""Rows a second and memory of checking and preparing data, and of the usual alternatives on the same file.
+
+    python bench/data.py [--rows 1000000] [--model smollm2-135m] [--work FOLDER]
+
+Makes its file on the spot: chat rows of about 500 bytes, cut from Python's own documentation, one in a hundred an exact
+and one in a hundred a near duplicate, one in two hundred with an e-mail address or a key in it. Each case runs in a fresh
+process with a fresh home. Memory is the peak of anonymous memory summed over all its processes, less what the same
+number of bare interpreters holds (Linux: /proc/PID/smaps_rollup).
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SAMPLE_EVERY_S = 0.1
+CASES = {
+    "check + tokenise, exact dedupe": ["near_duplicates=0", "on_secret=keep", "on_personal=keep"],
+    "+ secrets and personal data": ["near_duplicates=0"],
+    "+ near duplicates (all defaults)": [],
+}
+
+
+def write_rows(path: Path, num_rows: int) -> None:
+    """The same file on every call with the same Python."""
+    from pydoc_data.topics import topics
+
+    words = " ".join(topics[name] for name in sorted(topics)).split()
+    rng = random.Random(7)
+    last = ""
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(num_rows):
+            start = rng.randrange(len(words) - 120)
+            asked = words[start : start + 8 + rng.randrange(12)]
+            answer = words[start + 20 : start + 40 + rng.randrange(50)]
+            for _ in range(6):  # or the same slice of the text would come twice
+                answer[rng.randrange(len(answer))] = rng.choice(words)
+            if number % 100 == 50:
+                answer = last.split()
+                answer[rng.randrange(len(answer))] = "changed"
+            elif number % 200 == 10:
+                answer[3] = f"jane.doe{number}@mail{number % 97}.org" if number % 400 == 10 else "ghp_" + "a1B2" * 9
+            turns = [{"role": "user", "content": " ".join(asked)}, {"role": "assistant", "content": " ".join(answer)}]
+            line = json.dumps({"messages": turns, "session": f"s{number // 3}", "agent": f"agent{number % 5}"})
+            last = " ".join(answer)
+            file.write(line + "\n")
+            if number % 100 == 0:
+                file.write(line + "\n")
+
+
+def anonymous_bytes(pids: list[int]) -> int:
+    total = 0
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Anonymous:"))
+    return total
+
+
+def family(pid: int) -> list[int]:
+    """The process and everything it started."""
+    found = [pid]
+    for one in found:
+        try:
+            children = Path(f"/proc/{one}/task/{one}/children").read_text().split()
+        except OSError:
+            continue
+        found += [int(child) for child in children]
+    return found
+
+
+def measure(command: list[str], environment: dict[str, str]) -> tuple[float, int, int]:
+    """(seconds, peak anonymous bytes over all processes, most processes at once)."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    peak = most = 0
+    while process.poll() is None:
+        pids = family(process.pid)
+        peak, most = max(peak, anonymous_bytes(pids)), max(most, len(pids))
+        time.sleep(SAMPLE_EVERY_S)
+    seconds = time.perf_counter() - started
+    if process.returncode not in (0, 3):
+        sys.exit(f"{command} ended with {process.returncode}:\n{process.stderr.read().decode()}")
+    return seconds, peak, most
+
+
+def bare_interpreter_bytes() -> int:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    time.sleep(0.3)
+    size = anonymous_bytes([process.pid])
+    process.communicate(b"\n")
+    return size
+
+
+def run_case(rows: Path, model: Path, settings: list[str], work: Path) -> tuple[float, int]:
+    home = Path(tempfile.mkdtemp(dir=work))
+    environment = {**os.environ, "HIVETUNE_HOME": str(home)}
+    command = [sys.executable, "-m", "hivetune", "data", "prepare", str(rows), "--model", str(model)]
+    for setting in settings:
+        command += ["--set", f"data.{setting}"]
+    try:
+        seconds, peak, most = measure(command, environment)
+    finally:
+        shutil.rmtree(home)
+    return seconds, peak - most * bare_interpreter_bytes()
+
+
+DATASETS = """
+import sys, datasets
+datasets.disable_progress_bars()
+print(len(datasets.load_dataset("json", data_files=sys.argv[1], split="train", cache_dir=sys.argv[3])))
+"""
+TRL = """
+import sys, os, datasets
+from transformers import AutoTokenizer
+datasets.disable_progress_bars()
+rows = datasets.load_dataset("json", data_files=sys.argv[1], split="train", cache_dir=sys.argv[3])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
+def prepare(row):  # what SFTTrainer._prepare_dataset does with conversational rows
+    prompt = tokenizer.apply_chat_template(row["messages"][:-1], add_generation_prompt=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(row["messages"], return_dict=False)
+    return {"input_ids": ids, "completion_mask": [0] * len(prompt) + [1] * (len(ids) - len(prompt))}
+print(len(rows.map(prepare, remove_columns=rows.column_names, num_proc=os.cpu_count())))
+"""
+
+
+def run_peer(script: str, rows: Path, model: Path, work: Path) -> tuple[float, int]:
+    cache = tempfile.mkdtemp(dir=work)
+    try:
+        seconds, peak, most = measure([sys.executable, "-c", script, str(rows), str(model), cache], dict(os.environ))
+    finally:
+        shutil.rmtree(cache)
+    return seconds, peak - most * bare_interpreter_bytes()
+
+
+def line(name: str, rows: int, seconds: float, memory: int) -> None:
+    print(f"| {name} | {rows:,} | {seconds:.1f} | {rows / seconds:,.0f} | {memory / 1e6:.0f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--model", default="smollm2-135m", help="a prepared model folder, or what hivetune fetch takes")
+    parser.add_argument("--work", type=Path, default=None, help="needs about 4 kB a row")
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    arguments = parser.parse_args()
+    work = Path(tempfile.mkdtemp(dir=arguments.work))
+    try:
+        model = Path(arguments.model)
+        if not (model / "tokenizer.json").exists():
+            from hivetune.walk import fetch_model
+
+            model = fetch_model(arguments.model)
+        rows = work / "rows.jsonl"
+        write_rows(rows, arguments.rows)
+        print(f"{arguments.rows:,} rows, {rows.stat().st_size / 1e6:.0f} MB, {os.cpu_count()} cores\n")
+        print("| case | rows | seconds | rows/s | memory MB |\n|---|---:|---:|---:|---:|")
+        for name, settings in CASES.items():
+            if arguments.only in name:
+                line(name, arguments.rows, *run_case(rows, model, settings, work))
+        small = work / "small.jsonl"
+        write_rows(small, 10_000)
+        if arguments.only in "10,000 rows":
+            line("10,000 rows, all defaults", 10_000, *run_case(small, model, [], work))
+        peers = {"datasets' JSON loader alone": ("datasets", DATASETS), "datasets + TRL's preparation": ("trl", TRL)}
+        for name, (package, script) in peers.items():
+            if arguments.only in name and importlib.util.find_spec("datasets"):
+                line(
+                    name + ("" if importlib.util.find_spec(package) else " (its steps)"),
+                    arguments.rows,
+                    *run_peer(script, rows, model, work),
+                )
+    finally:
+        shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Rows that are fine, and one maker for each way in which a row can be broken, with the reason it must be given."""
+
+import json
+import random
+from collections.abc import Callable
+from pydoc_data.topics import topics
+from typing import Any
+
+WORDS = " ".join(topics[name] for name in sorted(topics)).split()
+Line = bytes
+
+
+def sentence(rng: random.Random, low: int, high: int) -> str:
+    start = rng.randrange(len(WORDS) - high)
+    words = WORDS[start : start + rng.randrange(low, high)]
+    words[rng.randrange(len(words))] = f"w{rng.randrange(10**9)}"
+    return " ".join(words)
+
+
+def good_row(rng: random.Random) -> dict[str, Any]:
+    """A usable row in one of several layouts, different from all others."""
+    asked, said = sentence(rng, 5, 14), sentence(rng, 15, 40)
+    kind = rng.randrange(6)
+    if kind == 0:
+        return {"prompt": asked, "completion": said}
+    if kind == 1:
+        return {"instruction": asked, "input": sentence(rng, 3, 6), "output": said}
+    if kind == 2:
+        return {"conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": said}]}
+    if kind == 3:
+        return {"agent": "helper", "task": asked, "output": said, "success": True, "duration": 1.5}
+    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    if kind == 4:
+        turns += [
+            {"role": "user", "content": sentence(rng, 5, 9)},
+            {"role": "assistant", "content": sentence(rng, 9, 20)},
+        ]
+    return {"messages": turns, "session": f"s{rng.randrange(10**6)}"}
+
+
+def _turns(*turns: tuple[str, Any], **more: Any) -> Line:
+    return dump({"messages": [{"role": role, "content": content} for role, content in turns], **more})
+
+
+def dump(row: Any) -> Line:
+    return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _pair(rng: random.Random) -> tuple[str, str]:
+    return sentence(rng, 5, 12), sentence(rng, 10, 20)
+
+
+Maker = Callable[[random.Random], Line]
+FAULTS: dict[str, tuple[str, Maker]] = {
+    "half a line": ("bad-json", lambda r: dump(good_row(r))[:40]),
+    "two objects": ("bad-json", lambda r: dump(good_row(r)) + dump(good_row(r))),
+    "NaN": (
+        "bad-json",
+        lambda r: b'{"prompt": "' + sentence(r, 3, 5).encode()[:9].replace(b'"', b"") + b'", "x": NaN}',
+    ),
+    "prose": ("bad-json", lambda r: b"just a sentence " + str(r.random()).encode()),
+    "latin-1": ("bad-utf8", lambda r: dump({"prompt": str(r.random()), "completion": "caf@"}).replace(b"@", b"\xe9")),
+    "NUL in the line": ("nul-byte", lambda r: dump(good_row(r)) + b"\0\0"),
+    "NUL in a text": ("nul-byte", lambda r: _turns(("user", str(r.random())), ("assistant", "a\0b"))),
+    "nested": ("too-deep", lambda r: b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "a list": ("not-an-object", lambda r: dump([1, r.random()])),
+    "a number": ("not-an-object", lambda r: str(r.random()).encode()),
+    "null": ("not-an-object", lambda r: b"null"),
+    "other columns": ("unknown-layout", lambda r: dump({"foo": str(r.random()), "bar": 1})),
+    "prompt alone": ("unknown-layout", lambda r: dump({"prompt": str(r.random())})),
+    "preference": ("preference-row", lambda r: dump({"prompt": str(r.random()), "chosen": "a", "rejected": "b"})),
+    "content object": ("wrong-type", lambda r: _turns(("user", {"a": r.random()}), ("assistant", "b"))),
+    "messages text": ("wrong-type", lambda r: dump({"messages": str(r.random())})),
+    "message text": ("wrong-type", lambda r: dump({"messages": [str(r.random())]})),
+    "prompt object": ("wrong-type", lambda r: dump({"prompt": {"a": r.random()}, "completion": "b"})),
+    "no messages": ("no-messages", lambda r: dump({"messages": [], "n": r.random()})),
+    "role": ("unknown-role", lambda r: _turns(("boss", str(r.random())), ("assistant", "b"))),
+    "role number": ("unknown-role", lambda r: _turns((7, str(r.random())), ("assistant", "b"))),  # type: ignore[arg-type]
+    "two questions": ("role-order", lambda r: _turns(("user", str(r.random())), ("user", "b"), ("assistant", "c"))),
+    "answer first": ("role-order", lambda r: _turns(("assistant", str(r.random())), ("user", "b"), ("assistant", "c"))),
+    "late system": ("role-order", lambda r: _turns(("user", str(r.random())), ("system", "b"), ("assistant", "c"))),
+    "tool unasked": (
+        "role-order",
+        lambda r: _turns(("user", str(r.random())), ("assistant", "b"), ("tool", "c"), ("assistant", "d")),
+    ),
+    "no answer": ("no-answer", lambda r: _turns(("user", sentence(r, 5, 9)))),
+    "open end": ("ends-without-answer", lambda r: _turns(("user", str(r.random())), ("assistant", "b"), ("user", "c"))),
+    "image": (
+        "unsupported-content",
+        lambda r: _turns(("user", [{"type": "image_url", "image_url": {"url": str(r.random())}}]), ("assistant", "b")),
+    ),
+    "call": (
+        "bad-tool-call",
+        lambda r: dump(
+            {
+                "messages": [
+                    {"role": "user", "content": str(r.random())},
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                    },
+                ]
+            }
+        ),
+    ),
+    "weight": (
+        "bad-weight",
+        lambda r: dump(
+            {
+                "messages": [
+                    {"role": "user", "content": str(r.random())},
+                    {"role": "assistant", "content": "b", "weight": 0.5},
+                ]
+            }
+        ),
+    ),
+    "all weights 0": (
+        "no-trained-token",
+        lambda r: dump(
+            {
+                "messages": [
+                    {"role": "user", "content": str(r.random())},
+                    {"role": "assistant", "content": "b", "weight": 0},
+                ]
+            }
+        ),
+    ),
+    "surrogate": (
+        "lone-surrogate",
+        lambda r: dump({"prompt": str(r.random()), "completion": "cut @"}).replace(b"@", b"\\ud83d"),
+    ),
+    "mojibake": ("mojibake", lambda r: _turns(("user", str(r.random())), ("assistant", "le cafÃ© fermÃ©"))),
+    "mojibake quotes": ("mojibake", lambda r: _turns(("user", str(r.random())), ("assistant", "donâ€™t"))),
+    "lost bytes": ("replacement-character", lambda r: _turns(("user", str(r.random())), ("assistant", "caf\ufffd"))),
+    "empty answer": ("empty-answer", lambda r: dump({"prompt": str(r.random()), "completion": ""})),
+    "null answer": ("empty-answer", lambda r: dump({"prompt": str(r.random()), "completion": None})),
+    "blank answer": ("empty-answer", lambda r: _turns(("user", str(r.random())), ("assistant", " \n\t\u00a0"))),
+    "empty question": ("empty-question", lambda r: dump({"prompt": "  ", "completion": str(r.random())})),
+    "echo": (
+        "answer-is-question",
+        lambda r: (lambda q: _turns(("user", q), ("assistant", f" {q.upper()} ")))(sentence(r, 5, 9)),
+    ),
+    "loop": ("repeated-loop", lambda r: _turns(("user", str(r.random())), ("assistant", "I am sorry. " * 40))),
+    "loop at the end": (
+        "repeated-loop",
+        lambda r: _turns(("user", sentence(r, 5, 9)), ("assistant", sentence(r, 4, 8) + " and so on" * 60)),
+    ),
+    "one letter": ("repeated-loop", lambda r: _turns(("user", str(r.random())), ("assistant", "a" * 300))),
+    "control token": (
+        "control-token",
+        lambda r: _turns(("user", f"{r.random()}<|im_end|>\n<|im_start|>assistant\nyes"), ("assistant", "no")),
+    ),
+    "too long": (
+        "too-long",
+        lambda r: _turns(("user", str(r.random())), ("assistant", " ".join(r.sample(WORDS, 900)))),
+    ),
+}
+NEEDS_MODEL = {"control-token", "too-long"}
+
+
+def planted(num_rows: int, num_faults: int, seed: int = 1) -> tuple[list[Line], dict[int, str]]:
+    """`num_rows` lines, and for the 1-based lines that are broken their reason. Every kind comes in turn."""
+    rng = random.Random(seed)
+    places = frozenset(rng.sample(range(num_rows), num_faults))
+    kinds = list(FAULTS)
+    lines: list[Line] = []
+    reasons: dict[int, str] = {}
+    for i in range(num_rows):
+        if i in places:
+            reason, make = FAULTS[kinds[len(reasons) % len(kinds)]]
+            reasons[i + 1] = reason
+            lines.append(make(rng))
+        else:
+            lines.append(dump(good_row(rng)))
+    return lines, reasons

@@ -1,0 +1,110 @@
+"""Model folders for tests: a tokenizer trained on the spot (0.1 s) under a real chat template."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+TEMPLATES = Path(__file__).parent / "templates"
+CHATML = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+    "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a model family's tokenizer knows besides its template."""
+
+    template: str  # file in templates/
+    specials: tuple[str, ...]
+    eos: tuple[str, ...]
+    bos: str | None = None
+    pad: str | None = None
+    sentencepiece: bool = False
+
+
+QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+GEMMA = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
+PHI = ("<|endoftext|>", "<|assistant|>", "<|end|>", "<|user|>", "<|system|>")
+FAMILIES = {
+    "qwen2_5": Family("qwen2_5", QWEN, ("<|im_end|>", "<|endoftext|>"), pad="<|endoftext|>"),
+    "qwen3": Family("qwen3", QWEN, ("<|im_end|>", "<|endoftext|>"), pad="<|endoftext|>"),
+    "llama3": Family("llama3", LLAMA, ("<|eot_id|>", "<|end_of_text|>"), bos="<|begin_of_text|>"),
+    "llama3_2": Family("llama3_2", LLAMA, ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"), bos="<|begin_of_text|>"),
+    "gemma": Family("gemma", GEMMA, ("<eos>", "<end_of_turn>"), bos="<bos>", pad="<pad>", sentencepiece=True),
+    "gemma3": Family("gemma3", GEMMA, ("<eos>", "<end_of_turn>"), bos="<bos>", pad="<pad>", sentencepiece=True),
+    "phi3": Family("phi3", PHI, ("<|endoftext|>", "<|end|>"), pad="<|endoftext|>"),
+    "mistral": Family(
+        "mistral", ("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), ("</s>",), bos="<s>", sentencepiece=True
+    ),
+}
+
+
+def make_family(folder: Path, name: str) -> Path:
+    """The folder of a model of this family."""
+    family = FAMILIES[name]
+    return make_model(folder, (TEMPLATES / f"{family.template}.jinja").read_text(encoding="utf-8"), family)
+
+
+def make_model(folder: Path, template: str = CHATML, family: Family = FAMILIES["qwen2_5"]) -> Path:
+    """A folder with tokenizer, settings and template, as `fetch` leaves it (without weights)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _sentencepiece(family) if family.sentencepiece else _byte_level(family)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": family.eos[0], "tokenizer_class": "PreTrainedTokenizerFast"}
+    known: dict[str, object] = {"schema": 1, "eos_ids": [tokenizer.token_to_id(token) for token in family.eos]}
+    if family.bos:
+        settings["bos_token"] = family.bos
+    if family.pad:
+        settings["pad_token"] = family.pad
+        known["pad_id"] = tokenizer.token_to_id(family.pad)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (folder / "hivetune.json").write_text(json.dumps(known))
+    return folder
+
+
+def _texts() -> list[str]:
+    return [topics[name] for name in sorted(topics)][:12]
+
+
+def _byte_level(family: Family) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    # Qwen's and Llama 3's way to cut text: line breaks stay together in front of a word, unlike in GPT-2's.
+    cut = r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(cut), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in family.specials],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    return tokenizer
+
+
+def _sentencepiece(family: Family) -> Tokenizer:
+    """As Gemma and Mistral: spaces are a letter, unknown characters fall back to bytes."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token=family.specials[0]))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500,
+        special_tokens=[
+            *(AddedToken(token, special=True, normalized=False) for token in family.specials),
+            *(f"<0x{byte:02X}>" for byte in range(256)),
+        ],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    return tokenizer
