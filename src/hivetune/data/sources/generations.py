@@ -14,6 +14,7 @@ from hivetune.data.sources.rotation import (
     is_packed,
     is_rotation_of,
     load_position,
+    may_be_copy,
     scan,
 )
 
@@ -145,10 +146,14 @@ class Generations:
                 bases = [base for at, base in logs if at == folder and is_rotation_of(name, base)]
                 if not bases or self._goes_on(path, status, rotated=True):
                     continue
-                if status.st_mtime_ns > logs[folder, bases[0]]:
+                if status.st_mtime_ns > logs[folder, bases[0]] and not self._is_copy(path, bases[0]):
                     missed = self._new(path, status, bases[0])
                     missed.rotated = True
                     self._tracks.append(missed)
+
+    def _is_copy(self, path: str, base: str) -> bool:
+        there = (track.position for track in self._tracks if track.status)
+        return any(may_be_copy(path, position.path) for position in there if position.base == base)
 
     def _known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
         """Whether a generation lies under this inode and still has the bytes that were read of it."""

@@ -127,6 +127,34 @@ def holds(path: str, position: Position) -> bool:
         return False
 
 
+def may_be_copy(path: str, of: str) -> bool:
+    """Whether one file begins with the other, by samples of the start and of the end of the shorter one.
+
+    A log is copied before it is cut off, which takes seconds for a large one: meanwhile both hold the same rows.
+    """
+    unreadable: tuple[type[Exception], ...] = (OSError, *damage())
+    try:
+        with open_unpacked(path) as left, open_unpacked(of) as right:
+            heads = read_exactly(left, SAMPLE_BYTES), read_exactly(right, SAMPLE_BYTES)
+            size = min(map(len, heads))
+            if heads[0] and not heads[1]:
+                return False  # a new, empty log is the origin of nothing
+            if heads[0][:size] != heads[1][:size]:
+                return False
+            if size < SAMPLE_BYTES or is_packed(path) or is_packed(of):
+                return True
+            end = min(os.path.getsize(path), os.path.getsize(of)) - SAMPLE_BYTES
+            return read_exactly_at(left, end) == read_exactly_at(right, end)
+    except unreadable:
+        return True  # still being written; the next look tells
+
+
+def read_exactly_at(file: IO[bytes], offset: int) -> bytes:
+    """One sample."""
+    file.seek(offset)
+    return read_exactly(file, SAMPLE_BYTES)
+
+
 def is_rotation_of(name: str, base: str) -> bool:
     """chat.jsonl.1, chat.jsonl-20260101.gz, chat-20260101.jsonl, chat.1.jsonl of chat.jsonl."""
     stem, suffix = os.path.splitext(base)
