@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from hivetune.journal import read_journal
 from hivetune.judge.evaluate import collect, plan_evaluation
 from hivetune.judge.gate import judge
 from hivetune.models import find_prepared, folder_for
-from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan, write_plan
+from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
 from hivetune.records import Accounting, Verdict
 from hivetune.store import (
     home,
@@ -316,7 +316,9 @@ def loss_curve(run: Run) -> list[tuple[int, float, str]]:
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """The settings that make a run what it is."""
-    return {key: value for key, value in config.model_dump(mode="json").items() if key not in NOT_IDENTITY}
+    settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in NOT_IDENTITY}
+    chunk_rows = config.supervise.chunk_rows  # the one of its section that changes the plan
+    return settings if chunk_rows is None else {**settings, "supervise": {"chunk_rows": chunk_rows}}
 
 
 def _plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
@@ -324,15 +326,20 @@ def _plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
         PlanRow(row, snapshot.info(row).id, snapshot.length(row), snapshot.num_trained(row))
         for row in snapshot.rows("train")
     ]
-    return make_plan(
-        rows,
-        snapshot_hash=snapshot.hash,
-        settings_hash=settings_hash,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        max_steps=config.max_steps,
-    )
+
+    def make(part: Sequence[PlanRow]) -> Plan:
+        return make_plan(
+            part,
+            snapshot_hash=snapshot.hash,
+            settings_hash=settings_hash,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            max_steps=config.max_steps,
+        )
+
+    chunk_rows = config.supervise.chunk_rows
+    return make(rows) if chunk_rows is None else in_chunks(rows, chunk_rows, make)
 
 
 def _refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:

@@ -46,3 +46,16 @@ def test_nan_rows_and_a_killing_row_in_one_run(tmp_path: Path) -> None:
 @pytest.mark.proof
 def test_two_hundred_nan_rows_and_three_that_kill_in_ten_thousand(tmp_path: Path) -> None:
     check_run(tmp_path, 10_000, poison(10_000, 200, 3), most_restarts=6)
+
+
+@pytest.mark.slow
+def test_a_run_in_chunks_saves_after_each(tmp_path: Path) -> None:
+    """A row that kills costs its chunk nothing else; every chunk ends with a checkpoint."""
+    config = make_run(tmp_path, 96, {40: KILL}, epochs=2, supervise={"hang_floor_s": 60, "chunk_rows": 32})
+    supervise(tmp_path, config).check()
+    plan = read_plan(tmp_path / "run")
+    assert plan.chunk_ends == (4, 8, 12)
+    assert [row for a in plan.amendments for row in a.rows] == [40]
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    saved = {entry["step"] for entry in metrics if entry["event"] == "saved" and entry["place"] == "disk"}
+    assert saved >= set(plan.chunk_ends)

@@ -9,7 +9,7 @@ import json
 import random
 import sqlite3
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
-from hivetune.plan.steps import PlanRow, make_plan, write_plan
+from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, write_plan
 from hivetune.store import write_json, write_manifest
 from hivetune.supervise.supervisor import RunOutcome, supervise_run
 
@@ -51,15 +51,19 @@ def make_run(
     rows = _rows(num_rows, poison or {}, seed)
     digest = _write_snapshot(folder / "snapshot", rows)
     plan_rows = [PlanRow(row, _content_id(row), len(tokens), len(tokens) - 4) for row, tokens in enumerate(rows)]
-    plan = make_plan(
-        plan_rows,
-        snapshot_hash=digest,
-        settings_hash="settings",
-        seed=config.seed,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-    )
-    write_plan(run, plan)
+
+    def make(part: Sequence[PlanRow]) -> Plan:
+        return make_plan(
+            part,
+            snapshot_hash=digest,
+            settings_hash="settings",
+            seed=config.seed,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+        )
+
+    chunk_rows = config.supervise.chunk_rows
+    write_plan(run, make(plan_rows) if chunk_rows is None else in_chunks(plan_rows, chunk_rows, make))
     return config
 
 

@@ -14,12 +14,16 @@ from hivetune.supervise.detach import start_detached
 def train(
     config: Annotated[Path, typer.Argument(help="YAML file; docs/config.md has every setting.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
+    chunk_rows: Annotated[
+        int | None, typer.Option("--chunk-rows", help="Train so many rows to their end, then the next ones.")
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Go on in the background; see it with: hivetune watch")
     ] = False,
 ) -> None:
     """Train an adapter. The same command goes on with a run that stopped, and trains nothing when it is done."""
-    loaded = load_config(config, overrides or [])
+    chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
+    loaded = load_config(config, [*(overrides or []), *chunks])
     with progress("preparing model and data", "rows") as report:
         run = walk.open_run(loaded, config.stem, report)
     if detach:

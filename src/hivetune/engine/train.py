@@ -76,8 +76,7 @@ def train(run: Run, progress: Progress, feed: Feed) -> Progress:
         tokens = {"tokens": sum(len(d.tokens_L) for d in documents), "trained_tokens": step.trained_tokens}
         journal(run, "step", step=progress.step, **numbers, lr=rate, **tokens, rows=len(documents), started=started)
         run.heartbeat.beat(b"t")
-        if progress.step % run.validate_every == 0 or progress.step == run.num_steps:
-            progress = validate(run, progress)
+        progress = pause(run, progress)
         if stop:
             break
         test_numbers(run, progress.step)
@@ -102,6 +101,17 @@ def measure_step(run: Run, step: int, documents: Sequence[Document], trained_tok
     norm = torch.linalg.vector_norm(model.grad_N, dtype=torch.float64)
     loss, stops, norm_value = torch.cat([sums, norm[None]]).tolist()
     return loss, norm_value, stops > 0
+
+
+def pause(run: Run, progress: Progress) -> Progress:
+    """Validation when it is due; at the end of a chunk also a checkpoint, and patience begins anew."""
+    chunk_ended = progress.step in run.plan.chunk_ends
+    if chunk_ended or progress.step % run.validate_every == 0 or progress.step == run.num_steps:
+        progress = validate(run, progress)
+    if chunk_ended and not progress.stopped_early:
+        progress = replace(progress, without_gain=0)
+        save_now(run, progress)
+    return progress
 
 
 def validate(run: Run, progress: Progress) -> Progress:

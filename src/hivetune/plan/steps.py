@@ -13,7 +13,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -72,6 +72,8 @@ class Plan:
     entry_trained: array[int] = field(repr=False)
     step_ends: array[int] = field(repr=False)
     amendments: tuple[Amendment, ...] = ()
+    chunk_ends: tuple[int, ...] = ()
+    """Numbers of steps after which a chunk of rows is done; empty: the run is not in chunks."""
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -186,6 +188,31 @@ def make_plan(
     )
 
 
+def in_chunks(rows: Sequence[PlanRow], chunk_rows: int, make: Callable[[Sequence[PlanRow]], Plan]) -> Plan:
+    """One plan that trains `chunk_rows` rows for all their epochs, then the next ones; `make` plans one chunk.
+
+    Learning rate and optimizer go through, so that each chunk starts from where the last one ended.
+    """
+    parts = [make(rows[start : start + chunk_rows]) for start in range(0, len(rows), chunk_rows)] or [make(rows)]
+    entry_rows, entry_trained, step_ends, chunk_ends = array("I"), array("I"), array("Q"), []
+    for part in parts:
+        offset = len(entry_rows)
+        entry_rows.extend(part.entry_rows)
+        entry_trained.extend(part.entry_trained)
+        step_ends.extend(offset + end for end in part.step_ends)
+        chunk_ends.append(len(step_ends))
+    most = len(step_ends) if parts[0].max_steps is None else min(len(step_ends), parts[0].max_steps)
+    num_entries = step_ends[most - 1] if most else 0
+    return replace(
+        parts[0],
+        num_rows=len(rows),
+        entry_rows=entry_rows[:num_entries],
+        entry_trained=entry_trained[:num_entries],
+        step_ends=step_ends[:most],
+        chunk_ends=tuple(end for end in chunk_ends if end <= most),
+    )
+
+
 def write_plan(run: Path, plan: Plan) -> None:
     """plan.bin, then plan.json that names its hash. Amendments are appended by `append_amendment`, never here."""
     binary = _encode(plan)
@@ -203,6 +230,7 @@ def write_plan(run: Path, plan: Plan) -> None:
         "rows_not_reached": counts.not_reached,
         "steps": len(plan.step_ends),
         "trained_tokens": sum(plan.entry_trained),
+        "chunk_ends": list(plan.chunk_ends),
         "sha256": sha256_bytes(binary),
     }
     write_json(run / PLAN_JSON, description)
@@ -228,6 +256,7 @@ def read_plan(run: Path) -> Plan:
             entry_trained=entry_trained,
             step_ends=step_ends,
             amendments=tuple(read_amendments(run)),
+            chunk_ends=tuple(description.get("chunk_ends", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run / PLAN_BIN}: {error}") from None
