@@ -195,7 +195,16 @@ def load_module(
         use_safetensors=True,
     )
     # Not train(): the base model's own dropout would be noise that nobody asked for.
-    return module.eval().requires_grad_(False)
+    module.eval().requires_grad_(False)
+    if method == "qlora":
+        from bitsandbytes.nn import Linear4bit
+
+        # In eval mode it repacks itself on CPUs with AVX-512 into a form without a backward pass, for widths of whole
+        # blocks only; it has no dropout that training mode would switch on.
+        for child in module.modules():
+            if isinstance(child, Linear4bit):
+                child.train()
+    return module
 
 
 def require_bitsandbytes() -> None:

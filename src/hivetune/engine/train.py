@@ -160,7 +160,7 @@ def quarantine(run: Run, step: int, documents: Sequence[Document], problem: str)
         journal(run, "quarantined", step=step, rows=list(bad.rows), reason=amendment.reason)
         return
     if bad.rows:
-        why = "every row of it, each alone"
+        why = f"every row of it, each alone: rows {named}"
     elif bad.kernel:
         why = f"rows {named}, but not when padded to another length: the arithmetic of this shape"
     elif bad.flaky:
