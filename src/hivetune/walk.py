@@ -179,14 +179,15 @@ def probe(run: Run, progress: Progress = silent) -> None:
     Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: finding out why
     workers die is the supervisor's business.
     """
-    if (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder):
-        return
-    beats = itertools.count(1)
-    task = {"run": str(run.folder), "model": str(run.model), "snapshot": str(run.snapshot.folder)}
-    outcome = run_task("probe", task, run.folder / PROBE, on_beat=lambda kind: progress(next(beats), None))
-    if outcome.error is not None and outcome.error.exit_code != 1:
-        (run.folder / PROBE / OUTCOME).unlink()
-        outcome.check("the probe")
+    with lock(run.folder):
+        if (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder):
+            return
+        beats = itertools.count(1)
+        task = {"run": str(run.folder), "model": str(run.model), "snapshot": str(run.snapshot.folder)}
+        outcome = run_task("probe", task, run.folder / PROBE, on_beat=lambda kind: progress(next(beats), None))
+        if outcome.error is not None and outcome.error.exit_code != 1:
+            (run.folder / PROBE / OUTCOME).unlink()
+            outcome.check("the probe")
 
 
 def train(run: Run, on_step: Callable[[int], None] = lambda done: None) -> dict[str, Any]:

@@ -96,3 +96,10 @@ def test_commands_in_the_docs_exist_with_their_options() -> None:
             help_texts[name] = hivetune(*name.split(), "--help").stdout
         for option in re.findall(r"(?<=\s)--[a-z-]+", command):
             assert option in help_texts[name] or option == "--json", f"{place}: {name} has no {option}"
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
