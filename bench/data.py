@@ -34,7 +34,7 @@ def write_rows(path: Path, num_rows: int) -> None:
 
     words = " ".join(topics[name] for name in sorted(topics)).split()
     rng = random.Random(7)
-    last = ""
+    last: tuple[list[str], list[str]] = ([], [])
     with open(path, "w", encoding="utf-8") as file:
         for number in range(num_rows):
             start = rng.randrange(len(words) - 120)
@@ -43,13 +43,13 @@ def write_rows(path: Path, num_rows: int) -> None:
             for _ in range(6):  # or the same slice of the text would come twice
                 answer[rng.randrange(len(answer))] = rng.choice(words)
             if number % 100 == 50:
-                answer = last.split()
+                asked, answer = [*last[0]], [*last[1]]
                 answer[rng.randrange(len(answer))] = "changed"
             elif number % 200 == 10:
                 answer[3] = f"jane.doe{number}@mail{number % 97}.org" if number % 400 == 10 else "ghp_" + "a1B2" * 9
             turns = [{"role": "user", "content": " ".join(asked)}, {"role": "assistant", "content": " ".join(answer)}]
             line = json.dumps({"messages": turns, "session": f"s{number // 3}", "agent": f"agent{number % 5}"})
-            last = " ".join(answer)
+            last = (asked, answer)
             file.write(line + "\n")
             if number % 100 == 0:
                 file.write(line + "\n")

@@ -16,10 +16,9 @@ Row = Mapping[str, Any]
 QUESTION = ("user_query", "user_request", "input", "query")
 RESULT = ("result", "output")
 TASK = ("task", "input", "prompt", "query")
-CONTENT = frozenset(
-    "messages conversations conversation prompt completion response instruction output question answer text command "
-    "tool_used tool".split()
-).union(QUESTION, RESULT, TASK)
+PAIRS = ("prompt", "completion", "response", "instruction", "output", "question", "answer", "text")
+TURNS = ("messages", "conversations", "conversation", "command", "tool_used", "tool")
+CONTENT = frozenset((*PAIRS, *TURNS, *QUESTION, *RESULT, *TASK))
 
 ROLES: dict[str, Role] = {
     "system": "system",

@@ -224,10 +224,12 @@ def _personal(name: str, markers: str, pattern: str, holds: Callable[[str], bool
 
 # Looked for once a text, so that the patterns for numbers run on few.
 NUMBER = re.compile(r"\d[\d .()-]{6,}\w|\d{8}")
+# In groups of four, as American Express does, or in one piece; never digits one by one, which are mostly tables.
+CARD = r"(?<![\d.-])(?:\d{4}(?:[ -]\d{4}){2}[ -]\d{1,7}|\d{4}[ -]\d{6}[ -]\d{4,5}|\d{13,19})(?![\d-]|\.\d)"
 PERSONAL_RULES: tuple[Rule, ...] = (
     _personal("email", "@", r"\b[\w.%+-]{1,64}@(?:[\w-]{1,63}\.)+[A-Za-z]{2,24}\b", _email, "[EMAIL]"),
     _personal("iban", "#", r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b", _iban, "[IBAN]"),
-    _personal("card", "#", r"(?<![\d.-])\d(?:[ -]?\d){12,18}(?![\d-]|\.\d)", _card, "[CARD]"),
+    _personal("card", "#", CARD, _card, "[CARD]"),
     _personal("us-ssn", "#", r"(?<![\d-])(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\d-])", None, "[SSN]"),
     _personal("br-cpf", "#", r"(?<!\d)\d{3}\.\d{3}\.\d{3}-\d\d(?!\d)", _cpf, "[CPF]"),
     _personal("uk-nhs", "#", r"(?<!\d)(?<!\d[ -])\d{3} \d{3} \d{4}(?![ -]?\d)", _nhs, "[NHS]"),

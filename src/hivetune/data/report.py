@@ -17,8 +17,6 @@ from hivetune.data.decide import (
     NO_VALUE,
     REFUSED,
     SET_ASIDE,
-    TRAIN,
-    VALIDATION,
     Decisions,
     fates,
     open_result,
@@ -172,16 +170,17 @@ def _quantile(counts: Counter[int], share: float) -> int:
 
 
 def _histogram(counts: Counter[int]) -> list[list[int]]:
-    """[[from, to, rows], ...] in equal steps up to the 99.5th percentile; the last one holds the rest."""
+    """[[from, to, rows], ...] in equal steps between the 0.5th and 99.5th percentile; the outer ones hold the rest."""
     if not counts:
         return []
-    top = max(_quantile(counts, 0.995), 1)
-    width = max(1, -(-top // BINS))
-    rows = [0] * (top // width + 1)
+    low, top = _quantile(counts, 0.005), _quantile(counts, 0.995)
+    width = max(1, -(-(top - low + 1) // BINS))
+    rows = [0] * ((top - low) // width + 1)
     for length, count in counts.items():
-        rows[min(length // width, len(rows) - 1)] += count
-    last = max(counts)
-    return [[i * width, (i + 1) * width - 1 if i + 1 < len(rows) else last, n] for i, n in enumerate(rows)]
+        rows[min(max(length - low, 0) // width, len(rows) - 1)] += count
+    edges = [low + i * width for i in range(len(rows))]
+    ends = [*(edge - 1 for edge in edges[1:]), max(counts)]
+    return [[min(counts) if i == 0 else edges[i], ends[i], n] for i, n in enumerate(rows)]
 
 
 def _problems(results: Sequence[Path], decisions: Decisions) -> Iterator[dict[str, str]]:
@@ -226,8 +225,3 @@ def row_text(results: Sequence[Path], decisions: Decisions, row: int) -> tuple[s
             (row - decisions.chunk_starts[chunk],),
         ).fetchone()
     return found
-
-
-def split_shares(decisions: Decisions) -> tuple[int, int]:
-    """(rows to train, rows held out)."""
-    return decisions.count(TRAIN), decisions.count(VALIDATION, VALIDATION + 1)
