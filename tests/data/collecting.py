@@ -127,6 +127,7 @@ class RedisCluster:
         import redis.cluster
 
         self.nodes: list[RedisServer] = []
+        self.widow: int | None = None  # port of a primary without replica
         try:
             self._start(folder)
             self.client = redis.cluster.RedisCluster(host="127.0.0.1", port=self.nodes[0].port, protocol=2)
@@ -176,11 +177,24 @@ class RedisCluster:
         for number in numbers:
             self.client.xadd(stream, {"data": json.dumps(row(number))})
         holder = self.client.get_node_from_key(stream)
-        self.client.execute_command("WAIT", 1, 2000, target_nodes=holder)
+        if holder.port != self.widow:
+            self.client.execute_command("WAIT", 1, 2000, target_nodes=holder)
 
-    def primary_of(self, stream: str) -> RedisServer:
-        port = self.client.get_node_from_key(stream).port
-        return next(node for node in self.nodes if node.port == port)
+    def kill_primary_of(self, stream: str) -> None:
+        """Returns when its replica has taken over."""
+        import redis.cluster
+
+        holder = self.client.get_node_from_key(stream)
+        victim = next(node for node in self.nodes if node.port == holder.port)
+        self.client.execute_command("WAIT", 1, 2000, target_nodes=holder)
+        heir = self.nodes[self.nodes.index(victim) + 3]
+        victim.kill()
+        self.widow = heir.port
+        wait_for(lambda: heir.client.info("replication")["role"] == "master", "the replica to take over")
+        alive = [node for node in self.nodes if node is not victim]
+        wait_for(lambda: all(self._says(node, "cluster_state:ok") for node in alive), "the cluster to be well")
+        self.client.close()
+        self.client = redis.cluster.RedisCluster(host="127.0.0.1", port=heir.port, protocol=2)
 
     def close(self) -> None:
         for node in self.nodes:

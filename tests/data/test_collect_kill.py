@@ -165,9 +165,7 @@ def test_a_cluster(cluster: RedisCluster, rows: int, kills: int) -> None:
 
     def give(numbers: list[int]) -> None:
         if next(rounds) == kills:
-            victim = cluster.primary_of(streams[0])
-            cluster.add(streams[0])
-            victim.kill()
+            cluster.kill_primary_of(streams[0])
         for partition, stream in enumerate(streams):
             cluster.add(stream, *(number for number in numbers if number % 3 == partition))
 

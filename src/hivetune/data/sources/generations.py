@@ -35,6 +35,7 @@ class Track:
     stored: str | None
     status: os.stat_result | None = None  # of the last look; None: not found then
     read_to_end: tuple[int, int] | None = None  # size and mtime_ns when it was last read to the end
+    broken_at: tuple[int, int] | None = None  # the same, when damage in it was last reported
     rotated: bool = False
     waiting: str | None = None  # the place of a last line that is not complete
 

@@ -105,7 +105,7 @@ class JsonlReader:
             return None  # renamed since we looked: the next look finds it
         except PermissionError:
             raise UsageError(f"{position.path} may not be read", hint=f"chmod u+r {position.path}") from None
-        if sample_hash(chunk[:before]) != (position.tail or sample_hash(b"")):
+        if not error and sample_hash(chunk[:before]) != (position.tail or sample_hash(b"")):
             return None  # cut off since we looked: the next look finds the copy
         body = chunk[before:]
         lines = self._split(position, body, at_end)
@@ -161,7 +161,10 @@ class JsonlReader:
     def _rest(self, track: Track, lines: _Lines, text: bytes, error: Exception | None) -> None:
         """The last line has no line feed: a whole row, one that is still being written, or a torn one."""
         if error:
-            lines.refuse(RowRefused("broken-file", f"damaged compression ({error}): restore the file"), text)
+            if track.broken_at == track.state:
+                return
+            track.broken_at = track.state
+            lines.refuse(RowRefused("broken-file", f"damaged compression ({error}): restore the file"), b"")
         elif not text.strip(b"\0 \t\r"):
             return
         elif (not self._follow or track.is_over) and is_complete(text):
@@ -176,7 +179,7 @@ class JsonlReader:
     def _move(self, track: Track, after: Position, lines: _Lines | None = None) -> Batch | None:
         """A batch that takes the cursor from where it is stored to `after`; None if it is there."""
         text = after.dump()
-        if text == track.stored:
+        if text == track.stored and not (lines and lines.refusals):
             return None
         self._next = track, after
         cursor = Cursor(after.key, track.stored, text)
@@ -185,6 +188,8 @@ class JsonlReader:
 
 def _advance(position: Position, chunk: bytes, before: int, lines: _Lines) -> Position:
     """The position after `lines.consumed` more bytes; `chunk` begins `before` bytes ahead of the old one."""
+    if not lines.consumed:
+        return position
     offset = position.offset + lines.consumed
     read = chunk[: before + lines.consumed]
     head = position.head if position.offset >= SAMPLE_BYTES else sample_hash(read[:SAMPLE_BYTES])
