@@ -6,6 +6,7 @@ mask is needed. Logits are formed at trained positions only, in chunks that are 
 Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R rank, N adapter weights.
 """
 
+import functools
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,15 @@ class LoraLinear(nn.Module):
         low = F.linear(dropped, self.a_RI.to(x.dtype))
         return y + F.linear(low, (self.b_OR * self.switch.scale).to(x.dtype)).to(y.dtype)
 
+    @property
+    def weight(self) -> Tensor:
+        """For parents that read it themselves (Mamba's dt_proj): such a product goes without the adapter, as in PEFT."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
 
 class Switch:
     """What all adapters of a model share: whether they count, and whether dropout does."""
@@ -70,8 +80,7 @@ class GeneralModel:
         self.grad_N = torch.zeros_like(self.master_N)
         self.switch = Switch(scaling(lora), lora.dropout)
         self._place_adapters()
-        if choices.get("recompute"):
-            _recompute_layers(module)
+        _recompute_layers(module, int(choices.get("recompute", 0)))
         self._chunked = _head_is_plain(module)
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
@@ -189,7 +198,7 @@ def load_module(
         dtype=dtype,
         device_map={"": device},
         quantization_config=quantization,
-        attn_implementation="eager" if capped else choices.get("attention", "sdpa"),
+        attn_implementation="eager" if capped else choices.get("attention"),  # None: SDPA where there is one
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,
@@ -252,9 +261,9 @@ def _head_is_plain(module: nn.Module) -> bool:
     return bool((plain_BLV - logits_BLV).abs().max() <= rounding)
 
 
-def _recompute_layers(module: nn.Module) -> None:
-    """Form each layer's inner values again in the backward pass; only the layers' own flag says "training"."""
-    module.gradient_checkpointing_enable({"use_reentrant": False})
-    for child in module.modules():
-        if isinstance(child, GradientCheckpointingLayer):
-            child.training = True
+def _recompute_layers(module: nn.Module, count: int) -> None:
+    """Form the inner values of the first `count` layers again in the backward pass; only their own flag says so."""
+    layers = [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)]
+    for child in layers[:count]:
+        child.gradient_checkpointing = child.training = True
+        child._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
