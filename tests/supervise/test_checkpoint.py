@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from hivetune.engine.checkpoint import (
 from hivetune.engine.saver import FIRST_SAVE_S, STANDBY_AT_LATEST_S, Saver
 from hivetune.journal import Journal
 from hivetune.standby import HEADER_BYTES, Standby, persist
-from hivetune.store import MANIFEST
+from hivetune.store import MANIFEST, Disk
 
 NAMES = ("model.layers.0.q_proj.lora_A.weight", "model.layers.0.q_proj.lora_B.weight")
 
@@ -277,6 +278,7 @@ def test_damage_in_memory_falls_back_to_the_older_one(standby: Standby) -> None:
 
 WRITER = """
 import sys
+import threading
 from hivetune.standby import Standby
 standby = Standby([int(sys.argv[1]), int(sys.argv[2])])
 step = 0
@@ -389,6 +391,26 @@ def test_a_disk_that_fails_does_not_stop_training_and_is_tried_again_later(tmp_p
     assert step_with(one, clock, 3, 20.0) == ["disk"]  # the disk is well again
     assert one.interval_s == 1.0
     assert load_newest_good(tmp_path)[1] == []
+
+
+def test_a_slow_disk_stretches_the_interval_and_never_blocks(tmp_path: Path) -> None:
+    written = threading.Event()
+
+    class Slow(Disk):
+        def write(self, path: Path, data: bytes | memoryview) -> None:
+            written.wait(10)
+            super().write(path, data)
+
+    clock = Clock()
+    one = saver(tmp_path, clock, every_s=1.0, disk=Slow())
+    for step in range(1, 50):  # due at every step; none waits for the disk
+        clock.now += 1.0
+        one.after_step(lambda: state_at(step))  # noqa: B023 (called at once or not at all)
+    assert one.ended() == []
+    written.set()
+    one.wait()
+    assert checkpoints.steps(tmp_path) == [1]
+    assert step_with(one, clock, 50, 1.0) == ["disk", "disk"]
 
 
 def test_save_is_on_disk_when_it_returns_and_says_so_when_not(tmp_path: Path) -> None:

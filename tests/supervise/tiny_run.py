@@ -67,16 +67,9 @@ def make_run(
     return config
 
 
-def supervise(folder: Path, config: RunConfig, **more: Any) -> RunOutcome:
-    return supervise_run(
-        folder / "run",
-        config,
-        model=folder / "model",
-        snapshot=folder / "snapshot",
-        worker=WORKER,
-        replay=WORKER,
-        **more,
-    )
+def supervise(folder: Path, config: RunConfig, *, worker: str = WORKER) -> RunOutcome:
+    paths = {"model": folder / "model", "snapshot": folder / "snapshot"}
+    return supervise_run(folder / "run", config, **paths, worker=worker, replay=WORKER)
 
 
 def _write_model(folder: Path) -> None:
