@@ -1,0 +1,117 @@
+"""`hivetune train` on three lines of YAML: finds its run again, refuses another, stops cleanly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_families import write_model
+
+from hivetune.store import lock
+
+pytestmark = pytest.mark.slow
+
+KEYS = {"schema", "run", "status", "steps", "trained_tokens", "rows", "loss_first", "loss_last", "tokens_per_second"}
+KEYS |= {"samples_per_second", "peak_memory_bytes", "restarts", "quarantined"}
+ROW_KEYS = {"rows_in", "trained", "held_out", "duplicates", "rejected", "set_aside", "quarantined", "not_reached"}
+
+
+class Place:
+    """A user's folder: a model, rows, a config of three lines, and a home."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        write_model(folder / "model", "llama")
+        rows = [{"prompt": f"What is {i} plus {i}?", "completion": f"It is {2 * i}."} for i in range(60)]
+        lines = [*map(json.dumps, rows), "{broken"]
+        (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+        (folder / "mine.yaml").write_text("model: model\ndata: {path: rows.jsonl, near_duplicates: 0}\nbatch_size: 4\n")
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        environment = {**os.environ, "HIVETUNE_HOME": str(self.folder / "home")}
+        command = [sys.executable, "-m", "hivetune", *arguments, "--json"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    def call(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=300)
+        assert "Traceback" not in err
+        return process.returncode, json.loads(out), err
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("user"))
+
+
+def test_three_lines_train_once(place: Place) -> None:
+    code, document, _ = place.call("train", "mine.yaml", "--set", "max_steps=3")
+    assert code == 0
+    assert document.keys() >= KEYS
+    assert document["rows"].keys() == ROW_KEYS
+    rows = document["rows"]
+    placed = [
+        sum(value.values()) if isinstance(value, dict) else value for key, value in rows.items() if key != "rows_in"
+    ]
+    assert sum(placed) == rows["rows_in"] == 61
+    run = Path(document["run"])
+    assert (run / "adapter_model.safetensors").exists()
+    assert (run / "manifest.json").exists()
+    before = (run / "metrics.jsonl").read_bytes()
+    code, again, err = place.call("train", "mine.yaml", "--set", "max_steps=3")
+    assert (code, again["already_done"]) == (0, True)
+    assert "nothing was trained" in err
+    assert (run / "metrics.jsonl").read_bytes() == before
+    code, refused, _ = place.call("train", "mine.yaml", "--set", "max_steps=4", "--set", f"output={run}")
+    assert code == 2
+    assert "max_steps: 3 there, 4 here" in refused["error"]["message"]
+
+
+def test_a_held_run_is_busy(place: Place) -> None:
+    code, document, _ = place.call("train", "mine.yaml", "--set", "max_steps=1", "--set", "seed=2")
+    assert code == 0
+    run = Path(document["run"])
+    (run / "run.json").write_text((run / "run.json").read_text().replace('"done"', '"new"'))
+    with lock(run):
+        code, document, _ = place.call("resume", str(run))
+    assert code == 75
+    assert str(os.getpid()) in document["error"]["message"]
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_after_a_checkpoint_and_train_goes_on(place: Place, number: int, expected: int) -> None:
+    output = place.folder / f"stopped-{expected}"
+    arguments = ("train", "mine.yaml", "--set", "epochs=2000", "--set", "patience=null", "--set", f"output={output}")
+    process = place.start(*arguments)
+    deadline = time.monotonic() + 120
+    while not (output / "metrics.jsonl").exists() or b'"step"' not in (output / "metrics.jsonl").read_bytes():
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.1)  # a border of two processes: there is nothing to wait on but the file
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == expected, err
+    document = json.loads(out)
+    assert "everything up to it is saved" in document["error"]["message"]
+    assert list((output / "checkpoints").iterdir())
+
+
+def test_no_template_and_no_rows(place: Place) -> None:
+    bare = place.folder / "bare"
+    if not bare.exists():
+        write_model(bare, "llama")
+        (bare / "chat_template.jinja").unlink(missing_ok=True)
+        settings = json.loads((bare / "tokenizer_config.json").read_text())
+        settings.pop("chat_template", None)
+        (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    code, document, _ = place.call("train", "mine.yaml", "--set", "model=bare")
+    assert (code, "no chat template" in document["error"]["message"]) == (2, True)
+    (place.folder / "empty.jsonl").write_text("")
+    code, document, _ = place.call("train", "mine.yaml", "--set", "data.path=empty.jsonl")
+    assert (code, document["error"]["type"]) == (3, "DataRefused")
