@@ -9,6 +9,7 @@ import pytest
 import safetensors.torch
 from tiny_run import KILL, NAN, make_run, supervise
 
+from hivetune.errors import DataRefused
 from hivetune.plan.steps import read_plan
 
 
@@ -59,3 +60,12 @@ def test_a_run_in_chunks_saves_after_each(tmp_path: Path) -> None:
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     saved = {entry["step"] for entry in metrics if entry["event"] == "saved" and entry["place"] == "disk"}
     assert saved >= set(plan.chunk_ends)
+
+
+@pytest.mark.slow
+def test_a_run_of_bad_rows_alone_is_no_success(tmp_path: Path) -> None:
+    """One row a step: each is quarantined, and a run that trained nothing says so."""
+    config = make_run(tmp_path, 3, dict.fromkeys(range(3), NAN), batch_size=1)
+    with pytest.raises(DataRefused, match="nothing was trained"):
+        supervise(tmp_path, config).check()
+    assert not (tmp_path / "run/adapter_model.safetensors").exists()

@@ -28,7 +28,7 @@ from hivetune.engine.optimizer import AdamW
 from hivetune.engine.saver import MEAN_TIME_BETWEEN_FAULTS_S, Saver
 from hivetune.engine.watch import LossHistory
 from hivetune.engine.world import World, join_world
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.journal import Journal, read_journal
 from hivetune.plan.steps import Plan, read_plan
 from hivetune.standby import Standby
@@ -191,10 +191,14 @@ def journal(run: Run, event: str, *, started: float | None = None, **fields: Any
 def finish(run: Run, progress: Progress) -> dict[str, Any]:
     """Save, write the adapter (best by validation, else last), and say what the run came to.
 
-    Raises StepNotFinite for an adapter that is still what it was at the start after updates were made.
+    Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, DataRefused when
+    the plan ended and no row of it could be trained: neither is a success.
     """
     test_numbers(run, progress.step, every_s=0)
     save_now(run, progress)
+    done = progress.stopped_early or progress.step == run.num_steps
+    if done and not progress.updates:
+        raise DataRefused(f"{run.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl")
     if progress.updates:
         if not any(bool(view.any()) for name, view in run.model.adapter.items() if ".lora_B." in name):
             raise StepNotFinite(f"after {progress.updates} updates the adapter is what it was at the start")
@@ -211,7 +215,6 @@ def finish(run: Run, progress: Progress) -> dict[str, Any]:
             base, revision = base_name(run.model_folder)
             write_adapter(run.folder, adapter, run.config.lora, base, revision)
     run.metrics.close()
-    done = progress.stopped_early or progress.step == run.num_steps
     return {
         "status": "done" if done else "stopped",
         "steps": progress.step,
