@@ -79,7 +79,9 @@ def write_other(folder: Path, kind: str) -> Path:
 def test_loss_and_gradients_equal_peft_on_any_architecture(kind: str, tmp_path: Path) -> None:
     folder = write_other(tmp_path, kind)
     dtype = torch.float32 if kind == "mixtral" else torch.float64  # torch has no grouped product of experts in fp64
-    model, docs = load(folder, dtype), [d for d in documents() if len(d.tokens_L) > 1]
+    # PEFT refuses the other modules of Mamba, whose fused kernels read their weights past any adapter.
+    lora = LoraConfig(r=4, alpha=12, target_modules=["in_proj", "x_proj"]) if kind == "mamba" else LORA
+    model, docs = load(folder, dtype, lora), [d for d in documents() if len(d.tokens_L) > 1]
     expected, total = peft_gradients(folder, model, docs)
     assert float(model.backward(docs, 1 / 37)) == pytest.approx(total, rel=1e-6)
     assert worst_difference(gradients(model), expected) < 2e-5  # rotary angles in fp32, as above
@@ -165,7 +167,7 @@ def test_nothing_to_train_is_no_gradient(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [["q_proj", "nonsense"], [], "mlp.nonsense", ["lm_head"]])
 def test_target_modules_that_are_not_there_are_named(wanted: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="lora.target_modules") as caught:
+    with pytest.raises(UsageError, match="target_modules") as caught:
         load(write_model(tmp_path), lora=LoraConfig(target_modules=wanted))
     assert "q_proj" in caught.value.hint or "all-linear" in caught.value.hint
 

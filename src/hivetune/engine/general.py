@@ -48,7 +48,7 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """For parents that read it themselves (Mamba's dt_proj): such a product goes without the adapter, as in PEFT."""
+        """For parents that read it themselves (Mamba's dt_proj): such a product goes without the adapter."""
         return self.base.weight
 
     @property
