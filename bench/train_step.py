@@ -8,6 +8,7 @@ a slow minute of the machine hits all of them. Rows whose loss curve leaves the 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -15,14 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from step.peers import ROWS, Row, environment, python_of
 from step.report import summarize, write_report
-from step.rows import SETS, write_rows
+from step.rows import SETS, Set, write_rows
 
 from hivetune.machine.probe import describe_machine, probe_machine
 from hivetune.models import find_prepared, folder_for
@@ -30,7 +31,7 @@ from hivetune.store import home
 from hivetune.supervise.task import run_task
 
 LORA = {"r": 8, "alpha": 16}
-RATE = 1e-3  # high, so that a wrong gradient shows in few steps
+RATE = 2e-4
 MODEL = "smollm2-135m"
 TURN_S = 600.0
 HERE = Path(__file__).resolve().parent
@@ -66,7 +67,8 @@ class Worker:
         return heard
 
     def end(self) -> None:
-        self.to.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.to.close()
         os.close(self.back)
         try:
             self.process.wait(20)
@@ -88,11 +90,7 @@ def main() -> None:
         about = write_rows(data, model / "tokenizer.json", arguments.steps)
         adapter = write_adapter(model, Path(folder) / "adapter.safetensors", pythons)
         job = {"model": str(model), "data": str(data), "adapter": str(adapter), "lora": LORA, "rate": RATE}
-        results = [
-            result
-            for chosen in sets
-            for result in run_set(chosen.name, [row for row in rows if row.name in pythons], pythons, job, folder)
-        ]
+        results = run_all(rows, sets, pythons, job, folder)
     document = {
         "schema": 1,
         "command": " ".join(["python", "bench/train_step.py", *sys.argv[1:]]),
@@ -113,7 +111,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file; table and plot are written beside it")
-    parser.add_argument("--steps", type=int, default=4, help="steps for each set, the first of which warms up")
+    parser.add_argument("--steps", type=int, help="steps of each set, the first of which warms up; default: 3 or 4")
     parser.add_argument("--sets", default=",".join(chosen.name for chosen in SETS))
     parser.add_argument("--rows", default="", help=", ".join(row.name for row in ROWS))
     return parser.parse_args()
@@ -151,43 +149,63 @@ def write_adapter(model: Path, target: Path, pythons: dict[str, Path]) -> Path:
     return target
 
 
+def run_all(
+    rows: Sequence[Row], sets: Sequence[Set], pythons: dict[str, Path], job: dict[str, Any], folder: str
+) -> list[dict[str, Any]]:
+    """Every set. Workers stay loaded from one set to the next."""
+    workers: dict[str, Worker] = {}
+
+    def start_row(row: Row) -> Worker:
+        own = [chosen.name for chosen in sets if chosen.name in row.sets]
+        return start(row, pythons[row.name], {**job, "sets": own, "options": row.options}, folder)
+
+    content = json.loads(Path(job["data"]).read_text())["sets"]
+    results = []
+    try:
+        for chosen in sets:
+            taking_part = [row for row in rows if row.name in pythons and chosen.name in row.sets]
+            results += run_set(chosen.name, taking_part, workers, start_row, len(content[chosen.name]["steps"]))
+    finally:
+        for worker in workers.values():
+            worker.end()
+    return results
+
+
 def run_set(
-    name: str, rows: Sequence[Row], pythons: dict[str, Path], job: dict[str, Any], folder: str
+    name: str, rows: Sequence[Row], workers: dict[str, Worker], start_row: Callable[[Row], Worker], steps: int
 ) -> Iterator[dict[str, Any]]:
     """All steps of one set, each by every row in turn; the order of the rows changes from step to step."""
-    taking_part = [row for row in rows if name in row.sets]
-    workers = []
-    for row in taking_part:  # one after the other: their loading is timed
-        worker = start(row, pythons[row.name], {**job, "sets": [name], "options": row.options}, folder)
-        about = worker.hear()
-        worker.ready_s = time.perf_counter() - worker.started
-        workers.append((worker, about))
-    steps = len(json.loads(Path(job["data"]).read_text())["sets"][name]["steps"])
-    told: dict[str, list[dict[str, Any]]] = {row.name: [] for row in taking_part}
+    about: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
+    told: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
+    for row in rows:  # one after the other: their loading is timed
+        worker = workers.get(row.name) or start_row(row)
+        workers[row.name] = worker
+        try:
+            worker.go()
+            about[row.name] = worker.hear()
+        except (RuntimeError, OSError) as error:
+            failed[row.name] = str(error)
+        worker.ready_s = worker.ready_s or time.perf_counter() - worker.started
     for step in range(steps):
-        turn = workers[step % len(workers) :] + workers[: step % len(workers)]
-        for worker, _ in turn:
-            if worker.row.name in failed:
+        shift = step % len(rows)
+        for row in [*rows[shift:], *rows[:shift]]:
+            if row.name in failed:
                 continue
             try:
-                worker.go()
-                told[worker.row.name].append(worker.hear())
+                workers[row.name].go()
+                told[row.name].append(workers[row.name].hear())
             except (RuntimeError, OSError) as error:
-                failed[worker.row.name] = str(error)
-            print(f"{name} {step + 1}/{steps} {worker.row.name}: {told[worker.row.name][-1:]}", file=sys.stderr)
-    for worker, about in workers:
-        worker.end()
-        own = told[worker.row.name]
+                failed[row.name] = str(error)
+            print(f"{name} {step + 1}/{steps} {row.name}: {told[row.name][-1:]}", file=sys.stderr)
+    for row in rows:
         yield {
             "set": name,
-            "row": worker.row.name,
-            "failed": failed.get(worker.row.name),
-            "dtype": about["dtype"],
-            "path": about["path"],
-            "bare_bytes": about["bare_bytes"],
-            "load_s": worker.ready_s,
-            "steps": own,
+            "row": row.name,
+            "failed": failed.get(row.name),
+            "load_s": workers[row.name].ready_s,
+            "steps": told[row.name],
+            **about.get(row.name, {"dtype": "", "path": "", "bare_bytes": 0}),
         }
 
 

@@ -36,7 +36,14 @@ ROWS = (
         sets=("short", "agents"),
         about="dtype: float32; the reference of the loss curves",
     ),
-    Row("TRL defaults", "peers.py", {"trainer": "trl", "arguments": {}}, TRL, about="as SFTConfig comes, 2 x 4"),
+    Row(
+        "TRL defaults",
+        "peers.py",
+        {"trainer": "trl", "arguments": {}},
+        TRL,
+        sets=("short", "agents"),
+        about="as SFTConfig comes (float32 weights, bfloat16 autocast, recompute), 2 x 4",
+    ),
     Row(
         "TRL best effort",
         "peers.py",

@@ -43,18 +43,19 @@ class Set:
     micro: int
     least: int
     most: int
+    steps: int
     title: str
 
 
 SETS = (
-    Set("short", 8, 2, 200, 1100, "short chats, no common prefix"),
-    Set("agents", 8, 2, 40, 260, "short chats of three agents with system prompts"),
-    Set("long", 2, 2, 200, 1100, "conversations of 1,024 tokens"),
-    Set("prefix", 4, 2, 60, 400, "short chats behind a common text of 500 tokens"),
+    Set("short", 8, 2, 200, 1100, 4, "short chats, no common prefix"),
+    Set("agents", 8, 2, 40, 260, 4, "short chats of three agents with system prompts"),
+    Set("long", 2, 2, 200, 1100, 3, "conversations of 1,024 tokens"),
+    Set("prefix", 4, 2, 60, 400, 3, "short chats behind a common text of 500 tokens"),
 )
 
 
-def write_rows(path: Path, tokenizer_file: Path, steps: int) -> dict[str, Any]:
+def write_rows(path: Path, tokenizer_file: Path, steps: int | None = None) -> dict[str, Any]:
     """The file, and what is in it: for each set tokens, trained tokens and mean length. The same on every call."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     questions = list(_questions())
@@ -62,7 +63,7 @@ def write_rows(path: Path, tokenizer_file: Path, steps: int) -> dict[str, Any]:
     for chosen in SETS:
         fitting = [pair for pair in questions if chosen.least <= len(pair[1]) <= chosen.most]
         documents = _documents(chosen, tokenizer, fitting)
-        grouped = [[next(documents) for _ in range(chosen.batch)] for _ in range(steps)]
+        grouped = [[next(documents) for _ in range(chosen.batch)] for _ in range(steps or chosen.steps)]
         sets[chosen.name] = {"micro": chosen.micro, "steps": grouped}
     text = json.dumps({"sets": sets})
     path.write_text(text)

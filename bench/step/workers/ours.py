@@ -33,6 +33,7 @@ def main() -> None:
     )
     initial = load_file(job["adapter"])
     for name in job["sets"]:
+        clock.wait()
         for parameter, view in model.adapter.items():
             view.copy_(initial[parameter])
         optimizer = AdamW(model.master_N, weight_decay=0.0)

@@ -74,6 +74,7 @@ def main() -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     sets = json.loads(Path(job["data"]).read_text())["sets"]
     for name in job["sets"]:
+        clock.wait()
         trainer = make_trainer(job, options, sets[name])
         state = {key: value for key, value in load_file(job["adapter"]).items()}
         result = set_peft_model_state_dict(trainer.model, state)
@@ -88,7 +89,8 @@ def main() -> None:
 
 
 def make_trainer(job, options, content):
-    model_options = {} if options.get("dtype") is None else {"dtype": getattr(torch, options["dtype"])}
+    # SFTTrainer loads a model given by name in float32 unless told otherwise (create_model_from_path); so do we.
+    base = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, options.get("dtype", "float32")))
     rows = Dataset.from_list(
         [
             {
@@ -130,17 +132,14 @@ def make_trainer(job, options, content):
         from trl import SFTConfig, SFTTrainer
 
         return in_order(SFTTrainer)(
-            model=job["model"]
-            if not model_options
-            else AutoModelForCausalLM.from_pretrained(job["model"], **model_options),
+            model=base,
             args=SFTConfig(**arguments),
             train_dataset=rows,
             processing_class=tokenizer,
             peft_config=lora,
         )
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(job["model"], **model_options), lora)
     return in_order(Trainer)(
-        model=model,
+        model=get_peft_model(base, lora),
         args=TrainingArguments(**arguments),
         train_dataset=rows,
         data_collator=DataCollatorForSeq2Seq(tokenizer, padding=True, label_pad_token_id=-100),

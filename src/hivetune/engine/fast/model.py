@@ -57,7 +57,8 @@ class FastModel:
         self.chunk_rows: int | None = choices.get("chunk_rows")
         self._scaling, self._dropout = scaling(lora), lora.dropout
         # Shared tokens would share their dropout too, and copies of a prefix must each draw their own.
-        self.share_prefixes = bool(choices.get("share_prefixes", True)) and not lora.dropout
+        self._share_in_scoring = bool(choices.get("share_prefixes", True))
+        self.share_prefixes = self._share_in_scoring and not lora.dropout
         self._workspace = Workspace(device)
         self._ops, self.kernels = _choose_ops(dtype, device, choices.get("kernels"))
 
@@ -78,8 +79,8 @@ class FastModel:
         self._refresh()
         rows = _rows(documents)
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
-        for batch in split_rows(rows, self.budget_tokens, share=self.share_prefixes):
-            layout = make_layout([rows[index] for index in batch], share=self.share_prefixes)
+        for batch in split_rows(rows, self.budget_tokens, share=self._share_in_scoring):
+            layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring)
             walk = self._walk(layout, adapter=adapter)
             nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.chunk_rows)
             owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
