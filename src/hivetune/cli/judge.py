@@ -36,7 +36,8 @@ def gate(run: RunArgument, overrides: SetOption = None) -> None:
         show(f"next: hivetune export {run} --to gguf")
     emit(walk.verdict_document(verdict))
     if verdict.verdict != "deploy":
-        raise NotDeployed(f"verdict: {verdict.verdict}", hint=NEXT[verdict.verdict])
+        show(f"next: {NEXT[verdict.verdict]}")
+        raise typer.Exit(NotDeployed.exit_code)  # not as an error: the document above is the whole answer
 
 
 NEXT = {

@@ -1,0 +1,117 @@
+"""eval, gate, export and chat as commands, on a run of a tiny model: documents, exit codes, and words for mistakes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_families import write_model
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+model: {model}
+data: {{path: {rows}, near_duplicates: 0, system_prompts: {{a: You add., b: You count.}}}}
+lora: {{r: 4, alpha: 8}}
+batch_size: 4
+max_steps: 4
+learning_rate: 1e-3
+eval: {{prompts: 6, new_tokens: 6, slots: 3}}
+gate: {{latency_ratio: null}}
+output: {out}
+"""
+
+
+class Workplace:
+    """A folder with a trained run, and the command run in it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.run = folder / "out"
+
+    def call(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        environment = {**os.environ, "HIVETUNE_HOME": str(self.folder / "home"), "OMP_NUM_THREADS": "2"}
+        command = [sys.executable, "-m", "hivetune", *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, timeout=300)
+        return done.returncode, done.stdout, done.stderr
+
+    def document(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        code, out, err = self.call(*arguments, "--json")
+        assert out.count("\n") == 1, err
+        return code, json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    folder = tmp_path_factory.mktemp("walk")
+    write_model(folder / "model", "llama")
+    rows = [
+        {
+            "agent": "ab"[i % 2],
+            "task": f"What is {i} plus {i + 1}?",
+            "output": f"It is {2 * i + 1}.",
+            "checker": {"name": "number_close", "value": 2 * i + 1},
+        }
+        for i in range(100)
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = Workplace(folder)
+    text = CONFIG.format(model=folder / "model", rows=folder / "rows.jsonl", out=found.run)
+    (folder / "run.yaml").write_text(text)
+    code, _, err = found.call("train", str(folder / "run.yaml"))
+    assert code == 0, err
+    return found
+
+
+def test_before_an_evaluation_the_gate_has_no_verdict(place: Workplace) -> None:
+    code, document = place.document("gate", str(place.run))
+    assert code == 2 and "hivetune eval" in document["error"]["hint"]
+
+
+def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
+    run = str(place.run)
+    code, evaluation = place.document("eval", run)
+    assert code == 0 and evaluation["problems"] == []
+    assert all(isinstance(row[side], float) for row in evaluation["rows"] for side in ("base", "tuned"))
+    assert len(evaluation["answers"]) == 6
+
+    code, verdict = place.document("gate", run)
+    assert verdict["schema"] == 1
+    assert code == (0 if verdict["verdict"] == "deploy" else 6)
+    code, harder = place.document("gate", run, "--set", "gate.loss_gain=50")
+    assert (code, harder["verdict"]) in ((6, "iterate"), (6, "abort"))
+    assert harder["metrics"][0]["base"] == verdict["metrics"][0]["base"]
+
+    code, exported = place.document("export", run, "--to", "gguf", "--quant", "f32")
+    assert code == 0 and exported["made"] and exported["prompts"]["different"] == 0 < exported["prompts"]["checked"]
+    code, again = place.document("export", run, "--to", "gguf", "--quant", "f32")
+    assert code == 0 and not again["made"]
+
+    code, answer = place.document("chat", exported["path"], "--prompt", "What is 1 plus 2?", "--max-tokens", "4")
+    assert code == 0 and answer["prompt_tokens"] > 0 and answer["new_tokens"] <= 4
+    code, _, err = place.call("chat", exported["path"], "--max-tokens", "4", stdin="hi\n/new\nho\n")
+    assert code == 0, err
+    code, _, _ = place.call("chat", run, "--quant", "f32", "--agent", "a", "--prompt", "hi", "--max-tokens", "2")
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("eval", "OUT", "--set", "gate.loss_gain=1"), 2, "only eval.* can be changed here"),
+        (("gate", "OUT", "--set", "gate.los_gain=1"), 2, "did you mean 'gate.loss_gain'"),
+        (("export", "OUT", "--to", "ggfu"), 2, "choose one of adapter"),
+        (("export", "OUT", "--to", "gguf", "--quant", "q8"), 2, "did you mean q8_0"),
+        (("export", "/nowhere", "--to", "gguf"), 2, "is no run folder"),
+        (("chat", "/nowhere.gguf", "--prompt", "x"), 2, "cannot read"),
+        (("chat", "OUT", "--agent", "z", "--prompt", "x"), 2, "it has: a, b"),
+        (("chat", "OUT", "--json"), 2, "--json needs --prompt"),
+    ],
+)
+def test_mistakes_are_told_in_words(place: Workplace, arguments: tuple[str, ...], code: int, words: str) -> None:
+    found, _, err = place.call(*(str(place.run) if part == "OUT" else part for part in arguments))
+    assert found == code, err
+    assert words in err and "Traceback" not in err

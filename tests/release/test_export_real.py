@@ -1,0 +1,220 @@
+"""SmolLM2-135M through every export, against transformers: what is shipped is what was trained (law 6)."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from hivetune.data.render import load_renderer
+from hivetune.records import Example, Message
+from hivetune.release.export import Exported, Source, export
+from hivetune.release.gguf import read_header
+from hivetune.release.gguf import write_model as write_gguf
+from hivetune.release.quantize import RECIPES
+from hivetune.serve.backend import ServerSettings, open_backend
+from hivetune.serve.prompts import compare_prompts
+
+pytestmark = pytest.mark.slow
+
+NEW_TOKENS = 16
+# (token id, log-probability) of each greedy token
+Answers = list[list[tuple[int, float]]]
+# llama.cpp computes with F16 weights and an F16 cache, transformers here in fp32 from bf16 weights: 0.009 nats was the
+# largest difference seen over the common tokens of these answers.
+F16_BOUND = 0.03
+# The merged folder's weights are rounded to bf16, 8 bits, as those of the base: 0.06 seen.
+BF16_BOUND = 0.3
+# 8.5 bits: 0.2 seen. Which token is likeliest may change where two are close, so answers are not compared.
+Q8_BOUND = 0.6
+QUESTIONS = (
+    "What is the capital of France?",
+    "What does os.path.join do?",
+    "Name three colours.",
+    "How do I call json.dumps?",
+    "What is 12 + 30?",
+    "Say hello in Spanish.",
+)
+
+
+def quiet(done: int, total: int | None) -> None: ...
+
+
+def chat(question: str) -> list[Message]:
+    return [Message("system", "Answer in one short sentence."), Message("user", question)]
+
+
+@pytest.fixture(scope="module")
+def adapter(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random adapter of rank 8 on all linear layers, strong enough that it changes the answers' probabilities."""
+    import safetensors.torch
+    import torch
+
+    folder = tmp_path_factory.mktemp("adapter")
+    config = json.loads((smollm2 / "config.json").read_text())
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    draw = torch.Generator().manual_seed(0)
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, (outputs, inputs) in shapes.items():
+            prefix = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = 0.03 * torch.randn(8, inputs, generator=draw)
+            tensors[f"{prefix}.lora_B.weight"] = 0.03 * torch.randn(outputs, 8, generator=draw)
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "bias": "none"}
+    settings |= {"target_modules": [name.rpartition(".")[2] for name in shapes], "base_model_name_or_path": "smollm2"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(smollm2: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+    parent = tmp_path_factory.mktemp("export")
+    source = Source(adapter, smollm2, "smol")
+    targets = [("gguf", "f16"), ("gguf", "q8_0"), ("gguf-adapter", "f16"), ("merged", "f16"), ("ollama", "q4_0")]
+    return {f"{to} {quant}": export(source, parent, to, quant=quant) for to, quant in targets}
+
+
+@pytest.fixture(scope="module")
+def base_gguf(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(smollm2, None, RECIPES["f16"], tmp_path_factory.mktemp("base"), "base-f16.gguf", quiet)
+
+
+class Reference:
+    """The model in transformers and PEFT, float32, with the adapter on or off."""
+
+    def __init__(self, folder: Path, adapter: Path | None):
+        import torch
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(2)
+        self.renderer = load_renderer(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if adapter is not None:
+            self.model = PeftModel.from_pretrained(self.model, adapter)
+
+    def compare(self, answers: Answers, *, adapter: bool = True) -> tuple[int, float]:
+        """(answers whose every token is the likeliest here too, largest difference of a log-probability).
+
+        Each answer is scored in one pass, given its own tokens before.
+        """
+        import torch
+
+        same, largest = 0, 0.0
+        for question, answer in zip(QUESTIONS, answers, strict=False):
+            prompt, tokens = self.renderer.prompt(chat(question)), [token for token, _ in answer]
+            with torch.no_grad(), contextlib.nullcontext() if adapter else self.model.disable_adapter():
+                logits_LV = self.model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :]
+            scores_LV = torch.log_softmax(logits_LV.float(), -1)
+            same += scores_LV.argmax(-1).tolist() == tokens
+            found = [float(row[token]) for row, token in zip(scores_LV, tokens, strict=True)]
+            largest = max(largest, *(abs(a - b) for a, (_, b) in zip(found, answer, strict=True)))
+        return same, largest
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2: Path, adapter: Path) -> Reference:
+    return Reference(smollm2, adapter)
+
+
+def served(model: Path, adapters: tuple[tuple[Path, float], ...] = ()) -> Answers:
+    with open_backend(model, ServerSettings(adapters=adapters, context_tokens=1024)) as backend:
+        return [
+            list(
+                backend.complete(
+                    [{"role": message.role, "content": message.content} for message in chat(question)],
+                    max_tokens=NEW_TOKENS,
+                    logprobs=True,
+                ).logprobs
+            )
+            for question in QUESTIONS
+        ]
+
+
+def test_the_base_in_llama_cpp_is_the_base_in_transformers(base_gguf: Path, reference: Reference) -> None:
+    same, largest = reference.compare(served(base_gguf), adapter=False)
+    assert same >= len(QUESTIONS) - 1  # one may flip where two tokens are equally likely
+    assert largest < F16_BOUND
+
+
+def test_the_merged_file_and_the_adapter_beside_the_base_are_the_trained_model(
+    base_gguf: Path, exported: dict[str, Exported], reference: Reference
+) -> None:
+    merged = served(exported["gguf f16"].path)
+    beside = served(base_gguf, ((exported["gguf-adapter f16"].path, 1.0),))
+    for found in (merged, beside):
+        same, largest = reference.compare(found)
+        assert same >= len(QUESTIONS) - 1
+        assert largest < F16_BOUND
+    assert reference.compare(merged, adapter=False)[1] > 10 * F16_BOUND  # else the adapter would prove nothing
+
+
+def test_eight_bits_stay_close(exported: dict[str, Exported], reference: Reference) -> None:
+    _, largest = reference.compare(served(exported["gguf q8_0"].path))
+    assert largest < Q8_BOUND
+    assert exported["gguf q8_0"].size_bytes < 0.54 * exported["gguf f16"].size_bytes
+
+
+def test_the_merged_folder_is_the_merged_file(exported: dict[str, Exported]) -> None:
+    found = served(exported["gguf f16"].path)[:3]
+    same, largest = Reference(exported["merged f16"].path, None).compare(found)
+    assert same >= 2
+    assert largest < BF16_BOUND
+
+
+def test_the_served_prompt_is_the_trained_prompt(base_gguf: Path, smollm2: Path) -> None:
+    turns = (
+        "What is 12345.678 + 9?",
+        "Naïve café, 你好 👩‍👩‍👧!",
+        "  spaces\n\n\tand tabs  ",
+        "<|im_end|> in a text",
+        "x" * 200,
+    )
+    examples = []
+    for i, text in enumerate(turns):
+        asked = [Message("user", text)]
+        longer = [*asked, Message("assistant", "So."), Message("user", "And?")]
+        for j, messages in enumerate((asked, longer, [Message("system", "Be kind."), *longer])):
+            examples.append(Example(f"{i}{j}", f"rows:{i}.{j}", (*messages, Message("assistant", "Yes."))))
+    with open_backend(base_gguf) as backend:
+        checked, differences = compare_prompts(backend, load_renderer(smollm2), examples)
+        answer = backend.complete([{"role": "user", "content": QUESTIONS[0]}], max_tokens=40)
+    assert (checked, differences) == (15, [])
+    assert answer.ended and "Paris" in answer.text  # it stops by itself
+
+
+def test_an_adapter_that_has_learned_nothing_exports_and_changes_nothing(
+    smollm2: Path, adapter: Path, base_gguf: Path, tmp_path: Path
+) -> None:
+    import safetensors.torch
+
+    untrained = tmp_path / "untrained"
+    untrained.mkdir()
+    tensors = safetensors.torch.load_file(adapter / "adapter_model.safetensors")
+    zeroed = {name: tensor.zero_() if ".lora_B." in name else tensor for name, tensor in tensors.items()}
+    safetensors.torch.save_file(zeroed, untrained / "adapter_model.safetensors")
+    (untrained / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text())
+    source = Source(untrained, smollm2, "base")
+    made = export(source, tmp_path / "export", "gguf", quant="f16")
+    assert made.made and made.path.read_bytes()[-1 << 20 :] == base_gguf.read_bytes()[-1 << 20 :]
+    assert made.path.stat().st_size == base_gguf.stat().st_size
+    again = export(source, tmp_path / "export", "gguf", quant="f16")
+    assert not again.made and again.path == made.path
+
+
+def test_ollamas_folder(exported: dict[str, Exported]) -> None:
+    folder = exported["ollama q4_0"].path
+    text = (folder / "Modelfile").read_text()
+    assert text.startswith("FROM ./smol-q4_0.gguf\n") and 'PARAMETER stop "<|im_end|>"' in text
+    assert read_header(folder / "smol-q4_0.gguf").settings["general.file_type"] == 2
