@@ -36,6 +36,7 @@ class Killer:
         self.folder, self.random = folder, random.Random(seed)
         self.left = ["worker"] * workers + ["supervisor"] * supervisors
         self.random.shuffle(self.left)
+        self.dead: int | None = None
         self.process = self._start()
 
     def run(self, timeout_s: float) -> None:
@@ -54,17 +55,15 @@ class Killer:
         return subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(self.folder)])
 
     def _wait_for_life(self) -> bool:
-        """Until a worker is there; then anything from its first breath to some steps. False: the run ended."""
-        known = self._pid()
-        while (pid := self._pid()) is None or not Path(f"/proc/{pid}").exists():
+        """Until a worker lives that was not killed yet, mostly until it trains; then a moment. False: the run ended."""
+        loading = self.random.random() < 0.2
+        while True:
+            pid = self._pid()
+            if pid is not None and pid != self.dead and (loading or self._training(pid)):
+                break
             if self.process.poll() is not None:
                 return False
             time.sleep(0.02)
-        if pid != known or self.random.random() < 0.8:  # mostly while it trains, sometimes while it loads
-            while not self._training(pid):
-                if self.process.poll() is not None:
-                    return False
-                time.sleep(0.02)
         time.sleep(self.random.uniform(0.0, 0.5))
         return self.process.poll() is None
 
@@ -75,6 +74,7 @@ class Killer:
         except ProcessLookupError:  # it ended by itself just now
             self.left.append(whom)
             return
+        self.dead = self._pid()
         if whom == "supervisor":
             self.process.wait()
 
@@ -83,9 +83,9 @@ class Killer:
         return pids[-1] if pids else None
 
     def _training(self, pid: int) -> bool:
-        lines = _lines(self.folder / "run/metrics.jsonl")
-        started = [i for i, entry in enumerate(lines) if entry["event"] == "started" and entry["pid"] == pid]
-        return bool(started) and len(lines) > started[-1] + 3
+        path = self.folder / "run/metrics.jsonl"
+        _, found, after = (path.read_text() if path.exists() else "").rpartition(f'"pid": {pid}}}')
+        return bool(found) and after.count("\n") > 3
 
 
 def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int, timeout_s: float) -> None:

@@ -11,6 +11,8 @@ import yaml
 
 Domain = Literal["device", "memory", "host", "disk", "data", "numerics", "program", "setup"]
 
+FIRST = {"again": "the same again", "change": "a change, as it can't go away by itself"}
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -66,3 +68,25 @@ def _fault(entry: Mapping[str, Any]) -> Fault:
         waits_for=entry.get("waits_for", ""),
         distrust=entry.get("distrust", False),
     )
+
+
+def as_markdown() -> str:
+    """docs/faults.md; a test holds the page equal to this."""
+    lines = [
+        "# Faults",
+        "",
+        "What can end or spoil a run, how it is recognised and what is done about it. Generated from",
+        "`src/hivetune/machine/knowledge/faults.yaml`; the first entry that fits is the diagnosis. What each remedy does is",
+        "in [reliability.md](reliability.md). Remedies are tried from left to right, one at a time.",
+    ]
+    for entry in catalogue():
+        answer = "never tried again by itself" if not entry.retry else f"first answer: {FIRST[entry.first]}"
+        lines += ["", f"## {entry.id}", "", f"**{entry.title[0].upper()}{entry.title[1:]}.** {entry.cause}", ""]
+        lines += [f"- {entry.domain}; {answer}"]
+        if entry.rungs:
+            lines += [f"- remedies: {', '.join(entry.rungs)}"]
+        lines += [f"- advice: {entry.advice}"]
+        seen = [f"`{pattern.pattern}`" for pattern in entry.patterns] + [f"`{fact}`" for fact in sorted(entry.facts)]
+        lines += [f"- recognised by: {' or '.join(seen)}" + "".join(f", and `{need}`" for need in sorted(entry.needs))]
+        lines += [f"- seen in: {', '.join(f'<{url}>' for url in entry.evidence)}"] if entry.evidence else []
+    return "\n".join(lines) + "\n"

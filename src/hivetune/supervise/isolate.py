@@ -204,6 +204,14 @@ def ending_of(outcome: Outcome, folder: Path) -> Ending:
     return Ending(finite, words, started=bool(events))
 
 
+def within(findings: Findings, taken: int, most: int) -> Findings:
+    """The findings, unless they would bring the quarantined rows, `taken` so far, above `most`: then it is no row."""
+    if taken + len(findings.rows) <= most:
+        return findings
+    words = f"{taken + len(findings.rows)} rows fail by now, more than the {most} that are borne: the machine"
+    return Findings("machine", words, (), findings.children)
+
+
 def quarantine(run: Path, step: int, findings: Findings, source: Callable[[int], str]) -> list[dict[str, Any]]:
     """Amend the plan from `step` on, one amendment a row, on disk when this returns; the entries for the report."""
     entries = []

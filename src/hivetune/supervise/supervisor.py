@@ -19,10 +19,10 @@ from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stoppe
 from hivetune.journal import Journal, read_journal
 from hivetune.machine.faults import fault as fault_of
 from hivetune.machine.probe import Machine, disk_free_bytes, probe_machine
-from hivetune.plan.steps import AMENDMENTS, read_plan
+from hivetune.plan.steps import AMENDMENTS, most_quarantined, read_plan
 from hivetune.store import boot_id, lock, manifest_problems
 from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt
-from hivetune.supervise.isolate import isolate, quarantine, replay_in_children
+from hivetune.supervise.isolate import isolate, quarantine, replay_in_children, within
 from hivetune.supervise.ladder import Action, Bounds, Failure, idle_attempts, kept_rungs, next_action
 from hivetune.supervise.limits import LearnedLimits
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
@@ -186,7 +186,8 @@ class _Supervisor:
         job = self.job
         run, task = job.run, job.task
         self.history[-1] = replace(failure, isolated=True)
-        steps, data = read_plan(run).steps, open_snapshot(Path(task["snapshot"]))
+        plan, data = read_plan(run), open_snapshot(Path(task["snapshot"]))
+        steps = plan.steps
         if failure.step >= len(steps):
             return next_action(self.history, self._bounds())
         before = steps[failure.step - 1].rows if failure.step else ()
@@ -199,6 +200,8 @@ class _Supervisor:
             limits=self._limits,
         )
         findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
+        most = most_quarantined(plan.num_rows, self.config.data.max_rejected)
+        findings = within(findings, failure.quarantined, most)
         entries = quarantine(run, failure.step, findings, lambda row: data.info(row).source)
         job.events.append("isolated", verdict=findings.verdict, words=findings.words, children=findings.children)
         for entry in entries:
