@@ -1,4 +1,4 @@
-"""What the tests of collecting share: rows that can be counted, real Redis servers, and a collector that can be killed."""
+"""What the tests of collecting share: rows that can be counted, real Redis, a collector that can be killed."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """A real server on loopback that writes every command to disk before it answers; may be killed and started again."""
+    """A real server on loopback, every command on disk before it answers; may be killed and started again."""
 
     def __init__(self, folder: Path, *arguments: str, port: int | None = None):
         import redis

@@ -348,7 +348,7 @@ def test_any_history_of_a_log_is_read_exactly_once(
             append(log, rows)
             rows += 1
         elif operation == "bad":
-            log.write_bytes(log.read_bytes() + b"{bad\n")
+            log.write_bytes(log.read_bytes() + f"{{bad {bad}\n".encode())
             bad += 1
         elif operation == "half":  # the writer is interrupted and goes on
             text = line(rows).encode()

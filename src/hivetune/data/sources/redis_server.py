@@ -112,6 +112,8 @@ def explain(error: Exception, server: Server, stream: str) -> Exception:
         )
     if str(error).startswith("WRONGTYPE"):
         return UsageError(f"{stream} on {server.shown} is no stream", hint="writers must use XADD")
+    if isinstance(error, wrong.InvalidResponse):
+        return MachineNotFit(f"{server.shown} cannot be used: it does not answer as Redis does", hint="check the port")
     return error
 
 
