@@ -20,6 +20,7 @@ from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data import files, pool
 from hivetune.data import prepare as module
 from hivetune.data.clean import quarantine_path
+from hivetune.data.interactions import tombstone
 from hivetune.data.prepare import check, prepare
 from hivetune.data.render import load_renderer
 from hivetune.data.snapshot import open_snapshot
@@ -220,6 +221,24 @@ def test_rows_that_are_too_long(policy: str, usable: int, write_rows: Callable[.
         assert [m.content for m in snapshot.info(0).messages] == ["first?", "short answer"]
     if policy == "cut":
         assert prepare(config(path, max_length=64, on_overlong=policy), chatml).length(0) == 64
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "left"), [("user", "u3", 9), ("session", "s", 5), ("source", "{path}", 0), ("row", "{path}:2", 9)]
+)
+def test_what_was_forgotten_stays_out_of_files_too(
+    kind: str, value: str, left: int, write_rows: Callable[..., Path], chatml: Path
+) -> None:
+    many = [row | {"user": f"u{i}"} | ({"session": "s"} if i % 2 else {}) for i, row in enumerate(rows(10))]
+    path = write_rows(many)
+    before = prepare(config(path), chatml)
+    database = open_database()
+    database.execute("INSERT INTO forgotten VALUES (?, ?, 0)", tombstone(kind, value.format(path=path)))
+    database.close()
+    report = check(DataConfig(path=str(path)))
+    assert report.document["set_aside"] == {"forgotten": 10 - left}
+    if left:
+        assert prepare(config(path), chatml).folder != before.folder
 
 
 def test_policies_set_aside_and_can_be_lifted(write_rows: Callable[..., Path]) -> None:

@@ -18,6 +18,7 @@ from hivetune.data.build import write_snapshot
 from hivetune.data.clean import write_clean
 from hivetune.data.decide import Decisions, decide
 from hivetune.data.files import Inputs, plan_inputs
+from hivetune.data.interactions import load_forgotten
 from hivetune.data.page import write_page
 from hivetune.data.pool import num_workers, result_path, run_chunks
 from hivetune.data.report import Report, make_report
@@ -116,7 +117,17 @@ def make_job(data: DataConfig, model_folder: Path | None, max_length: int, *, ke
         max_length=max_length,
         model_folder=str(model_folder) if model_folder else None,
         keep_raw=keep_raw,
+        forgotten=_forgotten(),
     )
+
+
+def _forgotten() -> tuple[tuple[str, str], ...]:
+    """What `data forget` keeps out, sorted; nothing without a store."""
+    path = home() / "hive.db"
+    if not path.exists():
+        return ()
+    with contextlib.closing(open_database(path)) as database:
+        return tuple(sorted(load_forgotten(database)))
 
 
 def _examine(inputs: Inputs, job: Job, data: DataConfig, work: Path, progress: Progress) -> Examined:
@@ -132,7 +143,7 @@ def _key(inputs: Inputs, job: Job, config: RunConfig, model_folder: Path) -> str
     model = {name: sha256_file(model_folder / name) for name in MODEL_FILES if (model_folder / name).exists()}
     settings = {k: v for k, v in config.data.model_dump(mode="json").items() if k not in ("path", "max_rejected")}
     shape = [chunk.rows for chunk in inputs.chunks]  # results of another cut can't be mixed
-    parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape, job.near]
+    parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape, job.near, job.forgotten]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -128,6 +128,9 @@ REASONS: dict[str, Reason] = {
     "untrusted": Reason(
         "set_aside", "the text to learn came from a tool or a web page", "data.on_untrusted: train would use it"
     ),
+    "forgotten": Reason(
+        "set_aside", "its user, session, source or row was forgotten", "hivetune data forget was asked to keep it out"
+    ),
     "quota-source": Reason("set_aside", "the source has more rows than data.quota_per_source", "raise the quota"),
     "quota-session": Reason("set_aside", "the session has more rows than data.quota_per_session", "raise the quota"),
     "balance": Reason("set_aside", "its agent or category has more rows than the others", "data.balance: none"),

@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.data import redact
+from hivetune.data import interactions, redact
 from hivetune.data.check import CHECKS, Messages, check_length, check_messages, control_token_check
 from hivetune.data.dedupe import signature
 from hivetune.data.files import Chunk
-from hivetune.data.read import RawRow, content_id, read_example, read_rows
+from hivetune.data.interactions import is_forgotten
+from hivetune.data.read import RawRow, content_id, parse_row, read_example, read_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render import Renderer, load_renderer
 from hivetune.data.split import group_hash, group_key
@@ -56,6 +57,7 @@ class Job:
     max_length: int
     model_folder: str | None
     keep_raw: bool
+    forgotten: tuple[tuple[str, str], ...] = ()  # (kind, hash) as in hive.db
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Worker:
         else:
             checks.append(control_token_check(self._renderer.control_tokens))
         self._checks = tuple(checks)
+        self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)
 
     def run(self, chunk: Chunk, out: Path) -> int:
         """Examine every row of `chunk` and write `out` (and `out` + .signatures), whole or not at all."""
@@ -150,6 +153,8 @@ class Worker:
         """One row through everything that needs no other row. Raises RowRefused."""
         job = self._job
         layout, example = read_example(raw, job.columns)
+        if self._forgotten:
+            _keep_forgotten_out(raw, example, self._forgotten)
         check_messages(example.messages, self._checks)
         messages, changed = self._redacted(example.messages)
         example = replace(example, messages=messages, id=content_id(messages, example.tools))
@@ -207,6 +212,15 @@ class TooLong(RowRefused):
     def __init__(self, length: int, limit: int):
         super().__init__("too-long", f"{length:,} tokens, max_length is {limit:,}")
         self.length = length
+
+
+def _keep_forgotten_out(raw: RawRow, example: Example, forgotten: frozenset[tuple[str, str]]) -> None:
+    """Files still hold what was forgotten; the store does not."""
+    name = raw.source.rpartition(":")[0]
+    content = interactions.content_id(parse_row(raw.payload))
+    sources = (name, os.path.realpath(name))
+    if is_forgotten(forgotten, sources, session=example.session, user=example.user, row=raw.source, content=content):
+        raise RowRefused("forgotten")
 
 
 def _apply_policies(example: Example, job: Job) -> None:
