@@ -20,6 +20,7 @@ from hivetune.engine.child import Heartbeat, Task, run_child
 from hivetune.engine.device import DTYPES, RESOLVED, choose, peak_memory_bytes, read_resolved
 from hivetune.engine.feed import read_documents
 from hivetune.engine.model import Document, LoraModel, load_model
+from hivetune.engine.optimizer import AdamW
 from hivetune.errors import UsageError
 from hivetune.machine.probe import probe_machine
 from hivetune.machine.profile import read_profile, write_profile
@@ -121,6 +122,8 @@ def measure(
 ) -> list[Point]:
     """Seconds and peak bytes of a step on each batch, smallest first. The gradient is zero again afterwards."""
     points = []
+    optimizer = AdamW(model.master_N, weight_decay=0.0)  # its buffers are part of the peak
+    optimizer.update(model.grad_N, rate=0.0, number=1)
     for documents in batches:
         _forget_peak(device)
         model.backward(documents, 0.0)  # buffers grow, kernels are chosen

@@ -21,7 +21,7 @@ WORTH_IT = 1.25
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 # Beyond these a larger micro-batch gains no speed and costs memory: caches on a CPU, full GEMM tiles on a card.
 LARGEST_BUDGET = {"cpu": 2048, "cuda": 32768, "rocm": 32768}
-# A smaller budget or less memory is preferred to a gain of less than this.
+# Below this difference fewer micro-batches decide (shared beginnings are computed once in each), then memory.
 SAME_SPEED = 0.03
 BUCKET = 64
 DISK_BYTES_PER_S = 200e6
@@ -122,7 +122,7 @@ def choose(
         )
     fastest = min(candidate.step_s for candidate in fitting)
     good = [candidate for candidate in fitting if candidate.step_s <= fastest * (1 + SAME_SPEED)]
-    return min(good, key=lambda candidate: (candidate.peak.bytes, candidate.budget_tokens))
+    return min(good, key=lambda candidate: (candidate.micro_batches, candidate.peak.bytes, candidate.budget_tokens))
 
 
 def _candidate(

@@ -15,6 +15,10 @@ from hivetune.plan.memory import Affine, Job, fit_affine, fit_correction
 UNPROBED_SHARE = 0.45
 UNPROBED_ERROR = 0.5
 PROBED_ERROR = 0.10
+NOISY_ERROR = 0.3  # the two steps contradict each other: something else uses the machine
+PROBED = "two probe steps on this machine"
+# Of a micro-batch: launches of some 20 kernels a layer on a card, Python on a CPU.
+OVERHEAD_S = {"cpu": 0.01, "cuda": 0.02, "rocm": 0.02}
 VOID_AT = 0.05
 # Below some tokens a GEMM only reads its weights: rate(T) = rate * T / (T + half). Half is rate / bandwidth, in tokens.
 CPU_HALF_TOKENS = 32
@@ -107,16 +111,18 @@ class Rate:
 def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str, source: str) -> Rate:
     """From a GEMM rate (measured here or published) alone."""
     half = gemm_flops_per_s / bandwidth if bandwidth else CPU_HALF_TOKENS
-    overhead_s = 0.02 if kind != "cpu" else 0.01  # launches of some 20 kernels a layer; Python on a CPU
-    return Rate(UNPROBED_SHARE * gemm_flops_per_s, UNPROBED_ERROR, overhead_s, half, source)
+    return Rate(UNPROBED_SHARE * gemm_flops_per_s, UNPROBED_ERROR, OVERHEAD_S[kind], half, source)
 
 
 def probed_rate(job: Job, points: Sequence[tuple[StepShape, float]]) -> Rate:
     """From measured steps (shape, seconds) of one micro-batch each."""
     fitted = fit_affine([(step_flops(job, shape), seconds) for shape, seconds in points])
-    if fitted.slope <= 0 or fitted.constant < 0:  # noise, or too small to tell the constant: take it all as rate
-        fitted = Affine(0.0, statistics.median(seconds / step_flops(job, shape) for shape, seconds in points))
-    return Rate(1 / fitted.slope, PROBED_ERROR, fitted.constant, 0.0, "two probe steps on this machine")
+    shape, seconds = max(points, key=lambda point: point[0].tokens)
+    if fitted.slope > 0 and fitted.constant >= -0.01 * seconds:
+        return Rate(1 / fitted.slope, PROBED_ERROR, max(0.0, fitted.constant), 0.0, PROBED)
+    # The machine is noisy: the rate of the larger step, and the overhead that is assumed without any probe.
+    overhead_s = min(OVERHEAD_S[job.kind], seconds / 2)
+    return Rate(step_flops(job, shape) / (seconds - overhead_s), NOISY_ERROR, overhead_s, 0.0, PROBED)
 
 
 def probe_key(job: Job) -> str:

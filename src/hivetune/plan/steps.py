@@ -24,6 +24,8 @@ from hivetune.store import read_json, sha256_bytes, write_atomic, write_json
 
 MAGIC = b"HTPLAN1\n"
 HEADER = struct.Struct("<8sQQ")  # magic, steps, entries
+# So few bad rows are borne whatever share of a small data set they are.
+LEAST_BORNE = 16
 PLAN_JSON, PLAN_BIN, AMENDMENTS = "plan.json", "plan.bin", "amendments.jsonl"
 
 
@@ -186,6 +188,11 @@ def make_plan(
         step_ends=step_ends,
         amendments=tuple(amendments),
     )
+
+
+def most_quarantined(num_rows: int, max_rejected: float) -> int:
+    """How many rows may be taken out at run time; with more it is the machine, and a run must not shrink in silence."""
+    return max(LEAST_BORNE, int(max_rejected * num_rows))
 
 
 def in_chunks(rows: Sequence[PlanRow], chunk_rows: int, make: Callable[[Sequence[PlanRow]], Plan]) -> Plan:
