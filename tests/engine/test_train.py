@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 import torch
 from engine.runs import learnable_rows, losses, make_run, metrics, run_bytes, run_training, stop_after
+from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from hivetune import checkpoints
 from hivetune.engine import session, train
+from hivetune.engine.adapter import fill, read_adapter
+from hivetune.engine.model import Document, load_model
 from hivetune.engine.session import StepNotFinite
 from hivetune.engine.world import World, join_world
 from hivetune.errors import UsageError
 from hivetune.plan.steps import Amendment, append_amendment, read_amendments, read_plan
 
+BASE = "base_model_name_or_path"
 GOLDEN = Path(__file__).parent / "golden" / "loss_curve.txt"
 
 
@@ -33,7 +38,23 @@ def test_a_run_learns_and_says_what_it_did(tiny_model_folder: Path, tmp_path: Pa
     ]
     assert result["peak_memory_bytes"] > 1 << 20 and result["tokens_per_second"] > 0
     assert result["best"]["loss"] == min(losses(tmp_path, "validation"))
-    assert (tmp_path / "run/adapter_config.json").exists()
+    assert_peft_agrees(tmp_path / "run", tiny_model_folder)
+
+
+def assert_peft_agrees(run: Path, model: Path) -> None:
+    """What the folder says to PEFT is what was trained: it finds the base by itself and gives the same loss."""
+    lora, tensors = read_adapter(run)
+    ours = load_model(
+        model, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices={"path": "fast"}
+    )
+    fill(ours.adapter, tensors, str(run))
+    base = AutoModelForCausalLM.from_pretrained(json.loads((run / "adapter_config.json").read_text())[BASE])
+    wrapped = PeftModel.from_pretrained(base, run).eval()
+    tokens = torch.arange(5, 25)
+    logits = wrapped(input_ids=tokens[None]).logits[0, :-1]
+    nll = torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum")
+    trained = torch.ones(20, dtype=torch.bool).index_fill(0, torch.tensor([0]), False)
+    assert ours.nll([Document(0, tokens, trained)]).tolist() == pytest.approx([float(nll)], rel=1e-5)
 
 
 @pytest.mark.parametrize("path", ["fast", "general"])
