@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.supervise.isolate import Attempt, Ending, Findings, Item, isolate, most_children
+from hivetune.plan.steps import most_quarantined
+from hivetune.supervise.isolate import Attempt, Ending, Findings, Item, isolate, most_children, within
 
 
 class Card:
@@ -107,3 +108,11 @@ def test_a_fault_at_random_times_rarely_costs_a_row() -> None:
         card = Card(lambda item, other: random_numbers.random() < 0.05)
         wrong += len(isolate(range(8), card.replay, control=99).rows)
     assert wrong <= 30  # 500 x 8 rows x 1/400 = 10 expected; 30 is six standard deviations above
+
+
+def test_more_bad_rows_than_are_borne_are_the_machine() -> None:
+    findings = isolate(range(16), Card(bad_rows(3, 5)).replay, control=99)
+    assert within(findings, 14, 16) == findings
+    stopped = within(findings, 15, 16)
+    assert (stopped.verdict, stopped.rows) == ("machine", ())
+    assert most_quarantined(10_000, 0.2) == 2000 and most_quarantined(10, 0.2) == 16

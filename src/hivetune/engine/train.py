@@ -32,7 +32,7 @@ from hivetune.engine.session import (
     test_numbers,
 )
 from hivetune.engine.watch import Spike, after_spike, find_bad_rows, step_problem
-from hivetune.plan.steps import Amendment, append_amendment
+from hivetune.plan.steps import Amendment, append_amendment, most_quarantined
 
 # Gradients of activations below 6e-8 are zero in float16; a power of two changes nothing else (arXiv:1710.03740).
 FLOAT16_LOSS_SCALE = 1024.0
@@ -152,6 +152,13 @@ def quarantine(run: Run, step: int, documents: Sequence[Document], problem: str)
     """
     bad = find_bad_rows(run.model, documents)
     named = ", ".join(f"{row} ({run.snapshot.info(row).source})" for row in bad.rows or bad.kernel or bad.flaky)
+    taken = {row for amendment in run.plan.amendments if amendment.until_step is None for row in amendment.rows}
+    if len(taken) + len(bad.rows) > most_quarantined(run.plan.num_rows, run.config.data.max_rejected):
+        raise StepNotFinite(
+            f"step {step}: {problem}; {len(taken) + len(bad.rows)} of {run.plan.num_rows} rows are not finite by now: "
+            "the arithmetic, not the rows",
+            hint="try dtype: float32; data.max_rejected is the share of bad rows that is borne",
+        )
     if bad.rows and len(bad.rows) < max(2, len(documents)):
         amendment = Amendment(step, bad.rows, f"{problem} at step {step}, with this row alone too")
         if run.world.writes:
