@@ -56,6 +56,7 @@ REPORTED = (
     "tokens_per_second",
     "samples_per_second",
     "peak_memory_bytes",
+    "prediction",
     "path",
     "why",
 )

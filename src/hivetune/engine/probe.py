@@ -27,7 +27,16 @@ from hivetune.machine.profile import read_profile, write_profile
 from hivetune.plan import choose as plan_choose
 from hivetune.plan.architecture import Architecture, read_architecture
 from hivetune.plan.memory import Affine, Job, fit_affine, fit_correction, predict_peak
-from hivetune.plan.speed import Prediction, Rate, StepShape, computed_shape, probe_document, probe_key, probed_rate
+from hivetune.plan.speed import (
+    Prediction,
+    Rate,
+    StepShape,
+    computed_shape,
+    predicted_and_actual,
+    probe_document,
+    probe_key,
+    probed_rate,
+)
 from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan
 from hivetune.plan.target import target_of_machine
 from hivetune.store import write_atomic
@@ -37,6 +46,7 @@ CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
 CANARY_ROUNDS = 5
 TIMED_ROUNDS = 2
 STEPS_LOOKED_AT = 64
+STEPS_COMPARED = 50
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,25 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     if run:
         _write_choices(run, settled)
     return {"choices": settled, "rates": dict(target.rates), "fingerprint": machine.fingerprint, **probe}
+
+
+def compare_with_prediction(
+    run: Path, model_folder: Path, model: LoraModel, steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Predicted against actual over the first steps after the one that warms up; None for a run without a probe.
+
+    `steps` are the "step" events of metrics.jsonl. Measures the run's canary product again.
+    """
+    choices = read_resolved(run)[1]
+    if "prediction" not in choices:
+        return None
+    prediction = Prediction(**choices["prediction"])
+    return predicted_and_actual(
+        prediction,
+        steps[1 : 1 + STEPS_COMPARED],
+        peak_bytes=peak_memory_bytes(model.device),
+        canary_after=own_canary(read_architecture(model_folder), choices["dtype"], model.device),
+    )
 
 
 def canary_rates(device: torch.device) -> dict[str, float]:

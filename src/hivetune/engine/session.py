@@ -25,6 +25,7 @@ from hivetune.engine.child import Heartbeat, Task
 from hivetune.engine.device import DTYPES, peak_memory_bytes, read_resolved, settle, with_changes
 from hivetune.engine.model import LoraModel, load_model
 from hivetune.engine.optimizer import AdamW
+from hivetune.engine.probe import compare_with_prediction
 from hivetune.engine.saver import MEAN_TIME_BETWEEN_FAULTS_S, Saver
 from hivetune.engine.watch import LossHistory
 from hivetune.engine.world import World, join_world
@@ -215,6 +216,7 @@ def finish(run: Run, progress: Progress) -> dict[str, Any]:
             base, revision = base_name(run.model_folder)
             write_adapter(run.folder, adapter, run.config.lora, base, revision)
     run.metrics.close()
+    steps = _counted_steps(run.folder / METRICS)
     return {
         "status": "done" if done else "stopped",
         "steps": progress.step,
@@ -225,6 +227,7 @@ def finish(run: Run, progress: Progress) -> dict[str, Any]:
         "adapter_weights": run.model.master_N.numel(),
         **_totals(run.folder / METRICS),
         "peak_memory_bytes": peak_memory_bytes(run.model.device),
+        "prediction": compare_with_prediction(run.folder, run.model_folder, run.model, steps),
         "path": run.model.path,
         "why": run.model.why,
     }
@@ -286,9 +289,13 @@ def base_name(model_folder: Path) -> tuple[str, str | None]:
     return str(model_folder.resolve()), None
 
 
+def _counted_steps(path: Path) -> list[dict[str, Any]]:
+    return [entry for entry in read_journal(path) if entry["event"] == "step" and entry["loss"] is not None]
+
+
 def _totals(path: Path) -> dict[str, Any]:
     """Sums over all steps that count, whichever process made them."""
-    steps = [entry for entry in read_journal(path) if entry["event"] == "step" and entry["loss"] is not None]
+    steps = _counted_steps(path)
     seconds = sum(entry["seconds"] for entry in steps)
     tokens, rows = sum(entry["tokens"] for entry in steps), sum(entry["rows"] for entry in steps)
     return {
