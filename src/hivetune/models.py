@@ -44,7 +44,7 @@ def kind_of(name: str) -> Kind:
     path = Path(name).expanduser()
     if name in PACKAGED:
         return "package"
-    if path.is_dir():
+    if name and path.is_dir():
         return "folder"
     if path.is_file():
         if path.suffix.lower() == ".gguf":

@@ -12,7 +12,7 @@ from typing import Any
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
 # No address is looked up or connected to for longer, whatever the resolver's own limits are.
-PATIENCE_S = 3.5
+PATIENCE_S = 3.0
 WANTED = [
     "*.safetensors",
     "*.safetensors.index.json",
@@ -54,10 +54,10 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
         )
     _check_room(name, files, Path(huggingface_hub.constants.HF_HUB_CACHE))
     try:
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=info.sha, allow_patterns=WANTED))
+        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=WANTED))
     except (OSError, ValueError) as error:
         raise _explain(name, error) from error
-    return repository, str(info.sha), folder
+    return repository, folder.name, folder
 
 
 def _ask(name: str, repository: str, revision: str | None) -> Any:
