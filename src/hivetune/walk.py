@@ -42,6 +42,8 @@ from hivetune.supervise.task import OUTCOME, run_task
 
 Progress = Callable[[int, int | None], None]
 RESOLVED = "config.resolved.yaml"
+# What huggingface_hub takes for yes in HF_HUB_OFFLINE.
+OFFLINE = ("1", "on", "yes", "true")
 RUN_RECORD = "run.json"
 PROBE = "probe"
 # Of the worker's result, what `train --json` tells.
@@ -96,9 +98,8 @@ def fetch_model(name: str, progress: Progress = silent) -> Path:
     beats = itertools.count(1)
     run_task(
         "prepare_model",
-        {"model": name, "target": str(folder)},
+        {"model": name, "target": str(folder), "offline": os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE},
         folder.with_name(f".{folder.name}.task"),
-        environment={"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE"), "TRANSFORMERS_OFFLINE": None},
         on_beat=lambda kind: progress(next(beats), None),
     ).check(f"preparing {name}")
     return folder
