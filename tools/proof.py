@@ -20,9 +20,25 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "proof"
 # name: (what it proves, pytest arguments)
 PROOFS: dict[str, tuple[str, list[str]]] = {
+    "planted-faults": (
+        "10,000 rows with 200 planted faults: exactly those are rejected, each with its reason and line",
+        ["-m", "proof", "tests/data/test_faults.py"],
+    ),
+    "any-bytes": (
+        "any bytes in never crash the check, and the sum always adds up",
+        ["-m", "proof", "tests/data/test_any_bytes.py"],
+    ),
     "collect-kills": (
         "kill -9 at random points of intake: every acknowledged row exactly once",
         ["-m", "proof", "tests/data/test_collect_kill.py"],
+    ),
+    "kills": (
+        "100 kills of the worker and 20 of the supervisor: the same adapter, optimizer and plan, byte for byte",
+        ["-m", "proof", "tests/supervise/test_kills.py"],
+    ),
+    "isolation": (
+        "10,000 rows with 200 that give NaN and 3 that kill the worker: exactly those 203 are quarantined",
+        ["-m", "proof", "tests/supervise/test_isolate_real.py"],
     ),
 }
 PACKAGES = ("torch", "transformers", "peft", "tokenizers", "xllamacpp", "gguf", "redis")
