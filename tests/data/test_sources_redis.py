@@ -269,10 +269,9 @@ def test_a_disk_that_is_full_acknowledges_nothing(server: RedisServer, monkeypat
         database.execute(f"PRAGMA max_page_count = {pages + 40}")
         return database
 
-    monkeypatch.setattr(collecting_module, "open_database", open_small)
-    with pytest.raises(DoesNotFit, match="cannot be written"):
+    with monkeypatch.context() as patch, pytest.raises(DoesNotFit, match="cannot be written"):
+        patch.setattr(collecting_module, "open_database", open_small)
         collect_now(f"{server.url}?stream=chats")
-    monkeypatch.undo()
     kept = len(query("SELECT id FROM interactions"))
     delivered = server.client.xinfo_groups("chats")[0]["entries-read"]
     assert pending(server) == delivered - kept > 0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hivetune.data.interactions import tombstone, transaction
-from hivetune.errors import UsageError
+from hivetune.data.interactions import load_forgotten, tombstone, transaction
+from hivetune.errors import Busy, UsageError
 
 Kind = Literal["user", "session", "source", "row"]
 ROWS_FILE = "rows.sqlite"
@@ -51,8 +51,7 @@ def forget(database: sqlite3.Connection, kind: Kind, value: str) -> Forgotten:
     database.execute("PRAGMA secure_delete = ON")  # overwrite, not only unlink
     with transaction(database):
         found = _find(database, kind, value)
-        known = database.execute("SELECT 1 FROM forgotten WHERE kind = ? AND value = ?", tombstone(kind, value))
-        if kind == "row" and not found and not known.fetchone():
+        if kind == "row" and not found and tombstone(kind, value) not in load_forgotten(database):
             raise UsageError(
                 f"no interaction has the id or place {value}", hint="as in the table interactions: id or source"
             )
@@ -60,7 +59,11 @@ def forget(database: sqlite3.Connection, kind: Kind, value: str) -> Forgotten:
         refused = _remove_refused(database, kind, value)
         _bury(database, kind, value, found)
     unchecked = _record_taints(database, kind, value, found)
-    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still holds the old pages
+    if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # the log still holds the old pages
+        raise Busy(
+            "the rows are removed, but another process still reads the pages they were on",
+            hint="run this again when no other Hivetune command reads the store",
+        )
     return Forgotten(kind, value, len(found), refused, _read_taints(database, kind, value), unchecked)
 
 
