@@ -69,12 +69,15 @@ def plan(
     """Memory, time and disk of a run before anything is loaded, and what would fit instead. Needs no torch."""
     loaded = load_config(config, overrides or [])
     planned = make(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens)
-    own = _case(planned)
     show_plan(planned)
-    emit(document(planned))
-    if planned.choice is None:
-        near = "; ".join(advice(planned.options, own))
-        raise DoesNotFit(planned.refusal, hint=f"this would fit: {near}" if near else "choose a smaller model")
+    if planned.choice is not None:
+        return emit(document(planned))
+    near = "; ".join(advice(planned.options, _case(planned)))
+    error = DoesNotFit(planned.refusal, hint=f"this would fit: {near}" if near else "choose a smaller model")
+    say(f"hivetune: {error}")
+    told = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+    emit({**document(planned), "error": told})  # one document, so the error is not raised
+    raise typer.Exit(error.exit_code)
 
 
 def make(

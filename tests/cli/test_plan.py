@@ -1,0 +1,104 @@
+"""`hivetune plan` as people and scripts call it."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hivetune.cli.plan import guess_workload, make
+from hivetune.config import parse_config
+from hivetune.errors import UsageError
+
+
+def run(config: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "hivetune", "plan", str(config), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"prompt": "question " * 20, "completion": "answer " * 20}) + "\n" for _ in range(50))
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model: smollm2-135m\ndata: {{path: {rows}}}\nmax_length: 512\n")
+    return path
+
+
+def test_json_is_one_document_with_everything(config: Path) -> None:
+    started = time.perf_counter()
+    ended = run(config, "--card", "R9700", "--json")
+    seconds = time.perf_counter() - started
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    assert document["schema"] == 1 and document["fits"] is True
+    assert document["parameters"] == 134_515_008
+    assert sum(document["memory"]["parts"].values()) == document["memory"]["peak_bytes"] <= document["limit_bytes"]
+    assert document["hours_range"][0] < document["hours"] < document["hours_range"][1]
+    assert set(document["disk_bytes"]) == {"checkpoints", "best checkpoint", "adapter", "export"}
+    assert document["workload"]["rows"] == 40  # 50 in the file, 10 % each held out for validation and test
+    assert document["power_loss_s"] > 0
+    assert len(document["options"]) > 10
+    assert seconds < 10  # 0.3 s when nothing else runs
+
+
+def test_people_read_where_memory_goes_and_what_fits(config: Path) -> None:
+    ended = run(config, "--card", "H200", "--set", "model=Qwen/Qwen2.5-7B-Instruct")
+    assert ended.returncode == 0, ended.stderr
+    for word in ("H200", "activations", "optimizer", "full fine-tuning pays", "a power cut takes", "Qwen2.5-3B", "nf4"):
+        assert word in " ".join(ended.stdout.split()), word
+
+
+def test_what_does_not_fit_ends_with_5_and_what_would(config: Path) -> None:
+    ended = run(config, "--card", "MI50", "--set", "model=Qwen/Qwen2.5-14B-Instruct", "--json")
+    assert ended.returncode == 5
+    assert "this would fit" in ended.stderr
+    assert "may be used on Instinct MI50" in ended.stderr
+    document = json.loads(ended.stdout)
+    assert document["fits"] is False and document["error"]["type"] == "DoesNotFit" and document["options"]
+
+
+def test_another_version_of_a_card_has_its_memory(config: Path) -> None:
+    name = "Qwen/Qwen2.5-3B-Instruct"
+    loaded = parse_config({"model": name, "data": {"path": "x"}})
+    assert make(loaded, card="MI50").choice is None
+    assert make(loaded, card="MI50", memory_gb=32).choice is not None
+    assert make(loaded, card="zen4", cores=48, memory_gb=256).target.name.endswith("48 cores")
+
+
+def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) -> None:
+    data = {"path": str(tmp_path / "*.jsonl"), "validation": 0, "test": 0}
+    counted = guess_workload(parse_config({"model": "m", "data": data, "epochs": 1, "batch_size": 10}), None, None)
+    assert (counted.rows, counted.steps) == (50, 5) and counted.assumed
+    assert 50 < counted.lengths[0] < 120  # 330 characters of English a row
+    said = guess_workload(parse_config({"model": "m", "data": data}), 1000, 256)
+    assert said.rows == 1000 and said.lengths[0] == 256
+    nothing = guess_workload(parse_config({"model": "m", "data": {"path": "/none"}}), None, None)
+    assert nothing.rows == 1200
+
+
+def test_an_unknown_model_names_the_command_that_gets_it() -> None:
+    with pytest.raises(UsageError, match="not known yet") as refused:
+        make(parse_config({"model": "someone/some-model", "data": {"path": "x"}}))
+    assert "hivetune fetch someone/some-model" in refused.value.hint
+
+
+def test_a_folder_with_a_config_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "vocab_size": 100,
+            }
+        )
+    )
+    planned = make(parse_config({"model": str(tmp_path), "data": {"path": "x"}}))
+    assert planned.choice is not None and planned.architecture.layers == 2
