@@ -98,7 +98,7 @@ class Reference:
         from peft import PeftModel
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
         self.renderer = load_renderer(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         if adapter is not None:

@@ -47,7 +47,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 def find_architecture(config: Config) -> Architecture:
     """Raises UsageError for a model that this version does not write as GGUF, before anything is read."""
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in ARCHITECTURES:
         raise UsageError(
             f"GGUF export does not know the architecture {kind!r}",

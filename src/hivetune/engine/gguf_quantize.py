@@ -60,7 +60,8 @@ def encode(name: str, array: Array, kind: str) -> Array:
         piece = np.ascontiguousarray(rows[start : start + step], dtype=np.float32)
         _check(name, piece, kind)
         pieces.append(_encode_rows(piece, kind))
-    return np.concatenate(pieces).reshape(*array.shape[:-1], -1)
+    whole: Array = np.concatenate(pieces).reshape(*array.shape[:-1], -1)
+    return whole
 
 
 def _check(name: str, piece: Array, kind: str) -> None:
@@ -72,14 +73,17 @@ def _check(name: str, piece: Array, kind: str) -> None:
 
 
 def _encode_rows(piece: Array, kind: str) -> Array:
+    raw: Array
     if kind == "F32":
-        return piece.view(np.uint8)
-    if kind == "F16":
-        return piece.astype(np.float16).view(np.uint8)
-    member = gguf.GGMLQuantizationType[kind]
-    if kind.endswith("_K"):
-        return _encode_k(piece, kind)
-    return np.ascontiguousarray(gguf.quants.quantize(piece, member)).view(np.uint8)
+        raw = piece.view(np.uint8)
+    elif kind == "F16":
+        raw = piece.astype(np.float16).view(np.uint8)
+    elif kind.endswith("_K"):
+        raw = _encode_k(piece, kind)
+    else:
+        quantized = gguf.quants.quantize(piece, gguf.GGMLQuantizationType[kind])
+        raw = np.ascontiguousarray(quantized).view(np.uint8)
+    return raw
 
 
 def _encode_k(piece: Array, kind: str) -> Array:
@@ -90,4 +94,5 @@ def _encode_k(piece: Array, kind: str) -> Array:
             f"{kind} needs the package libgguf", hint="pip install libgguf, or choose --quant q8_0"
         ) from None
     encoded = libgguf.quantize_rows(piece, int(gguf.GGMLQuantizationType[kind]))
-    return np.asarray(encoded, dtype=np.uint8).reshape(piece.shape[0], -1)
+    raw: Array = np.asarray(encoded, dtype=np.uint8).reshape(piece.shape[0], -1)
+    return raw

@@ -190,7 +190,7 @@ def _template(folder: Path) -> str | None:
     """The chat template, with today's date replaced by the date that every training row was rendered with."""
     path = folder / "chat_template.jinja"
     if path.exists():
-        found = path.read_text(encoding="utf-8")
+        found: Any = path.read_text(encoding="utf-8")
     else:
         found = _optional(folder / "tokenizer_config.json").get("chat_template")
     if not isinstance(found, str):

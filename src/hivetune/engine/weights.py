@@ -35,10 +35,12 @@ class Stored:
     def read(self) -> Array:
         """float32 for every floating type; a fresh or mapped array of `shape`."""
         raw = np.frombuffer(self.file.data, dtype="|u1", count=self.size_bytes, offset=self.start)
-        array = raw.view(KINDS[self.kind]).reshape(self.shape)
+        array: Array = raw.view(KINDS[self.kind]).reshape(self.shape)
         if self.kind == "BF16":
-            return (array.astype("<u4") << 16).view("<f4")
-        return array.astype("<f4", copy=False) if self.kind[0] == "F" else array
+            array = (array.astype("<u4") << 16).view("<f4")
+        elif self.kind[0] == "F":
+            array = array.astype("<f4", copy=False)
+        return array
 
 
 class SafetensorsFile:
