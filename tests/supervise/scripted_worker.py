@@ -3,7 +3,8 @@
 Its state is a chain of hashes over the rows of the steps, so that two runs ended alike only if they did the same steps.
 As a replay child (`"items"` in the task) it dies of the same rows. A scripted fault is
     {"do": ABORT TEXT or what below, and when: "step", "row", "tokens_above", "chance" (a share of the steps),
-     "rung": it goes away while this holds of the choices or the environment, "times": at most so often}
+     "rung": it goes away while this holds of the choices or the environment, "device": and on the processor,
+     "times": at most so often}
 """
 
 import ctypes
@@ -59,6 +60,8 @@ class Script:
     def _applies(self, fault: Mapping[str, Any], number: int, step: int | None, rows: Sequence[int], n: int) -> bool:
         done = self.path.read_text().split().count(str(number)) if self.path.exists() else 0
         if done >= fault.get("times", 1 << 30) or self._cured(fault.get("rung", {})):
+            return False
+        if fault.get("device") and self.choices.get("device") == "cpu":
             return False
         if "chance" in fault:
             return random.random() < fault["chance"]

@@ -76,8 +76,8 @@ def as_markdown() -> str:
         "# Faults",
         "",
         "What can end or spoil a run, how it is recognised and what is done about it. Generated from",
-        "`src/hivetune/machine/knowledge/faults.yaml`; the first entry that fits is the diagnosis. What each remedy does is",
-        "in [reliability.md](reliability.md). Remedies are tried from left to right, one at a time.",
+        "`src/hivetune/machine/knowledge/faults.yaml`; the first entry that fits is the diagnosis. Remedies are tried",
+        "from left to right, one at a time; [reliability.md](reliability.md) says what each does.",
     ]
     for entry in catalogue():
         answer = "never tried again by itself" if not entry.retry else f"first answer: {FIRST[entry.first]}"

@@ -107,8 +107,10 @@ class Failure:
         """More is safe than at the failure before: a later state, or a row less that can do harm."""
         return self.durable > before.durable or self.quarantined > before.quarantined
 
-    def same_place(self, other: "Failure") -> bool:
-        return abs(self.step - other.step) <= SAME_STEP and self.quarantined == other.quarantined
+    def alike(self, other: "Failure") -> bool:
+        """The same fault at the same place; a card tells one and the same fault in several ways."""
+        same_kind = self.fault == other.fault or fault_of(self.fault).domain == fault_of(other.fault).domain == "device"
+        return same_kind and abs(self.step - other.step) <= SAME_STEP and self.quarantined == other.quarantined
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _alike(history: Sequence[Failure]) -> list[Failure]:
     """Earlier failures at the place of the last one that the run has not got past since."""
     last, alike = history[-1], []
     for earlier in reversed(history[:-1]):
-        if earlier.same_place(last):
+        if earlier.alike(last):
             alike.append(earlier)
         elif earlier.step > last.step and earlier.durable > last.step:
             break
@@ -186,7 +188,7 @@ def kept_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
     """
     last = history[-1]
     before = history[-2] if len(history) > 1 else None
-    no_help = before is not None and last.same_place(before) and not last.progressed(before)
+    no_help = before is not None and last.alike(before) and not last.progressed(before)
     if not last.tried or not no_help or fault_of(last.fault).domain == "memory":
         return last.rungs
     return tuple(name for name in last.rungs if name != last.tried)

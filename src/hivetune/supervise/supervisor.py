@@ -23,7 +23,7 @@ from hivetune.plan.steps import AMENDMENTS, most_quarantined, read_plan
 from hivetune.store import boot_id, lock, manifest_problems
 from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt
 from hivetune.supervise.isolate import isolate, quarantine, replay_in_children, within
-from hivetune.supervise.ladder import Action, Bounds, Failure, idle_attempts, kept_rungs, next_action
+from hivetune.supervise.ladder import Action, Bounds, Failure, kept_rungs, next_action
 from hivetune.supervise.limits import LearnedLimits
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
 from hivetune.supervise.stop import StopRequest
@@ -208,7 +208,7 @@ class _Supervisor:
             job.events.append("quarantined", **entry)
         if findings.verdict == "row":
             return Action("again", findings.words, kept_rungs(self.history))
-        if findings.verdict == "chance" and idle_attempts(self.history) + 1 < self.config.supervise.attempts:
+        if findings.verdict == "chance" and fault_of(failure.fault).domain == "host":
             return Action("again", findings.words, failure.rungs)
         return next_action(self.history, self._bounds())
 

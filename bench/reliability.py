@@ -1,0 +1,185 @@
+"""Two figures: how many runs end by themselves, and how much of the time goes into steps that count.
+
+    python bench/reliability.py completion --out docs/proof/completion.json     about 5 minutes
+    python bench/reliability.py useful --out docs/proof/useful_time.json        about 4 minutes, on a quiet machine
+
+completion: runs of the scripted worker (tests/supervise), each with one to three random faults of the kinds that a run
+can survive, at random steps and rows. useful: the real worker on SmolLM2-135M, killed again and again; what one kill
+costs (noticing, loading, steps made twice) gives the share at one fault per ten minutes.
+"""
+
+import argparse
+import collections
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/supervise"))
+
+from scripted import CARD, NUM_ROWS, make_run, supervise  # noqa: E402
+
+from hivetune import walk  # noqa: E402
+from hivetune.config import parse_config  # noqa: E402
+from hivetune.demo import write_demo_data  # noqa: E402
+from hivetune.errors import HivetuneError  # noqa: E402
+from hivetune.journal import read_journal  # noqa: E402
+from hivetune.machine.probe import describe_machine, probe_machine  # noqa: E402
+from hivetune.store import write_json  # noqa: E402
+
+STEPS = 24
+GPU_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x7f. Reason: Page not present."
+BLAS = "CUDA error: HIPBLAS_STATUS_INTERNAL_ERROR when calling `hipblasLtMatmul` with m 8 n 412 k 896"
+KILLS, BETWEEN_S = 5, 30.0
+TEN_MINUTES_S = 600.0
+
+
+def kinds(number: random.Random) -> dict[str, dict[str, Any]]:
+    """One fault of each kind that can be survived, each at a random place of its own."""
+
+    def step() -> int:
+        return number.randrange(1, STEPS)
+
+    gpu = {"do": GPU_FAULT, "device": True}
+    return {
+        "killed": {"do": "kill", "step": step(), "times": 1},
+        "killed while loading": {"do": "kill", "step": -1, "times": number.randrange(1, 3)},
+        "segfault of a row": {"do": "segv", "row": number.randrange(NUM_ROWS)},
+        "segfault of our kernels": {"do": "segv", "step": step(), "rung": {"path": "general"}},
+        "GPU fault by chance": {**gpu, "chance": 0.03, "times": 3},
+        "GPU fault of a row": {"do": GPU_FAULT, "row": number.randrange(NUM_ROWS)},
+        "GPU fault with hipBLASLt": {**gpu, "step": step(), "rung": {"ROCBLAS_USE_HIPBLASLT": "0"}},
+        "matrix library at a shape": {
+            "do": "raise",
+            "text": BLAS,
+            "step": step(),
+            "device": True,
+            "rung": {"TORCH_BLAS_PREFER_HIPBLASLT": "0"},
+        },
+        "a card that can't do it": {**gpu, "step": step()},
+        "out of memory": {"do": "out of memory", "tokens_above": 20, "device": True},
+        "hang": {"do": "freeze", "step": step(), "times": 1},
+        "hang that holds the GIL": {"do": "hold the GIL", "step": step(), "times": 1},
+        "NaN in one precision": {"do": "nan", "step": step(), "rung": {"dtype": "float32"}},
+        "disk error": {"do": "raise", "text": "[Errno 5] Input/output error", "step": step(), "times": 1},
+    }
+
+
+def completion(runs: int) -> dict[str, Any]:
+    """Every run is started once; whoever needs a person has failed."""
+    ended, restarts, needed_person = 0, [], []
+    met: collections.Counter[str] = collections.Counter()
+    for seed in range(runs):
+        number = random.Random(seed)
+        named = kinds(number)
+        chosen = number.sample(sorted(named), number.randint(1, 3))
+        met.update(chosen)
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["HIVETUNE_HOME"] = f"{folder}/home"
+            config = make_run(Path(folder), [named[name] for name in chosen], device="cuda")
+            outcome = supervise(Path(folder), config, CARD)
+        restarts.append(outcome.restarts)
+        ended += outcome.status == "done"
+        if outcome.status != "done":
+            needed_person.append({"seed": seed, "faults": chosen, "diagnoses": list(outcome.faults)})
+    return {
+        "schema": 1,
+        "claim": "runs with one to three random survivable faults that ended by themselves",
+        "runs": runs,
+        "ended": ended,
+        "completion_rate": ended / runs,
+        "restarts": {"median": statistics.median(restarts), "most": max(restarts)},
+        "faults_met": dict(sorted(met.items())),
+        "needed_a_person": needed_person,
+    }
+
+
+def useful() -> dict[str, Any]:
+    """The real worker, killed KILLS times; what each kill cost beyond the steps that count."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_demo_data(Path(folder) / "rows.jsonl", 1200)
+        config = parse_config(
+            {
+                "model": "smollm2-135m",
+                "data": {"path": str(data)},
+                "epochs": 20,
+                "batch_size": 8,
+                "max_length": 512,
+                "validate_every": 100_000,
+                "output": f"{folder}/run",
+            }
+        )
+        run = walk.open_run(config, "reliability")
+        lost, stopped = [], False
+        last_kill = time.monotonic()
+
+        def on_step(done: int) -> None:
+            nonlocal last_kill, stopped
+            if time.monotonic() - last_kill < BETWEEN_S or stopped:
+                return
+            if len(lost) == KILLS:
+                stopped = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            pid = [e["pid"] for e in read_journal(run.folder / "events.jsonl") if e["event"] == "attempt"][-1]
+            lost.append({"killed_at": time.time(), "step": done})
+            last_kill = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+
+        started = time.time()
+        try:
+            walk.train(run, on_step)
+        except HivetuneError as error:
+            print(error, file=sys.stderr)
+        return _report(run.folder, started, lost)
+
+
+def _report(run: Path, started: float, lost: list[dict[str, Any]]) -> dict[str, Any]:
+    """From the run's own journals: when it was back at the step it was killed in."""
+    steps = {e["step"]: e for e in read_journal(run / "metrics.jsonl") if e["event"] == "step"}
+    saves = [e for e in read_journal(run / "metrics.jsonl") if e["event"] == "saved"]
+    events = list(read_journal(run / "events.jsonl"))
+    ends = [e for e in events if e["event"] == "failure"]
+    for kill, end in zip(lost, ends, strict=True):
+        kill["noticed_s"] = round(end["time"] - kill["killed_at"], 3)
+        kill["steps_made_twice"] = end["step"] - end["durable"]
+        kill["cost_s"] = round(
+            steps[end["step"] + 1]["time"] - steps[end["step"] + 1]["seconds"] - kill["killed_at"], 3
+        )
+    step_s = statistics.median(e["seconds"] for e in steps.values())
+    wall_s = max(e["time"] for e in steps.values()) - started
+    cost_s = statistics.mean(kill["cost_s"] for kill in lost)
+    blocking = sum(e["blocking_s"] for e in saves) / wall_s
+    return {
+        "schema": 1,
+        "claim": "share of the wall time in steps that count, SmolLM2-135M, real SIGKILLs of the worker",
+        "machine": describe_machine(probe_machine()),
+        "step_s": round(step_s, 3),
+        "kills": [{name: value for name, value in kill.items() if name != "killed_at"} for kill in lost],
+        "cost_of_a_kill_s": round(cost_s, 3),
+        "blocking_of_saves": round(blocking, 5),
+        "useful_share_measured": round(sum(e["seconds"] for e in steps.values()) / wall_s, 4),
+        "one_fault_every_s_measured": round(wall_s / len(lost), 1),
+        "useful_share_at_one_fault_per_ten_minutes": round((1 - blocking) * (1 - cost_s / TEN_MINUTES_S), 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("completion", "useful"))
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    result = completion(arguments.runs) if arguments.what == "completion" else useful()
+    write_json(arguments.out, result)
+    print({name: value for name, value in result.items() if not isinstance(value, (dict, list))})
+
+
+if __name__ == "__main__":
+    main()
