@@ -4,6 +4,7 @@ A check takes the messages of one row and raises RowRefused, or returns None. Th
 shape to content, and the first that refuses gives the row's one reason. docs/data-checks.md lists them all.
 """
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -166,6 +167,8 @@ def control_token_check(tokens: Sequence[str]) -> Callable[[Messages], None]:
     def check_control_tokens(messages: Messages) -> None:
         for message in messages:
             found = pattern.search(message.content)
+            if found is None and message.tool_calls:
+                found = pattern.search(json.dumps([dict(call) for call in message.tool_calls], ensure_ascii=False))
             if found:
                 raise RowRefused("control-token", f"delete {found.group()!r} from the text")
 

@@ -247,11 +247,11 @@ def _parquet_rows(path: str) -> Iterator[Place]:
 
 
 def _plain(value: Any) -> Any:
-    """Without NaN (Parquet's missing numbers) and bytes that are text."""
+    """Without NaN and null, which Parquet writes for columns that a row does not have, and with bytes as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value

@@ -168,7 +168,7 @@ def _turn(turn: Any) -> Message:
         raise RowRefused("unknown-role", f"role {str(said)[:40]!r}: use system, user, assistant or tool")
     content = turn["content"] if "content" in turn else turn.get("value")
     calls = turn.get("tool_calls")
-    weight = turn.get("weight", 1)
+    weight = 1 if turn.get("weight") is None else turn["weight"]
     if weight not in (0, 1):
         raise RowRefused("bad-weight")
     if said == "function_call" and isinstance(content, str):

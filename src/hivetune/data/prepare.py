@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hivetune import __version__
 from hivetune.config import DataConfig, RunConfig
 from hivetune.data.build import write_snapshot
@@ -24,13 +26,14 @@ from hivetune.data.pool import num_workers, result_path, run_chunks
 from hivetune.data.report import Report, make_report
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.data.work import Job
-from hivetune.errors import DoesNotFit, UsageError
+from hivetune.errors import DataRefused, DoesNotFit, UsageError
 from hivetune.store import MANIFEST, home, lock, open_database, read_json, sha256_file, write_json
 
 Progress = Callable[[int, int | None], None]
 FORMAT = 1  # raised when the same input would give another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
+INPUT_PREFIX = ".input-"  # then the process that spills unpacked input there
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "hivetune.json")
 
 
@@ -83,7 +86,8 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     """
     root = home() / "snapshots"
     root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".input-", dir=root) as spill:
+    _remove_left_over(root)
+    with tempfile.TemporaryDirectory(prefix=f"{INPUT_PREFIX}{os.getpid()}-", dir=root) as spill:
         inputs = plan_inputs(config.data.path, Path(spill), workers=num_workers())
         job = make_job(config.data, model_folder, config.max_length, keep_raw=False)
         key = _key(inputs, job, config, model_folder)
@@ -95,7 +99,6 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
         with _work_folder(work):
             _check_room(root, inputs)
             examined = _examine(inputs, job, config.data, work, progress)
-            write_json(root / "last-report.json", examined.report.document)
             examined.report.refuse(config.data.max_rejected)
             _publish(folder, key, examined, model_folder)
     snapshot = open_snapshot(folder)
@@ -161,8 +164,20 @@ def _existing(folder: Path, key: str) -> Snapshot | None:
 def _work_folder(work: Path) -> Iterator[None]:
     """Held by this process; gone when all went well or the data was refused, kept when it was killed."""
     with lock(work):
-        yield
+        try:
+            yield
+        except DataRefused:
+            shutil.rmtree(work)
+            raise
         shutil.rmtree(work)
+
+
+def _remove_left_over(root: Path) -> None:
+    """Spilled input of preparations that were killed."""
+    for folder in root.glob(f"{INPUT_PREFIX}*"):
+        owner = folder.name.removeprefix(INPUT_PREFIX).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_room(folder: Path, inputs: Inputs) -> None:

@@ -112,7 +112,7 @@ class Renderer:
             return self._template.render(
                 messages=chat, tools=tools, documents=None, add_generation_prompt=for_answer, **self._variables
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RenderError("template-error", f"the model's chat template says: {error}") from None
 
     def _turns_by_prefix(self, chat: list[dict[str, Any]], tools: list[Any] | None, text: str) -> list[Turn | None]:

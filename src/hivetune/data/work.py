@@ -113,7 +113,7 @@ class Worker:
     def _one(self, raw: RawRow) -> tuple[tuple[Any, ...], tuple[Any, ...], bytes]:
         """The two table rows, without their number, and the signature of a row that may be used."""
         try:
-            found = self.examine(raw)
+            found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
             refused = (raw.source, None, error.reason, error.hint, None, None, None, None, length, None)
@@ -148,6 +148,12 @@ class Worker:
             raw.payload if self._job.keep_raw else None,
         )
         return row, body, signature(example.messages) if self._job.near else b""
+
+    def _examine_safely(self, raw: RawRow) -> Examined:
+        try:
+            return self.examine(raw)
+        except RecursionError:  # JSON, Jinja and our own walks all have their limits near each other
+            raise RowRefused("too-deep") from None
 
     def examine(self, raw: RawRow) -> Examined:
         """One row through everything that needs no other row. Raises RowRefused."""

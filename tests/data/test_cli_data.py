@@ -1,0 +1,84 @@
+"""The commands `data check` and `data prepare` as scripts see them: one document, exit codes, files."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import chat
+
+from hivetune.data.snapshot import open_snapshot
+
+
+def hivetune(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "hivetune", "data", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def mixed(write_rows: Callable[..., Path]) -> Path:
+    rows = [chat(f"What is {i}?", f"The number after {i - 1}.") for i in range(9)]
+    return write_rows([*rows, "no json"])
+
+
+def test_check_prints_one_document_in_the_form_of_the_contract(mixed: Path) -> None:
+    finished = hivetune("check", mixed, "--json")
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads(finished.stdout)
+    assert document["schema"] == 1
+    assert (document["rows_in"], document["usable"], document["duplicates"]) == (10, 9, 0)
+    assert document["rejected"] == {"bad-json": 1}
+    assert document["set_aside"] == {}
+    [problem] = document["problems"]
+    assert (problem["source"], problem["reason"]) == (f"{mixed}:10", "bad-json")
+    assert problem["hint"]
+    assert "template" in document["not_run"]
+
+
+def test_too_many_rejected_rows_exit_with_3_and_still_one_document(mixed: Path) -> None:
+    finished = hivetune("check", mixed, "--set", "data.max_rejected=0.05", "--json")
+    assert finished.returncode == 3
+    assert json.loads(finished.stdout)["usable"] == 9
+    assert "max_rejected" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.slow
+def test_empty_and_missing_input(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
+    empty = hivetune("check", write_rows([]))
+    assert empty.returncode == 3
+    assert "no rows" in empty.stderr
+    missing = hivetune("check", tmp_path / "no.jsonl", "--json")
+    assert missing.returncode == 2
+    assert json.loads(missing.stdout)["error"]["type"] == "UsageError"
+    nothing = hivetune("check")
+    assert nothing.returncode == 2
+
+
+@pytest.mark.slow
+def test_check_with_everything(write_rows: Callable[..., Path], chatml: Path, tmp_path: Path) -> None:
+    rows = [{"q": f"What is {i}?", "a": f"The number after {i - 1}."} for i in range(20)]
+    clean, page = tmp_path / "out" / "clean.jsonl", tmp_path / "out" / "report.html"
+    finished = hivetune(
+        "check", write_rows([*rows, {"q": "x"}]), "--model", chatml, "--columns", "prompt=q,completion=a",
+        "--max-length", "40", "--clean", clean, "--html", page,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert "unknown-layout" in finished.stdout
+    assert len(clean.read_text().splitlines()) == 20
+    assert len((tmp_path / "out" / "clean.quarantine.jsonl").read_text().splitlines()) == 1
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+def test_prepare_makes_a_snapshot(mixed: Path, chatml: Path, tmp_path: Path) -> None:
+    finished = hivetune("prepare", mixed, "--model", chatml, "--out", tmp_path / "snap", "--json")
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads(finished.stdout)
+    assert open_snapshot(tmp_path / "snap").num_rows == 9
+    assert document["snapshot"] == str(tmp_path / "snap")
+    without = hivetune("prepare", mixed)
+    assert without.returncode == 2
+    assert "--model" in without.stderr
