@@ -27,6 +27,7 @@ def load_redis() -> Any:
     """redis-py. Raises MachineNotFit."""
     try:
         import redis
+        import redis.backoff
         import redis.cluster
         import redis.exceptions
         import redis.retry
@@ -112,6 +113,8 @@ def explain(error: Exception, server: Server, stream: str) -> Exception:
         )
     if str(error).startswith("WRONGTYPE"):
         return UsageError(f"{stream} on {server.shown} is no stream", hint="writers must use XADD")
+    if str(error).lower().startswith("unknown command"):
+        return MachineNotFit(f"{server.shown} is too old: {error}", hint="Redis 6.2 or later is needed")
     if isinstance(error, wrong.InvalidResponse):
         return MachineNotFit(f"{server.shown} cannot be used: it does not answer as Redis does", hint="check the port")
     return error
