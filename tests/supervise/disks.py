@@ -12,7 +12,8 @@ from hivetune.store import Disk
 
 
 class CountingDisk(Disk):
-    """Calls `before(number, operation)` with the number, from 0, of each operation."""
+    """Calls `before(number, operation)` with the number, from 0, of each operation. No real fsync: nobody pulls a plug
+    here, and thousands of them take minutes on a busy disk."""
 
     def __init__(self, before: Callable[[int, str], None] = lambda number, operation: None):
         self.before = before
@@ -28,7 +29,6 @@ class CountingDisk(Disk):
 
     def sync(self, path: Path) -> None:
         self._count("sync")
-        super().sync(path)
 
     def rename(self, source: Path, target: Path) -> None:
         self._count("rename")

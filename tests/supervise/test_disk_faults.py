@@ -81,7 +81,7 @@ def check(run: Path, name: str) -> None:
     candidates = wanted if isinstance(wanted, tuple) else (wanted,)
     assert {n: (found.folder / n).read_bytes() for n in (TENSORS, STATE)} in [content(step) for step in candidates]
     assert checkpoints.problems_of(checkpoints.folder_of(run, BEST)) == []
-    commit_within(run, LAST + 2, content(LAST + 2), best_step=BEST)
+    commit_within(run, LAST + 2, content(LAST + 2), best_step=BEST, disk=CountingDisk())
     again = newest_good(run)
     assert (again.step, again.damaged) == (LAST + 2, ())
     assert BEST in checkpoints.steps(run)
