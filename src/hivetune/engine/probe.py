@@ -1,7 +1,7 @@
 """A minute before the hours: GEMM rates, and two measured steps of the run itself, into the profile and its choices.
 
-Task: {"model": prepared folder, "snapshot": folder, "run": run folder}. Without "run": {"config": settings} instead,
-and nothing but the profile is written. The formulas are in hivetune/plan; here is only what must be measured.
+Task: {"model": prepared folder, "snapshot": folder, "run": run folder}. Without "run": {"config": settings, "choices"}
+instead, and nothing but the profile is written. The formulas are in hivetune/plan; here is only what must be measured.
 """
 
 import statistics
@@ -60,7 +60,9 @@ class Point:
 
 def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     run = Path(task["run"]) if task.get("run") else None
-    config, choices = read_resolved(run) if run else (parse_config(task["config"], "task"), {})
+    config, choices = (
+        read_resolved(run) if run else (parse_config(task["config"], "task"), dict(task.get("choices", {})))
+    )
     snapshot = open_snapshot(Path(task["snapshot"]))
     plan = read_plan(run) if run else _plan_of(config, snapshot)
     settled = {**choose(config.device, config.dtype, choices), **choices}
