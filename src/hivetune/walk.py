@@ -325,10 +325,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def _plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
-    rows = [
-        PlanRow(row, snapshot.info(row).id, snapshot.length(row), snapshot.num_trained(row))
-        for row in snapshot.rows("train")
-    ]
+    rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
 
     def make(part: Sequence[PlanRow]) -> Plan:
         return make_plan(

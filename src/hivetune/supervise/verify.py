@@ -186,7 +186,7 @@ def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapsho
 
 def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, resolved: bytes = b"") -> RunConfig:
     """A run folder of `steps` small steps with two validations, and a checkpoint whenever one can be written."""
-    rows = snapshot.rows("train")
+    rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
     batch_size = min(config.batch_size, BATCH)
     short = parse_config(
         {
@@ -202,12 +202,8 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, reso
     run.mkdir(parents=True)
     described = {"config": short.model_dump(mode="json"), "choices": {}}
     write_atomic(run / RESOLVED, resolved or yaml.safe_dump(described, sort_keys=False).encode())
-    plan_rows = [
-        PlanRow(row, identity, snapshot.length(row), snapshot.num_trained(row))
-        for row, identity in zip(rows, snapshot.content_ids(rows), strict=True)
-    ]
     plan = make_plan(
-        plan_rows,
+        rows,
         snapshot_hash=snapshot.hash,
         settings_hash="verify-resume",
         seed=short.seed,
