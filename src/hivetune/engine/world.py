@@ -20,10 +20,17 @@ from hivetune.errors import UsageError
 class World:
     rank: int = 0
     size: int = 1
+    local_rank: int = 0
 
     @property
     def writes(self) -> bool:
         return self.rank == 0
+
+    def place(self, device: torch.device) -> torch.device:
+        """This process's own card where the choice names none."""
+        if self.size > 1 and device.type == "cuda" and device.index is None:
+            return torch.device("cuda", self.local_rank)
+        return device
 
     def share(self, documents: Sequence[Document]) -> list[Document]:
         """This process's part; longest first in turn, so that the parts have about as many tokens."""
@@ -52,4 +59,4 @@ def join_world(environment: Mapping[str, str] = os.environ) -> World:
             hint="start it with torchrun, or unset WORLD_SIZE",
         )
     torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", rank=rank, world_size=size)
-    return World(rank, size)
+    return World(rank, size, int(environment.get("LOCAL_RANK") or 0))
