@@ -2,7 +2,7 @@
 
 Its state is a chain of hashes over the rows of the steps, so that two runs ended alike only if they did the same steps.
 As a replay child (`"items"` in the task) it dies of the same rows. A scripted fault is
-    {"do": ABORT TEXT or what below, and when: "step", "row", "tokens_above", "chance" (a share of the steps),
+    {"do": ABORT TEXT or what below, and when: "step", "row", "tokens_above", "rank_above", "chance" (a share),
      "rung": it goes away while this holds of the choices or the environment, "device": and on the processor,
      "times": at most so often}
 """
@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hivetune import checkpoints
 from hivetune.checkpoints import STATE, TENSORS
@@ -45,7 +47,7 @@ class Script:
     def __init__(self, run: Path, choices: Mapping[str, Any]):
         self.path, self.choices = run / "script.done", choices
         self.faults = json.loads((run / "script.json").read_text())
-        self.pace_s = 0.0
+        self.rank = yaml.safe_load((run / "config.resolved.yaml").read_text())["config"]["lora"]["r"]
 
     def meet(self, step: int | None, rows: Sequence[int], tokens: int) -> None:
         """Die here, if a fault says so."""
@@ -65,6 +67,8 @@ class Script:
             return False
         if "chance" in fault:
             return random.random() < fault["chance"]
+        if "rank_above" in fault and self.rank <= fault["rank_above"]:
+            return False
         if "tokens_above" in fault and n <= fault["tokens_above"]:
             return False
         if "row" in fault and fault["row"] not in rows:

@@ -11,12 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from scripted import HOST, events, make_run, supervise
 
 from hivetune import checkpoints
 from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
+from hivetune.plan.steps import read_plan
 from hivetune.store import lock
 from hivetune.supervise import supervisor
+from hivetune.supervise.smaller import thin_out
 from hivetune.supervise.status import run_status, stop_run
 
 PACE = {"pace_s": 0.02}
@@ -177,3 +180,21 @@ def test_progress_is_told(tmp_path: Path) -> None:
     told: list[int] = []
     supervise(tmp_path, make_run(tmp_path, [PACE]), on_step=told.append)
     assert told == sorted(told) and told[-1] == 24
+
+
+def test_a_smaller_rank_and_a_sample_only_where_they_are_allowed(tmp_path: Path) -> None:
+    faults = [{"do": "out of memory", "step": 4, "rank_above": 8}]
+    config = make_run(tmp_path, faults, allow=["rank", "sample"], attempts=6)
+    outcome = supervise(tmp_path, config).check()
+    resolved = yaml.safe_load((tmp_path / "run/config.resolved.yaml").read_text())
+    assert (
+        outcome.rungs[-1] == "rank"
+        and resolved["config"]["lora"] | {"r": 8, "alpha": 16.0} == resolved["config"]["lora"]
+    )
+
+
+def test_a_sample_counts_as_not_reached(tmp_path: Path) -> None:
+    make_run(tmp_path, [])
+    thin_out(tmp_path / "run", tmp_path / "snapshot")
+    counts = read_plan(tmp_path / "run").count_rows()
+    assert (counts.trained, counts.quarantined, counts.not_reached) == (48, 0, 48)

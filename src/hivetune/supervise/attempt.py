@@ -10,7 +10,7 @@ from typing import Any
 from hivetune import checkpoints
 from hivetune.config import SuperviseConfig
 from hivetune.journal import Journal, read_journal
-from hivetune.machine.telemetry import sample
+from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
 from hivetune.standby import Standby, persist
 from hivetune.supervise.diagnose import Diagnosis, diagnose, evidence_of
@@ -117,7 +117,7 @@ def last_step(run: Path) -> int:
 
 def _watch(job: Job, child: Child) -> Outcome:
     """Until it ends, hangs, or was asked to stop and did. A worker that is still loading has nothing to save."""
-    asked = False
+    asked = hot = False
     next_sample = time.monotonic() + SAMPLE_EVERY_S
     while not child.ended:
         beats = child.wait_beats()
@@ -132,11 +132,21 @@ def _watch(job: Job, child: Child) -> Outcome:
         if job.stop.count > 1 or (asked and not child.worked):
             child.kill()
         if time.monotonic() >= next_sample:
-            job.events.append("sample", **sample(child.process.pid, job.run))
+            hot = _sample(job, child, hot)
             next_sample = time.monotonic() + SAMPLE_EVERY_S
     child.wait_beats(0)
     child.kill()
     return child.outcome()
+
+
+def _sample(job: Job, child: Child, was_hot: bool) -> bool:
+    """One line of telemetry; said once when a card begins to hold itself back: then steps take longer, no hang."""
+    taken = sample(child.process.pid, job.run)
+    hot = any_hot(taken.get("cards", ()))
+    job.events.append("sample", **taken)
+    if hot and not was_hot:
+        job.events.append("warning", text="a card is at its limit of heat or power: steps take longer")
+    return hot
 
 
 def _to_disk(job: Job, standby: Standby) -> None:

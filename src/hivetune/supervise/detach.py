@@ -34,7 +34,7 @@ def systemd_unit(run: Path) -> str:
     """A user unit that goes on with `run` after a crash of the supervisor and after a restart of the machine.
 
     It ends for good when the run is done, was stopped, or was refused. systemd needs more time than its default to
-    stop it: a step must end and a checkpoint must be written.
+    stop it: a step must end and a checkpoint must be written. Its cgroup caps the memory.
     """
     command = " ".join(shlex.quote(word) for word in resume_command(run))
     return f"""[Unit]
@@ -48,6 +48,8 @@ Restart=on-failure
 RestartSec=30
 RestartPreventExitStatus=1 2 3 4 5 6 7 75 130 143
 KillMode=mixed
+MemoryMax=90%
+OOMPolicy=continue
 TimeoutStopSec=900
 NoNewPrivileges=yes
 

@@ -83,8 +83,8 @@ RUNGS = {
             {"device": "cpu"},
             device_only=True,
         ),
-        Rung("rank", "a lower rank, trained from the start", choices={"rank_halvings": 1}),
-        Rung("sample", "every second row of what is left"),
+        Rung("rank", "half the rank, trained from the start"),
+        Rung("sample", "every second row of what is still to come"),
     )
 }
 

@@ -21,19 +21,22 @@ from hivetune.machine.faults import fault as fault_of
 from hivetune.machine.probe import Machine, disk_free_bytes, probe_machine
 from hivetune.plan.steps import AMENDMENTS, most_quarantined, read_plan
 from hivetune.store import boot_id, lock, manifest_problems
+from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
 from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt
 from hivetune.supervise.isolate import isolate, quarantine, replay_in_children, within
 from hivetune.supervise.ladder import Action, Bounds, Failure, kept_rungs, next_action
 from hivetune.supervise.limits import LearnedLimits
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
+from hivetune.supervise.smaller import RESOLVED as RESOLVED
+from hivetune.supervise.smaller import lower_rank, thin_out
 from hivetune.supervise.stop import StopRequest
 from hivetune.supervise.task import Outcome, run_task
 
 EVENTS = "events.jsonl"
-RESOLVED = "config.resolved.yaml"
 WORKER = "train"
 REPLAY = "replay"
 SALVAGE = "salvage"
+SMALLER = ("rank", "sample")
 # Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
 CHECKPOINTS_ON_DISK = 5
 LEAST_RESERVE_BYTES = 64 << 20
@@ -110,9 +113,9 @@ class _Supervisor:
             fingerprint=self.machine.fingerprint,
             versions=dict(self.machine.versions),
         )
-        self.rungs = _union(remembered_rungs(self.machine.fingerprint, self.config.model), _last_rungs(before))
-        self.history = _open_failures(before)
-        for warning in _drift(before, self.machine):
+        self.rungs = union(remembered_rungs(self.machine.fingerprint, self.config.model), last_rungs(before))
+        self.history = open_failures(before)
+        for warning in drift(before, self.machine):
             self.job.events.append("warning", text=warning)
         if self.rungs:
             self.job.events.append("remembered", rungs=list(self.rungs))
@@ -151,6 +154,8 @@ class _Supervisor:
             self.rungs, self.tried = action.rungs, action.tried
             if action.kind == "wait":
                 self._wait_for_disk()
+            if action.tried in SMALLER:
+                self._make_smaller(action.tried)
             self.job.stop.sleep(action.wait_s)
             if self.job.stop.count:
                 return self._stopped(ended)
@@ -161,10 +166,12 @@ class _Supervisor:
     def _answer(self, ended: Ended) -> Action:
         """Journal the failure and choose what to do; an isolation is done at once, and its answer asked for again."""
         assert ended.diagnosis is not None
+        if ended.diagnosis.fault.distrust:
+            self._distrust(ended)
         failure = Failure(
             fault=ended.diagnosis.fault.id,
             step=ended.step,
-            durable=ended.durable,
+            durable=newest_step(self.job.run),
             quarantined=quarantined(self.job.run),
             rungs=self.rungs,
             tried=self.tried,
@@ -172,8 +179,6 @@ class _Supervisor:
         )
         self.history.append(failure)
         self.job.events.append("failure", **_plain(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)
-        if ended.diagnosis.fault.distrust:
-            self._distrust(ended)
         action = next_action(self.history, self._bounds())
         if action.kind == "isolate":
             self._journal_action(action)
@@ -211,6 +216,11 @@ class _Supervisor:
         if findings.verdict == "chance" and fault_of(failure.fault).domain == "host":
             return Action("again", findings.words, failure.rungs)
         return next_action(self.history, self._bounds())
+
+    def _make_smaller(self, how: str) -> None:
+        run = self.job.run
+        text = lower_rank(run) if how == "rank" else thin_out(run, Path(self.job.task["snapshot"]))
+        self.job.events.append("smaller", how=how, text=text)
 
     def _journal_action(self, action: Action) -> None:
         self.job.events.append(
@@ -340,50 +350,6 @@ def _reserve_bytes(run: Path) -> int:
     ]
     missing = max(1, CHECKPOINTS_ON_DISK - len(sizes))
     return max(LEAST_RESERVE_BYTES, missing * max(sizes, default=0))
-
-
-def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*first, *second)))
-
-
-def _last_rungs(events: list[dict[str, Any]]) -> tuple[str, ...]:
-    """The rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic."""
-    of = [entry["rungs"] for entry in events if entry["event"] in ("attempt", "action", "supervisor_ended")]
-    return tuple(of[-1]) if of else ()
-
-
-def _open_failures(events: list[dict[str, Any]]) -> list[Failure]:
-    """The failures since the last clean end: a killed supervisor's count goes on, a person's new start begins anew."""
-    failures: list[Failure] = []
-    for entry in events:
-        if entry["event"] == "supervisor_ended":
-            failures = []
-        elif entry["event"] == "failure":
-            fields = {name: entry[name] for name in Failure.__dataclass_fields__}
-            failures.append(Failure(**{**fields, "rungs": tuple(fields["rungs"])}))
-    return [failure for failure in failures if _is_known(failure.fault)]
-
-
-def _is_known(identifier: str) -> bool:
-    try:
-        fault_of(identifier)
-    except KeyError:
-        return False
-    return True
-
-
-def _drift(events: list[dict[str, Any]], machine: Machine) -> list[str]:
-    """What differs from the machine and packages that the run began with; it goes on, but a reader must know."""
-    first = next((entry for entry in events if entry["event"] == "supervisor_started"), None)
-    if first is None:
-        return []
-    now, then = dict(machine.versions), first["versions"]
-    changed = [
-        f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
-    ]
-    if first["fingerprint"] != machine.fingerprint and not changed:
-        changed = ["the processor, the card or its driver"]
-    return [f"changed since this run began: {', '.join(changed)}; rounding may differ"] if changed else []
 
 
 def _plain(failure: Failure) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""What an earlier supervisor of a run left in its events: rungs, failures that still count, another machine."""
+
+from typing import Any
+
+from hivetune.machine.faults import fault as fault_of
+from hivetune.machine.probe import Machine
+from hivetune.supervise.ladder import Failure
+
+
+def union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
+
+
+def last_rungs(events: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic."""
+    of = [entry["rungs"] for entry in events if entry["event"] in ("attempt", "action", "supervisor_ended")]
+    return tuple(of[-1]) if of else ()
+
+
+def open_failures(events: list[dict[str, Any]]) -> list[Failure]:
+    """The failures since the last clean end: a killed supervisor's count goes on, a person's new start begins anew."""
+    failures: list[Failure] = []
+    for entry in events:
+        if entry["event"] == "supervisor_ended":
+            failures = []
+        elif entry["event"] == "failure":
+            fields = {name: entry[name] for name in Failure.__dataclass_fields__}
+            failures.append(Failure(**{**fields, "rungs": tuple(fields["rungs"])}))
+    return [failure for failure in failures if _is_known(failure.fault)]
+
+
+def _is_known(identifier: str) -> bool:
+    try:
+        fault_of(identifier)
+    except KeyError:
+        return False
+    return True
+
+
+def drift(events: list[dict[str, Any]], machine: Machine) -> list[str]:
+    """What differs from the machine and packages that the run began with; it goes on, but a reader must know."""
+    first = next((entry for entry in events if entry["event"] == "supervisor_started"), None)
+    if first is None:
+        return []
+    now, then = dict(machine.versions), first["versions"]
+    changed = [
+        f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
+    ]
+    if first["fingerprint"] != machine.fingerprint and not changed:
+        changed = ["the processor, the card or its driver"]
+    return [f"changed since this run began: {', '.join(changed)}; rounding may differ"] if changed else []
