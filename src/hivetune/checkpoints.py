@@ -95,7 +95,7 @@ def commit(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
     return target
 
 
-def commit_within(run: Path, step: int, files: Files, *, best_step: int | None = None, disk: Disk = DISK) -> Path:
+def commit_within(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
     """`commit`, then `retain`; on a full disk reclaim our own files first and try once more.
 
     Raises: OSError when it is still full, or for any other fault of the disk. The newest good checkpoint stays.
@@ -103,10 +103,10 @@ def commit_within(run: Path, step: int, files: Files, *, best_step: int | None =
     try:
         folder = commit(run, step, files, disk=disk)
     except OSError as error:
-        if error.errno not in FULL_DISK or not reclaim(run, best_step=best_step, disk=disk):
+        if error.errno not in FULL_DISK or not reclaim(run, disk=disk):
             raise
         folder = commit(run, step, files, disk=disk)
-    retain(run, best_step=best_step, disk=disk)
+    retain(run, disk=disk)
     return folder
 
 
@@ -169,13 +169,14 @@ def distrust_after(run: Path, step: int, *, disk: Disk = DISK) -> list[int]:
     return doubtful
 
 
-def retain(run: Path, *, best_step: int | None = None, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int]:
-    """Remove all but the newest `keep` whole checkpoints and the best; returns the removed steps.
+def retain(run: Path, *, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int]:
+    """Remove all but the newest `keep` whole checkpoints and the best that the newest names; returns the removed steps.
 
     Looks at sizes, not hashes: it runs after each save. A damaged-looking folder is neither counted nor removed.
     """
     whole = [step for step in steps(run) if _looks_whole(folder_of(run, step))]
-    removed = [step for step in whole[: max(0, len(whole) - keep)] if step != best_step]
+    best = _best_step(folder_of(run, whole[-1])) if whole else None
+    removed = [step for step in whole[: max(0, len(whole) - keep)] if step != best]
     for step in removed:
         _remove(folder_of(run, step), disk)
     for leftover in sorted((run / FOLDER).glob(".*.tmp")) + sorted((run / FOLDER).glob("*.superseded*")):
@@ -183,7 +184,7 @@ def retain(run: Path, *, best_step: int | None = None, keep: int = KEEP_NEWEST, 
     return removed
 
 
-def reclaim(run: Path, *, best_step: int | None = None, disk: Disk = DISK) -> int:
+def reclaim(run: Path, *, disk: Disk = DISK) -> int:
     """Free what recovery can do without: leftovers, set-aside folders, all good checkpoints but the newest and best.
 
     Returns the bytes freed; 0 means that nothing was left to give.
@@ -195,7 +196,7 @@ def reclaim(run: Path, *, best_step: int | None = None, disk: Disk = DISK) -> in
     for path in sorted(parent.iterdir()):
         if path.name.startswith(".") or "." in path.name:
             disk.remove(path)
-    retain(run, best_step=best_step, keep=1, disk=disk)
+    retain(run, keep=1, disk=disk)
     return before - _size_bytes(parent)
 
 
@@ -237,6 +238,15 @@ def _looks_whole(folder: Path) -> bool:
         return named.keys() == FILES and all((folder / n).stat().st_size == e["size_bytes"] for n, e in named.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _best_step(folder: Path) -> int | None:
+    """`best` is {"step", ..} or null in every state.json; one that can't be read names none."""
+    try:
+        best = read_json(folder / STATE)["best"]
+        return None if best is None else int(best["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _remove(folder: Path, disk: Disk) -> None:

@@ -6,7 +6,6 @@ Idea: Flash Checkpoint (DLRover) and GEMINI (SOSP '23). Linux only (memfd).
 """
 
 import hashlib
-import json
 import os
 import struct
 from collections.abc import Sequence
@@ -91,8 +90,7 @@ def persist(run: Path, standby: Standby, *, disk: Disk = DISK) -> int | None:
     step, files = found
     if checkpoints.newest_good(run, disk=disk).step >= step:
         return None
-    best = json.loads(files[STATE])["best"]
-    checkpoints.commit_within(run, step, files, best_step=best["step"] if best else None, disk=disk)
+    checkpoints.commit_within(run, step, files, disk=disk)
     return step
 
 

@@ -26,13 +26,13 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the checkpoints that are kept at step LAST."""
     run = tmp_path_factory.mktemp("run")
     for step in range(1, LAST + 1):
-        commit_within(run, step, content(step), best_step=BEST)
+        commit_within(run, step, content(step))
     assert checkpoints.steps(run) == [2, 5, 6, 7]
     return run
 
 
 def save(run: Path, disk: Disk) -> None:
-    commit_within(run, LAST + 1, content(LAST + 1), best_step=BEST, disk=disk)
+    commit_within(run, LAST + 1, content(LAST + 1), disk=disk)
 
 
 def save_from_standby(run: Path, disk: Disk) -> None:
@@ -46,7 +46,7 @@ def save_from_standby(run: Path, disk: Disk) -> None:
 
 def replace_newest(run: Path, disk: Disk) -> None:
     """The same step again with other content (after a change of arithmetic)."""
-    commit_within(run, LAST, content(LAST + 1), best_step=BEST, disk=disk)
+    commit_within(run, LAST, content(LAST + 1), disk=disk)
 
 
 def start_with_damage(run: Path, disk: Disk) -> None:
@@ -81,7 +81,7 @@ def check(run: Path, name: str) -> None:
     candidates = wanted if isinstance(wanted, tuple) else (wanted,)
     assert {n: (found.folder / n).read_bytes() for n in (TENSORS, STATE)} in [content(step) for step in candidates]
     assert checkpoints.problems_of(checkpoints.folder_of(run, BEST)) == []
-    commit_within(run, LAST + 2, content(LAST + 2), best_step=BEST, disk=CountingDisk())
+    commit_within(run, LAST + 2, content(LAST + 2), disk=CountingDisk())
     again = newest_good(run)
     assert (again.step, again.damaged) == (LAST + 2, ())
     assert BEST in checkpoints.steps(run)
@@ -155,9 +155,9 @@ def test_a_full_disk_is_reclaimed_from(before: Path, tmp_path: Path) -> None:
     save(run, FailingDisk(0, errno.ENOSPC))
     assert checkpoints.steps(run) == [2, 7, 8]
     assert not list((run / "checkpoints").glob("*.*"))
-    assert reclaim(run, best_step=BEST) > 0
+    assert reclaim(run) > 0
     assert checkpoints.steps(run) == [2, 8]
-    assert reclaim(run, best_step=BEST) == 0
+    assert reclaim(run) == 0
     assert reclaim(tmp_path / "no-run") == 0
 
 

@@ -49,10 +49,6 @@ class TrainState:
     settings_hash: str
     loop: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def best_step(self) -> int | None:
-        return None if self.best is None else int(self.best["step"])
-
 
 def to_files(state: TrainState, buffer: bytearray | None = None) -> dict[str, bytes | memoryview]:
     """The two files of a checkpoint. Raises NotFinite naming the tensors that hold NaN or infinity.
@@ -111,7 +107,7 @@ def save(run: Path, state: TrainState, *, disk: Disk = DISK) -> Path:
 
     Returns its folder. Raises: OSError (training may go on; the checkpoints before are untouched), NotFinite.
     """
-    return checkpoints.commit_within(run, state.step, to_files(state), best_step=state.best_step, disk=disk)
+    return checkpoints.commit_within(run, state.step, to_files(state), disk=disk)
 
 
 def load(folder: Path) -> TrainState:

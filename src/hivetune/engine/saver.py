@@ -133,11 +133,11 @@ class Saver:
         self._standby_at = started
         if place == "disk":
             self._disk_at = started
-        arguments = (place, state.step, state.best_step, files, blocking_s)
+        arguments = (place, state.step, files, blocking_s)
         self._thread = threading.Thread(target=self._write, args=arguments, name="saver")
         self._thread.start()
 
-    def _write(self, place: Place, step: int, best_step: int | None, files: Files, blocking_s: float) -> None:
+    def _write(self, place: Place, step: int, files: Files, blocking_s: float) -> None:
         started = self._clock()
         error = None
         try:
@@ -145,7 +145,7 @@ class Saver:
                 self._standby.write(step, files)
                 self._standby_cost_s = self._clock() - started
             if place == "disk":
-                checkpoints.commit_within(self._run, step, files, best_step=best_step, disk=self._disk)
+                checkpoints.commit_within(self._run, step, files, disk=self._disk)
         except OSError as problem:
             error = problem
         seconds = self._clock() - started
