@@ -45,6 +45,8 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
         {"budget_tokens": 40},
         {"budget_tokens": 60, "share_prefixes": False},
         *({"recompute": layers} for layers in (1, 2, 3)),
+        {"token_multiple": 16},
+        {"token_multiple": 256},
         {"chunk_rows": 1},
         {"chunk_rows": 7},
     ],

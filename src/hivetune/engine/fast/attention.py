@@ -1,95 +1,144 @@
 """Causal attention over segments in plain torch: each query sees its parents' keys and its own segment's before it.
 
-Correct anywhere; native.py does the same faster on CPUs, varlen.py on GPUs. Nothing crosses documents, because a
-segment's keys are gathered along its own path.
+Segments of similar size form a batch for torch's SDPA; their keys are gathered along their paths, so nothing crosses
+documents. Backward forms the scores again. native.py does the same faster on CPUs.
 
-Shapes: T tokens, H query heads, G key/value heads, E channels of a head, Q queries of a block, K keys of a segment.
+Shapes: T tokens, H query heads, E channels of a head, S segments of a batch, Q queries and K keys of each, padded.
 """
 
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hivetune.engine.fast.layout import Layout
 from hivetune.engine.fast.spec import ModelSpec
 
-QUERY_BLOCK = 256
+# Batches are formed by sizes rounded up to this: few shapes, and little padding.
+SIZE_STEP = 64
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Flat token numbers; padding repeats token 0. `place`: the real ones among the S * Q queries; `row`: whose."""
+
+    query_SQ: Tensor
+    key_SK: Tensor
+    ago_SQK: Tensor
+    """How many positions a key lies before a query; negative for those it must not see."""
+    place_N: Tensor
+    row_N: Tensor
 
 
 class TorchAttention:
     """Attention of one layout. The qkv buffer holds [q | k | v | ...] in each row, rotary already applied."""
 
     def __init__(self, layout: Layout, spec: ModelSpec, device: torch.device):
-        self._spec, self._layout = spec, layout
-        self._keys = [_path(layout, number).to(device) for number in range(len(layout.segments))]
+        self._spec = spec
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for number, segment in enumerate(layout.segments):
+            key = (_round_up(segment.size), _round_up(segment.depth + segment.size))
+            sizes.setdefault(key, []).append(number)
+        self._batches = [_batch(layout, numbers, *key, device) for key, numbers in sorted(sizes.items())]
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
-        out_TN.zero_()
-        for rows, keys, mask_QK in self._blocks(window, qkv_TW.device):
-            q_HQE, k_HKE, v_HKE = self._gather(qkv_TW, rows, keys)
-            scores_HQK, _ = self._scores(q_HQE, k_HKE, mask_QK)
-            lse_HQ = torch.logsumexp(scores_HQK, 2)
-            weight_HQK = torch.exp(scores_HQK - lse_HQ[..., None])
-            out_TN[rows] = (weight_HQK @ v_HKE).transpose(0, 1).flatten(1).to(out_TN.dtype)
-            lse_TH[rows] = lse_HQ.t().to(lse_TH.dtype)
+        """`lse_TH` is left alone: it is for kernels that keep it."""
+        for batch in self._batches:
+            out_SHQE = _attend(*self._gather(qkv_TW, batch), _mask(batch, window), self._spec)
+            out_TN[batch.row_N] = out_SHQE.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N]
 
     def backward(
         self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
     ) -> None:
         """Gradients of q, k and v into the first columns of `dqkv_TW`. Summed in the wide dtype."""
-        spec, share = self._spec, self._spec.heads // self._spec.kv_heads
-        total_TW = torch.zeros(len(qkv_TW), spec.qkv_width, dtype=lse_TH.dtype, device=qkv_TW.device)
-        k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
-        for rows, keys, mask_QK in self._blocks(window, qkv_TW.device):
-            q_HQE, k_HKE, v_HKE = self._gather(qkv_TW, rows, keys)
-            scores_HQK, slope_HQK = self._scores(q_HQE, k_HKE, mask_QK)
-            weight_HQK = torch.exp(scores_HQK - lse_TH[rows].t()[..., None])
-            dout_HQE = self._heads(dout_TN[rows])
-            delta_HQ = (dout_HQE * self._heads(out_TN[rows])).sum(2)
-            dscore_HQK = weight_HQK * (dout_HQE @ v_HKE.transpose(1, 2) - delta_HQ[..., None]) * spec.attention_scale
-            if slope_HQK is not None:
-                dscore_HQK *= slope_HQK
-            total_TW[rows, :k_at] = (dscore_HQK @ k_HKE).transpose(0, 1).flatten(1)
-            dk_HKE, dv_HKE = dscore_HQK.transpose(1, 2) @ q_HQE, weight_HQK.transpose(1, 2) @ dout_HQE
-            for start, grad_HKE in ((k_at, dk_HKE), (v_at, dv_HKE)):
-                grad_GKE = grad_HKE.unflatten(0, (-1, share)).sum(1)
-                total_TW[:, start : start + spec.kv_width].index_add_(0, keys, grad_GKE.transpose(0, 1).flatten(1))
-        dqkv_TW[:, : spec.qkv_width].copy_(total_TW)
-
-    def _blocks(self, window: int | None, device: torch.device) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Row range of queries, flat numbers of the keys on their path, and which of them each may see."""
-        for segment, keys_K in zip(self._layout.segments, self._keys, strict=True):
-            key_at_K = torch.arange(len(keys_K), device=device)
-            for start in range(0, segment.size, QUERY_BLOCK):
-                stop = min(start + QUERY_BLOCK, segment.size)
-                query_at_Q = torch.arange(segment.depth + start, segment.depth + stop, device=device)
-                distance_QK = query_at_Q[:, None] - key_at_K
-                mask_QK = distance_QK >= 0 if window is None else (distance_QK >= 0) & (distance_QK < window)
-                yield slice(segment.start + start, segment.start + stop), keys_K, mask_QK
-
-    def _gather(self, qkv_TW: Tensor, rows: slice, keys: Tensor) -> Sequence[Tensor]:
         spec = self._spec
         k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
-        share = spec.heads // spec.kv_heads
-        k_KN, v_KN = qkv_TW[keys, k_at:v_at], qkv_TW[keys, v_at : v_at + spec.kv_width]
-        return self._heads(qkv_TW[rows, :k_at]), *(self._heads(t).repeat_interleave(share, 0) for t in (k_KN, v_KN))
+        total_TW = torch.zeros(len(qkv_TW), spec.qkv_width, dtype=lse_TH.dtype, device=qkv_TW.device)
+        for batch in self._batches:
+            q, k, v = (part.requires_grad_() for part in self._gather(qkv_TW, batch))
+            dout_nN = torch.zeros(batch.query_SQ.numel(), spec.q_width, dtype=dout_TN.dtype, device=dout_TN.device)
+            dout_nN[batch.place_N] = dout_TN[batch.row_N]
+            with torch.enable_grad():
+                out_SHQE = _attend(q, k, v, _mask(batch, window), spec)
+            dq, dk, dv = torch.autograd.grad(out_SHQE, (q, k, v), self._heads(dout_nN.view(*batch.query_SQ.shape, -1)))
+            total_TW[batch.row_N, :k_at] = dq.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N].to(total_TW.dtype)
+            for start, grad_SHKE in ((k_at, dk), (v_at, dv)):
+                grad_SGKE = grad_SHKE.to(total_TW.dtype).unflatten(1, (spec.kv_heads, -1)).sum(2)
+                columns_TN = total_TW[:, start : start + spec.kv_width]
+                columns_TN.index_add_(0, batch.key_SK.flatten(), grad_SGKE.transpose(1, 2).flatten(0, 1).flatten(1))
+        dqkv_TW[:, : spec.qkv_width].copy_(total_TW)
 
-    def _heads(self, x_TN: Tensor) -> Tensor:
-        wide = torch.float64 if x_TN.dtype == torch.float64 else torch.float32
-        return x_TN.unflatten(1, (-1, self._spec.head_dim)).transpose(0, 1).to(wide)
+    def _gather(self, qkv_TW: Tensor, batch: SegmentBatch) -> tuple[Tensor, Tensor, Tensor]:
+        spec, share = self._spec, self._spec.heads // self._spec.kv_heads
+        k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
+        q_SHQE = self._heads(qkv_TW[:, :k_at][batch.query_SQ])
+        k_SGKE = self._heads(qkv_TW[:, k_at:v_at][batch.key_SK])
+        v_SGKE = self._heads(qkv_TW[:, v_at : v_at + spec.kv_width][batch.key_SK])
+        return q_SHQE, k_SGKE.repeat_interleave(share, 1), v_SGKE.repeat_interleave(share, 1)
 
-    def _scores(self, q_HQE: Tensor, k_HKE: Tensor, mask_QK: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Masked scores, and their slope where they are capped (Gemma 2)."""
-        scores_HQK, slope_HQK = (q_HQE @ k_HKE.transpose(1, 2)) * self._spec.attention_scale, None
-        cap = self._spec.attention_softcap
-        if cap is not None:
-            tanh_HQK = torch.tanh(scores_HQK / cap)
-            scores_HQK, slope_HQK = cap * tanh_HQK, 1 - tanh_HQK.square()
-        return scores_HQK.masked_fill(~mask_QK, float("-inf")), slope_HQK
+    def _heads(self, x_SQN: Tensor) -> Tensor:
+        return x_SQN.unflatten(2, (-1, self._spec.head_dim)).transpose(1, 2)
 
 
-def _path(layout: Layout, number: int) -> Tensor:
-    """Flat token numbers of all keys of a segment: its parents' and its own, in order of position."""
-    ranges = [layout.segments[parent] for parent in (*layout.segments[number].parents, number)]
-    return torch.cat([torch.arange(s.start, s.start + s.size) for s in ranges])
+def says_math_path(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
+    """On a GPU: why attention runs on torch's slow path there, found by asking for a fused one; else empty.
+
+    torch falls back without a word: 3.6 times slower at 1,024 tokens, 12 times and 16 times the memory at 4,096
+    (unslothai/unsloth#8821, on a card that needs TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1).
+    """
+    if device.type != "cuda":
+        return ""
+    if spec.attention_softcap is not None:
+        return "capped attention scores have no fused kernel in torch"
+    q, k, v = (torch.zeros(1, spec.heads, SIZE_STEP, spec.head_dim, dtype=dtype, device=device) for _ in range(3))
+    mask = torch.ones(1, 1, SIZE_STEP, SIZE_STEP, dtype=torch.bool, device=device)
+    try:
+        with torch.enable_grad(), sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
+            F.scaled_dot_product_attention(q.requires_grad_(), k, v, attn_mask=mask).sum().backward()
+    except RuntimeError as error:
+        return f"no fused attention kernel for {dtype} and {spec.head_dim} channels: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, mask_SQK: Tensor, spec: ModelSpec) -> Tensor:
+    cap = spec.attention_softcap
+    if cap is None:
+        return F.scaled_dot_product_attention(
+            q_SHQE, k_SHKE, v_SHKE, attn_mask=mask_SQK[:, None], scale=spec.attention_scale
+        )
+    wide = torch.float64 if q_SHQE.dtype == torch.float64 else torch.float32
+    score_SHQK = (q_SHQE.to(wide) @ k_SHKE.to(wide).transpose(2, 3)) * spec.attention_scale
+    score_SHQK = (cap * torch.tanh(score_SHQK / cap)).masked_fill(~mask_SQK[:, None], float("-inf"))
+    return (torch.softmax(score_SHQK, 3) @ v_SHKE.to(wide)).to(q_SHQE.dtype)
+
+
+def _mask(batch: SegmentBatch, window: int | None) -> Tensor:
+    seen_SQK = batch.ago_SQK >= 0
+    return seen_SQK if window is None else seen_SQK & (batch.ago_SQK < window)
+
+
+def _batch(layout: Layout, numbers: list[int], queries: int, keys: int, device: torch.device) -> SegmentBatch:
+    """Everything is put together on the CPU and travels once."""
+    query_SQ = torch.zeros(len(numbers), queries, dtype=torch.int64)
+    key_SK = torch.zeros(len(numbers), keys, dtype=torch.int64)
+    ago_SQK = torch.full((len(numbers), queries, keys), -1, dtype=torch.int32)
+    place, row = [], []
+    for at, number in enumerate(numbers):
+        segment = layout.segments[number]
+        path = [layout.segments[parent] for parent in (*segment.parents, number)]
+        length = segment.depth + segment.size
+        key_SK[at, :length] = torch.cat([torch.arange(part.start, part.start + part.size) for part in path])
+        query_SQ[at, : segment.size] = torch.arange(segment.start, segment.start + segment.size)
+        position_Q = torch.arange(segment.depth, length, dtype=torch.int32)
+        ago_SQK[at, : segment.size, :length] = position_Q[:, None] - torch.arange(length, dtype=torch.int32)
+        ago_SQK[at, segment.size :, 0] = 0  # padding looks at one key, so that no softmax is over nothing
+        place.append(torch.arange(segment.size) + at * queries)
+        row.append(query_SQ[at, : segment.size])
+    parts = (query_SQ, key_SK, ago_SQK, torch.cat(place), torch.cat(row))
+    return SegmentBatch(*(part.to(device, non_blocking=True) for part in parts))
+
+
+def _round_up(size: int) -> int:
+    return -(-size // SIZE_STEP) * SIZE_STEP

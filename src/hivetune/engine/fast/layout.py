@@ -62,8 +62,12 @@ def to_row(tokens: Sequence[int], trained: Sequence[bool] | bytes) -> Row:
     return Row(tuple(tokens[:last]), pairs)
 
 
-def make_layout(rows: Sequence[Row], *, share: bool) -> Layout:
-    """Rows in any order; documents without a trained token take no place. `share`: compute common prefixes once."""
+def make_layout(rows: Sequence[Row], *, share: bool, multiple: int = 1) -> Layout:
+    """Rows in any order; documents without a trained token take no place. `share`: compute common prefixes once.
+
+    Tokens and entries are filled up to a `multiple`, so that products come in few shapes: a document of zeros at the
+    end, and entries that count for nothing.
+    """
     order = sorted((index for index, row in enumerate(rows) if row.tokens), key=lambda index: rows[index].tokens)
     builder = _Builder(rows)
     if share:
@@ -72,7 +76,9 @@ def make_layout(rows: Sequence[Row], *, share: bool) -> Layout:
     else:
         for index in order:
             builder.leaf(index, 0, ())
-    return builder.finish()
+    if multiple > 1 and len(builder.tokens) % multiple:
+        builder.segment((0,) * (-len(builder.tokens) % multiple), 0, ())
+    return builder.finish(multiple)
 
 
 def split_rows(rows: Sequence[Row], budget_tokens: int, *, share: bool) -> list[list[int]]:
@@ -151,7 +157,7 @@ class _Builder:
         self.positions += range(depth, depth + len(tokens))
         return len(self.segments) - 1
 
-    def finish(self) -> Layout:
+    def finish(self, multiple: int) -> Layout:
         found: dict[tuple[int, int], int] = {}
         owned: list[list[tuple[int, int]]] = [
             [(self.flat[index][position], target) for position, target in row.pairs] if row.tokens else []
@@ -160,6 +166,9 @@ class _Builder:
         for key in sorted(key for keys in owned for key in keys):
             found[key] = found.get(key, 0) + 1
         number = {key: place for place, key in enumerate(found)}
+        taken = {row for row, _ in found}
+        free = (row for row in range(len(self.tokens)) if row not in taken)
+        found |= {(row, 0): 0 for row in itertools.islice(free, -len(found) % multiple)}
         return Layout(
             tokens=self.tokens,
             positions=self.positions,

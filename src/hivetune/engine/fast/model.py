@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hivetune.config import LoraConfig
 from hivetune.engine.adapter import scaling
-from hivetune.engine.fast.attention import TorchAttention
+from hivetune.engine.fast.attention import TorchAttention, says_math_path
 from hivetune.engine.fast.build import NoKernels
 from hivetune.engine.fast.layer import Attention, Batch, Kept, Walk, backward_layer, forward_layer
 from hivetune.engine.fast.layout import Layout, Row, make_layout, split_rows, to_row
@@ -26,6 +26,8 @@ from hivetune.engine.model import Document
 from hivetune.errors import MachineNotFit
 
 DEFAULT_BUDGET_TOKENS = 4096
+# On GPUs every new shape costs: a search for the fastest kernel, and on some cards the only crashes that are left.
+GPU_MULTIPLE = 64
 
 
 class FastModel:
@@ -33,7 +35,8 @@ class FastModel:
 
     Choices it reads: budget_tokens (tokens of a micro-batch), recompute (layers whose inner state is formed again in
     the backward pass), share_prefixes, chunk_rows (logit rows of a chunk), kernels (native or torch; default: native
-    on a CPU that can). `kernels` says which run, and why if it is the plain ones.
+    on a CPU that can). `kernels` says which run, and why if it is the plain ones; `attention` why it runs
+    on a slow path, if it does.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -54,12 +57,14 @@ class FastModel:
         self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device)
         self.budget_tokens = int(choices.get("budget_tokens", DEFAULT_BUDGET_TOKENS))
         self.recompute = min(int(choices.get("recompute", 0)), len(self.spec.layers))
+        self.multiple = int(choices.get("token_multiple", 1 if device.type == "cpu" else GPU_MULTIPLE))
         self.chunk_rows: int | None = choices.get("chunk_rows")
         self._scaling, self._dropout = scaling(lora), lora.dropout
         # Shared tokens would share their dropout too, and copies of a prefix must each draw their own.
         self._share_in_scoring = bool(choices.get("share_prefixes", True))
         self.share_prefixes = self._share_in_scoring and not lora.dropout
         self._workspace = Workspace(device)
+        self.attention = says_math_path(self.spec, dtype, device)
         self._ops, self.kernels = _choose_ops(dtype, device, choices.get("kernels"))
 
     @torch.no_grad()
@@ -68,7 +73,7 @@ class FastModel:
         self._refresh()
         rows = _rows(documents)
         for batch in split_rows(rows, self.budget_tokens, share=self.share_prefixes):
-            layout = make_layout([rows[index] for index in batch], share=self.share_prefixes)
+            layout = make_layout([rows[index] for index in batch], share=self.share_prefixes, multiple=self.multiple)
             walk = self._walk(layout, dropout=self._dropout, scale=scale, keep=True)
             nll_E = self._forward_backward(walk)
             total += torch.dot(nll_E, walk.batch.count_E)
@@ -80,7 +85,7 @@ class FastModel:
         rows = _rows(documents)
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
         for batch in split_rows(rows, self.budget_tokens, share=self._share_in_scoring):
-            layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring)
+            layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, multiple=self.multiple)
             walk = self._walk(layout, adapter=adapter)
             nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.chunk_rows)
             owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
@@ -169,7 +174,8 @@ class FastModel:
 
     def _batch(self, layout: Layout) -> Batch:
         def put(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
+            here = torch.tensor(values, dtype=dtype)
+            return here if self.device.type == "cpu" else here.pin_memory().to(self.device, non_blocking=True)
 
         rows = sorted(set(layout.rows))
         place = {row: number for number, row in enumerate(rows)}
