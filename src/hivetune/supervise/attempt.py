@@ -35,6 +35,7 @@ class Job:
     settings: SuperviseConfig
     events: Journal
     stop: StopRequest
+    standby: Standby
     on_step: Callable[[int], None] = lambda step: None
 
 
@@ -55,20 +56,20 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], extra: dict[str, 
     """Start the worker, watch it to its end, bring what it left in memory to disk, and say what happened."""
     environment, choices = settings_of(rungs)
     kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
-    standby = Standby.create()
+    state_to_disk(job)  # what an earlier attempt left and a full disk refused
     try:
         child = start_child(
             job.worker,
-            {**job.task, **extra, "choices": choices, "standby": list(standby.handles)},
+            {**job.task, **extra, "choices": choices, "standby": list(job.standby.handles)},
             job.run,
             limits=limits,
             environment=environment,
-            pass_fds=standby.handles,
+            pass_fds=job.standby.handles,
         )
         pid = child.process.pid
         job.events.append("attempt", number=number, pid=pid, rungs=list(rungs), environment=environment)
         outcome = _watch(job, child)
-        _to_disk(job, standby)
+        state_to_disk(job)
         durable = newest_step(job.run)
         step = step_of_death(job.run, pid)
         ended = Ended(outcome, step, durable, None, child.last_beat, time.monotonic() - started, job.stop.count > 0)
@@ -82,7 +83,6 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], extra: dict[str, 
         return Ended(outcome, step, durable, diagnose(evidence), child.last_beat, ended.seconds, ended.asked_to_stop)
     finally:
         kernel.close()
-        standby.close()
 
 
 def newest_step(run: Path) -> int:
@@ -149,12 +149,14 @@ def _sample(job: Job, child: Child, was_hot: bool) -> bool:
     return hot
 
 
-def _to_disk(job: Job, standby: Standby) -> None:
+def state_to_disk(job: Job) -> None:
+    """What the worker left in memory becomes a checkpoint; while the disk refuses, it stays in memory."""
     try:
-        step = persist(job.run, standby)
+        step = persist(job.run, job.standby)
     except OSError as error:
         job.events.append("warning", text=f"the state in memory could not be written: {error}")
         return
+    job.standby.clear()
     if step is not None:
         job.events.append("from_memory", step=step)
 

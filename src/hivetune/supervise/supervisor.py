@@ -6,6 +6,7 @@ that is killed itself is replaced by the next one, which goes on from what is on
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from hivetune.journal import Journal, read_journal
 from hivetune.machine.faults import fault as fault_of
 from hivetune.machine.probe import Machine, disk_free_bytes, probe_machine
 from hivetune.plan.steps import AMENDMENTS, most_quarantined, read_plan
+from hivetune.standby import Standby
 from hivetune.store import boot_id, lock, manifest_problems
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
-from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt
+from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt, state_to_disk
 from hivetune.supervise.isolate import isolate, quarantine, replay_in_children, within
 from hivetune.supervise.ladder import Action, Bounds, Failure, kept_rungs, next_action
 from hivetune.supervise.limits import LearnedLimits
@@ -83,9 +85,9 @@ def supervise_run(
     a second one at once. Raises Busy when another process has the run, UsageError when model or data are not what they
     were, DoesNotFit when the disk has no room for the run's checkpoints.
     """
-    with lock(run), Journal(run / EVENTS) as events, StopRequest() as stop:
+    with lock(run), Journal(run / EVENTS) as events, StopRequest() as stop, closing(Standby.create()) as standby:
         task = {"run": str(run), "model": str(model), "snapshot": str(snapshot)}
-        job = Job(run, worker, replay, task, config.supervise, events, stop, on_step)
+        job = Job(run, worker, replay, task, config.supervise, events, stop, standby, on_step)
         supervisor = _Supervisor(job, config, machine or probe_machine(folder=run))
         supervisor.begin(model, snapshot)
         return supervisor.finish()
@@ -232,6 +234,7 @@ class _Supervisor:
         good = [
             e["step"] for e in read_journal(self.job.run / "metrics.jsonl") if e["event"] == "canary" and e["passed"]
         ]
+        self.job.standby.clear()
         doubtful = checkpoints.distrust_after(self.job.run, max(good, default=0))
         self.job.events.append("distrusted", steps=doubtful, newest=ended.durable)
 
@@ -243,6 +246,7 @@ class _Supervisor:
         while disk_free_bytes(run) < _reserve_bytes(run) and not self.job.stop.count:
             self.job.stop.sleep(DISK_LOOK_S)
         self.job.events.append("disk_ready", free_bytes=disk_free_bytes(run))
+        state_to_disk(self.job)
 
     def _extra(self) -> dict[str, Any]:
         """What the worker is told of this attempt: the memory it may take, and how often it is likely to die."""
