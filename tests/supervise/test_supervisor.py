@@ -1,5 +1,6 @@
 """A good citizen: signals, two runs in one folder, a full disk, changed files and packages, a killed supervisor."""
 
+import errno
 import json
 import os
 import signal
@@ -17,8 +18,9 @@ from scripted import HOST, events, make_run, supervise
 from hivetune import checkpoints
 from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
 from hivetune.plan.steps import read_plan
+from hivetune.standby import Standby, persist
 from hivetune.store import lock
-from hivetune.supervise import supervisor
+from hivetune.supervise import attempt, supervisor
 from hivetune.supervise.smaller import thin_out
 from hivetune.supervise.status import run_status, stop_run
 
@@ -156,6 +158,25 @@ def test_a_full_disk_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     outcome = supervise(tmp_path, config).check()
     assert (outcome.status, outcome.faults) == ("done", ("disk-full",))
     assert events(tmp_path, "disk_wait") and events(tmp_path, "disk_ready")
+
+
+def test_what_a_full_disk_refuses_waits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker dies at step 8, the newest checkpoint is of step 5, and the disk is full: nothing is repeated."""
+    config = make_run(tmp_path, [{"do": "raise", "text": "[Errno 28] No space left on device", "step": 8, "times": 1}])
+    refusals = iter([OSError(errno.ENOSPC, "No space left on device")])
+
+    def persist_when_there_is_room(run: Path, standby: Standby) -> int | None:
+        if standby.read() is not None and (refusal := next(refusals, None)) is not None:
+            raise refusal
+        return persist(run, standby)
+
+    monkeypatch.setattr(attempt, "persist", persist_when_there_is_room)
+    outcome = supervise(tmp_path, config).check()
+    assert outcome.faults == ("disk-full",)
+    assert [entry["step"] for entry in events(tmp_path, "from_memory")] == [8]
+    assert [entry["durable"] for entry in events(tmp_path, "ended")] == [5, 24]
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert [entry["step"] for entry in map(json.loads, lines) if entry["event"] == "started"] == [0, 8]
 
 
 def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
