@@ -65,6 +65,13 @@ def show(run: RunArgument) -> None:
 def watch(run: RunArgument) -> None:
     """Follow a run until it ends; Ctrl-C only stops looking. With --json: one line per change."""
     folder = find_run(run)
+    try:
+        _follow(folder)
+    except KeyboardInterrupt:
+        say("the run goes on")
+
+
+def _follow(folder: Path) -> None:
     told = len(list(read_journal(folder / "events.jsonl")))
     last: tuple[int, str] | None = None
     while True:

@@ -217,7 +217,10 @@ class _Supervisor:
             return Action("again", findings.words, kept_rungs(self.history))
         if findings.verdict == "chance" and fault_of(failure.fault).domain == "host":
             return Action("again", findings.words, failure.rungs)
-        return next_action(self.history, self._bounds())
+        action = next_action(self.history, self._bounds())
+        if findings.verdict == "machine":  # nothing was learned of the rows: they may be asked once more
+            self.history[-1] = failure
+        return action
 
     def _make_smaller(self, how: str) -> None:
         run = self.job.run
