@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ class Killer:
         return bool(found) and after.count("\n") > 3
 
 
-def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int, timeout_s: float) -> None:
+def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int, timeout_s: float) -> dict[str, int]:
     for name in ("calm", "killed"):
         config = make_run(folder / name, num_rows, **SETTINGS)
         (folder / name / "config.json").write_text(config.model_dump_json())
@@ -103,6 +104,13 @@ def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int
     state, other = (checkpoints.folder_of(run, last) / TENSORS for run in (calm, killed))
     assert state.read_bytes() == other.read_bytes()  # weights and optimizer
     assert not (killed / "amendments.jsonl").exists() and not list(killed.glob("core*"))
+    attempts = [entry for entry in _lines(killed / "events.jsonl") if entry["event"] == "attempt"]
+    return {
+        "kills of the worker": workers,
+        "kills of the supervisor": supervisors,
+        "attempts": len(attempts),
+        "steps": last,
+    }
 
 
 @pytest.mark.slow
@@ -111,8 +119,12 @@ def test_eight_kills_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_a_hundred_and_twenty_kills_change_nothing(tmp_path: Path) -> None:
-    check(tmp_path, 60_000, workers=100, supervisors=20, seed=2, timeout_s=3600)
+def test_a_hundred_and_twenty_kills_change_nothing(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    counted = check(tmp_path, 60_000, workers=100, supervisors=20, seed=2, timeout_s=3600)
+    for name, value in counted.items():
+        record_property(name, value)
 
 
 def _lines(path: Path) -> list[dict[str, object]]:

@@ -140,10 +140,10 @@ def resume(
         say(f"training goes on in the background\nfollow it: hivetune watch {folder}")
         emit({"run": str(folder), "status": "started"})
         return
-    opened = walk.load_run(folder)
     for override in overrides or ():
         if not override.startswith("supervise."):
             raise UsageError(f"--set {override}: only supervise.* can be changed for a run that exists")
+    opened = walk.load_run(folder)
     summary = train_run(replace(opened, config=override_config(opened.config, overrides or ())))
     show_training(summary)
     emit(summary)

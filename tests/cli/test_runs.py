@@ -1,0 +1,104 @@
+"""The commands that look after runs, on folders as a supervisor leaves them."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hivetune.cli.runs import find_run
+from hivetune.errors import UsageError
+from hivetune.journal import Journal
+from hivetune.store import open_database, write_json
+
+
+def make(folder: Path, name: str = "mine-abc", ended: str | None = "stopped") -> Path:
+    run = folder / name
+    run.mkdir(parents=True)
+    write_json(run / "run.json", {"schema": 1, "name": "mine", "created": 5.0, "status": "new"})
+    write_json(run / "plan.json", {"schema": 1, "steps": 20})
+    with Journal(run / "metrics.jsonl") as metrics:
+        for step in (1, 2):
+            metrics.append("step", step=step, loss=3.0 - step / 2, tokens=100, seconds=0.5)
+        metrics.append("validation", step=2, loss=2.5)
+    with Journal(run / "events.jsonl") as events:
+        events.append("supervisor_started")
+        events.append("failure", step=1, words="the card hung and was reset", fault="device-hang")
+        events.append("action", action="again", why="once may be chance")
+        if ended:
+            events.append("supervisor_ended", status=ended, steps=2, restarts=1, why="")
+    with open_database() as database:
+        database.execute("INSERT INTO runs VALUES (?, 'mine', 5.0, 'h')", (str(run),))
+    return run
+
+
+def hivetune(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "hivetune", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_all_runs_and_one_run(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    listed = json.loads(hivetune("runs", "--json").stdout)["runs"]
+    assert [(entry["run"], entry["state"], entry["step"], entry["steps"]) for entry in listed] == [
+        (str(run), "stopped", 2, 20)
+    ]
+    shown = json.loads(hivetune("show", "mine", "--json").stdout)
+    assert (shown["loss"], shown["validation_loss"], shown["tokens_per_second"]) == (2.0, 2.5, 200.0)
+    assert "the card hung" in hivetune("show", "mine").stdout
+
+
+def test_a_run_whose_supervisor_vanished_says_how_to_go_on(tmp_path: Path) -> None:
+    run = make(tmp_path, ended=None)
+    finished = hivetune("watch", str(run))
+    assert finished.returncode == 0
+    assert (
+        f"interrupted, step 2 of 20, loss 2.000, validation 2.500, 1 restarts, go on with: hivetune resume {run}"
+        in (finished.stderr)
+    )
+
+
+def test_logs_are_the_last_lines(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    (run / "child.log").write_text("".join(f"line {i}\n" for i in range(100)))
+    assert json.loads(hivetune("logs", str(run), "-n", "2", "--json").stdout)["logs"]["child.log"] == [
+        "line 98",
+        "line 99",
+    ]
+
+
+def test_runs_are_found_by_folder_name_and_its_beginning(tmp_path: Path) -> None:
+    first, second = make(tmp_path), make(tmp_path, "mine-abd")
+    assert find_run(str(first)) == first and find_run("mine-abd") == second
+    with pytest.raises(UsageError, match="no run 'mine-'") as caught:
+        find_run("mine-")
+    assert "2 runs begin so" in caught.value.hint
+    with pytest.raises(UsageError, match="no run 'other'"):
+        find_run("other")
+
+
+def test_a_deleted_run_is_left_out(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    (run / "run.json").unlink()
+    assert json.loads(hivetune("runs", "--json").stdout)["runs"] == []
+
+
+def test_the_unit_names_run_and_home(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    unit = json.loads(hivetune("resume", str(run), "--unit", "--json").stdout)["unit"]
+    assert f"resume {run}" in unit and "Environment=HIVETUNE_HOME=" in unit and "TimeoutStopSec" in unit
+
+
+def test_only_the_supervision_of_a_run_can_be_changed(tmp_path: Path) -> None:
+    finished = hivetune("resume", str(make(tmp_path)), "--set", "lora.r=4")
+    assert finished.returncode == 2
+
+
+def test_many_runs_are_listed_quickly(tmp_path: Path) -> None:
+    for number in range(30):
+        make(tmp_path, f"run-{number}")
+    started = time.monotonic()
+    assert len(json.loads(hivetune("runs", "--json").stdout)["runs"]) == 30
+    assert time.monotonic() - started < 10  # a tenth of a second each would be felt; loaded test machines get slack
