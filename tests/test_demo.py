@@ -4,7 +4,11 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from hivetune.demo import SYSTEM_PROMPTS, write_demo_data
+
+pytestmark = pytest.mark.slow  # parses the whole standard library
 
 
 def read(path: Path) -> tuple[list[dict[str, object]], int]:
