@@ -1,8 +1,11 @@
 """Folders that are whole or not there, locks that die with their holder, and a database that migrates."""
 
+import contextlib
 import errno
 import multiprocessing
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +127,17 @@ def test_a_failed_migration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         open_database(path)
     database = sqlite3.connect(path)
     assert database.execute("SELECT name FROM sqlite_master WHERE name = 'a'").fetchall() == []
+
+
+def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
+    """Another process must never take itself for the last one: it would delete the log under us."""
+    path = tmp_path / "hive.db"
+    first = open_database(path)
+    first.execute("CREATE TABLE a (x)")
+    open_database(path).close()
+    script = f"from pathlib import Path; from hivetune.store import open_database; open_database(Path({str(path)!r})).close()"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    first.execute("INSERT INTO a VALUES (1)")
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        assert reader.execute("SELECT x FROM a").fetchall() == [(1,)]
+    first.close()

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,8 +234,8 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
     """
     path = path or home() / "hive.db"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))  # before SQLite: the -wal file copies this mode
-    os.chmod(path, 0o600)
+    if not path.exists():
+        _create_private(path)
     database = sqlite3.connect(path, timeout=30, isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
@@ -245,6 +246,23 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def _create_private(path: Path) -> None:
+    """An empty file that only its owner may read, before SQLite makes it: the -wal file copies its mode.
+
+    Linked into place, so that no handle of `path` itself is ever closed: that would drop the POSIX locks that other
+    connections of this process hold (sqlite.org/howtocorrupt.html, 2.2). Then another process takes itself for the last
+    one, deletes the -wal file, and commits are lost.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    finally:
+        os.unlink(temporary)
 
 
 def _migrations_done(database: sqlite3.Connection) -> int:
