@@ -135,8 +135,8 @@ def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path:
     first = open_database(path)
     first.execute("CREATE TABLE a (x)")
     open_database(path).close()
-    script = f"from pathlib import Path; from hivetune.store import open_database; open_database(Path({str(path)!r})).close()"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    script = "import sys, pathlib, hivetune.store as s; s.open_database(pathlib.Path(sys.argv[1])).close()"
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
     first.execute("INSERT INTO a VALUES (1)")
     with contextlib.closing(sqlite3.connect(path)) as reader:
         assert reader.execute("SELECT x FROM a").fetchall() == [(1,)]
