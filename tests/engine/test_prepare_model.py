@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from engine.hub_server import COMMIT, serve_model
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hivetune import models
-from hivetune.engine.gguf_model import packaged_file, take_gguf
+from hivetune.engine.gguf_model import packaged_file, read_settings, take_gguf
 from hivetune.engine.prepare_model import prepare
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models import find_prepared, folder_for, kind_of, read_prepared
@@ -226,11 +227,35 @@ def test_the_demo_model_answers(smollm2: Path) -> None:
     assert tokenizer.decode(answer, skip_special_tokens=True) == "The capital of France is Paris."
 
 
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+def write_gguf(file: Path, **settings: Any) -> Path:
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "\N{SNOWMAN}"])
+    writer.add_array("tokenizer.ggml.scores", [0.0, 1.0, 2.0])
+    for name, value in settings.items():
+        writer.add_string(f"tokenizer.{name.replace('_', '.')}", value)
+    writer.add_uint32("llama.block_count", 7)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return file
+
+
+def test_settings_of_a_gguf_file_are_read_past_its_lists(tmp_path: Path) -> None:
+    settings = read_settings(write_gguf(tmp_path / "model.gguf", ggml_pre="smollm", ggml_model="gpt2"))
+    assert settings["tokenizer.ggml.pre"] == "smollm" and settings["llama.block_count"] == 7
+    assert settings["general.architecture"] == "llama" and "tokenizer.ggml.tokens" not in settings
+
+
+def test_a_file_that_is_no_gguf_or_is_cut(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    file.write_bytes(b"PK\3\4")
+    file.write_bytes(b"PK\3\4 and more bytes than a header has")
     with pytest.raises(UsageError, match="no GGUF file"):
         prepare(str(file), tmp_path / "prepared")
+    whole = write_gguf(file, ggml_pre="smollm").read_bytes()
+    for size in (5, 30, len(whole) - 5):
+        file.write_bytes(whole[:size])
+        with pytest.raises(UsageError, match=r"GGUF|cut short"):
+            prepare(str(file), tmp_path / "prepared")
 
 
 def test_a_package_that_is_not_installed() -> None:

@@ -5,6 +5,8 @@ that is set here, and a way of splitting that is not known is refused: other tok
 """
 
 import importlib.util
+import mmap
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,10 @@ SPLITS = {
     "deepseek-r1-qwen": WORDS % "",
 }
 
+# GGUF's types of values.
+SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+TEXT, LIST = 8, 9
+
 
 def packaged_file(package: str, install: str) -> Path:
     """The GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the install line."""
@@ -43,14 +49,11 @@ def take_gguf(file: Path, work: Path) -> None:
     """Write config, weights, tokenizer and template of `file` into `work`. Raises UsageError, MachineNotFit."""
     if importlib.util.find_spec("gguf") is None:
         raise MachineNotFit("GGUF files need the package gguf", hint="pip install 'hivetune[export]'")
+    settings = read_settings(file)
     import safetensors.torch
     import torch
     import transformers
 
-    with open(file, "rb") as handle:
-        if handle.read(4) != b"GGUF":
-            raise UsageError(f"{file} is no GGUF file")
-    settings = _read_settings(file)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -61,10 +64,10 @@ def take_gguf(file: Path, work: Path) -> None:
         raise UsageError(
             f"{file}: transformers can't read this GGUF file: {reason}", hint="use the model's safetensors"
         ) from error
-    if settings["tokenizer.ggml.model"] == "gpt2":
+    if settings.get("tokenizer.ggml.model") == "gpt2":
         tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
-    elif settings["tokenizer.ggml.model"] != "llama":
-        raise UsageError(f"{file}: its tokenizer ({settings['tokenizer.ggml.model']}) is not known")
+    elif settings.get("tokenizer.ggml.model") != "llama":
+        raise UsageError(f"{file}: its tokenizer ({settings.get('tokenizer.ggml.model')}) is not known")
     del model.config.quantization_config  # of the file, not of what is saved
     model.config.save_pretrained(work)
     model.generation_config.save_pretrained(work)
@@ -82,13 +85,60 @@ def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tensors[name].contiguous() for name in first.values()}
 
 
-def _read_settings(file: Path) -> dict[str, Any]:
-    """The text settings that the tokenizer needs."""
-    import gguf
+def read_settings(file: Path) -> dict[str, Any]:
+    """The numbers and texts among a GGUF file's settings, without its lists (the vocabulary).
 
-    reader = gguf.GGUFReader(file)
-    names = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template")
-    return {name: reader.fields[name].contents() for name in names if name in reader.fields}
+    gguf.GGUFReader takes 4 s for them on SmolLM2's file, because it makes an array of each of 100,000 words.
+    Source: ggml-org/ggml, docs/gguf.md. Raises UsageError for a file that is none or is cut short.
+    """
+    with open(file, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cursor = _Cursor(data)
+        try:
+            if cursor.take("<4s") != b"GGUF" or cursor.take("<I") not in (2, 3):
+                raise UsageError(f"{file} is no GGUF file of version 2 or 3")
+            cursor.take("<Q")  # number of tensors
+            settings = {}
+            for _ in range(cursor.take("<Q")):
+                key, kind = cursor.text(), cursor.take("<I")
+                value = cursor.value(kind)
+                if value is not None:
+                    settings[key] = value
+        except (struct.error, UnicodeDecodeError, KeyError) as error:
+            raise UsageError(f"{file} is cut short or damaged: {error}") from None
+    return settings
+
+
+class _Cursor:
+    """Reads one value after the other."""
+
+    def __init__(self, data: mmap.mmap):
+        self._data, self._at = data, 0
+
+    def take(self, form: str) -> Any:
+        (value,) = struct.unpack_from(form, self._data, self._at)
+        self._at += struct.calcsize(form)
+        return value
+
+    def text(self) -> str:
+        size = self.take("<Q")
+        return str(self.take(f"<{size}s").decode("utf-8")) if size else ""
+
+    def value(self, kind: int) -> Any:
+        if kind == TEXT:
+            return self.text()
+        if kind != LIST:
+            return self.take(SCALARS[kind])
+        inner, count = self.take("<I"), self.take("<Q")
+        if inner in SCALARS:
+            self._at += count * struct.calcsize(SCALARS[inner])
+            return None
+        for _ in range(count):
+            if inner == TEXT:
+                size = self.take("<Q")
+                self._at += size
+            else:
+                self.value(inner)
+        return None
 
 
 def _splitter(pre: str, file: Path) -> Any:
