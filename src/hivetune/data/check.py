@@ -20,7 +20,8 @@ CP1252 = "€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œž�
 MOJIBAKE = re.compile(f"[\u00c2-\u00f4][\u0080-\u00bf{CP1252}]{{1,3}}")
 # Compressed to less than this share, an answer is looked at closely. Measured: prose and code 0.4 to 0.9, the answers
 # in Python's documentation not below 0.3, loops below 0.15.
-LOOP_RATIO = 0.2
+LOOP_RATIO = 0.25
+ZLIB_OVERHEAD_BYTES = 12
 LOOP_MIN_CHARS = 100
 LOOP_MIN_REPEATS = 6
 LOOP_MAX_PERIOD = 300
@@ -126,7 +127,7 @@ def check_answers(messages: Messages) -> None:
 def has_loop(text: str) -> bool:
     """Whether one piece, repeated at least six times in a row, makes up half of `text` (or all of its end)."""
     encoded = text.encode("utf-8", "surrogatepass")
-    if len(zlib.compress(encoded, 1)) > LOOP_RATIO * len(encoded):
+    if len(zlib.compress(encoded, 1)) - ZLIB_OVERHEAD_BYTES > LOOP_RATIO * len(encoded):
         return False
     for period in range(1, min(LOOP_MAX_PERIOD, len(text) // LOOP_MIN_REPEATS) + 1):
         if _longest_repeat(text, period) >= max(len(text) // 2, period * LOOP_MIN_REPEATS, LOOP_MIN_CHARS):
