@@ -1,6 +1,7 @@
 """The probe on a real run: what it writes, what a later plan makes of it, and whether its predictions hold."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from engine.runs import learnable_rows, make_run, run_training
 
 from hivetune.engine import probe
 from hivetune.engine.child import Heartbeat, Task
+from hivetune.errors import DoesNotFit
 from hivetune.machine.probe import probe_machine
 from hivetune.machine.profile import read_profile
 from hivetune.plan.architecture import read_architecture
@@ -89,6 +91,20 @@ def test_a_choice_that_was_made_is_not_made_again(tmp_path: Path, small_canary: 
     run = tmp_path / "run"
     task = Task(run, {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")})
     assert probe.main(task, Heartbeat(None))["choices"]["dtype"] == "float32"
+
+
+def test_what_does_not_fit_is_refused_before_a_weight_is_read(
+    tmp_path: Path, small_canary: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    make_run(tmp_path, learnable_rows(20), choices=QUICK)
+    tight = replace(probe_machine(), memory_bytes=10**8, available_bytes=10**8)
+    monkeypatch.setattr(probe, "probe_machine", lambda: tight)
+    run = tmp_path / "run"
+    task = Task(run, {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")})
+    with pytest.raises(DoesNotFit, match="are needed at least, 90 MB may be used"):
+        probe.main(task, Heartbeat(None))
 
 
 def test_an_emulated_precision_is_given_up_after_a_small_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,12 @@ from hivetune.plan.choose import (
     Choice,
     Option,
     Workload,
-    advice,
     assumed_workload,
     choose,
     choose_dtype,
+    compared,
     power_loss_s,
+    refusal,
     what_would_fit,
 )
 from hivetune.plan.memory import Job, disk_bytes, explain_memory
@@ -33,9 +34,6 @@ from hivetune.plan.speed import probe_key, read_probe, step_flops
 from hivetune.plan.target import Target, target_of_card, target_of_machine
 from hivetune.store import home
 
-# Models to compare with: one of each size that people train at home.
-COMPARED = ("smollm2-135m", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
-COMPARED_LARGE = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-14B-Instruct")
 BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
 LOOKED_AT_BYTES = 32 << 20
@@ -51,7 +49,7 @@ class Planned:
     work: Workload
     job: Job
     choice: Choice | None
-    refusal: str
+    why_not: str
     options: Sequence[Option]
 
 
@@ -72,8 +70,7 @@ def plan(
     show_plan(planned)
     if planned.choice is not None:
         return emit(document(planned))
-    near = "; ".join(advice(planned.options, _case(planned)))
-    error = DoesNotFit(planned.refusal, hint=f"this would fit: {near}" if near else "choose a smaller model")
+    error = refusal(DoesNotFit(planned.why_not), planned.options, _case(planned))
     say(f"hivetune: {error}")
     told = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
     emit({**document(planned), "error": told})  # one document, so the error is not raised
@@ -110,14 +107,14 @@ def make(
     rate, correction = read_probe(job, probe) if probe else (None, None)
     job = replace(job, path=probe["path"]) if probe else job
     share = config.supervise.memory_share
-    choice, refusal = None, ""
+    choice, why_not = None, ""
     try:
         choice = choose(job, target, work, memory_share=share, correction=correction, rate=rate)
     except DoesNotFit as error:
-        refusal = error.message
+        why_not = error.message
     own = Case(config.model, architecture, config.max_length, config.lora.r, _precision(job))
     options = what_would_fit(own, target, work, compared(config.model, target), memory_share=share)
-    return Planned(config, architecture, target, work, job, choice, refusal, options)
+    return Planned(config, architecture, target, work, job, choice, why_not, options)
 
 
 def find_architecture(name: str) -> Architecture:
@@ -131,13 +128,6 @@ def find_architecture(name: str) -> Architecture:
     if known is None:
         raise UsageError(f"the sizes of model {name} are not known yet", hint=f"get it first: hivetune fetch {name}")
     return parse_architecture(known, name)
-
-
-def compared(own: str, target: Target) -> dict[str, Architecture]:
-    """Other models that are worth a look on a device of this size."""
-    names = COMPARED + (COMPARED_LARGE if target.kind != "cpu" or target.memory_bytes > 24e9 else ())
-    found = {name: known_model(name) for name in names if name != own}
-    return {name: parse_architecture(config, name) for name, config in found.items() if config}
 
 
 def guess_workload(config: RunConfig, rows: int | None, tokens: int | None) -> Workload:
@@ -199,7 +189,7 @@ def document(planned: Planned) -> dict[str, Any]:
         "options": [option.to_plain() for option in planned.options],
     }
     if choice is None:
-        return {**content, "refusal": planned.refusal}
+        return {**content, "refusal": planned.why_not}
     hours = choice.step_s * planned.work.steps / 3600
     every_s = config.supervise.checkpoint_every_s
     return {
@@ -223,7 +213,7 @@ def show_plan(planned: Planned) -> None:
     mean = sum(work.lengths) / len(work.lengths)
     show(f"data ({known}): {work.rows:,} training rows of {mean:.0f} tokens, {work.steps:,} steps of {work.batch_size}")
     if choice is None:
-        show(f"DOES NOT FIT: {planned.refusal}")
+        show(f"DOES NOT FIT: {planned.why_not}")
     else:
         _show_choice(planned, choice)
     show(f"GEMM rates {source}" + (f"; {target.note}" if target.note else ""))

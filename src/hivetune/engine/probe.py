@@ -21,7 +21,7 @@ from hivetune.engine.device import DTYPES, RESOLVED, choose, peak_memory_bytes, 
 from hivetune.engine.feed import read_documents
 from hivetune.engine.model import Document, LoraModel, load_model
 from hivetune.engine.optimizer import AdamW
-from hivetune.errors import UsageError
+from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.probe import probe_machine
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.plan import choose as plan_choose
@@ -38,7 +38,7 @@ from hivetune.plan.speed import (
     probed_rate,
 )
 from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan
-from hivetune.plan.target import target_of_machine
+from hivetune.plan.target import Target, target_of_machine
 from hivetune.store import write_atomic
 
 # Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
@@ -75,7 +75,7 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     target = target_of_machine(machine, profile, _device_name(device))
     work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
     job = _job_of(config, architecture, settled, target.kind)
-    first = plan_choose.choose(job, target, work, memory_share=memory_share)
+    first = _choose_before_loading(config, job, target, work)
     heartbeat.beat(b"k")
     model = _load(task, config, settled, first)
     load_peak_bytes = peak_memory_bytes(device)
@@ -216,6 +216,21 @@ def _write_choices(run: Path, choices: Mapping[str, Any]) -> None:
     tree = yaml.safe_load((run / RESOLVED).read_text(encoding="utf-8"))
     text = yaml.safe_dump({**tree, "choices": dict(choices)}, sort_keys=False, allow_unicode=True)
     write_atomic(run / RESOLVED, text.encode())
+
+
+def _choose_before_loading(
+    config: RunConfig, job: Job, target: Target, work: plan_choose.Workload
+) -> plan_choose.Choice:
+    """By formula. Raises DoesNotFit with what would fit, before a weight is read."""
+    share = config.supervise.memory_share
+    try:
+        return plan_choose.choose(job, target, work, memory_share=share)
+    except DoesNotFit as error:
+        precision = "nf4" if job.quantized else job.dtype
+        own = plan_choose.Case(config.model, job.architecture, work.longest, config.lora.r, precision)
+        others = plan_choose.compared(config.model, target)
+        options = plan_choose.what_would_fit(own, target, work, others, memory_share=share)
+        raise plan_choose.refusal(error, options, own) from None
 
 
 def _job_of(config: RunConfig, architecture: Architecture, settled: Mapping[str, Any], kind: str) -> Job:

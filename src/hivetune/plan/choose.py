@@ -10,7 +10,8 @@ from typing import Any
 
 from hivetune.checkpoints import checkpoint_interval_s
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.plan.architecture import Architecture
+from hivetune.machine.knowledge import known_model
+from hivetune.plan.architecture import Architecture, parse_architecture
 from hivetune.plan.memory import Affine, Job, Peak, disk_bytes, predict_peak, with_recompute
 from hivetune.plan.speed import Rate, StepShape, unprobed_rate
 from hivetune.plan.steps import pack
@@ -24,6 +25,9 @@ LARGEST_BUDGET = {"cpu": 2048, "cuda": 32768, "rocm": 32768}
 # Below this difference fewer micro-batches decide (shared beginnings are computed once in each), then memory.
 SAME_SPEED = 0.03
 BUCKET = 64
+# Models to compare with: one of each size that people train at home.
+COMPARED = ("smollm2-135m", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
+COMPARED_LARGE = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-14B-Instruct")
 DISK_BYTES_PER_S = 200e6
 MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
 
@@ -268,6 +272,19 @@ def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
     return [
         f"{o.model}, length {o.length}, rank {o.rank}, {o.precision}: {size_words(o.peak_bytes)}" for o in near[:most]
     ]
+
+
+def compared(own: str, target: Target) -> dict[str, Architecture]:
+    """Other models that are worth a look on a device of this size."""
+    names = COMPARED + (COMPARED_LARGE if target.kind != "cpu" or target.memory_bytes > 24e9 else ())
+    found = {name: known_model(name) for name in names if name != own}
+    return {name: parse_architecture(config, name) for name, config in found.items() if config}
+
+
+def refusal(error: DoesNotFit, options: Sequence[Option], own: Case) -> DoesNotFit:
+    """The error with what would fit as its hint."""
+    near = "; ".join(advice(options, own))
+    return DoesNotFit(error.message, hint=f"this would fit: {near}" if near else "choose a smaller model")
 
 
 def power_loss_s(job: Job, step_s: float, every_s: float | None = None) -> float:

@@ -270,7 +270,10 @@ def read_plan(run: Path) -> Plan:
 
 
 def append_amendment(run: Path, amendment: Amendment) -> None:
-    """One more line of amendments.jsonl, on the disk before this returns. One process at a time: the worker while it lives, else its supervisor."""
+    """One more line of amendments.jsonl, on the disk before this returns.
+
+    One process at a time: the worker while it lives, else its supervisor.
+    """
     with Journal(run / AMENDMENTS) as journal:
         journal.append(
             "amendment",
