@@ -139,6 +139,7 @@ CHANGES: dict[str, Any] = {
     "clip": {"clip": 0.01},
     "clip off": {"clip": 0},
     "dtype": {"dtype": "bfloat16"},
+    "dtype float16": {"dtype": "float16"},
     "seed": {"seed": 1},
     "method": {"method": "qlora"},
 }
@@ -199,6 +200,28 @@ def test_a_step_that_is_not_finite_stops_before_the_update_and_names_its_rows(
         run_training(tmp_path, tiny_model_folder)
     assert all(f"rows.jsonl:{row + 1}" in caught.value.message for row in rows)
     assert [entry["step"] for entry in metrics(tmp_path) if entry["event"] == "step"] == [1, 2, 3]
+
+
+def test_a_run_that_changes_nothing_is_no_success(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, learnable_rows(20))
+    monkeypatch.setattr("hivetune.engine.optimizer.AdamW.update", lambda *_, **__: None)
+    with pytest.raises(StepNotFinite, match="what it was at the start"):
+        run_training(tmp_path, tiny_model_folder)
+    assert not (tmp_path / "run/adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("path", ["fast", "general"])
+def test_half_precision_learns_like_float32(path: str, tiny_model_folder: Path, tmp_path: Path) -> None:
+    """float16 needs its scaled gradients, bfloat16 its fp32 masters; the curve is that of float32 to two digits."""
+    curves = {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        make_run(tmp_path / dtype, learnable_rows(60), epochs=4, dtype=dtype, choices={"path": path})
+        run_training(tmp_path / dtype, tiny_model_folder)
+        curves[dtype] = losses(tmp_path / dtype)
+    for dtype in ("bfloat16", "float16"):
+        assert curves[dtype] == pytest.approx(curves["float32"], rel=0.02)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, rows: set[int]) -> None:
