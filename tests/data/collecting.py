@@ -58,12 +58,17 @@ def stored_numbers() -> list[int]:
     return sorted(int(json.loads(text)["prompt"].split()[1]) for text in query("SELECT row FROM interactions"))
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def count_stored() -> int:
+    with closing(open_database()) as database:
+        return int(database.execute("SELECT count(*) FROM interactions").fetchone()[0])
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0, pause_s: float = 0.01) -> None:
     """Until it is true; fails with `what`. Polls: it is other processes that are waited for."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"waited {timeout_s} s for {what}"
-        time.sleep(0.01)
+        time.sleep(pause_s)
 
 
 def free_port() -> int:
@@ -241,20 +246,28 @@ def kill_again_and_again(
 ) -> None:
     """Feed `rows` rows while a collector of `source` is killed `kills` times at random moments.
 
-    `give` hands the next rows to the source (half of them before the collector starts, half while it runs); `check`
-    holds what must be true after every death. Ends with a clean collection of the rest.
+    Every fourth kill comes at a moment of its start, the others within 10 ms after it stored a random part of what is
+    there, so that reading, committing and acknowledging are all met. `give` hands the next rows to the source (half of
+    them before the collector starts, half while it runs); `check` holds what must be true after every death. Ends with
+    a clean collection of the rest.
     """
     random_ = random.Random(seed)
     numbers = iter(range(rows))
     share = rows // kills
-    for _ in range(kills):
+    for kill in range(kills):
+        before = count_stored()
         part = list(islice(numbers, share))
         give(part[: share // 2])
         collector = Collector(source)
         try:
             collector.wait_ready()
             give(part[share // 2 :])
-            time.sleep(random_.uniform(0, 0.08))  # opening, reading, committing and acknowledging all lie in this
+            if kill % 4 == 0:
+                time.sleep(random_.uniform(0, 0.1))
+            else:
+                wanted = before + random_.randrange(1, share)
+                wait_for(lambda wanted=wanted: count_stored() >= wanted, "progress", pause_s=0.001)
+                time.sleep(random_.uniform(0, 0.01))
         finally:
             collector.kill()
         check()
