@@ -11,6 +11,7 @@
 
 constexpr long Q = 32;
 constexpr int QV = Q / LANES;
+constexpr long KEYS = 64;  // keys of a block: with what is done to their scores they stay in L1
 
 // Mirrored by native.AttentionArguments.
 struct Shape {
@@ -45,7 +46,7 @@ static inline void tile(long K, const float* a, long am, long ak, const float* b
 
 template <int NV, bool ADD>
 static inline void strip(long M, long K, const float* a, long am, long ak, const float* b, long bk, float* c, long cm) {
-    constexpr int T = NV == 4 ? 6 : 8;
+    constexpr int T = !WIDE ? 4 : NV == 4 ? 6 : 8;  // accumulators that fit the registers
     long m = 0;
     for (; m + T <= M; m += T) tile<T, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
     for (; m < M; m++) tile<1, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
@@ -56,8 +57,8 @@ template <bool ADD>
 static void product(long M, long N, long K, const float* a, long am, long ak, const float* b, long bk, float* c,
                     long cm) {
     long n = 0;
-    for (; n + 64 <= N; n += 64) strip<4, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
-    for (; n + 32 <= N; n += 32) strip<2, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
+    for (; WIDE && n + 64 <= N; n += 64) strip<4, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
+    for (; WIDE && n + 32 <= N; n += 32) strip<2, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
     for (; n < N; n += 16) strip<1, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
 }
 
@@ -91,23 +92,18 @@ static void copy_block(const T* from, long stride, long rows, long n, long width
         for (long r = 0; r < Q; r++) to_t[i * Q + r] = to[r * width + i];
 }
 
-// The keys a block of queries may see: [low, high) of the path's positions.
-struct Reach {
-    long low, high;
-};
-static Reach reach_of(const Shape& s, long first, long rows) {
-    long low = s.window ? std::max(0L, first - s.window + 1) : 0;
-    return {low, first + rows};
-}
+// The first position of a path that a block of queries beginning at position `first` may see; the last is its own.
+static long lowest(const Shape& s, long first) { return s.window ? std::max(0L, first - s.window + 1) : 0; }
 
-// scores[k, q] = k . q, capped, and -inf where query first + q must not look; `slope` keeps d capped / d score.
-static void masked_scores(const Shape& s, Reach reach, long first, const float* keys, const float* query_t, long width,
-                          float* scores, float* slope) {
-    product<false>(reach.high - reach.low, Q, width, keys + reach.low * width, width, 1, query_t, Q,
-                   scores + reach.low * Q, Q);
+// scores[k, q] = k . q for keys [k0, k1), capped, and -inf where query first + q must not look; `slope` keeps
+// d capped / d score. All are addressed by the position of the key.
+static void masked_scores(const Shape& s, long k0, long k1, long first, const float* keys, const float* query_t,
+                          long width, float* scores, float* slope) {
+    product<false>(k1 - k0, Q, width, keys + k0 * width, width, 1, query_t, Q, scores + k0 * Q, Q);
+    if (k1 <= first + 1 && !s.window && s.softcap <= 0) return;  // everything is before every query
     vf lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
-    for (long k = reach.low; k < reach.high; k++)
+    for (long k = k0; k < k1; k++)
         for (int v = 0; v < QV; v++) {
             float* at = scores + k * Q + v * LANES;
             vf z = load(at);
@@ -142,29 +138,34 @@ static void forward_block(const Shape& s, const Segment& g, long q0, long head, 
                           float* lse) {
     Scratch& b = scratch;
     long rows = std::min(Q, g.size - q0), first = g.depth + q0, n = s.head_dim;
-    Reach reach = reach_of(s, first, rows);
+    long low = lowest(s, first), high = first + rows;
     copy_block(qkv + (g.start + q0) * s.stride + head * n, s.stride, rows, n, width, s.scale, b.query, b.query_t);
-    masked_scores(s, reach, first, b.keys, b.query_t, width, b.scores, nullptr);
-    for (int v = 0; v < QV; v++) {
-        vf top = splat(-INFINITY), total{};
-        for (long k = reach.low; k < reach.high; k++) top = larger(load(b.scores + k * Q + v * LANES), top);
-        top = top > -1e30f ? top : vf{};  // lanes without a query
-        for (long k = reach.low; k < reach.high; k++) {
-            vf p = exponential(load(b.scores + k * Q + v * LANES) - top);
-            total += p;
-            store(b.scores + k * Q + v * LANES, p);
-        }
-        for (long i = 0; i < LANES && v * LANES + i < rows; i++) {
-            long row = v * LANES + i;
-            lse[(g.start + q0 + row) * s.heads + head] = top[i] + std::log(total[i]);
-            b.dout[row] = 1.0f / total[i];
-        }
+    vf top[QV], total[QV] = {};
+    for (int v = 0; v < QV; v++) top[v] = splat(-1e30f);  // finite, for lanes without a query
+    for (long k0 = low; k0 < high; k0 += KEYS) {
+        long k1 = std::min(k0 + KEYS, high);
+        masked_scores(s, k0, k1, first, b.keys, b.query_t, width, b.scores, nullptr);
+        for (long k = k0; k < k1; k++)
+            for (int v = 0; v < QV; v++) top[v] = larger(load(b.scores + k * Q + v * LANES), top[v]);
     }
-    product<false>(rows, width, reach.high - reach.low, b.scores + reach.low * Q, 1, Q, b.values + reach.low * width,
-                   width, b.out, width);
-    for (long r = 0; r < rows; r++)
+    std::fill(b.out, b.out + Q * width, 0.0f);
+    for (long k0 = low; k0 < high; k0 += KEYS) {
+        long k1 = std::min(k0 + KEYS, high);
+        for (long k = k0; k < k1; k++)
+            for (int v = 0; v < QV; v++) {
+                vf p = exponential(load(b.scores + k * Q + v * LANES) - top[v]);
+                total[v] += p;
+                store(b.scores + k * Q + v * LANES, p);
+            }
+        product<true>(rows, width, k1 - k0, b.scores + k0 * Q, 1, Q, b.values + k0 * width, width, b.out, width);
+    }
+    for (long r = 0; r < rows; r++) {
+        float sum = total[r / LANES][r % LANES];
+        long at = g.start + q0 + r;
+        lse[at * s.heads + head] = top[r / LANES][r % LANES] + std::log(sum);
         for (long i = 0; i < n; i += LANES)
-            store(out + (g.start + q0 + r) * s.heads * n + head * n + i, load(b.out + r * width + i) * b.dout[r], n - i);
+            store(out + (at * s.heads + head) * n + i, load(b.out + r * width + i) * (1.0f / sum), n - i);
+    }
 }
 
 template <class T>
@@ -172,12 +173,10 @@ static void backward_block(const Shape& s, const Segment& g, long q0, long head,
                            const T* qkv, const T* out, const float* lse, T* dqkv, long dstride) {
     Scratch& b = scratch;
     long rows = std::min(Q, g.size - q0), first = g.depth + q0, n = s.head_dim, out_stride = s.heads * n;
-    long at = g.start + q0;
-    Reach reach = reach_of(s, first, rows);
-    long num = reach.high - reach.low;
+    long at = g.start + q0, low = lowest(s, first), high = first + rows;
     copy_block(qkv + at * s.stride + head * n, s.stride, rows, n, width, s.scale, b.query, b.query_t);
     copy_block(dout + at * out_stride + head * n, out_stride, rows, n, width, 1.0f, b.dout, b.dout_t);
-    float delta[Q] = {}, level[Q];
+    float delta[Q] = {}, level[Q], slope[KEYS * Q];
     for (long r = 0; r < Q; r++) level[r] = r < rows ? lse[(at + r) * s.heads + head] : INFINITY;
     for (long r = 0; r < rows; r++) {
         vf dots{};
@@ -185,23 +184,23 @@ static void backward_block(const Shape& s, const Segment& g, long q0, long head,
             dots += load(b.dout + r * width + i) * load(out + (at + r) * out_stride + head * n + i, n - i);
         delta[r] = sum(dots);
     }
-    bool capped = s.softcap > 0;
-    masked_scores(s, reach, first, b.keys, b.query_t, width, b.scores, capped ? b.dscores : nullptr);
-    static thread_local std::vector<float> slope;
-    if (capped) slope.assign(b.dscores, b.dscores + reach.high * Q);
-    product<false>(num, Q, width, b.values + reach.low * width, width, 1, b.dout_t, Q, b.dscores + reach.low * Q, Q);
-    for (long k = reach.low * Q; k < reach.high * Q; k += LANES) {
-        vf p = exponential(load(b.scores + k) - load(level + k % Q));
-        vf ds = p * (load(b.dscores + k) - load(delta + k % Q));
-        if (capped) ds *= load(slope.data() + k);
-        store(b.scores + k, p);
-        store(b.dscores + k, ds);
+    std::fill(b.out, b.out + Q * width, 0.0f);
+    for (long k0 = low; k0 < high; k0 += KEYS) {
+        long k1 = std::min(k0 + KEYS, high), keys = k1 - k0;
+        float *p = b.scores + k0 * Q, *ds = b.dscores + k0 * Q;
+        masked_scores(s, k0, k1, first, b.keys, b.query_t, width, b.scores, s.softcap > 0 ? slope - k0 * Q : nullptr);
+        product<false>(keys, Q, width, b.values + k0 * width, width, 1, b.dout_t, Q, ds, Q);
+        for (long i = 0; i < keys * Q; i += LANES) {
+            vf weight = exponential(load(p + i) - load(level + i % Q));
+            vf change = weight * (load(ds + i) - load(delta + i % Q));
+            if (s.softcap > 0) change *= load(slope + i);
+            store(p + i, weight);
+            store(ds + i, change);
+        }
+        product<true>(keys, width, Q, p, Q, 1, b.dout, width, b.dvalues + k0 * width, width);
+        product<true>(keys, width, Q, ds, Q, 1, b.query, width, b.dkeys + k0 * width, width);
+        product<true>(rows, width, keys, ds, 1, Q, b.keys + k0 * width, width, b.out, width);
     }
-    float* p = b.scores + reach.low * Q;
-    float* ds = b.dscores + reach.low * Q;
-    product<true>(num, width, Q, p, Q, 1, b.dout, width, b.dvalues + reach.low * width, width);
-    product<true>(num, width, Q, ds, Q, 1, b.query, width, b.dkeys + reach.low * width, width);
-    product<false>(rows, width, num, ds, 1, Q, b.keys + reach.low * width, width, b.out, width);
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < n; i += LANES)
             store(dqkv + (at + r) * dstride + head * n + i, load(b.out + r * width + i) * s.scale, n - i);

@@ -6,6 +6,11 @@
 #include <cstring>
 
 constexpr int LANES = 16;
+#ifdef __AVX512F__
+constexpr bool WIDE = true;  // 32 registers of 16 floats; else 16 of 8, or 32 of 4
+#else
+constexpr bool WIDE = false;
+#endif
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));

@@ -33,7 +33,7 @@ static inline void update_block(T* y, long stride, const float* s, long ranks, c
         for (int v = 0; v < 2; v++) store(y + t * stride + i + v * LANES, acc[t][v], width - v * LANES);
 }
 
-constexpr long UPDATE_ROWS = 6;
+constexpr long UPDATE_ROWS = WIDE ? 6 : 2;
 
 template <class T>
 static void adapt(T* y, long stride, long rows, long outputs, const T* bias, const Member* members, long count,
@@ -86,7 +86,7 @@ static inline void project_block(const T* dy, long stride, const T* up, long siz
 
 template <class T>
 static void adapt_backward(T* dy, long stride, long rows, long outputs, long width, const Member* members, long count) {
-    constexpr long R = 4, J = 4;
+    constexpr long R = WIDE ? 4 : 2, J = WIDE ? 4 : 2;
 #pragma omp parallel for schedule(static)
     for (long t = 0; t < rows; t += R) {
         long height = std::min(R, rows - t);
@@ -144,7 +144,7 @@ static void outer_block(const T* p, long p_stride, const T* q, long q_stride, lo
 template <class T>
 static void outer(const T* p, long p_stride, long ranks, const T* q, long q_stride, long rows, long n, float* out,
                   long out_j, long out_i, float scale) {
-    constexpr long R = 8;
+    constexpr long R = WIDE ? 8 : 2;
     long blocks = (n + 2 * LANES - 1) / (2 * LANES), threads = omp_get_num_threads(), me = omp_get_thread_num();
     long first = blocks * me / threads * 2 * LANES, last = std::min(n, blocks * (me + 1) / threads * 2 * LANES);
     if (first >= last) return;
