@@ -180,6 +180,12 @@ def test_a_profile_round_trips_and_a_damaged_one_is_empty() -> None:
         assert read_profile("abc") == Profile("abc")
 
 
+def test_a_busy_minute_does_not_lower_a_rate() -> None:
+    profile = Profile("abc").with_rates("cpu", {"float32": 2e11, "bfloat16": 4e11})
+    again = profile.with_rates("cpu", {"float32": 1e11, "bfloat16": 5e11})
+    assert again.rates["cpu"] == {"float32": 2e11, "bfloat16": 5e11}
+
+
 def test_the_real_machine_is_read_in_a_moment_without_torch() -> None:
     started = time.perf_counter()
     code = (

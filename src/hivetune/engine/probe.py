@@ -4,7 +4,6 @@ Task: {"model": prepared folder, "snapshot": folder, "run": run folder}. Without
 instead, and nothing but the profile is written. The formulas are in hivetune/plan; here is only what must be measured.
 """
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -267,7 +266,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
-    """Median seconds of x W^T, after a warm-up."""
+    """Seconds of x W^T, the least of some after a warm-up: whatever disturbs makes it slower, nothing faster."""
     rows, inner, columns = shape
     x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
     out = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -277,7 +276,7 @@ def _product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.de
         torch.mm(x, w.t(), out=out)
         _wait(device)
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
+    return min(seconds[1:])
 
 
 def _wait(device: torch.device) -> None:

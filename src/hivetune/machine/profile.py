@@ -28,7 +28,10 @@ class Profile:
     probes: Mapping[str, Any] = field(default_factory=dict)
 
     def with_rates(self, device: str, rates: Mapping[str, float]) -> "Profile":
-        return replace(self, rates={**self.rates, device: dict(rates)})
+        """The best seen of each: a busy minute says nothing about what the machine can do."""
+        known = self.rates.get(device, {})
+        best = {dtype: max(rate, known.get(dtype, 0.0)) for dtype, rate in rates.items()}
+        return replace(self, rates={**self.rates, device: best})
 
     def with_probe(self, key: str, probe: Mapping[str, Any]) -> "Profile":
         return replace(self, probes={**self.probes, key: dict(probe)})
