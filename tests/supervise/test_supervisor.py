@@ -21,6 +21,7 @@ from hivetune.plan.steps import read_plan
 from hivetune.standby import Standby, persist
 from hivetune.store import lock
 from hivetune.supervise import attempt, supervisor
+from hivetune.supervise.events import Events
 from hivetune.supervise.smaller import thin_out
 from hivetune.supervise.status import run_status, stop_run
 
@@ -195,6 +196,15 @@ def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(Stopped, match="step 8") as caught:
         outcome.check()
     assert caught.value.exit_code == 143
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_events_wait_while_the_disk_is_full(tmp_path: Path) -> None:
+    events = Events(tmp_path / "events.jsonl")
+    events._file = open("/dev/full", "w")  # noqa: SIM115 (a full disk; closed by close)
+    events.append("one", number=1)
+    events.append("two", number=2)
+    events.close()
 
 
 def test_progress_is_told(tmp_path: Path) -> None:

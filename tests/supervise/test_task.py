@@ -81,6 +81,12 @@ def test_environment_is_offline_and_first_in_line_for_the_oom_killer(tmp_path: P
     assert outcome.result["oom"] == "500"
 
 
+def test_memory_beyond_the_limit_is_an_error_that_is_told(tmp_path: Path) -> None:
+    outcome = run(tmp_path, do="allocate", memory_limit_bytes=512 << 20)
+    assert outcome.error is not None
+    assert outcome.error.type == "MemoryError"
+
+
 def test_files_are_passed_under_their_numbers(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     run_task(TINY, {"do": "write", "handle": writer}, tmp_path, pass_fds=[writer])

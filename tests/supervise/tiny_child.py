@@ -38,6 +38,8 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, object]:
             return {"status": "stopped", "saved": True}
         case "environment":
             return {"environment": dict(os.environ), "oom": open("/proc/self/oom_score_adj").read().strip()}
+        case "allocate":
+            return {"bytes": len(bytearray(1 << 30))}
         case "write":
             os.write(task["handle"], b"hello")
     return {}

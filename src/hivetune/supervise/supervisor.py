@@ -17,7 +17,7 @@ from hivetune import __version__, checkpoints, errors
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
-from hivetune.journal import Journal, read_journal
+from hivetune.journal import read_journal
 from hivetune.machine.faults import fault as fault_of
 from hivetune.machine.probe import Machine, disk_free_bytes, probe_machine
 from hivetune.plan.steps import AMENDMENTS, most_quarantined, read_plan
@@ -25,6 +25,8 @@ from hivetune.standby import Standby
 from hivetune.store import boot_id, lock, manifest_problems
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
 from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt, state_to_disk
+from hivetune.supervise.events import EVENTS as EVENTS
+from hivetune.supervise.events import Events
 from hivetune.supervise.isolate import isolate, quarantine, replay_in_children, within
 from hivetune.supervise.ladder import Action, Bounds, Failure, kept_rungs, next_action
 from hivetune.supervise.limits import LearnedLimits
@@ -34,7 +36,6 @@ from hivetune.supervise.smaller import lower_rank, thin_out
 from hivetune.supervise.stop import StopRequest
 from hivetune.supervise.task import Outcome, run_task
 
-EVENTS = "events.jsonl"
 WORKER = "train"
 REPLAY = "replay"
 SALVAGE = "salvage"
@@ -85,7 +86,7 @@ def supervise_run(
     a second one at once. Raises Busy when another process has the run, UsageError when model or data are not what they
     were, DoesNotFit when the disk has no room for the run's checkpoints.
     """
-    with lock(run), Journal(run / EVENTS) as events, StopRequest() as stop, closing(Standby.create()) as standby:
+    with lock(run), Events(run / EVENTS) as events, StopRequest() as stop, closing(Standby.create()) as standby:
         task = {"run": str(run), "model": str(model), "snapshot": str(snapshot)}
         job = Job(run, worker, replay, task, config.supervise, events, stop, standby, on_step)
         supervisor = _Supervisor(job, config, machine or probe_machine(folder=run))
