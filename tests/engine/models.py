@@ -1,7 +1,9 @@
 """Small random models of every family, written as prepared folders by transformers, and documents for them."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -45,6 +47,11 @@ FAMILIES = {
     "gemma2": ("gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 24}),
     "gemma3": ("gemma3_text", {"sliding_window": 9, "query_pre_attn_scalar": 24, "num_hidden_layers": 7}),
 }
+
+
+def each_family(*quick: str) -> list[Any]:
+    """All families as parameters; those that are not named are slow tests."""
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in FAMILIES]
 
 
 def write_model(folder: Path, case: str = "llama", **changes: object) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from engine.models import FAMILIES, documents, random_adapter, write_model
+from engine.models import documents, each_family, random_adapter, write_model
 from engine.reference import Reference
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -53,7 +53,7 @@ def worst_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.T
     return max(float((found[n].double() - e.double()).norm() / e.double().norm()) for n, e in expected.items())
 
 
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("case", each_family("llama", "qwen2"))
 def test_loss_and_gradients_equal_the_reference_in_fp64(case: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path, case)
     model, docs = load(folder), documents()
@@ -75,6 +75,7 @@ def write_other(folder: Path, kind: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
 def test_loss_and_gradients_equal_peft_on_any_architecture(kind: str, tmp_path: Path) -> None:
     folder = write_other(tmp_path, kind)
@@ -104,7 +105,7 @@ def peft_gradients(folder: Path, model: GeneralModel, docs: list[Any]) -> tuple[
         nll = torch.nn.functional.cross_entropy(logits[trained], target[trained], reduction="sum")
         if trained.any():
             (nll / 37).backward()
-        total += float(nll)
+        total += float(nll.detach())
     return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}, total
 
 

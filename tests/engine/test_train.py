@@ -153,6 +153,7 @@ def usual_run(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", CHANGES)
 def test_each_setting_changes_the_adapter(
     setting: str, usual_run: Path, tiny_model_folder: Path, tmp_path: Path
@@ -212,6 +213,7 @@ def test_a_run_that_changes_nothing_is_no_success(
     assert not (tmp_path / "run/adapter_model.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["fast", "general"])
 def test_half_precision_learns_like_float32(path: str, tiny_model_folder: Path, tmp_path: Path) -> None:
     """float16 needs its scaled gradients, bfloat16 its fp32 masters; the curve is that of float32 to two digits."""
