@@ -85,7 +85,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     DoesNotFit without room on the disk, UsageError when `out` holds something else, Busy when another process makes it.
     """
     root = home() / "snapshots"
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)  # what people said is nobody else's
     _remove_left_over(root)
     with tempfile.TemporaryDirectory(prefix=f"{INPUT_PREFIX}{os.getpid()}-", dir=root) as spill:
         inputs = plan_inputs(config.data.path, Path(spill), workers=num_workers())
