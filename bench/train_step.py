@@ -80,7 +80,8 @@ def main() -> None:
     arguments = parse()
     began = time.perf_counter()
     cache = home() / "bench"
-    rows = [row for row in ROWS if not arguments.rows or row.name in arguments.rows.split(",")]
+    wanted = arguments.rows.split(",") if arguments.rows else [row.name for row in ROWS if not row.asked_for]
+    rows = [row for row in ROWS if row.name in wanted]
     sets = [chosen for chosen in SETS if chosen.name in arguments.sets.split(",")]
     model = prepared_model()
     pythons = {row.name: python for row in rows if (python := interpreter(row, cache))}

@@ -4,7 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ class Row:
     packages: tuple[str, ...] = ()
     sets: tuple[str, ...] = ("short", "agents", "long", "prefix")
     about: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
+    asked_for: bool = False
+    """Only when named by --rows."""
 
 
 NO_RECOMPUTE = {"gradient_checkpointing": False}
@@ -58,6 +59,15 @@ ROWS = (
         TRL,
         sets=("short", "agents"),
         about="Trainer, bfloat16 weights, no recompute, 2 x 4",
+    ),
+    Row(
+        "transformers + PEFT fp32",
+        "peers.py",
+        {"trainer": "transformers", "arguments": NO_RECOMPUTE},
+        TRL,
+        sets=("agents",),
+        about="Trainer, float32 throughout: tells whether our own reference is right",
+        asked_for=True,
     ),
 )
 
@@ -98,5 +108,4 @@ def environment(row: Row) -> dict[str, str]:
         "HF_DATASETS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "",
-        **row.environment,
     }
