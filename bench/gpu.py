@@ -5,7 +5,7 @@
 1. Small random models of several families: loss and gradients on the GPU in fp32 and bf16 against fp64 on the CPU.
 2. Qwen2.5 shapes, r = 8 on all linear modules, batch of 8 rows of about 150 tokens: samples/s, share of a measured bf16
    GEMM rate, peak memory; for 0.5b with and without a shared system prompt, and the 1,500-row, 3-epoch job from them.
-3. --trl: bench/peer_trl.py on the same rows and weights, defaults and best effort.
+3. --trl: bench/gpu_trl.py on the same rows and weights, defaults and best effort.
 """
 
 import argparse
@@ -186,7 +186,7 @@ def time_trl(folder: Path, work: Path) -> dict[str, Any]:
     found = {}
     for mode, micro in (("defaults", 8), ("best", 8)):
         out = work / f"trl-{mode}-{micro}.json"
-        script = str(Path(__file__).parent / "peer_trl.py")
+        script = str(Path(__file__).parent / "gpu_trl.py")
         paths = [str(path) for path in (folder, work / "adapter", work / "rows.json", out)]
         done = subprocess.run([sys.executable, script, *paths, "--mode", mode, "--micro", str(micro), "--steps", "14"])
         if done.returncode == 0:

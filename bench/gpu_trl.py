@@ -1,6 +1,6 @@
-"""TRL's SFTTrainer with PEFT on the benchmark's rows: seconds and loss of each step, peak memory, as JSON.
+"""TRL's SFTTrainer with PEFT on rows of token ids: seconds and loss of each step, peak memory, as JSON. For gpu.py.
 
-    python bench/peer_trl.py MODEL ADAPTER SET.json OUT.json --mode defaults|best --steps 12
+    python bench/gpu_trl.py MODEL ADAPTER ROWS.json OUT.json --mode defaults|best --steps 12
 
 defaults: what a user gets (fp32 on a CPU, recomputing every layer). best: bf16 weights and no recomputing, the fastest
 exact settings of its documentation that run there. Same rows in the same order, same loss mask, same adapter to begin
@@ -57,7 +57,9 @@ def main() -> None:
     best = arguments.mode == "best"
     cuda = torch.cuda.is_available()
     rows = json.loads(arguments.rows.read_text())["rows"][: BATCH * arguments.steps]
-    base = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.bfloat16 if best or cuda else torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(
+        arguments.model, dtype=torch.bfloat16 if best or cuda else torch.float32
+    )
     model = PeftModel.from_pretrained(base, arguments.adapter, is_trainable=True)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
