@@ -9,8 +9,8 @@ from typing import Any
 from hivetune.models import folder_for
 from hivetune.plan.architecture import read_architecture
 
-# A loss curve is the same curve: float32 rows differ by rounding only; bfloat16 rows by the rounding of the base
-# weights' products, which the reference does not have. Measured: 0.0001 % and 1.4 to 1.6 % for every bfloat16 row alike, ours and the peers'
+# A loss curve is the same curve: float32 rows differ by rounding only (measured: 0.0001 %), bfloat16 rows by the
+# rounding of the base weights' products, which the reference lacks (1.3 to 1.6 % for every one, ours and the peers').
 TOLERANCE = {"float32": 0.002, "bfloat16": 0.03}
 REFERENCE = ("transformers + PEFT fp32", "hivetune fp32", "TRL defaults")
 JOB_EXAMPLES, JOB_EPOCHS = 1500, 3
