@@ -130,6 +130,23 @@ FAULTS: dict[str, tuple[str, Maker]] = {
         "lone-surrogate",
         lambda r: dump({"prompt": str(r.random()), "completion": "cut @"}).replace(b"@", b"\\ud83d"),
     ),
+    "surrogate in a call": (
+        "lone-surrogate",
+        lambda r: dump(
+            {
+                "messages": [
+                    {"role": "user", "content": str(r.random())},
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [{"function": {"name": "f", "arguments": {"x": "@"}}}],
+                    },
+                    {"role": "tool", "content": "done"},
+                    {"role": "assistant", "content": "b"},
+                ]
+            }
+        ).replace(b"@", b"\\ud83d"),
+    ),
     "mojibake": ("mojibake", lambda r: _turns(("user", str(r.random())), ("assistant", "le cafÃ© fermÃ©"))),
     "mojibake quotes": ("mojibake", lambda r: _turns(("user", str(r.random())), ("assistant", "donâ€™t"))),
     "lost bytes": ("replacement-character", lambda r: _turns(("user", str(r.random())), ("assistant", "caf\ufffd"))),

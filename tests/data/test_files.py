@@ -162,6 +162,14 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "hivetune[zst]" in refused.value.hint
 
 
+def test_a_file_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.jsonl"
+    Path(os.fsdecode(path)).write_text('{"text": "fine"}\nbroken\n')
+    report = check(DataConfig(path=str(tmp_path)), clean=tmp_path / "out" / "clean.jsonl")
+    assert (report.usable, report.num_rejected) == (1, 1)
+    assert report.document["problems"][0]["source"].endswith("caf\\udce9.jsonl:2")
+
+
 def test_standard_input(tmp_path: Path) -> None:
     for data in (JSONL, json.dumps(ROWS).encode(), gzip.compress(JSONL)):
         command = [sys.executable, "-m", "hivetune", "data", "check", "-", "--json"]

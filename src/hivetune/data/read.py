@@ -183,9 +183,9 @@ def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ..
         pieces.append(f"{m.role} {len(m.content)} {m.content}")
         if m.tool_calls or m.weight != 1 or m.tool_call_id or m.name:
             extra = [m.weight, m.name, m.tool_call_id, [dict(call) for call in m.tool_calls]]
-            pieces.append(json.dumps(extra, ensure_ascii=True, sort_keys=True))
+            pieces.append(json.dumps(extra, ensure_ascii=False, sort_keys=True))
     if tools:
-        pieces.append(json.dumps([dict(tool) for tool in tools], ensure_ascii=True, sort_keys=True))
+        pieces.append(json.dumps([dict(tool) for tool in tools], ensure_ascii=False, sort_keys=True))
     try:
         return blake2b("\n".join(pieces).encode(), digest_size=16).hexdigest()
     except UnicodeEncodeError:

@@ -5,6 +5,7 @@ standard input, then one chunk a line, and one answer a line. A child ends when 
 """
 
 import contextlib
+import gc
 import json
 import os
 import sqlite3
@@ -27,6 +28,8 @@ from hivetune.data.split import group_hash, group_key
 from hivetune.records import Example, Message, Rendered
 
 BATCH_ROWS = 500
+# Rows leave few cycles behind; looking for them after every 700 objects costs 6 % of the time.
+GC_THRESHOLD = 50_000
 SCHEMA = """
 PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-2000;
 CREATE TABLE rows (
@@ -112,17 +115,18 @@ class Worker:
 
     def _one(self, raw: RawRow) -> tuple[tuple[Any, ...], tuple[Any, ...], bytes]:
         """The two table rows, without their number, and the signature of a row that may be used."""
+        source = _storable(raw.source)
         try:
             found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
-            refused = (raw.source, None, error.reason, error.hint, None, None, None, None, length, None)
+            refused = (source, None, error.reason, _storable(error.hint), None, None, None, None, length, None)
             return (*refused, None, None, None), (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
         example, rendered = found.example, found.rendered
         group = group_hash(group_key(example, self._job.group_by))
         length = len(rendered.tokens) if rendered else sum(len(m.content) for m in example.messages)
         row = (
-            raw.source,
+            source,
             found.layout,
             None,
             None,
@@ -264,6 +268,11 @@ def messages_json(messages: Sequence[Message]) -> str:
     return json.dumps(plain, ensure_ascii=False)
 
 
+def _storable(text: str) -> str:
+    """File names and hints may hold bytes that are no UTF-8; SQLite takes none."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
@@ -285,6 +294,7 @@ def _serve() -> None:
     """The child: jobs in, answers out, nothing else on standard output."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
     worker = Worker(Job(**json.loads(sys.stdin.readline())))
     for line in sys.stdin:
         task = json.loads(line)
