@@ -1,13 +1,13 @@
 // Causal attention over segments (attention.py says what they are), forward and backward, by blocks of 32 queries.
 //
 // Scores are kept transposed, [keys, 32 queries]: the softmax of all 32 then runs along the lanes, keys are read as they
-// lie, and only the small block of queries is ever transposed. Everything is computed in fp32.
+// lie, and only the small block of queries is ever turned. Sums and softmax are fp32; bf16 is multiplied as bf16 where
+// the processor can (units.h).
 // One task is one head of one tree of segments: what tasks write never overlaps, so results are the same whatever the
 // number of threads and whoever comes first.
-#include <algorithm>
 #include <vector>
 
-#include "lanes.h"
+#include "units.h"
 
 constexpr long Q = 32;
 constexpr int QV = Q / LANES;
@@ -28,89 +28,65 @@ struct Tree {
     int64_t first_segment, num_segments, start, size;
 };
 
-// c[M, N] (+)= a[M, K] b[K, N]; a is read at a[m * am + k * ak], N is NV vectors.
-template <int M, int NV, bool ADD>
-static inline void tile(long K, const float* a, long am, long ak, const float* b, long bk, float* c, long cm) {
-    vf acc[M][NV];
-    for (int m = 0; m < M; m++)
-        for (int v = 0; v < NV; v++) acc[m][v] = ADD ? load(c + m * cm + v * LANES) : vf{};
-    for (long k = 0; k < K; k++) {
-        vf row[NV];
-        for (int v = 0; v < NV; v++) row[v] = load(b + k * bk + v * LANES);
-        for (int m = 0; m < M; m++)
-            for (int v = 0; v < NV; v++) acc[m][v] += a[m * am + k * ak] * row[v];
-    }
-    for (int m = 0; m < M; m++)
-        for (int v = 0; v < NV; v++) store(c + m * cm + v * LANES, acc[m][v]);
-}
-
-template <int NV, bool ADD>
-static inline void strip(long M, long K, const float* a, long am, long ak, const float* b, long bk, float* c, long cm) {
-    constexpr int T = !WIDE ? 4 : NV == 4 ? 6 : 8;  // accumulators that fit the registers
-    long m = 0;
-    for (; m + T <= M; m += T) tile<T, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
-    for (; m < M; m++) tile<1, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
-}
-
-// N any multiple of 16.
-template <bool ADD>
-static void product(long M, long N, long K, const float* a, long am, long ak, const float* b, long bk, float* c,
-                    long cm) {
-    long n = 0;
-    for (; WIDE && n + 64 <= N; n += 64) strip<4, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
-    for (; WIDE && n + 32 <= N; n += 32) strip<2, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
-    for (; n < N; n += 16) strip<1, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
-}
-
-// A thread's buffers; they grow to the longest path and stay.
-struct Scratch {
+// A thread's buffers; they grow to the longest path and stay. _a row-wise, _b pair-wise (units.h), _t turned.
+template <class U> struct Scratch {
+    typedef typename U::unit unit;
     std::vector<float> memory;
-    float *keys, *values, *dkeys, *dvalues, *scores, *dscores, *query, *query_t, *dout, *dout_t, *out;
+    float *dkeys, *dvalues, *scores, *dscores, *out;
+    unit *keys_a, *keys_b, *values_a, *values_b, *query_a, *query_b, *query_t, *dout_a, *dout_b, *dout_t, *p, *ds_a, *ds_b;
     void reserve(long longest, long width) {
-        size_t per_key = 4 * width + 2 * Q, per_block = 5 * Q * width;
-        if (memory.size() < longest * per_key + per_block) memory.resize(longest * per_key + per_block);
+        long keys = (longest + KEYS) * width, block = Q * width, scored = KEYS * Q;
+        size_t size = 6 * keys + (longest + KEYS) * Q + 7 * block + 4 * scored;
+        if (memory.size() < size) memory.resize(size);
         float* at = memory.data();
-        for (float** p : {&keys, &values, &dkeys, &dvalues}) *p = at, at += longest * width;
-        for (float** p : {&scores, &dscores}) *p = at, at += longest * Q;
-        for (float** p : {&query, &query_t, &dout, &dout_t, &out}) *p = at, at += Q * width;
+        auto take = [&](long n) { return at += n, at - n; };
+        for (float** x : {&dkeys, &dvalues}) *x = take(keys);
+        for (unit** x : {&keys_a, &keys_b, &values_a, &values_b}) *x = (unit*)take(keys);
+        scores = take((longest + KEYS) * Q);
+        for (unit** x : {&query_a, &query_b, &query_t, &dout_a, &dout_b, &dout_t}) *x = (unit*)take(block);
+        out = take(block), dscores = take(scored);
+        for (unit** x : {&p, &ds_a, &ds_b}) *x = (unit*)take(scored);
     }
 };
-static thread_local Scratch scratch;
-
-template <class T> static void copy_rows(const T* from, long stride, long rows, long n, long width, float* to) {
-    for (long r = 0; r < rows; r++)
-        for (long i = 0; i < width; i += LANES) store(to + r * width + i, load(from + r * stride + i, n - i));
+template <class U> static Scratch<U>& scratch() {
+    static thread_local Scratch<U> mine;
+    return mine;
 }
 
-// A block of at most 32 rows, times `scale`, as rows and transposed; missing rows are zero.
-template <class T>
-static void copy_block(const T* from, long stride, long rows, long n, long width, float scale, float* to, float* to_t) {
-    copy_rows(from, stride, rows, n, width, to);
-    std::fill(to + rows * width, to + Q * width, 0.0f);
-    for (long i = 0; i < Q * width; i += LANES) store(to + i, load(to + i) * scale);
-    for (long i = 0; i < width; i++)
-        for (long r = 0; r < Q; r++) to_t[i * Q + r] = to[r * width + i];
+// Keys and values of a segment's path, in order of position; what lies behind them is zero for a block.
+template <class U, class T>
+static void gather(const Shape& s, const T* qkv, const Segment& g, const Range* ranges, long group, long width) {
+    Scratch<U>& b = scratch<U>();
+    long k_at = (s.heads + group) * s.head_dim, v_at = k_at + s.kv_heads * s.head_dim, row = width / U::P, from = 0;
+    for (const Range* r = ranges + g.first_range; r < ranges + g.first_range + g.num_ranges; r++) {
+        long height = r + 1 == ranges + g.first_range + g.num_ranges ? r->size + KEYS : r->size;
+        const T* at = qkv + r->start * s.stride;
+        pack_rows<U>(at + k_at, s.stride, r->size, height, s.head_dim, width, b.keys_a + from * row);
+        pack_rows<U>(at + v_at, s.stride, r->size, height, s.head_dim, width, b.values_a + from * row);
+        from += r->size;
+    }
 }
 
 // The first position of a path that a block of queries beginning at position `first` may see; the last is its own.
-static long lowest(const Shape& s, long first) { return s.window ? std::max(0L, first - s.window + 1) : 0; }
+static long lowest(const Shape& s, long first) { return s.window ? std::max(0L, first - s.window + 1) / 2 * 2 : 0; }
 
-// scores[k, q] = k . q for keys [k0, k1), capped, and -inf where query first + q must not look; `slope` keeps
-// d capped / d score. All are addressed by the position of the key.
-static void masked_scores(const Shape& s, long k0, long k1, long first, const float* keys, const float* query_t,
-                          long width, float* scores, float* slope) {
-    product<false>(k1 - k0, Q, width, keys + k0 * width, width, 1, query_t, Q, scores + k0 * Q, Q);
-    if (k1 <= first + 1 && !s.window && s.softcap <= 0) return;  // everything is before every query
+// scores[k, q] = scale * k . q for keys [k0, k1), capped, and -inf where query first + q must not look; `slope` keeps
+// d capped / d score.
+template <class U>
+static void masked_scores(const Shape& s, long k0, long k1, long first, long width, float* scores, float* slope) {
+    Scratch<U>& b = scratch<U>();
+    long row = width / U::P;
+    product<U, false>(k1 - k0, Q, row, b.keys_a + k0 * row, row, 1, b.query_t, Q, scores, Q);
     vf lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
     for (long k = k0; k < k1; k++)
         for (int v = 0; v < QV; v++) {
-            float* at = scores + k * Q + v * LANES;
-            vf z = load(at);
+            long at = (k - k0) * Q + v * LANES;
+            vf z = load(scores + at) * s.scale;
             if (s.softcap > 0) {
                 vf th = hyperbolic_tangent(z * (1.0f / s.softcap));
                 z = s.softcap * th;
-                if (slope) store(slope + k * Q + v * LANES, 1.0f - th * th);
+                if (slope) store(slope + at, 1.0f - th * th);
             }
             long oldest = first + v * LANES;  // position of this vector's first query
             if (k > oldest || (s.window && k <= oldest + LANES - 1 - s.window)) {
@@ -118,46 +94,39 @@ static void masked_scores(const Shape& s, long k0, long k1, long first, const fl
                 z = ago < 0.0f ? splat(-INFINITY) : z;
                 if (s.window) z = ago >= (float)s.window ? splat(-INFINITY) : z;
             }
-            store(at, z);
+            store(scores + at, z);
         }
 }
 
-template <class T>
-static void gather(const Shape& s, const T* qkv, const Range* ranges, long count, long group, long width, float* keys,
-                   float* values) {
-    long k_at = (s.heads + group) * s.head_dim, v_at = k_at + s.kv_heads * s.head_dim;
-    for (const Range* r = ranges; r < ranges + count; r++) {
-        copy_rows(qkv + r->start * s.stride + k_at, s.stride, r->size, s.head_dim, width, keys);
-        copy_rows(qkv + r->start * s.stride + v_at, s.stride, r->size, s.head_dim, width, values);
-        keys += r->size * width, values += r->size * width;
-    }
-}
-
-template <class T>
-static void forward_block(const Shape& s, const Segment& g, long q0, long head, long width, const T* qkv, T* out,
-                          float* lse) {
-    Scratch& b = scratch;
+template <class U, class T>
+static void forward_block(const Shape& s, const Segment& g, long q0, long head, long width, const T* qkv,
+                          const typename U::unit* values, T* out, float* lse) {
+    Scratch<U>& b = scratch<U>();
     long rows = std::min(Q, g.size - q0), first = g.depth + q0, n = s.head_dim;
-    long low = lowest(s, first), high = first + rows;
-    copy_block(qkv + (g.start + q0) * s.stride + head * n, s.stride, rows, n, width, s.scale, b.query, b.query_t);
+    long low = lowest(s, first), high = first + rows, even = (high + 1) / 2 * 2;
+    pack_rows<U>(qkv + (g.start + q0) * s.stride + head * n, s.stride, rows, Q, n, width, b.query_a);
+    turn(b.query_a, Q, width / U::P, b.query_t);
     vf top[QV], total[QV] = {};
     for (int v = 0; v < QV; v++) top[v] = splat(-1e30f);  // finite, for lanes without a query
-    for (long k0 = low; k0 < high; k0 += KEYS) {
-        long k1 = std::min(k0 + KEYS, high);
-        masked_scores(s, k0, k1, first, b.keys, b.query_t, width, b.scores, nullptr);
+    for (long k0 = low; k0 < even; k0 += KEYS) {
+        long k1 = std::min(k0 + KEYS, even);
+        masked_scores<U>(s, k0, k1, first, width, b.scores + k0 * Q, nullptr);
         for (long k = k0; k < k1; k++)
             for (int v = 0; v < QV; v++) top[v] = larger(load(b.scores + k * Q + v * LANES), top[v]);
     }
     std::fill(b.out, b.out + Q * width, 0.0f);
-    for (long k0 = low; k0 < high; k0 += KEYS) {
-        long k1 = std::min(k0 + KEYS, high);
-        for (long k = k0; k < k1; k++)
+    for (long k0 = low; k0 < even; k0 += KEYS) {
+        long keys = std::min(KEYS, even - k0);
+        for (long k = 0; k < keys; k += U::P)
             for (int v = 0; v < QV; v++) {
-                vf p = exponential(load(b.scores + k * Q + v * LANES) - top[v]);
-                total[v] += p;
-                store(b.scores + k * Q + v * LANES, p);
+                vf p[2] = {};
+                for (int i = 0; i < U::P; i++) {
+                    p[i] = exponential(load(b.scores + (k0 + k + i) * Q + v * LANES) - top[v]);
+                    total[v] += p[i];
+                }
+                U::put_pair(b.p + k / U::P * Q + v * LANES, p[0], p[1]);
             }
-        product<true>(rows, width, k1 - k0, b.scores + k0 * Q, 1, Q, b.values + k0 * width, width, b.out, width);
+        product<U, true>(rows, width, keys / U::P, b.p, 1, Q, values + k0 / U::P * width, width, b.out, width);
     }
     for (long r = 0; r < rows; r++) {
         float sum = total[r / LANES][r % LANES];
@@ -168,42 +137,53 @@ static void forward_block(const Shape& s, const Segment& g, long q0, long head, 
     }
 }
 
-template <class T>
+template <class U, class T>
 static void backward_block(const Shape& s, const Segment& g, long q0, long head, long width, const T* dout,
-                           const T* qkv, const T* out, const float* lse, T* dqkv, long dstride) {
-    Scratch& b = scratch;
-    long rows = std::min(Q, g.size - q0), first = g.depth + q0, n = s.head_dim, out_stride = s.heads * n;
-    long at = g.start + q0, low = lowest(s, first), high = first + rows;
-    copy_block(qkv + at * s.stride + head * n, s.stride, rows, n, width, s.scale, b.query, b.query_t);
-    copy_block(dout + at * out_stride + head * n, out_stride, rows, n, width, 1.0f, b.dout, b.dout_t);
+                           const T* qkv, const typename U::unit* keys_b, const T* out, const float* lse, T* dqkv,
+                           long dstride) {
+    Scratch<U>& b = scratch<U>();
+    long rows = std::min(Q, g.size - q0), first = g.depth + q0, n = s.head_dim, stride = s.heads * n;
+    long at = g.start + q0, low = lowest(s, first), high = (first + rows + 1) / 2 * 2, row = width / U::P;
+    pack_rows<U>(qkv + at * s.stride + head * n, s.stride, rows, Q, n, width, b.query_a);
+    pack_rows<U>(dout + at * stride + head * n, stride, rows, Q, n, width, b.dout_a);
+    turn(b.query_a, Q, row, b.query_t);
+    turn(b.dout_a, Q, row, b.dout_t);
+    auto query_b = pair_up(b.query_a, Q, width, b.query_b), dout_b = pair_up(b.dout_a, Q, width, b.dout_b);
     float delta[Q] = {}, level[Q], slope[KEYS * Q];
     for (long r = 0; r < Q; r++) level[r] = r < rows ? lse[(at + r) * s.heads + head] : INFINITY;
     for (long r = 0; r < rows; r++) {
         vf dots{};
-        for (long i = 0; i < n; i += LANES)
-            dots += load(b.dout + r * width + i) * load(out + (at + r) * out_stride + head * n + i, n - i);
+        for (long i = 0; i < n; i += LANES) {
+            long from = (at + r) * stride + head * n + i;
+            dots += load(dout + from, n - i) * load(out + from, n - i);
+        }
         delta[r] = sum(dots);
     }
     std::fill(b.out, b.out + Q * width, 0.0f);
     for (long k0 = low; k0 < high; k0 += KEYS) {
-        long k1 = std::min(k0 + KEYS, high), keys = k1 - k0;
-        float *p = b.scores + k0 * Q, *ds = b.dscores + k0 * Q;
-        masked_scores(s, k0, k1, first, b.keys, b.query_t, width, b.scores, s.softcap > 0 ? slope - k0 * Q : nullptr);
-        product<false>(keys, Q, width, b.values + k0 * width, width, 1, b.dout_t, Q, ds, Q);
-        for (long i = 0; i < keys * Q; i += LANES) {
-            vf weight = exponential(load(p + i) - load(level + i % Q));
-            vf change = weight * (load(ds + i) - load(delta + i % Q));
-            if (s.softcap > 0) change *= load(slope + i);
-            store(p + i, weight);
-            store(ds + i, change);
-        }
-        product<true>(keys, width, Q, p, Q, 1, b.dout, width, b.dvalues + k0 * width, width);
-        product<true>(keys, width, Q, ds, Q, 1, b.query, width, b.dkeys + k0 * width, width);
-        product<true>(rows, width, keys, ds, 1, Q, b.keys + k0 * width, width, b.out, width);
+        long keys = std::min(KEYS, high - k0);
+        masked_scores<U>(s, k0, k0 + keys, first, width, b.scores, s.softcap > 0 ? slope : nullptr);
+        product<U, false>(keys, Q, row, b.values_a + k0 * row, row, 1, b.dout_t, Q, b.dscores, Q);
+        for (long k = 0; k < keys; k += U::P)
+            for (int v = 0; v < QV; v++) {
+                vf ds[2] = {};
+                for (int i = 0; i < U::P; i++) {
+                    long j = (k + i) * Q + v * LANES;
+                    vf p = exponential(load(b.scores + j) - load(level + v * LANES));
+                    ds[i] = p * (load(b.dscores + j) - load(delta + v * LANES)) * s.scale;
+                    if (s.softcap > 0) ds[i] *= load(slope + j);
+                    U::put(b.p + j / U::P, p);
+                    U::put(b.ds_a + j / U::P, ds[i]);
+                }
+                U::put_pair(b.ds_b + k / U::P * Q + v * LANES, ds[0], ds[1]);
+            }
+        product<U, true>(keys, width, Q / U::P, b.p, Q / U::P, 1, dout_b, width, b.dvalues + k0 * width, width);
+        product<U, true>(keys, width, Q / U::P, b.ds_a, Q / U::P, 1, query_b, width, b.dkeys + k0 * width, width);
+        product<U, true>(rows, width, keys / U::P, b.ds_b, 1, Q, keys_b + k0 / U::P * width, width, b.out, width);
     }
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < n; i += LANES)
-            store(dqkv + (at + r) * dstride + head * n + i, load(b.out + r * width + i) * s.scale, n - i);
+            store(dqkv + (at + r) * dstride + head * n + i, load(b.out + r * width + i), n - i);
 }
 
 static long longest_path(const Segment* segments, const Tree* trees, long num_trees) {
@@ -217,6 +197,7 @@ static long longest_path(const Segment* segments, const Tree* trees, long num_tr
 template <class T>
 static void forward(const Shape& s, const Segment* segments, const Range* ranges, const Tree* trees, long num_trees,
                     const T* qkv, T* out, float* lse) {
+    typedef typename Units<T>::type U;
     long width = (s.head_dim + LANES - 1) / LANES * LANES, share = s.heads / s.kv_heads;
     long longest = longest_path(segments, trees, num_trees), num_segments =
         trees[num_trees - 1].first_segment + trees[num_trees - 1].num_segments;
@@ -224,10 +205,11 @@ static void forward(const Shape& s, const Segment* segments, const Range* ranges
     for (long segment = 0; segment < num_segments; segment++)
         for (long group = 0; group < s.kv_heads; group++) {
             const Segment& g = segments[segment];
-            scratch.reserve(longest, width);
-            gather(s, qkv, ranges + g.first_range, g.num_ranges, group, width, scratch.keys, scratch.values);
+            scratch<U>().reserve(longest, width);
+            gather<U>(s, qkv, g, ranges, group, width);
+            auto values = pair_up(scratch<U>().values_a, g.depth + g.size + 1, width, scratch<U>().values_b);
             for (long head = group * share; head < (group + 1) * share; head++)
-                for (long q0 = 0; q0 < g.size; q0 += Q) forward_block(s, g, q0, head, width, qkv, out, lse);
+                for (long q0 = 0; q0 < g.size; q0 += Q) forward_block<U>(s, g, q0, head, width, qkv, values, out, lse);
         }
 }
 
@@ -236,12 +218,13 @@ template <class T>
 static void backward(const Shape& s, const Segment* segments, const Range* ranges, const Tree* trees, long num_trees,
                      const T* dout, const T* qkv, const T* out, const float* lse, T* dqkv, long dstride, float* dkv,
                      long tokens) {
+    typedef typename Units<T>::type U;
     long width = (s.head_dim + LANES - 1) / LANES * LANES, share = s.heads / s.kv_heads, n = s.head_dim;
     long longest = longest_path(segments, trees, num_trees), row = s.heads * 2 * width;
 #pragma omp parallel
     {
-        scratch.reserve(longest, width);
-        Scratch& b = scratch;
+        scratch<U>().reserve(longest, width);
+        Scratch<U>& b = scratch<U>();
 #pragma omp for schedule(dynamic) collapse(2)
         for (long tree = 0; tree < num_trees; tree++)
             for (long head = 0; head < s.heads; head++) {
@@ -251,11 +234,12 @@ static void backward(const Shape& s, const Segment* segments, const Range* range
                 for (long k = t.first_segment; k < t.first_segment + t.num_segments; k++) {
                     const Segment& g = segments[k];
                     long keys = g.depth + g.size;
-                    gather(s, qkv, ranges + g.first_range, g.num_ranges, head / share, width, b.keys, b.values);
-                    std::fill(b.dkeys, b.dkeys + keys * width, 0.0f);
-                    std::fill(b.dvalues, b.dvalues + keys * width, 0.0f);
+                    gather<U>(s, qkv, g, ranges, head / share, width);
+                    auto keys_b = pair_up(b.keys_a, keys + 1, width, b.keys_b);
+                    std::fill(b.dkeys, b.dkeys + (keys + 1) * width, 0.0f);
+                    std::fill(b.dvalues, b.dvalues + (keys + 1) * width, 0.0f);
                     for (long q0 = 0; q0 < g.size; q0 += Q)
-                        backward_block(s, g, q0, head, width, dout, qkv, out, lse, dqkv, dstride);
+                        backward_block<U>(s, g, q0, head, width, dout, qkv, keys_b, out, lse, dqkv, dstride);
                     long from = 0;
                     for (const Range* r = ranges + g.first_range; r < ranges + g.first_range + g.num_ranges; r++)
                         for (long i = 0; i < r->size; i++, from++) {

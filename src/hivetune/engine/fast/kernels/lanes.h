@@ -1,9 +1,12 @@
-// Sixteen floats at a time, in the compiler's own vector types: AVX-512, AVX2 or NEON without a line of intrinsics.
+// Sixteen floats at a time, in the compiler's own vector types: AVX-512, AVX2 or NEON; intrinsics only for bf16's own.
 // Reads and writes fp32 and bf16; everything is computed in fp32.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 constexpr int LANES = 16;
 #ifdef __AVX512F__
@@ -40,9 +43,13 @@ static inline vf load(const bf16* p) {
 }
 static inline void store(float* p, vf x) { std::memcpy(p, &x, 64); }
 static inline void store(bf16* p, vf x) {  // to nearest, ties to even
+#ifdef __AVX512BF16__
+    __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+#else
     vu bits = as_bits(x);
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vh half = __builtin_convertvector(bits, vh);
+#endif
     std::memcpy(p, &half, 32);
 }
 
@@ -104,7 +111,6 @@ template <class T> struct Dot {
     static inline vf mac(vf total, vec a, vec b) { return total + a * b; }
 };
 #ifdef __AVX512BF16__
-#include <immintrin.h>
 template <> struct Dot<bf16> {
     typedef __m512bh vec;
     static constexpr int W = 2 * LANES;
