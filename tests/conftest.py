@@ -11,6 +11,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     """No test reads or writes the user's home."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HIVETUNE_HOME", str(home))
+    # The CPU kernels are compiled once for all of a session's processes.
+    monkeypatch.setenv("HIVETUNE_KERNELS", str(tmp_path_factory.getbasetemp() / "kernels"))
     return home
 
 

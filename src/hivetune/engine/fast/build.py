@@ -1,7 +1,7 @@
 """The C++ kernels as a shared library: compiled on first use for this processor, kept under a hash of all that made it.
 
-A second of compiling is paid back within the first step of a run. No compiler, no room or another system: no library,
-and the plain torch forms run.
+Three seconds, paid back within the first steps of the first run. `HIVETUNE_KERNELS` names another folder than the
+home's `kernels`. No compiler, no room or another system: no library, and the plain torch forms run.
 """
 
 import ctypes
@@ -51,7 +51,8 @@ def library() -> ctypes.CDLL:
     if compiler is None:
         raise NoKernels("no C++ compiler (apt-get install g++)")
     try:
-        path = home() / "kernels" / f"{_fingerprint(compiler)}.so"
+        folder = Path(os.environ.get("HIVETUNE_KERNELS") or home() / "kernels")
+        path = folder / f"{_fingerprint(compiler)}.so"
         if not path.exists():
             _compile(compiler, path)
         return ctypes.CDLL(str(path))
