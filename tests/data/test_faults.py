@@ -1,6 +1,7 @@
 """Planted faults: exactly these rows are rejected, each with its reason and its line, and the sum adds up."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,14 @@ def test_every_planted_fault_is_found_and_nothing_else(tmp_path: Path, chatml: P
 
 
 @pytest.mark.proof
-def test_200_faults_in_10_000_rows(tmp_path: Path, chatml: Path) -> None:
+def test_200_faults_in_10_000_rows(
+    tmp_path: Path, chatml: Path, record_property: Callable[[str, object], None]
+) -> None:
     run(tmp_path, chatml, 10_000, 200)
+    record_property("rows", 10_000)
+    record_property("faults", 200)
+    record_property("kinds_of_faults", len(FAULTS))
+    record_property("reasons", len({reason for reason, _ in FAULTS.values()}))
 
 
 @pytest.mark.parametrize("name", [name for name, (reason, _) in FAULTS.items() if reason not in NEEDS_MODEL])
