@@ -41,12 +41,14 @@ class TorchAttention:
         for number, segment in enumerate(layout.segments):
             key = (_round_up(segment.size), _round_up(segment.depth + segment.size))
             sizes.setdefault(key, []).append(number)
+        self._biases: dict[tuple[int, int | None], Tensor] = {}
         self._batches = [_batch(layout, numbers, *key, device) for key, numbers in sorted(sizes.items())]
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
         """`lse_TH` is left alone: it is for kernels that keep it."""
-        for batch in self._batches:
-            out_SHQE = _attend(*self._gather(qkv_TW, batch), _mask(batch, window), self._spec)
+        for number, batch in enumerate(self._batches):
+            bias_S1QK = self._bias(number, window, qkv_TW.dtype)
+            out_SHQE = _attend(*self._gather(qkv_TW, batch), bias_S1QK, self._spec)
             out_TN[batch.row_N] = out_SHQE.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N]
 
     def backward(
@@ -56,12 +58,13 @@ class TorchAttention:
         spec = self._spec
         k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
         total_TW = torch.zeros(len(qkv_TW), spec.qkv_width, dtype=lse_TH.dtype, device=qkv_TW.device)
-        for batch in self._batches:
+        for number, batch in enumerate(self._batches):
+            bias_S1QK = self._bias(number, window, qkv_TW.dtype)
             q, k, v = (part.requires_grad_() for part in self._gather(qkv_TW, batch))
             dout_nN = torch.zeros(batch.query_SQ.numel(), spec.q_width, dtype=dout_TN.dtype, device=dout_TN.device)
             dout_nN[batch.place_N] = dout_TN[batch.row_N]
             with torch.enable_grad():
-                out_SHQE = _attend(q, k, v, _mask(batch, window), spec)
+                out_SHQE = _attend(q, k, v, bias_S1QK, spec)
             dq, dk, dv = torch.autograd.grad(out_SHQE, (q, k, v), self._heads(dout_nN.view(*batch.query_SQ.shape, -1)))
             total_TW[batch.row_N, :k_at] = dq.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N].to(total_TW.dtype)
             for start, grad_SHKE in ((k_at, dk), (v_at, dv)):
@@ -69,6 +72,15 @@ class TorchAttention:
                 columns_TN = total_TW[:, start : start + spec.kv_width]
                 columns_TN.index_add_(0, batch.key_SK.flatten(), grad_SGKE.transpose(1, 2).flatten(0, 1).flatten(1))
         dqkv_TW[:, : spec.qkv_width].copy_(total_TW)
+
+    def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """0 where a query sees a key, -inf elsewhere; formed once for all layers with this window."""
+        key = (number, window)
+        if key not in self._biases:
+            ago_SQK = self._batches[number].ago_SQK
+            seen_SQK = ago_SQK >= 0 if window is None else (ago_SQK >= 0) & (ago_SQK < window)
+            self._biases[key] = torch.zeros_like(seen_SQK, dtype=dtype).masked_fill_(~seen_SQK, float("-inf"))[:, None]
+        return self._biases[key]
 
     def _gather(self, qkv_TW: Tensor, batch: SegmentBatch) -> tuple[Tensor, Tensor, Tensor]:
         spec, share = self._spec, self._spec.heads // self._spec.kv_heads
@@ -93,30 +105,23 @@ def says_math_path(spec: ModelSpec, dtype: torch.dtype, device: torch.device) ->
     if spec.attention_softcap is not None:
         return "capped attention scores have no fused kernel in torch"
     q, k, v = (torch.zeros(1, spec.heads, SIZE_STEP, spec.head_dim, dtype=dtype, device=device) for _ in range(3))
-    mask = torch.ones(1, 1, SIZE_STEP, SIZE_STEP, dtype=torch.bool, device=device)
+    bias = torch.zeros(1, 1, SIZE_STEP, SIZE_STEP, dtype=dtype, device=device)
     try:
         with torch.enable_grad(), sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
-            F.scaled_dot_product_attention(q.requires_grad_(), k, v, attn_mask=mask).sum().backward()
+            F.scaled_dot_product_attention(q.requires_grad_(), k, v, attn_mask=bias).sum().backward()
     except RuntimeError as error:
         return f"no fused attention kernel for {dtype} and {spec.head_dim} channels: {str(error).splitlines()[0]}"
     return ""
 
 
-def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, mask_SQK: Tensor, spec: ModelSpec) -> Tensor:
+def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, spec: ModelSpec) -> Tensor:
     cap = spec.attention_softcap
     if cap is None:
-        return F.scaled_dot_product_attention(
-            q_SHQE, k_SHKE, v_SHKE, attn_mask=mask_SQK[:, None], scale=spec.attention_scale
-        )
+        return F.scaled_dot_product_attention(q_SHQE, k_SHKE, v_SHKE, attn_mask=bias_S1QK, scale=spec.attention_scale)
     wide = torch.float64 if q_SHQE.dtype == torch.float64 else torch.float32
     score_SHQK = (q_SHQE.to(wide) @ k_SHKE.to(wide).transpose(2, 3)) * spec.attention_scale
-    score_SHQK = (cap * torch.tanh(score_SHQK / cap)).masked_fill(~mask_SQK[:, None], float("-inf"))
+    score_SHQK = cap * torch.tanh(score_SHQK / cap) + bias_S1QK
     return (torch.softmax(score_SHQK, 3) @ v_SHKE.to(wide)).to(q_SHQE.dtype)
-
-
-def _mask(batch: SegmentBatch, window: int | None) -> Tensor:
-    seen_SQK = batch.ago_SQK >= 0
-    return seen_SQK if window is None else seen_SQK & (batch.ago_SQK < window)
 
 
 def _batch(layout: Layout, numbers: list[int], queries: int, keys: int, device: torch.device) -> SegmentBatch:

@@ -18,7 +18,7 @@ from hivetune.engine.fast.layer import Attention, Batch, Kept, Walk, backward_la
 from hivetune.engine.fast.layout import Layout, Row, make_layout, split_rows, to_row
 from hivetune.engine.fast.loss import loss_and_gradient, loss_only
 from hivetune.engine.fast.native import NativeAttention, NativeOps
-from hivetune.engine.fast.ops import Ops, TorchOps, wide_of
+from hivetune.engine.fast.ops import Ops, TorchOps, has_wide_products, wide_of
 from hivetune.engine.fast.spec import ModelSpec, Rope, read_spec
 from hivetune.engine.fast.weights import bind_adapter, groups_of, read_weights
 from hivetune.engine.fast.workspace import Workspace
@@ -52,6 +52,9 @@ class FastModel:
         choices: Mapping[str, Any],
     ):
         self.device, self.dtype = device, dtype
+        if device.type == "cuda":  # sums of partial products in half precision are torch's default there
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder)
         self.weights = read_weights(folder, self.spec, lora, dtype, device)
         self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device)
@@ -144,11 +147,11 @@ class FastModel:
         """Copy the masters to where the products read them: A beside the base rows, scale * B^T on its own."""
         for layer in self.weights.layers:
             for group in groups_of(layer):
+                if group.downs_RK is not None:
+                    group.weight_NRK[group.outputs :][: group.ranks].copy_(group.downs_RK)
                 for member in group.adapted:
-                    assert member.down_RK is not None and member.up_NR is not None and member.scaled_up_RN is not None
-                    start = group.outputs + member.rank_at
-                    group.weight_NRK[start : start + len(member.down_RK)].copy_(member.down_RK)
-                    member.scaled_up_RN.copy_(member.up_NR.t() * self._scaling)
+                    assert member.up_NR is not None and member.scaled_up_RN is not None
+                    torch.mul(member.up_NR.t(), self._scaling, out=member.scaled_up_RN)
 
     def _walk(
         self, layout: Layout, *, adapter: bool = True, dropout: float = 0.0, scale: float = 1.0, keep: bool = False
@@ -194,7 +197,7 @@ class FastModel:
 def _choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> tuple[Ops, str]:
     """The kernels to use, and their name or why they are the plain ones. Raises MachineNotFit if `wanted` can't be."""
     if device.type != "cpu" or wanted == "torch":
-        return TorchOps(), "torch"
+        return TorchOps(wide_products=has_wide_products(dtype, device)), "torch"
     try:
         return NativeOps(dtype), "native"
     except NoKernels as reason:

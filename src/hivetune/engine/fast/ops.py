@@ -68,9 +68,12 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    """Stateless."""
+    """`wide_products`: products of half precision can give wide results here; no gradient is rounded on the way then."""
 
     name = "torch"
+
+    def __init__(self, *, wide_products: bool = False):
+        self._wide_products = wide_products
 
     def add_norm(
         self,
@@ -149,14 +152,12 @@ class TorchOps:
         for member in group.adapted:
             d_up_NR = _up(member.d_up_NR)
             s = s_TR[:, member.rank_at : member.rank_at + d_up_NR.shape[1]]
-            d_up_NR.add_(torch.mm(dy_TW[:, member.start : member.stop].t(), s), alpha=scale)
+            d_up_NR.add_(self._wide_product(dy_TW[:, member.start : member.stop].t(), s), alpha=scale)
 
     def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
-        """dA += scale * dS^T X for each member."""
-        for member in group.adapted:
-            d_down_RK = _up(member.d_down_RK)
-            ds = ds_TR[:, member.rank_at : member.rank_at + len(d_down_RK)]
-            d_down_RK.add_(torch.mm(ds.t(), x_TK), alpha=scale)
+        """dA += scale * dS^T X, all members at once."""
+        if group.d_downs_RK is not None:
+            group.d_downs_RK.add_(self._wide_product(ds_TR[:, : group.ranks].t(), x_TK), alpha=scale)
 
     def cross_entropy(
         self,
@@ -182,6 +183,21 @@ class TorchOps:
         if softcap is not None:
             dz_CV *= 1 - (z_CV / softcap).square()
         logits_CV.copy_(dz_CV * count_C[:, None])
+
+    def _wide_product(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.mm(a, b, out_dtype=torch.float32) if self._wide_products else torch.mm(a, b)
+
+
+def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch.mm takes two matrices of `dtype` to an fp32 result here (torch 2.8 and later, on GPUs)."""
+    if dtype.itemsize != 2:
+        return False
+    square = torch.zeros(16, 16, dtype=dtype, device=device)
+    try:
+        torch.mm(square, square, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def _up(tensor: Tensor | None) -> Tensor:

@@ -56,6 +56,9 @@ class Group:
     bias_N: Tensor | None
     outputs: int
     adapted: tuple[Member, ...] = ()
+    downs_RK: Tensor | None = None
+    d_downs_RK: Tensor | None = None
+    """The A's of all members as one matrix, in the master and in the gradient."""
 
     @property
     def width(self) -> int:
@@ -235,6 +238,9 @@ def bind_adapter(weights: Weights, lora: LoraConfig, device: torch.device) -> tu
         return master_N[start:at].view(shape), grad_N[start:at].view(shape)
 
     for group in groups:
+        if group.adapted:
+            group.downs_RK, group.d_downs_RK = view(lora.r * len(group.adapted), group.inputs)
+            at -= group.downs_RK.numel()
         for member in group.adapted:
             member.down_RK, member.d_down_RK = view(lora.r, group.inputs)
             adapter[f"base_model.model.{member.name}.lora_A.weight"] = member.down_RK
