@@ -68,7 +68,7 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    """`wide_products`: products of half precision can give wide results here; no gradient is rounded on the way then."""
+    """`wide_products`: half-precision products can give wide results here; no gradient is rounded on its way then."""
 
     name = "torch"
 

@@ -101,7 +101,11 @@ static inline vf exponential(vf x) {
     return x < -87.0f ? splat(0.0f) : y;
 }
 static inline vf sigmoid(vf x) { return 1.0f / (1.0f + exponential(-x)); }
-static inline vf hyperbolic_tangent(vf x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
+static inline vf hyperbolic_tangent(vf x) {
+    vf q = x * x;  // near 0 its series: 1 - 2 / (e + 1) would lose the small value in the 1
+    vf near = x + x * q * (-1.0f / 3 + q * (2.0f / 15 + q * (-17.0f / 315 + q * (62.0f / 2835))));
+    return q < 0.0625f ? near : 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+}
 
 // Sums of products along memory: `get` reads W elements, `mac` adds the products pairwise into 16 lanes.
 template <class T> struct Dot {
