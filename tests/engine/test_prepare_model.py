@@ -21,7 +21,7 @@ from hivetune.engine.gguf_model import packaged_file, read_settings, take_gguf
 from hivetune.engine.prepare_model import prepare
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models import find_prepared, folder_for, kind_of, read_prepared
-from hivetune.store import manifest_problems
+from hivetune.store import manifest_problems, read_json
 from hivetune.supervise.task import Outcome, run_task
 
 
@@ -218,6 +218,7 @@ def test_the_demo_model_answers(smollm2: Path) -> None:
     """From GGUF to safetensors and back to words: the one fact that SmolLM2 is sure of."""
     found = read_prepared(smollm2)
     assert (found.kind, found.name, found.eos_ids) == ("package", "smollm2-135m", (2,))
+    assert read_json(smollm2 / "config.json")["architectures"] == ["LlamaForCausalLM"]
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     assert tokenizer.tokenize("in 2024 x12") == ["in", "Ġ", "2", "0", "2", "4", "Ġx", "1", "2"]
     messages = [{"role": "user", "content": "What is the capital of France?"}]

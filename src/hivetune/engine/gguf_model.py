@@ -69,6 +69,7 @@ def take_gguf(file: Path, work: Path) -> None:
     elif settings.get("tokenizer.ggml.model") != "llama":
         raise UsageError(f"{file}: its tokenizer ({settings.get('tokenizer.ggml.model')}) is not known")
     del model.config.quantization_config  # of the file, not of what is saved
+    model.config.architectures = [type(model).__name__]  # vLLM and TRL choose the class by it; GGUF does not carry it
     model.config.save_pretrained(work)
     model.generation_config.save_pretrained(work)
     safetensors.torch.save_file(_distinct(model.state_dict()), work / "model.safetensors", metadata={"format": "pt"})
