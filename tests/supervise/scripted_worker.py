@@ -30,8 +30,6 @@ from hivetune.plan.steps import Amendment, append_amendment, read_plan
 from hivetune.standby import Standby
 from hivetune.store import sha256_bytes, write_atomic
 
-BUDGET_TOKENS = 4096
-
 
 class OutOfMemoryError(RuntimeError):
     """Named as torch's."""
@@ -118,7 +116,9 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     journal.append("started", step=found.step, pid=os.getpid())
     for step in range(found.step, len(plan.steps)):
         rows = plan.steps[step].rows
-        tokens = min(sum(snapshot.length(row) for row in rows), BUDGET_TOKENS >> choices.get("halvings", 0))
+        lengths = [snapshot.length(row) for row in rows]
+        size = max(1, -(-len(rows) // 2 ** choices.get("halvings", 0)))
+        tokens = max(sum(lengths[start : start + size]) for start in range(0, max(1, len(rows)), size))
         started = time.perf_counter()
         script.meet(step, rows, tokens)
         state = sha256_bytes(state + json.dumps([step, rows]).encode()).encode()

@@ -25,8 +25,6 @@ PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 512, 1024, 5
 # Half precision costs accuracy; it has to be worth it. On CPUs without native bf16 it is 40 to 500 times slower than
 # fp32 (pytorch/pytorch#146508), with it 1.7 to 2.3 times faster.
 WORTH_IT = 1.25
-# What the supervisor halves when nothing is chosen: the smaller of the two paths' own budgets.
-SMALLEST_DEFAULT_BUDGET = 2048
 
 
 def read_resolved(run: Path) -> tuple[RunConfig, dict[str, Any]]:
@@ -53,15 +51,11 @@ def settle(run: Path, config: RunConfig, choices: dict[str, Any], *, write: bool
 def with_changes(config: RunConfig, settled: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settled choices with a recovery's changes over them (supervise/ladder.py); nothing is written.
 
-    Another device is measured anew. `halvings`: of the tokens in a micro-batch; the effective batch stays.
+    Another device is measured anew.
     """
-    changes = dict(changes)
-    halvings = changes.pop("halvings", 0)
     if changes.get("device", settled["device"]) != settled["device"]:
         settled = {**settled, **choose(changes["device"], config.dtype, {})}
     changed = {**settled, **changes}
-    if halvings:
-        changed["budget_tokens"] = max(1, int(settled.get("budget_tokens", SMALLEST_DEFAULT_BUDGET)) >> halvings)
     torch.set_num_threads(changed["threads"])
     return changed
 

@@ -8,7 +8,8 @@ Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R 
 
 import functools
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hivetune.config import LoraConfig
 from hivetune.engine.adapter import Target, allocate, choose_targets, same_views, scaling
-from hivetune.engine.model import Document
+from hivetune.engine.model import Document, halved
 from hivetune.errors import MachineNotFit
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
@@ -43,8 +44,10 @@ class LoraLinear(nn.Module):
         if not self.switch.on:
             return y
         dropped = F.dropout(x, self.switch.dropout, training=self.switch.training)
-        low = F.linear(dropped, self.a_RI.to(x.dtype))
-        return y + F.linear(low, (self.b_OR * self.switch.scale).to(x.dtype)).to(y.dtype)
+        missing = -len(self.a_RI) % self.switch.rank_multiple
+        a_RI = F.pad(self.a_RI, (0, 0, 0, missing)).to(x.dtype)
+        b_OR = F.pad(self.b_OR * self.switch.scale, (0, missing)).to(x.dtype)
+        return y + F.linear(F.linear(dropped, a_RI), b_OR).to(y.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -57,15 +60,20 @@ class LoraLinear(nn.Module):
 
 
 class Switch:
-    """What all adapters of a model share: whether they count, and whether dropout does."""
+    """What all adapters of a model share: whether they count, and whether dropout does; zeros are added to ranks up to
+    `rank_multiple`."""
 
-    def __init__(self, scale: float, dropout: float):
-        self.scale, self.dropout = scale, dropout
+    def __init__(self, scale: float, dropout: float, rank_multiple: int):
+        self.scale, self.dropout, self.rank_multiple = scale, dropout, rank_multiple
         self.on, self.training = True, False
 
 
 class GeneralModel:
-    """A `LoraModel` (model.py) around a transformers module. `module` runs with the adapters in place."""
+    """A `LoraModel` (model.py) around a transformers module. `module` runs with the adapters in place.
+
+    Choices it reads: budget_tokens, halvings, recompute, token_multiple, rank_multiple as in fast/model.py; attention
+    is read where the module is loaded.
+    """
 
     path: Literal["fast", "general"] = "general"
 
@@ -74,11 +82,13 @@ class GeneralModel:
         first = next(module.parameters())
         self.device, self.dtype = first.device, module.dtype
         self.budget_tokens = int(choices.get("budget_tokens", DEFAULT_BUDGET_TOKENS))
+        self.halvings, self.multiple = int(choices.get("halvings", 0)), int(choices.get("token_multiple", 1))
+        self._most_positions = getattr(module.config, "max_position_embeddings", None) or sys.maxsize
         self.targets = find_targets(module, lora)
         master_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self.master_N, self.adapter = allocate(self.targets, lora.r, dtype=master_dtype, device=self.device)
         self.grad_N = torch.zeros_like(self.master_N)
-        self.switch = Switch(scaling(lora), lora.dropout)
+        self.switch = Switch(scaling(lora), lora.dropout, int(choices.get("rank_multiple", 1)))
         self._place_adapters()
         _recompute_layers(module, int(choices.get("recompute", 0)))
         self._chunked = _head_is_plain(module)
@@ -111,7 +121,7 @@ class GeneralModel:
 
     def _nll(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor]:
         """nll [M] of every trained token of one padded micro-batch, and which document [M] it belongs to."""
-        length = max(len(document.tokens_L) for document in documents)
+        length = self._padded(max(len(document.tokens_L) for document in documents))
         tokens_BL = torch.stack([F.pad(d.tokens_L, (0, length - len(d.tokens_L))) for d in documents])
         trained_BL = torch.stack([F.pad(d.trained_L, (0, length - len(d.trained_L))) for d in documents])
         owner_M, position_M = trained_BL[:, 1:].nonzero(as_tuple=True)  # position i predicts token i + 1
@@ -132,20 +142,31 @@ class GeneralModel:
         def chunk_nll(hidden_mD: Tensor, target_m: Tensor) -> Tensor:
             return _cross_entropy(head(hidden_mD), target_m)
 
-        size = max(1, CHUNK_LOGITS // head.weight.shape[0])
+        trained, missing = len(hidden_MD), -len(hidden_MD) % self.multiple
+        hidden_MD, target_M = F.pad(hidden_MD, (0, 0, 0, missing)), F.pad(target_M, (0, missing))
+        size = max(1, CHUNK_LOGITS // head.weight.shape[0] // self.multiple) * self.multiple
         chunks = zip(hidden_MD.split(size), target_M.split(size), strict=True)
         if len(hidden_MD) <= size or not torch.is_grad_enabled():
-            return torch.cat([chunk_nll(hidden, target) for hidden, target in chunks])
-        return torch.cat([checkpoint(chunk_nll, hidden, target, use_reentrant=False) for hidden, target in chunks])
+            nll = [chunk_nll(hidden, target) for hidden, target in chunks]
+        else:
+            nll = [checkpoint(chunk_nll, hidden, target, use_reentrant=False) for hidden, target in chunks]
+        return torch.cat(nll)[:trained]
 
-    def _micro_batches(self, documents: Sequence[Document]) -> Iterator[list[int]]:
+    def _padded(self, length: int) -> int:
+        """Length of a micro-batch, so that its inputs (one token less) are a multiple; positions the model has."""
+        inputs = -(-(length - 1) // self.multiple) * self.multiple
+        return 1 + max(length - 1, min(inputs, self._most_positions))
+
+    def _micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
         """Document numbers by length, so many that the padded size stays within the budget; a longer one alone."""
         order = sorted(range(len(documents)), key=lambda i: (-len(documents[i].tokens_L), i))
+        batches: list[list[int]] = []
         start = 0
         while start < len(order):
-            count = max(1, self.budget_tokens // len(documents[order[start]].tokens_L))
-            yield order[start : start + count]
+            count = max(1, self.budget_tokens // self._padded(len(documents[order[start]].tokens_L)))
+            batches.append(order[start : start + count])
             start += count
+        return halved(batches, self.halvings)
 
     def _place_adapters(self) -> None:
         """Wrap each target. A parameter shares the master's memory and its gradient the flat gradient's."""

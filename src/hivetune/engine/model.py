@@ -55,6 +55,18 @@ class LoraModel(Protocol):
         ...
 
 
+def halved(batches: Sequence[list[int]], halvings: int) -> list[list[int]]:
+    """Each micro-batch cut in 2 ** `halvings` parts, as far as it has documents: what a recovery does about memory.
+
+    By what a step really holds, not by the budget: half a budget that no step fills would change nothing.
+    """
+    parts: list[list[int]] = []
+    for batch in batches:
+        size = max(1, -(-len(batch) // 2**halvings))
+        parts += [batch[start : start + size] for start in range(0, len(batch), size)]
+    return parts
+
+
 def load_model(
     folder: Path, lora: LoraConfig, *, method: str, dtype: torch.dtype, device: torch.device, choices: Mapping[str, Any]
 ) -> LoraModel:

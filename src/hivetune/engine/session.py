@@ -155,8 +155,8 @@ def restore(run: Run) -> Progress:
         _keep_metrics(run, progress.step)
     for problem in problems:
         journal(run, "problem", step=progress.step, text=problem)
-    # The supervisor reads from it which step a worker died in.
-    journal(run, "started", step=progress.step, pid=os.getpid())
+    # The supervisor reads from it which step a worker died in, and which path it took.
+    journal(run, "started", step=progress.step, pid=os.getpid(), path=run.model.path)
     return progress
 
 

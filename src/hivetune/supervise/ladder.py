@@ -17,6 +17,7 @@ SAME_STEP = 1
 # So many faults of one kind on a device at different steps, with work done between them, and a change is tried.
 SCATTERED_CHANGE = 5
 LONGEST_WAIT_S = 300.0
+RANK_MULTIPLE = 16
 # They shrink a step; a worker that has not begun one needs something else.
 OF_A_STEP = frozenset({"isolate", "micro", "small", "smallest"})
 
@@ -47,8 +48,18 @@ RUNGS = {
             device_only=True,
         ),
         Rung("attention", "plain attention instead of a fused kernel", choices={"attention": "eager"}),
-        Rung("bucket", "fewer shapes: token counts in multiples of 256", choices={"bucket": 256}, device_only=True),
-        Rung("rank16", "pad the rank to 16 inside the kernels", choices={"pad_rank": 16}, device_only=True),
+        Rung(
+            "bucket",
+            "fewer shapes: token counts in multiples of 256",
+            choices={"token_multiple": 256},
+            device_only=True,
+        ),
+        Rung(
+            "rank16",
+            "pad the rank to a multiple of 16 in products",
+            choices={"rank_multiple": RANK_MULTIPLE},
+            device_only=True,
+        ),
         Rung("dtype", "arithmetic in float32", choices={"dtype": "float32"}),
         Rung(
             "allocator",
@@ -65,11 +76,13 @@ RUNGS = {
             choices={"halvings": 30, "recompute": 10_000},
         ),
         Rung("general", "the general path instead of our own kernels", choices={"path": "general"}),
-        Rung("threads", "one thread per library", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}),
+        # The environment is for libraries with pools of their own; torch's was settled when the run began.
+        Rung("threads", "one thread per library", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, {"threads": 1}),
         Rung(
             "isa",
             "only instructions that every 64-bit processor with AVX2 has",
             {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+            {"kernels": "torch"},  # ours are compiled for this very processor
         ),
         Rung("sdma-off", "copies by kernels instead of the DMA engine", {"HSA_ENABLE_SDMA": "0"}, {}, True, True),
         Rung(
@@ -115,12 +128,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the machine and the settings allow."""
+    """What the machine and the settings allow. `void`: rungs that would change nothing here."""
 
     attempts: int = 3
     on_device: bool = False
     backoff_s: float = 5.0
     allow: frozenset[str] = frozenset()
+    void: frozenset[str] = frozenset()
 
 
 Kind = Literal["again", "change", "isolate", "wait", "stop"]
@@ -204,6 +218,17 @@ def settings_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], dict[str, 
     return environment, choices
 
 
+def void_rungs(environment: Mapping[str, str], choices: Mapping[str, Any]) -> frozenset[str]:
+    """Rungs of which everything is so already, by the worker's environment and choices: trying them proves nothing."""
+
+    def is_void(rung: Rung) -> bool:
+        same = [environment.get(name) == value for name, value in rung.environment.items()]
+        same += [name in choices and choices[name] == value for name, value in rung.choices.items()]
+        return bool(same) and all(same)
+
+    return frozenset(name for name, rung in RUNGS.items() if is_void(rung))
+
+
 def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try: bool, isolate: bool) -> Action:
     last = history[-1]
     kept = kept_rungs(history)
@@ -229,7 +254,7 @@ def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try
 
 
 def _is_open(name: str, bounds: Bounds) -> bool:
-    return bounds.on_device or name == "isolate" or not RUNGS[name].device_only
+    return name == "isolate" or (name not in bounds.void and (bounds.on_device or not RUNGS[name].device_only))
 
 
 def _wait_s(number: int, bounds: Bounds) -> float:

@@ -4,6 +4,8 @@ No torch here. Everything that happens is an event in RUN/events.jsonl, written 
 that is killed itself is replaced by the next one, which goes on from what is on disk.
 """
 
+import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -24,11 +26,20 @@ from hivetune.plan.steps import AMENDMENTS, most_quarantined, read_plan
 from hivetune.standby import Standby
 from hivetune.store import boot_id, lock, manifest_problems
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
-from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt, state_to_disk
+from hivetune.supervise.attempt import METRICS, Ended, Job, newest_step, run_attempt, state_to_disk
 from hivetune.supervise.events import EVENTS as EVENTS
 from hivetune.supervise.events import Events
 from hivetune.supervise.isolate import isolate, quarantine, replay_in_children, within
-from hivetune.supervise.ladder import Action, Bounds, Failure, kept_rungs, next_action
+from hivetune.supervise.ladder import (
+    RANK_MULTIPLE,
+    Action,
+    Bounds,
+    Failure,
+    kept_rungs,
+    next_action,
+    settings_of,
+    void_rungs,
+)
 from hivetune.supervise.limits import LearnedLimits
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
 from hivetune.supervise.smaller import RESOLVED as RESOLVED
@@ -235,9 +246,7 @@ class _Supervisor:
 
     def _distrust(self, ended: Ended) -> None:
         """Checkpoints since the last good test of the numbers may hold wrong ones: set them aside."""
-        good = [
-            e["step"] for e in read_journal(self.job.run / "metrics.jsonl") if e["event"] == "canary" and e["passed"]
-        ]
+        good = [e["step"] for e in read_journal(self.job.run / METRICS) if e["event"] == "canary" and e["passed"]]
         self.job.standby.clear()
         doubtful = checkpoints.distrust_after(self.job.run, max(good, default=0))
         self.job.events.append("distrusted", steps=doubtful, newest=ended.durable)
@@ -269,14 +278,28 @@ class _Supervisor:
             on_device=self._on_device() and "cpu" not in self.rungs,
             backoff_s=settings.backoff_s,
             allow=frozenset(settings.allow),
+            void=self._void(),
         )
+
+    def _void(self) -> frozenset[str]:
+        """Rungs that would change nothing in a worker as it is started now."""
+        environment, changes = settings_of(self.rungs)
+        config, settled = self._resolved()
+        started = [e for e in read_journal(self.job.run / METRICS) if e["event"] == "started" and "path" in e]
+        path = {"path": started[-1]["path"]} if started else {}
+        rank = {"rank_multiple": math.gcd(config["lora"]["r"], RANK_MULTIPLE)}
+        variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+        return void_rungs(variables, {**rank, **path, **settled, **changes})
 
     def _on_device(self) -> bool:
         """Whether a card is in use: by the run's settled choices, before there are any by what is in the machine."""
-        path = self.job.run / RESOLVED
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-        device = (tree.get("choices") or {}).get("device") or self.config.device
+        device = self._resolved()[1].get("device") or self.config.device
         return bool(self.machine.cards) if device == "auto" else str(device).startswith("cuda")
+
+    def _resolved(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The run's settings and settled choices as they are on disk: a lower rank is written there."""
+        tree = yaml.safe_load((self.job.run / RESOLVED).read_text(encoding="utf-8"))
+        return tree["config"], tree.get("choices") or {}
 
     def _stopped(self, ended: Ended) -> RunOutcome:
         number = self.job.stop.number or 15

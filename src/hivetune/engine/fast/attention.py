@@ -35,8 +35,8 @@ class SegmentBatch:
 class TorchAttention:
     """Attention of one layout. The qkv buffer holds [q | k | v | ...] in each row, rotary already applied."""
 
-    def __init__(self, layout: Layout, spec: ModelSpec, device: torch.device):
-        self._spec = spec
+    def __init__(self, layout: Layout, spec: ModelSpec, device: torch.device, *, eager: bool = False):
+        self._spec, self._eager = spec, eager
         sizes: dict[tuple[int, int], list[int]] = {}
         for number, segment in enumerate(layout.segments):
             key = (_round_up(segment.size), _round_up(segment.depth + segment.size))
@@ -48,7 +48,7 @@ class TorchAttention:
         """`lse_TH` is left alone: it is for kernels that keep it."""
         for number, batch in enumerate(self._batches):
             bias_S1QK = self._bias(number, window, qkv_TW.dtype)
-            out_SHQE = _attend(*self._gather(qkv_TW, batch), bias_S1QK, self._spec)
+            out_SHQE = _attend(*self._gather(qkv_TW, batch), bias_S1QK, self._spec, self._eager)
             out_TN[batch.row_N] = out_SHQE.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N]
 
     def backward(
@@ -64,7 +64,7 @@ class TorchAttention:
             dout_nN = torch.zeros(batch.query_SQ.numel(), spec.q_width, dtype=dout_TN.dtype, device=dout_TN.device)
             dout_nN[batch.place_N] = dout_TN[batch.row_N]
             with torch.enable_grad():
-                out_SHQE = _attend(q, k, v, bias_S1QK, spec)
+                out_SHQE = _attend(q, k, v, bias_S1QK, spec, self._eager)
             dq, dk, dv = torch.autograd.grad(out_SHQE, (q, k, v), self._heads(dout_nN.view(*batch.query_SQ.shape, -1)))
             total_TW[batch.row_N, :k_at] = dq.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N].to(total_TW.dtype)
             for start, grad_SHKE in ((k_at, dk), (v_at, dv)):
@@ -114,14 +114,16 @@ def says_math_path(spec: ModelSpec, dtype: torch.dtype, device: torch.device) ->
     return ""
 
 
-def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, spec: ModelSpec) -> Tensor:
+def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, spec: ModelSpec, eager: bool) -> Tensor:
+    """By torch's SDPA where it can say it; `eager`: as two products and a softmax, no fused kernel of anybody."""
     cap = spec.attention_softcap
-    if cap is None:
+    if cap is None and not eager:
         return F.scaled_dot_product_attention(q_SHQE, k_SHKE, v_SHKE, attn_mask=bias_S1QK, scale=spec.attention_scale)
     wide = torch.float64 if q_SHQE.dtype == torch.float64 else torch.float32
     score_SHQK = (q_SHQE.to(wide) @ k_SHKE.to(wide).transpose(2, 3)) * spec.attention_scale
-    score_SHQK = cap * torch.tanh(score_SHQK / cap) + bias_S1QK
-    return (torch.softmax(score_SHQK, 3) @ v_SHKE.to(wide)).to(q_SHQE.dtype)
+    if cap is not None:
+        score_SHQK = cap * torch.tanh(score_SHQK / cap)
+    return (torch.softmax(score_SHQK + bias_S1QK, 3) @ v_SHKE.to(wide)).to(q_SHQE.dtype)
 
 
 def _batch(layout: Layout, numbers: list[int], queries: int, keys: int, device: torch.device) -> SegmentBatch:

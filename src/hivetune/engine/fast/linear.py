@@ -43,7 +43,7 @@ def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: fl
     for member in group.adapted:
         assert member.d_down_RK is not None
         d_down_RK = dy_TW[:, _ranks(group, member)].t() @ (x_TK * _mask(masks, member))
-        member.d_down_RK.add_(d_down_RK, alpha=scale)
+        member.d_down_RK.add_(d_down_RK[: len(member.d_down_RK)], alpha=scale)
 
 
 def draw_masks(group: Group, tokens: int, dropout: float) -> Masks:
@@ -62,9 +62,9 @@ def _mask(masks: Masks | None, member: Member) -> Tensor:
 
 
 def _ranks(group: Group, member: Member) -> slice:
-    assert member.down_RK is not None
+    assert member.scaled_up_RN is not None
     start = group.outputs + member.rank_at
-    return slice(start, start + member.down_RK.shape[0])
+    return slice(start, start + len(member.scaled_up_RN))
 
 
 def _down(group: Group, member: Member) -> Tensor:

@@ -8,7 +8,7 @@ Shapes: R rows of the stream, E entries (a row and the token it must predict), C
 import torch
 from torch import Tensor
 
-from hivetune.engine.fast.layer import Walk
+from hivetune.engine.fast.layer import Batch, Walk
 from hivetune.engine.fast.weights import Weights
 
 CHUNK_LOGITS = 16 << 20
@@ -29,7 +29,7 @@ def loss_and_gradient(
     sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
     y_RD, dy_RD = walk.buffer("y", rows, spec.hidden), walk.buffer("dy", rows, spec.hidden)
     ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
-    straight = len(batch.entry_row_E) == rows  # each row predicts one token: entries are the rows, in order
+    straight = _is_straight(batch)
     if not straight:
         dy_RD.zero_()
     nll_E = _entry_nll(walk, weights, y_RD, dy_RD, chunk, straight=straight)
@@ -45,7 +45,12 @@ def loss_only(walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chun
     sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
     y_RD = walk.buffer("y", rows, spec.hidden)
     walk.ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
-    return _entry_nll(walk, weights, y_RD, None, chunk, straight=len(walk.batch.entry_row_E) == rows)
+    return _entry_nll(walk, weights, y_RD, None, chunk, straight=_is_straight(walk.batch))
+
+
+def _is_straight(batch: Batch) -> bool:
+    """Each row predicts one token: entries are the rows, in order. Else there may be rows that predict nothing."""
+    return len(set(batch.layout.rows)) == len(batch.layout.rows)
 
 
 def _entry_nll(

@@ -3,6 +3,7 @@
 Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from hivetune.engine.fast.ops import Ops, TorchOps, has_wide_products, wide_of
 from hivetune.engine.fast.spec import ModelSpec, Rope, read_spec
 from hivetune.engine.fast.weights import bind_adapter, groups_of, read_weights
 from hivetune.engine.fast.workspace import Workspace
-from hivetune.engine.model import Document
+from hivetune.engine.model import Document, halved
 from hivetune.errors import MachineNotFit
 
 DEFAULT_BUDGET_TOKENS = 4096
@@ -33,10 +34,12 @@ GPU_MULTIPLE = 64
 class FastModel:
     """A `LoraModel` (engine/model.py).
 
-    Choices it reads: budget_tokens (tokens of a micro-batch), recompute (layers whose inner state is formed again in
-    the backward pass), share_prefixes, chunk_rows (logit rows of a chunk), kernels (native or torch; default: native
-    on a CPU that can). `kernels` says which run, and why if it is the plain ones; `attention` why it runs
-    on a slow path, if it does.
+    Choices it reads: budget_tokens (tokens of a micro-batch), halvings (of each micro-batch), recompute (layers whose
+    inner state is formed again in the backward pass), share_prefixes, token_multiple, chunk_rows (logit rows of a
+    chunk), kernels (native or torch; default: native on a CPU that can), attention (eager: no fused kernel),
+    rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no library for
+    them). `kernels` says which run, and why if it is the plain ones; `attention` why it runs on a slow path, if it
+    does.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -56,9 +59,13 @@ class FastModel:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder)
-        self.weights = read_weights(folder, self.spec, lora, dtype, device)
-        self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device)
+        self._ops, self.kernels = _choose_ops(dtype, device, choices.get("kernels"))
+        rank_multiple = 1 if isinstance(self._ops, NativeOps) else int(choices.get("rank_multiple", 1))
+        columns = -(-lora.r // rank_multiple) * rank_multiple
+        self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
+        self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
         self.budget_tokens = int(choices.get("budget_tokens", DEFAULT_BUDGET_TOKENS))
+        self.halvings = int(choices.get("halvings", 0))
         self.recompute = min(int(choices.get("recompute", 0)), len(self.spec.layers))
         self.multiple = int(choices.get("token_multiple", 1 if device.type == "cpu" else GPU_MULTIPLE))
         self.chunk_rows: int | None = choices.get("chunk_rows")
@@ -67,15 +74,15 @@ class FastModel:
         self._share_in_scoring = bool(choices.get("share_prefixes", True))
         self.share_prefixes = self._share_in_scoring and not lora.dropout
         self._workspace = Workspace(device)
-        self.attention = says_math_path(self.spec, dtype, device)
-        self._ops, self.kernels = _choose_ops(dtype, device, choices.get("kernels"))
+        self._eager = choices.get("attention") == "eager"
+        self.attention = "the choices ask for it" if self._eager else says_math_path(self.spec, dtype, device)
 
     @torch.no_grad()
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
         self._refresh()
         rows = _rows(documents)
-        for batch in split_rows(rows, self.budget_tokens, share=self.share_prefixes):
+        for batch in halved(split_rows(rows, self.budget_tokens, share=self.share_prefixes), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self.share_prefixes, multiple=self.multiple)
             walk = self._walk(layout, dropout=self._dropout, scale=scale, keep=True)
             nll_E = self._forward_backward(walk)
@@ -87,7 +94,7 @@ class FastModel:
         self._refresh()
         rows = _rows(documents)
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
-        for batch in split_rows(rows, self.budget_tokens, share=self._share_in_scoring):
+        for batch in halved(split_rows(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, multiple=self.multiple)
             walk = self._walk(layout, adapter=adapter)
             nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.chunk_rows)
@@ -147,11 +154,10 @@ class FastModel:
         """Copy the masters to where the products read them: A beside the base rows, scale * B^T on its own."""
         for layer in self.weights.layers:
             for group in groups_of(layer):
-                if group.downs_RK is not None:
-                    group.weight_NRK[group.outputs :][: group.ranks].copy_(group.downs_RK)
                 for member in group.adapted:
-                    assert member.up_NR is not None and member.scaled_up_RN is not None
-                    torch.mul(member.up_NR.t(), self._scaling, out=member.scaled_up_RN)
+                    assert member.down_RK is not None and member.up_NR is not None and member.scaled_up_RN is not None
+                    group.weight_NRK[group.outputs + member.rank_at :][: len(member.down_RK)].copy_(member.down_RK)
+                    torch.mul(member.up_NR.t(), self._scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
 
     def _walk(
         self, layout: Layout, *, adapter: bool = True, dropout: float = 0.0, scale: float = 1.0, keep: bool = False
@@ -171,16 +177,19 @@ class FastModel:
         )
 
     def _attention(self, layout: Layout) -> Attention:
-        if isinstance(self._ops, NativeOps):
+        if isinstance(self._ops, NativeOps) and not self._eager:
             return NativeAttention(layout, self.spec, self.dtype, self._workspace)
-        return TorchAttention(layout, self.spec, self.device)
+        return TorchAttention(layout, self.spec, self.device, eager=self._eager)
 
     def _batch(self, layout: Layout) -> Batch:
         def put(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
             here = torch.tensor(values, dtype=dtype)
             return here if self.device.type == "cpu" else here.pin_memory().to(self.device, non_blocking=True)
 
-        rows = sorted(set(layout.rows))
+        # An entry more on a row that has one leaves the number of rows no multiple: idle rows fill it up.
+        taken = set(layout.rows)
+        idle = (row for row in range(layout.size) if row not in taken)
+        rows = sorted(taken.union(itertools.islice(idle, -len(taken) % self.multiple)))
         place = {row: number for number, row in enumerate(rows)}
         return Batch(
             layout=layout,

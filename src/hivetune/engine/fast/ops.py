@@ -151,13 +151,18 @@ class TorchOps:
         """dB += scale * dY^T S for each member."""
         for member in group.adapted:
             d_up_NR = _up(member.d_up_NR)
-            s = s_TR[:, member.rank_at : member.rank_at + d_up_NR.shape[1]]
-            d_up_NR.add_(self._wide_product(dy_TW[:, member.start : member.stop].t(), s), alpha=scale)
+            s = s_TR[:, member.rank_at : member.rank_at + len(_up(member.scaled_up_RN))]
+            product_NR = self._wide_product(dy_TW[:, member.start : member.stop].t(), s)
+            d_up_NR.add_(product_NR[:, : d_up_NR.shape[1]], alpha=scale)
 
     def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
         """dA += scale * dS^T X, all members at once."""
         if group.d_downs_RK is not None:
-            group.d_downs_RK.add_(self._wide_product(ds_TR[:, : group.ranks].t(), x_TK), alpha=scale)
+            product_RK = self._wide_product(ds_TR[:, : group.ranks].t(), x_TK)
+            d_downs_mRK, product_mRK = (
+                t.unflatten(0, (len(group.adapted), -1)) for t in (group.d_downs_RK, product_RK)
+            )
+            d_downs_mRK.add_(product_mRK[:, : d_downs_mRK.shape[1]], alpha=scale)
 
     def cross_entropy(
         self,

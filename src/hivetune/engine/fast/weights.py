@@ -25,7 +25,8 @@ class Member:
     """One linear module inside a merged matrix, and its adapter if it has one.
 
     down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient.
-    rank_at: its first column among the group's rank columns.
+    rank_at: its first column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the
+    products; it may have more rows than the adapter's rank, zeros behind.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Group:
     @property
     def ranks(self) -> int:
         """Rank columns that are in use; the rest up to `width` is padding and stays zero."""
-        return sum(member.down_RK.shape[0] for member in self.adapted if member.down_RK is not None)
+        return sum(member.scaled_up_RN.shape[0] for member in self.adapted if member.scaled_up_RN is not None)
 
 
 @dataclass
@@ -153,8 +154,11 @@ def group_inputs(spec: ModelSpec, group: str) -> int:
     return {"o": spec.q_width, "down": spec.ffn}.get(group, spec.hidden)
 
 
-def read_weights(folder: Path, spec: ModelSpec, lora: LoraConfig, dtype: torch.dtype, device: torch.device) -> Weights:
-    """All matrices in `dtype` on `device`, merged, with zero rows for the adapters. Norms in fp32 (fp64 for fp64)."""
+def read_weights(
+    folder: Path, spec: ModelSpec, lora: LoraConfig, dtype: torch.dtype, device: torch.device, *, columns: int
+) -> Weights:
+    """All matrices in `dtype` on `device`, merged, with zero rows for the adapters: `columns` of them for each adapter,
+    its rank or more. Norms in fp32 (fp64 for fp64)."""
     targets = find_targets(spec, lora)
     checkpoint = Checkpoint(folder)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -167,7 +171,7 @@ def read_weights(folder: Path, spec: ModelSpec, lora: LoraConfig, dtype: torch.d
     weights = Weights(embedding_VD, head_VD, norm("norm"))
     for index in range(len(spec.layers)):
         groups = {
-            group: _read_group(checkpoint, f"layers.{index}", names, targets, lora.r, dtype, device)
+            group: _read_group(checkpoint, f"layers.{index}", names, targets, columns, dtype, device)
             for group, names in member_names(spec).items()
         }
         weights.layers.append(Layer(**groups, norms_D=_read_norms(norm, f"layers.{index}", spec)))
@@ -192,7 +196,7 @@ def _read_group(
     layer: str,
     names: list[tuple[str, int]],
     targets: set[str],
-    rank: int,
+    columns: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Group:
@@ -202,8 +206,8 @@ def _read_group(
         start += size
     adapted = tuple(member for member in members if member.name in targets)
     for place, member in enumerate(adapted):
-        member.rank_at = place * rank
-    ranks = -(-len(adapted) * rank // RANK_MULTIPLE) * RANK_MULTIPLE
+        member.rank_at = place * columns
+    ranks = -(-len(adapted) * columns // RANK_MULTIPLE) * RANK_MULTIPLE
     first = checkpoint.read(f"{layer}.{names[0][0]}.weight")
     weight_NRK = torch.zeros(start + ranks, first.shape[1], dtype=dtype, device=device)
     bias_N = None
@@ -219,10 +223,12 @@ def groups_of(layer: Layer) -> Iterator[Group]:
     yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
 
 
-def bind_adapter(weights: Weights, lora: LoraConfig, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def bind_adapter(
+    weights: Weights, lora: LoraConfig, device: torch.device, *, columns: int
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """One flat fp32 master and gradient of zeros; each adapted member gets its views. Order: layer, group, A's, B's.
 
-    Returns master_N, grad_N and the views of the master by PEFT parameter name.
+    `columns` as in `read_weights`. Returns master_N, grad_N and the views of the master by PEFT parameter name.
     """
     groups = [group for layer in weights.layers for group in groups_of(layer)]
     total = sum(lora.r * (group.inputs + member.size) for group in groups for member in group.adapted)
@@ -247,5 +253,5 @@ def bind_adapter(weights: Weights, lora: LoraConfig, device: torch.device) -> tu
         for member in group.adapted:
             member.up_NR, member.d_up_NR = view(member.size, lora.r)
             adapter[f"base_model.model.{member.name}.lora_B.weight"] = member.up_NR
-            member.scaled_up_RN = torch.zeros(lora.r, member.size, dtype=group.weight_NRK.dtype, device=device)
+            member.scaled_up_RN = torch.zeros(columns, member.size, dtype=group.weight_NRK.dtype, device=device)
     return master_N, grad_N, adapter
