@@ -156,7 +156,7 @@ def restore(run: Run) -> Progress:
     for problem in problems:
         journal(run, "problem", step=progress.step, text=problem)
     # The supervisor reads from it which step a worker died in, and which path it took.
-    journal(run, "started", step=progress.step, pid=os.getpid(), path=run.model.path)
+    journal(run, "started", step=progress.step, path=run.model.path, pid=os.getpid())
     return progress
 
 
