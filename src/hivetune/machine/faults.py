@@ -2,16 +2,25 @@
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
+
+from hivetune.machine.codes import code_pattern
 
 Domain = Literal["device", "memory", "host", "disk", "data", "numerics", "program", "setup"]
 
 FIRST = {"again": "the same again", "change": "a change, as it can't go away by itself"}
+
+
+class Sign(NamedTuple):
+    """Something to recognise a fault by: as a person reads it, and as it is searched for."""
+
+    words: str
+    pattern: re.Pattern[str]
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,9 @@ class Fault:
     evidence: tuple[str, ...]
     first: Literal["again", "change"]
     rungs: tuple[str, ...]
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: tuple[Sign, ...]
+    own: tuple[Sign, ...]
+    wrappers: tuple[Sign, ...]
     facts: frozenset[str]
     needs: frozenset[str]
     backoff: bool
@@ -61,13 +72,28 @@ def _fault(entry: Mapping[str, Any]) -> Fault:
         evidence=tuple(entry["evidence"]),
         first=entry.get("first", "again"),
         rungs=tuple(entry.get("rungs", ())),
-        patterns=tuple(re.compile(pattern) for pattern in entry.get("patterns", ())),
+        patterns=_signs(entry.get("patterns", ())),
+        own=_signs(entry.get("own", ())),
+        wrappers=_signs(entry.get("wrappers", ())),
         facts=frozenset(entry.get("facts", ())),
         needs=frozenset(entry.get("needs", ())),
         backoff=entry.get("backoff", False),
         waits_for=entry.get("waits_for", ""),
         distrust=entry.get("distrust", False),
     )
+
+
+def _signs(listed: Iterable[str | Mapping[str, Sequence[str | int]]]) -> tuple[Sign, ...]:
+    """Regular expressions as they are; of {family: [code, ...]} one for all its codes."""
+    found = []
+    for item in listed:
+        if isinstance(item, str):
+            found.append(Sign(f"`{item}`", re.compile(item, re.MULTILINE)))
+            continue
+        for family, codes in item.items():
+            together = "|".join(code_pattern(family, str(code)) for code in codes)
+            found.append(Sign(f"{family} {', '.join(map(str, codes))}", re.compile(together, re.MULTILINE)))
+    return tuple(found)
 
 
 def as_markdown() -> str:
@@ -86,7 +112,9 @@ def as_markdown() -> str:
         if entry.rungs:
             lines += [f"- remedies: {', '.join(entry.rungs)}"]
         lines += [f"- advice: {entry.advice}"]
-        seen = [f"`{pattern.pattern}`" for pattern in entry.patterns] + [f"`{fact}`" for fact in sorted(entry.facts)]
+        seen = [sign.words for sign in entry.patterns] + [f"`{fact}`" for fact in sorted(entry.facts)]
+        seen += [f"{sign.words} in the error's own words" for sign in entry.own]
+        seen += [f"{sign.words} when nothing else is said" for sign in entry.wrappers]
         lines += [f"- recognised by: {' or '.join(seen)}" + "".join(f", and `{need}`" for need in sorted(entry.needs))]
         lines += [f"- seen in: {', '.join(f'<{url}>' for url in entry.evidence)}"] if entry.evidence else []
     return "\n".join(lines) + "\n"

@@ -13,10 +13,13 @@ from pathlib import Path
 KMSG = Path("dev/kmsg")
 LINE_LIMIT = 200
 RELEVANT = re.compile(
-    r"amdgpu|drm|NVRM|Xid|oom|Out of memory|Killed process|segfault|gfxhub|I/O error|EXT4-fs error|read-only|PCIe|mce:"
+    r"amdgpu|kfd|drm|NVRM|Xid|nvidia|MES |qcm fence|gfxhub|AMD-Vi|PCIe|pciehp|mce:|oom|Out of memory|page allocation"
+    r"|Killed process|segfault|traps:|I/O error|nvme|ata\d|EXT4-fs error|XFS|BTRFS|read-only"
 )
 # The kernel names the process in these; lines about others say nothing about ours.
-OF_PROCESS = re.compile(r"(?:Killed process |pid=|oom_reaper: reaped process )(\d+)|\[(\d+)\]: segfault")
+OF_PROCESS = re.compile(
+    r"(?:Killed process |pid=|oom_reaper: reaped process )(\d+)|\[(\d+)\](?:: segfault| trap | general protection)"
+)
 
 
 class KernelLog:

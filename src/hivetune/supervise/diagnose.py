@@ -2,14 +2,23 @@
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hivetune.machine.faults import Fault, catalogue
+from hivetune.machine.faults import Fault, Sign, catalogue
 from hivetune.supervise.task import Outcome
 
 # These say only that something ended; they are asked when nothing that says why was found anywhere.
 LAST_RESORT = frozenset({"program-error", "unknown"})
+# The exit codes that an error of ours chooses, and the facts that say how something ended but not why.
+REFUSALS = frozenset({"exit:2", "exit:3", "exit:4", "exit:5"})
+WEAK_FACTS = ("signal:", "exit:1", "always")
+# "package.module.Name: message" or "NameError: message" at the start of a line, as Python ends a traceback.
+EXCEPTION = re.compile(
+    r"^(?:\[rank\d+\]: )?(?:(?:[A-Za-z_]\w*\.)+(?!\w*Warning)(?:[A-Z]\w+|\w*error)"
+    r"|[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?=: |:$|$)",
+    re.MULTILINE,
+)
 # The product that a matrix library reports when it fails ("m 8 n 412 k 896").
 SHAPE = re.compile(r"\bm[ =:]+(\d+)[ ,]+n[ =:]+(\d+)[ ,]+k[ =:]+(\d+)")
 QUOTE_LIMIT = 300
@@ -58,21 +67,76 @@ def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = Fal
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """The first fault of the catalogue that fits: by the error's own words, then by log, kernel and all facts."""
-    said = frozenset(fact for fact in evidence.facts if fact.startswith(("exit:", "type:")))
-    for texts, facts in (((evidence.error,), said), ((evidence.kernel, evidence.log), evidence.facts)):
-        for fault in catalogue():
-            too_early = fault.id in LAST_RESORT and facts is said
-            if too_early or not fault.needs <= evidence.facts:
-                continue
-            quote = next((line for text in texts if (line := _matching_line(fault, text))), "")
-            if quote or fault.facts & facts:
-                return Diagnosis(fault, _last_line(evidence) if fault.id in LAST_RESORT else quote, _shape(evidence))
+    own = evidence.error or _last_exception(evidence)
+    unsaid = "" if own or _was_ended(evidence) else evidence.log
+    chosen = frozenset(fact for fact in evidence.facts if fact.startswith("type:") or fact in REFUSALS)
+    strong = frozenset(fact for fact in evidence.facts if not fact.startswith(WEAK_FACTS))
+    found = (
+        _search(evidence, (own,), _anywhere_or_own, chosen)
+        or _search(evidence, (evidence.kernel, evidence.log), _anywhere, strong)
+        or _search(evidence, (unsaid,), _own)
+        or _search(evidence, (own or unsaid,), _wrappers)
+        or _search(evidence, (), _anywhere, evidence.facts)
+        or _last_resort(evidence)
+    )
+    return Diagnosis(*found, _shape(evidence))
+
+
+def _search(
+    evidence: Evidence,
+    texts: Sequence[str],
+    signs: Callable[[Fault], tuple[Sign, ...]],
+    facts: frozenset[str] = frozenset(),
+) -> tuple[Fault, str] | None:
+    """The first fault with one of its `signs` in one of `texts`, or with one of `facts`; and the line that told it."""
+    for fault in catalogue():
+        if fault.id in LAST_RESORT or not fault.needs <= evidence.facts:
+            continue
+        quote = next((line for text in texts if (line := _matching_line(signs(fault), text))), "")
+        if quote or fault.facts & facts:
+            return fault, quote
+    return None
+
+
+def _last_resort(evidence: Evidence) -> tuple[Fault, str]:
+    for fault in catalogue():
+        if fault.id in LAST_RESORT and (fault.facts & evidence.facts or _matching_line(fault.patterns, evidence.log)):
+            return fault, _last_line(evidence)
     raise AssertionError("the catalogue ends with a fault that matches everything")
 
 
-def _matching_line(fault: Fault, text: str) -> str:
+def _anywhere(fault: Fault) -> tuple[Sign, ...]:
+    return fault.patterns
+
+
+def _own(fault: Fault) -> tuple[Sign, ...]:
+    return fault.own
+
+
+def _anywhere_or_own(fault: Fault) -> tuple[Sign, ...]:
+    return fault.patterns + fault.own
+
+
+def _wrappers(fault: Fault) -> tuple[Sign, ...]:
+    return fault.wrappers
+
+
+def _was_ended(evidence: Evidence) -> bool:
+    """Whether the process did not end by itself: then an exception that it printed before is not the reason."""
+    return any(fact == "hung" or fact.startswith("signal:") for fact in evidence.facts)
+
+
+def _last_exception(evidence: Evidence) -> str:
+    """What a Python process that ended by itself printed last as an exception, with the lines after it."""
+    if _was_ended(evidence):
+        return ""
+    starts = [match.start() for match in EXCEPTION.finditer(evidence.log)]
+    return evidence.log[starts[-1] :] if starts else ""
+
+
+def _matching_line(signs: Sequence[Sign], text: str) -> str:
     """The line of the first match: what is said first is nearer to the cause than what follows from it."""
-    starts = [match.start() for pattern in fault.patterns if text and (match := pattern.search(text))]
+    starts = [match.start() for sign in signs if text and (match := sign.pattern.search(text))]
     if not starts:
         return ""
     begin = text.rfind("\n", 0, min(starts)) + 1
