@@ -60,7 +60,7 @@ def _errno(code: str) -> str:
 
 def _signal(code: str) -> str:
     """As shells, torchrun, Docker and Python's subprocess say how a process ended."""
-    number = int(signal.Signals[code])
+    number = int(signal.Signals[code])  # a KeyError for a name that no signal has
     words = re.escape((signal.strsignal(number) or code).partition(" (")[0])
     ended = r"(?:exit|return|status)\w*(?: with)?(?: code| status)?[ :=(]+"
     return (
