@@ -1,5 +1,6 @@
-"""Fixtures that every room shares: a home of its own, the demo model."""
+"""Fixtures that every room shares: a home of its own, the demo model, a tiny one."""
 
+import json
 import os
 from pathlib import Path
 
@@ -29,3 +30,30 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         task = {"model": "smollm2-135m", "target": str(folder)}
         run_task("prepare_model", task, parent / "smollm2-135m.task").check("preparing the demo model")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `save_pretrained` leaves it: 2 layers, 32 wide, a chat template, a trained tokenizer."""
+    from data.models import make_model
+    from engine.models import write_model
+
+    folder = make_model(tmp_path_factory.mktemp("source") / "tiny")
+    for name in ("hivetune.json", "manifest.json"):
+        (folder / name).unlink(missing_ok=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocab = max(max(tokenizer["model"]["vocab"].values()), *(t["id"] for t in tokenizer["added_tokens"])) + 1
+    eos = next(t["id"] for t in tokenizer["added_tokens"] if t["content"] == "<|im_end|>")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    write_model(folder, vocab_size=vocab, eos_token_id=eos, tie_word_embeddings=True, **sizes)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Llama, made by the real preparation."""
+    from hivetune.engine.prepare_model import prepare
+
+    target = tmp_path_factory.mktemp("prepared") / "tiny"
+    prepare(str(tiny_source), target)
+    return target
