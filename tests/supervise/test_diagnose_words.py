@@ -30,7 +30,7 @@ def told_of_code(family: str, code: Any) -> list[str]:
     words = [
         (fault.id, sign.words.split(", "))
         for fault in catalogue()
-        for sign in fault.patterns + fault.own + fault.wrappers
+        for sign in fault.patterns + fault.own + fault.symptoms + fault.wrappers
         if sign.words.startswith(f"{family} ")
     ]
     return [fault for fault, codes in words if str(code) in [codes[0].partition(" ")[2], *codes[1:]]]
@@ -91,10 +91,27 @@ def test_a_code_that_nobody_documents_is_refused() -> None:
         ("ptxas fatal   : x\ntorch._dynamo.exc.BackendCompilerFailed: backend raised", "compiler-abort"),
         ("oom-kill:constraint\nRuntimeError: DataLoader worker is killed by signal: Killed.", "host-out-of-memory"),
         ("RuntimeError: DataLoader worker (pid 3) is killed by signal: Segmentation fault.", "segfault"),
+        (
+            "THCudaCheck FAIL error=8 : invalid device function\nRuntimeError: CUDNN_STATUS_INTERNAL_ERROR",
+            "device-kernels-missing",
+        ),
+        (
+            f"HfHubHTTPError: 403\n\nThe above exception was the direct cause:\n\n{TRACEBACK}OSError: x",
+            "network-unreachable",
+        ),
+        (f"HfHubHTTPError: 403, tried another\n{TRACEBACK}OSError: x", "program-error"),
+        ("x.py:3: UserWarning: The NVIDIA driver on your system is too old\nbye", "device-driver-old"),
     ],
 )
 def test_the_last_exception_then_the_log_then_what_only_wraps(log: str, fault: str) -> None:
     assert told(log) == fault
+
+
+def test_what_the_kernel_says_comes_before_what_only_noticed_it() -> None:
+    noticed = f"{TRACEBACK}torch.AcceleratorError: CUDA error: unspecified launch failure"
+    assert told(noticed) == "device-launch-failed"
+    assert told(noticed, kernel="NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.") == "device-lost"
+    assert told(noticed, kernel="amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:8)") == "device-memory-fault"
 
 
 def test_an_exception_in_the_log_of_a_killed_process_is_not_its_end() -> None:

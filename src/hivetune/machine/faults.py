@@ -38,6 +38,7 @@ class Fault:
     rungs: tuple[str, ...]
     patterns: tuple[Sign, ...]
     own: tuple[Sign, ...]
+    symptoms: tuple[Sign, ...]
     wrappers: tuple[Sign, ...]
     facts: frozenset[str]
     needs: frozenset[str]
@@ -74,6 +75,7 @@ def _fault(entry: Mapping[str, Any]) -> Fault:
         rungs=tuple(entry.get("rungs", ())),
         patterns=_signs(entry.get("patterns", ())),
         own=_signs(entry.get("own", ())),
+        symptoms=_signs(entry.get("symptoms", ())),
         wrappers=_signs(entry.get("wrappers", ())),
         facts=frozenset(entry.get("facts", ())),
         needs=frozenset(entry.get("needs", ())),
@@ -114,6 +116,7 @@ def as_markdown() -> str:
         lines += [f"- advice: {entry.advice}"]
         seen = [sign.words for sign in entry.patterns] + [f"`{fact}`" for fact in sorted(entry.facts)]
         seen += [f"{sign.words} in the error's own words" for sign in entry.own]
+        seen += [f"{sign.words} when nothing says why" for sign in entry.symptoms]
         seen += [f"{sign.words} when nothing else is said" for sign in entry.wrappers]
         lines += [f"- recognised by: {' or '.join(seen)}" + "".join(f", and `{need}`" for need in sorted(entry.needs))]
         lines += [f"- seen in: {', '.join(f'<{url}>' for url in entry.evidence)}"] if entry.evidence else []

@@ -1,5 +1,6 @@
 """What ended a child, in words: its outcome and the machine's traces against the fault catalogue. Pure."""
 
+import itertools
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -15,10 +16,16 @@ REFUSALS = frozenset({"exit:2", "exit:3", "exit:4", "exit:5"})
 WEAK_FACTS = ("signal:", "exit:1", "always")
 # "package.module.Name: message" or "NameError: message" at the start of a line, as Python ends a traceback.
 EXCEPTION = re.compile(
-    r"^(?:\[rank\d+\]: )?(?:(?:[A-Za-z_]\w*\.)+(?!\w*Warning)(?:[A-Z]\w+|\w*error)"
+    r"^(?:\[rank\d+\]: )?(?:(?:[A-Za-z_]\w*\.)+(?!\w*Warning)(?:[A-Z]\w+|\w*error|timeout)"
     r"|[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?=: |:$|$)",
     re.MULTILINE,
 )
+# What Python prints between an exception and the one that it led to.
+CHAIN = re.compile(
+    r"^(?:\[rank\d+\]: )?(?:The above exception was the direct cause|During handling of the above)", re.MULTILINE
+)
+# A line of Python's warnings. One that repeats what the card reported counts, it is no mere advice.
+WARNING = re.compile(r"^.*\b[A-Z]\w+Warning: (?!(?:CUDA|HIP) warning).*$", re.MULTILINE)
 # The product that a matrix library reports when it fails ("m 8 n 412 k 896").
 SHAPE = re.compile(r"\bm[ =:]+(\d+)[ ,]+n[ =:]+(\d+)[ ,]+k[ =:]+(\d+)")
 QUOTE_LIMIT = 300
@@ -67,15 +74,18 @@ def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = Fal
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """The first fault of the catalogue that fits: by the error's own words, then by log, kernel and all facts."""
-    own = evidence.error or _last_exception(evidence)
+    own = _own_words(evidence)
+    said = (evidence.kernel, WARNING.sub("", evidence.log))
     unsaid = "" if own or _was_ended(evidence) else evidence.log
     chosen = frozenset(fact for fact in evidence.facts if fact.startswith("type:") or fact in REFUSALS)
     strong = frozenset(fact for fact in evidence.facts if not fact.startswith(WEAK_FACTS))
     found = (
-        _search(evidence, (own,), _anywhere_or_own, chosen)
-        or _search(evidence, (evidence.kernel, evidence.log), _anywhere, strong)
-        or _search(evidence, (unsaid,), _own)
-        or _search(evidence, (own or unsaid,), _wrappers)
+        _search(evidence, own[:1], _anywhere_or_own, chosen)
+        or next(filter(None, (_search(evidence, (cause,), _anywhere_or_own) for cause in own[1:])), None)
+        or _search(evidence, said, _anywhere, strong)
+        or _search(evidence, (*own, *said), _symptoms)
+        or _search(evidence, (unsaid,), _anywhere_or_own)
+        or _search(evidence, (*own, unsaid), _wrappers)
         or _search(evidence, (), _anywhere, evidence.facts)
         or _last_resort(evidence)
     )
@@ -117,6 +127,10 @@ def _anywhere_or_own(fault: Fault) -> tuple[Sign, ...]:
     return fault.patterns + fault.own
 
 
+def _symptoms(fault: Fault) -> tuple[Sign, ...]:
+    return fault.symptoms
+
+
 def _wrappers(fault: Fault) -> tuple[Sign, ...]:
     return fault.wrappers
 
@@ -126,12 +140,21 @@ def _was_ended(evidence: Evidence) -> bool:
     return any(fact == "hung" or fact.startswith("signal:") for fact in evidence.facts)
 
 
-def _last_exception(evidence: Evidence) -> str:
-    """What a Python process that ended by itself printed last as an exception, with the lines after it."""
+def _own_words(evidence: Evidence) -> list[str]:
+    """The error, and then what it says it was caused by, the nearest first. Without an outcome, the last exception that
+    a process which ended by itself printed stands for the error."""
     if _was_ended(evidence):
-        return ""
-    starts = [match.start() for match in EXCEPTION.finditer(evidence.log)]
-    return evidence.log[starts[-1] :] if starts else ""
+        return [evidence.error] if evidence.error else []
+    log = evidence.log
+    starts = [match.start() for match in EXCEPTION.finditer(log)]
+    said = [log[begin:end] for begin, end in itertools.pairwise([*starts, len(log)])]
+    chained = []
+    for text in reversed(said[:-1]):
+        link = CHAIN.search(text)
+        if link is None:
+            break
+        chained.append(text[: link.start()])
+    return [evidence.error or said[-1], *chained] if evidence.error or said else []
 
 
 def _matching_line(signs: Sequence[Sign], text: str) -> str:
