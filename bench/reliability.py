@@ -11,7 +11,6 @@ costs (noticing, loading, steps made twice) gives the share at one fault per ten
 import argparse
 import collections
 import os
-import random
 import signal
 import statistics
 import sys
@@ -23,7 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/supervise"))
 
-from scripted import CARD, NUM_ROWS, make_run, supervise  # noqa: E402
+from scripted import CARD, make_run, supervise  # noqa: E402
+from worlds import draw  # noqa: E402
 
 from hivetune import walk  # noqa: E402
 from hivetune.config import parse_config  # noqa: E402
@@ -33,58 +33,23 @@ from hivetune.journal import read_journal  # noqa: E402
 from hivetune.machine.probe import describe_machine, probe_machine  # noqa: E402
 from hivetune.store import write_json  # noqa: E402
 
-STEPS = 24
-GPU_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x7f. Reason: Page not present."
-BLAS = "CUDA error: HIPBLAS_STATUS_INTERNAL_ERROR when calling `hipblasLtMatmul` with m 8 n 412 k 896"
 KILLS, BETWEEN_S = 4, 25.0
 TEN_MINUTES_S = 600.0
 
 
-def kinds(number: random.Random) -> dict[str, dict[str, Any]]:
-    """One fault of each kind that can be survived, each at a random place of its own."""
-
-    def step() -> int:
-        return number.randrange(1, STEPS)
-
-    gpu = {"do": GPU_FAULT, "device": True}
-    return {
-        "killed": {"do": "kill", "step": step(), "times": 1},
-        "killed while loading": {"do": "kill", "step": -1, "times": number.randrange(1, 3)},
-        "segfault of a row": {"do": "segv", "row": number.randrange(NUM_ROWS)},
-        "segfault of our kernels": {"do": "segv", "step": step(), "rung": {"path": "general"}},
-        "GPU fault by chance": {**gpu, "chance": 0.03, "times": 3},
-        "GPU fault of a row": {"do": GPU_FAULT, "row": number.randrange(NUM_ROWS)},
-        "GPU fault with hipBLASLt": {**gpu, "step": step(), "rung": {"ROCBLAS_USE_HIPBLASLT": "0"}},
-        "matrix library at a shape": {
-            "do": "raise",
-            "text": BLAS,
-            "step": step(),
-            "device": True,
-            "rung": {"TORCH_BLAS_PREFER_HIPBLASLT": "0"},
-        },
-        "a card that can't do it": {**gpu, "step": step()},
-        "out of memory": {"do": "out of memory", "tokens_above": 20, "device": True},
-        "hang": {"do": "freeze", "step": step(), "times": 1},
-        "hang that holds the GIL": {"do": "hold the GIL", "step": step(), "times": 1},
-        "NaN in one precision": {"do": "nan", "step": step(), "rung": {"dtype": "float32"}},
-        "disk error": {"do": "raise", "text": "[Errno 5] Input/output error", "step": step(), "times": 1},
-    }
-
-
 def completion(runs: int, first_seed: int) -> dict[str, Any]:
     """Every run is started once; whoever needs a person has failed."""
-    ended, restarts, needed_person = 0, [], []
+    ended, needed_person = 0, []
+    restarts: dict[int, list[int]] = collections.defaultdict(list)
     met: collections.Counter[str] = collections.Counter()
     for seed in range(first_seed, first_seed + runs):
-        number = random.Random(seed)
-        named = kinds(number)
-        chosen = number.sample(sorted(named), number.randint(1, 3))
+        chosen, faults = draw(seed)
         met.update(chosen)
         with tempfile.TemporaryDirectory() as folder:
             os.environ["HIVETUNE_HOME"] = f"{folder}/home"
-            config = make_run(Path(folder), [named[name] for name in chosen], device="cuda")
+            config = make_run(Path(folder), faults, device="cuda")
             outcome = supervise(Path(folder), config, CARD)
-        restarts.append(outcome.restarts)
+        restarts[len(chosen)].append(outcome.restarts)
         ended += outcome.status == "done"
         if outcome.status != "done":
             needed_person.append({"seed": seed, "faults": chosen, "diagnoses": list(outcome.faults)})
@@ -95,7 +60,15 @@ def completion(runs: int, first_seed: int) -> dict[str, Any]:
         "first_seed": first_seed,
         "ended": ended,
         "completion_rate": ended / runs,
-        "restarts": {"median": statistics.median(restarts), "most": max(restarts)},
+        "restarts": {
+            f"{number} fault{'s' * (number > 1)}": {
+                "runs": len(counts),
+                "median": statistics.median(counts),
+                "most": max(counts),
+                "more than 6": sum(count > 6 for count in counts),
+            }
+            for number, counts in sorted(restarts.items())
+        },
         "faults_met": dict(sorted(met.items())),
         "needed_a_person": needed_person,
     }

@@ -5,6 +5,7 @@ settings allow it a smaller training; then stop with what there is. Two faults a
 go up. Faults at scattered steps mean hardware: stay, and wait longer each time.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,8 +13,10 @@ from typing import Any, Literal
 from hivetune.machine.faults import Fault
 from hivetune.machine.faults import fault as fault_of
 
-# Asynchronous faults are noticed up to a step late.
-SAME_STEP = 1
+# A card's faults are noticed up to a step late.
+LATE_STEPS = 1
+# Where different faults share a place, each has its own attempts, and all together this many times as many.
+SHARED_PLACE = 2
 # So many faults of one kind on a device at different steps, with work done between them, and a change is tried.
 SCATTERED_CHANGE = 5
 LONGEST_WAIT_S = 300.0
@@ -122,8 +125,14 @@ class Failure:
 
     def alike(self, other: "Failure") -> bool:
         """The same fault at the same place; a card tells one and the same fault in several ways."""
-        same_kind = self.fault == other.fault or fault_of(self.fault).domain == fault_of(other.fault).domain == "device"
-        return same_kind and abs(self.step - other.step) <= SAME_STEP and self.quarantined == other.quarantined
+        late = LATE_STEPS if self.kind == "device" else 0
+        near = abs(self.step - other.step) <= late
+        return self.kind == other.kind and near and self.quarantined == other.quarantined
+
+    @property
+    def kind(self) -> str:
+        """What may be one and the same fault has one kind: a card tells it in several ways."""
+        return "device" if fault_of(self.fault).domain == "device" else self.fault
 
 
 @dataclass(frozen=True)
@@ -158,9 +167,14 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Action:
         return Action("stop", f"{fault.title}: another attempt can't help", last.rungs)
     if fault.waits_for:
         return Action("wait", f"{fault.title}: the run goes on when it is not", last.rungs)
-    idle = idle_attempts(history)
-    if idle >= bounds.attempts:
-        return Action("stop", f"{idle} attempts without progress, the last: {fault.title}", last.rungs)
+    ask_rows = "isolate" in fault.rungs and last.step >= 0 and not _asked_rows(history)
+    left = attempts_left(history, bounds)
+    if left <= 0 and ask_rows:
+        return Action("isolate", "no attempt is left: is it a row of this step after all?", kept_rungs(history))
+    if left <= 0:
+        return Action(
+            "stop", f"{idle_attempts(history)} attempts without progress, the last: {fault.title}", last.rungs
+        )
     alike = _alike(history)
     # Those that ended in a quarantine were the row's doing, not the machine's.
     scattered = [
@@ -169,11 +183,13 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Action:
     often = [earlier for earlier in scattered if earlier.rungs == last.rungs]
     worn_out = fault.domain == "device" and len(often) + 1 >= SCATTERED_CHANGE
     if fault.first == "again" and not alike and not worn_out:
+        if ask_rows and _rows_did_it(history):
+            return Action("isolate", "rows did this before: is it one of this step?", last.rungs)
         patient = fault.backoff or (fault.domain == "device" and scattered)
         wait_s = _wait_s(len(scattered), bounds) if patient else 0.0
         why = "faults at different steps: the machine, not the data" if scattered else "once may be chance"
         return Action("again", why, last.rungs, wait_s=wait_s)
-    return _climb(history, fault, bounds, last_try=idle == bounds.attempts - 1, isolate=not worn_out or bool(alike))
+    return _climb(history, fault, bounds, last_try=left == 1, isolate=not worn_out or bool(alike))
 
 
 def _alike(history: Sequence[Failure]) -> list[Failure]:
@@ -187,12 +203,36 @@ def _alike(history: Sequence[Failure]) -> list[Failure]:
     return alike
 
 
+def _asked_rows(history: Sequence[Failure]) -> bool:
+    """Whether the rows of this very step were replayed already, since one of them was taken out."""
+    last = history[-1]
+    return any(failure.isolated and failure.step == last.step for failure in (*_alike(history), last))
+
+
+def _rows_did_it(history: Sequence[Failure]) -> bool:
+    """A row was found guilty of this kind of fault before: where one is, there are more."""
+    return any(
+        failure.isolated and failure.kind == history[-1].kind and after.quarantined > failure.quarantined
+        for failure, after in itertools.pairwise(history)
+    )
+
+
 def idle_attempts(history: Sequence[Failure]) -> int:
     """How many of the newest failures brought no progress over the one before them."""
     idle = 0
     while idle + 1 < len(history) and not history[-1 - idle].progressed(history[-2 - idle]):
         idle += 1
     return idle
+
+
+def attempts_left(history: Sequence[Failure], bounds: Bounds) -> int:
+    """Against the last failure. Only attempts since the last progress count, and of those only what ended alike: where
+    another fault comes, something was solved, and it has attempts of its own. All of them together may take
+    SHARED_PLACE times as many, so that faults which take turns come to an end too.
+    """
+    idle = idle_attempts(history)
+    alike = sum(failure.alike(history[-1]) for failure in history[len(history) - 1 - idle : -1])
+    return min(bounds.attempts - alike, SHARED_PLACE * bounds.attempts - idle)
 
 
 def kept_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
@@ -236,7 +276,7 @@ def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try
     tried = {failure.tried for failure in here} | set(last.rungs)
     if last.step < 0:
         tried |= OF_A_STEP
-    elif not isolate or any(failure.isolated for failure in here):
+    elif not isolate or _asked_rows(history):
         tried.add("isolate")
     left = [name for name in fault.rungs if name not in tried and _is_open(name, bounds)]
     if last_try:  # an isolation takes no attempt; the processor is what always works
@@ -244,7 +284,7 @@ def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try
     if not left:
         left = [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
     if not left:
-        if idle_attempts(history) + 1 < bounds.attempts:
+        if attempts_left(history, bounds) > 1:
             return Action("again", "no change is left to try", kept, wait_s=_wait_s(idle_attempts(history), bounds))
         return Action("stop", f"nothing is left to try against this: {fault.title}", kept)
     if left[0] == "isolate":

@@ -35,6 +35,7 @@ from hivetune.supervise.ladder import (
     Action,
     Bounds,
     Failure,
+    attempts_left,
     kept_rungs,
     next_action,
     settings_of,
@@ -227,7 +228,8 @@ class _Supervisor:
             job.events.append("quarantined", **entry)
         if findings.verdict == "row":
             return Action("again", findings.words, kept_rungs(self.history))
-        if findings.verdict == "chance" and fault_of(failure.fault).domain == "host":
+        left = attempts_left(self.history, self._bounds())
+        if findings.verdict == "chance" and fault_of(failure.fault).domain == "host" and left > 0:
             return Action("again", findings.words, failure.rungs)
         action = next_action(self.history, self._bounds())
         if findings.verdict == "machine":  # nothing was learned of the rows: they may be asked once more
