@@ -23,7 +23,7 @@ from hivetune.supervise.task import run_task
 
 CONFIG = parse_config({"model": "none", "data": {"path": "none"}}, "test")
 LORA = LoraConfig(r=5, alpha=15)  # no multiple of anything
-SETTLED = {"device": "cpu", "dtype": "float64", "threads": 1}
+SETTLED = {"device": "cpu", "dtype": "float64", "threads": 1, "kernels": "torch"}  # nothing is compiled
 # In fp64, sums in another order; what is computed wrongly is many orders larger.
 SAME, SAME_IN_FP32 = 1e-10, 1e-5
 # transformers forms norms, and the softmax of eager attention, in fp32 whatever the dtype.
@@ -176,7 +176,7 @@ def test_a_padded_rank_leaves_masters_alone(folder: Path, dropout: float) -> Non
 @pytest.mark.slow
 def test_the_compiled_kernels_are_left_too(folder: Path) -> None:
     """Native kernels run in fp32 and bf16: plain attention and other instructions must reach them as well."""
-    settled = {**SETTLED, "dtype": "float32"}
+    settled = {"device": "cpu", "dtype": "float32", "threads": 1}
     before = backward(folder, settled)
     attention, isa = (backward(folder, changed(settled, rung)) for rung in ("attention", "isa"))
     assert before.kernels == attention.kernels == "native" and isa.kernels == "torch"
