@@ -25,6 +25,8 @@ def make(folder: Path, name: str = "mine-abc", ended: str | None = "stopped") ->
         metrics.append("validation", step=2, loss=2.5)
     with Journal(run / "events.jsonl") as events:
         events.append("supervisor_started")
+        card = {"memory_bytes": 24 << 30, "used_bytes": 23 << 30, "temperature_c": 104.0, "watts": 300.0, "hot": True}
+        events.append("sample", available_bytes=3 << 30, disk_free_bytes=9 << 30, resident_bytes=2 << 30, cards=[card])
         events.append("failure", step=1, words="the card hung and was reset", fault="device-hang")
         events.append("action", action="again", why="once may be chance")
         if ended:
@@ -47,7 +49,10 @@ def test_all_runs_and_one_run(tmp_path: Path) -> None:
     ]
     shown = json.loads(hivetune("show", "mine", "--json").stdout)
     assert (shown["loss"], shown["validation_loss"], shown["tokens_per_second"]) == (2.0, 2.5, 200.0)
-    assert "the card hung" in hivetune("show", "mine").stdout
+    told = hivetune("show", "mine").stdout
+    assert "the card hung" in told
+    assert "3.2 GB of memory left; the worker held 2.1 GB" in told
+    assert "card 0: 24.7 GB of 25.8 GB, 104 °C, 300 W (held back by heat or power)" in told
 
 
 def test_a_run_whose_supervisor_vanished_says_how_to_go_on(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ import random
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from hivetune.config import SuperviseConfig
+from hivetune.engine.device import cap_memory
 from hivetune.supervise.limits import LearnedLimits
 
 DEFAULTS = SuperviseConfig()
@@ -61,3 +63,13 @@ def test_a_second_start_is_measured_by_the_first() -> None:
     assert first.start_s == 33.0
     assert LearnedLimits(DEFAULTS, first.start_s).allowed_s() == 5 * 33.0
     assert LearnedLimits(DEFAULTS).allowed_s() == DEFAULTS.start_timeout_s
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cuda", [(0.5, None)]), ("cuda:1", [(0.5, 1)]), ("cpu", [])])
+def test_a_worker_takes_no_more_of_a_card_than_its_share(
+    device: str, asked: list[tuple[float, int | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[float, int | None]] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: calls.append(given))
+    cap_memory(torch.device(device), 0.5)
+    assert calls == asked

@@ -2,15 +2,15 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hivetune import walk
-from hivetune.cli.output import MODE, duration, emit, number, say, table
+from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
 from hivetune.cli.train import show_training, train_run
 from hivetune.config import override_config
@@ -56,9 +56,14 @@ def show(run: RunArgument) -> None:
     status = run_status(folder)
     display(_line(status))
     events = list(read_journal(folder / "events.jsonl"))
+    sample: dict[str, Any] | None = None
     for entry in events:
         if told := _tell(entry):
             display(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {told}")
+        if entry["event"] == "sample":
+            sample = entry
+        elif entry["event"] == "failure" and sample is not None:
+            display(f"{'':19}{_machine_then(sample, entry['time'])}")
     emit({**status.document(), "events": events})
 
 
@@ -190,6 +195,20 @@ def _line(status: RunStatus) -> str:
     if status.state == "interrupted":
         parts.append(f"go on with: hivetune resume {status.run}")
     return ", ".join(parts)
+
+
+def _machine_then(sample: Mapping[str, Any], failed_at: float) -> str:
+    """What was measured last before a fault, for who looks for its cause."""
+    parts = [f"{max(0, failed_at - sample['time']):.0f} s before: {size(sample['available_bytes'])} of memory left"]
+    if "resident_bytes" in sample:
+        parts.append(f"the worker held {size(sample['resident_bytes'])}")
+    parts.append(f"{size(sample['disk_free_bytes'])} of disk")
+    for index, card in enumerate(sample.get("cards", ())):
+        told = [f"{size(card['used_bytes'])} of {size(card['memory_bytes'])}"] if "used_bytes" in card else []
+        told += [f"{card['temperature_c']:.0f} °C"] if "temperature_c" in card else []
+        told += [f"{card['watts']:.0f} W"] if "watts" in card else []
+        parts.append(f"card {index}: {', '.join(told)}" + (" (held back by heat or power)" if card.get("hot") else ""))
+    return "; ".join(parts)
 
 
 def _tell(entry: dict[str, object]) -> str:

@@ -85,6 +85,12 @@ def check_device(name: str) -> torch.device:
     return device
 
 
+def cap_memory(device: torch.device, share: float) -> None:
+    """Beyond `share` of a card an allocation fails: a card that also draws the desktop keeps room for it."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device.index)
+
+
 def default_threads() -> int:
     """OMP_NUM_THREADS, else the cores this process may run on."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")

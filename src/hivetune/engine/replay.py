@@ -14,7 +14,7 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.engine.adapter import initialise
 from hivetune.engine.checkpoint import load_newest_good
 from hivetune.engine.child import Heartbeat, Task, run_child
-from hivetune.engine.device import DTYPES, read_resolved, settle, with_changes
+from hivetune.engine.device import DTYPES, cap_memory, read_resolved, settle, with_changes
 from hivetune.engine.feed import read_documents
 from hivetune.engine.model import LoraModel, load_model
 from hivetune.engine.watch import is_finite_step, padded
@@ -33,12 +33,14 @@ def load(task: Task) -> LoraModel:
     run = Path(task["run"])
     config, choices = read_resolved(run)
     choices = with_changes(config, settle(run, config, choices, write=False), task.get("choices") or {})
+    device = torch.device(choices["device"])
+    cap_memory(device, config.supervise.memory_share)
     model = load_model(
         Path(task["model"]),
         config.lora,
         method=config.method,
         dtype=DTYPES[choices["dtype"]],
-        device=torch.device(choices["device"]),
+        device=device,
         choices=choices,
     )
     initialise(model.adapter, config.seed)

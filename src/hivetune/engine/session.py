@@ -22,7 +22,7 @@ from hivetune.engine import canary
 from hivetune.engine.adapter import initialise, same_views, write_adapter
 from hivetune.engine.checkpoint import TrainState, load, load_newest_good
 from hivetune.engine.child import Heartbeat, Task
-from hivetune.engine.device import DTYPES, peak_memory_bytes, read_resolved, settle, with_changes
+from hivetune.engine.device import DTYPES, cap_memory, peak_memory_bytes, read_resolved, settle, with_changes
 from hivetune.engine.model import LoraModel, load_model
 from hivetune.engine.optimizer import AdamW
 from hivetune.engine.probe import compare_with_prediction
@@ -103,12 +103,14 @@ def open_run(task: Task, heartbeat: Heartbeat) -> Run:
     snapshot = open_snapshot(Path(task["snapshot"]))
     if snapshot.hash != plan.snapshot_hash:
         raise UsageError(f"{folder}: its plan was made for other data", hint="train into another folder")
+    device = world.place(torch.device(choices["device"]))
+    cap_memory(device, config.supervise.memory_share)
     model = load_model(
         Path(task["model"]),
         config.lora,
         method=config.method,
         dtype=DTYPES[choices["dtype"]],
-        device=world.place(torch.device(choices["device"])),
+        device=device,
         choices=choices,
     )
     handles = task.get("standby")

@@ -21,6 +21,8 @@ from hivetune.supervise.task import Child, Outcome, start_child
 
 METRICS = "metrics.jsonl"
 SAMPLE_EVERY_S = 30.0
+# The first one sooner: many faults come within the first half minute.
+FIRST_SAMPLE_S = 5.0
 TAIL_BYTES = 8192
 
 
@@ -118,7 +120,7 @@ def last_step(run: Path) -> int:
 def _watch(job: Job, child: Child) -> Outcome:
     """Until it ends, hangs, or was asked to stop and did. A worker that is still loading has nothing to save."""
     asked = hot = False
-    next_sample = time.monotonic() + SAMPLE_EVERY_S
+    next_sample = time.monotonic() + FIRST_SAMPLE_S
     while not child.ended:
         beats = child.wait_beats()
         if "t" in beats:
