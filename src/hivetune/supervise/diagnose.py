@@ -20,6 +20,8 @@ EXCEPTION = re.compile(
     r"|[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?=: |:$|$)",
     re.MULTILINE,
 )
+# Exceptions of launchers say only that a process of theirs failed, which said why before.
+LAUNCHER = re.compile(r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ProcessRaisedException|RayTaskError)\b")
 # What Python prints between an exception and the one that it led to.
 CHAIN = re.compile(
     r"^(?:\[rank\d+\]: )?(?:The above exception was the direct cause|During handling of the above)", re.MULTILINE
@@ -147,7 +149,8 @@ def _own_words(evidence: Evidence) -> list[str]:
         return [evidence.error] if evidence.error else []
     log = evidence.log
     starts = [match.start() for match in EXCEPTION.finditer(log)]
-    said = [log[begin:end] for begin, end in itertools.pairwise([*starts, len(log)])]
+    texts = [log[begin:end] for begin, end in itertools.pairwise([*starts, len(log)])]
+    said = [text for text in texts if not LAUNCHER.match(text)] or texts
     chained = []
     for text in reversed(said[:-1]):
         link = CHAIN.search(text)
