@@ -52,7 +52,7 @@ def test_the_probe_writes_choices_prediction_and_profile(tmp_path: Path, small_c
     assert (choices["device"], choices["dtype"], choices["threads"]) == ("cpu", "float32", 1)
     assert choices["budget_tokens"] > 0 and choices["recompute"] == 0
     prediction = choices["prediction"]
-    assert prediction["peak_bytes"] > 0 and prediction["per_token_s"] >= 0 and len(prediction["canary"]) == 1
+    assert prediction["peak_bytes"] > 0 and prediction["flops_per_s"] > 0 and len(prediction["canary"]) == 1
 
     profile = read_profile(probe_machine().fingerprint)
     assert set(profile.rates["cpu"]) >= {"float32"}

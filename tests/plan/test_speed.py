@@ -1,15 +1,19 @@
 """Operations by formula, rates from probes, and the report that holds a prediction against what came."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.plan.memory import with_recompute
+from hivetune.plan.layout import Row, to_row
+from hivetune.plan.memory import Job, with_recompute
 from hivetune.plan.speed import (
     Prediction,
     StepShape,
+    Timed,
     canary_moved,
-    computed_shape,
+    micro_batch_shapes,
     predicted_and_actual,
     probed_rate,
     shape_of,
@@ -32,7 +36,7 @@ from tests.plan.test_memory import a_job
 )
 def test_operations_per_token(name: str, length: int, gigaflops: float) -> None:
     """Against an independent count: rank 16, half of the tokens trained."""
-    shape = shape_of([(length, length // 2)])
+    shape = shape_of(length, length // 2)
     assert step_flops(a_job(name), shape) / length / 1e9 == pytest.approx(gigaflops, rel=0.01)
 
 
@@ -40,62 +44,72 @@ def test_operations_per_token(name: str, length: int, gigaflops: float) -> None:
     ("name", "length", "factor"), [("smollm2-135m", 256, 1.43), ("Qwen2.5-7B-Instruct", 256, 1.48)]
 )
 def test_recomputing_everything_costs_what_it_should(name: str, length: int, factor: float) -> None:
-    job, shape = a_job(name), shape_of([(length, length // 2)])
+    job, shape = a_job(name), shape_of(length, length // 2)
     whole = step_flops(with_recompute(job, job.architecture.layers), shape)
     assert whole / step_flops(job, shape) == pytest.approx(factor, rel=0.02)
 
 
-@given(st.integers(1, 500), st.integers(1, 300), st.integers(1, 32))
+def rows_of(*documents: list[int]) -> list[Row]:
+    """Rows whose last two tokens are trained."""
+    return [to_row(tokens, [False] * (len(tokens) - 2) + [True] * 2) for tokens in documents]
+
+
+@given(st.integers(16, 500), st.integers(3, 300), st.integers(1, 32))
 def test_a_shared_prefix_is_computed_once(prefix: int, rest: int, documents: int) -> None:
-    shape = shape_of([(prefix + rest, rest)] * documents, [(prefix, documents)])
-    assert shape.tokens == prefix + documents * rest
-    assert shape.trained == documents * rest
+    rows = rows_of(*([*range(prefix), 1000 + number, *range(rest)] for number in range(documents)))
+    [shape] = micro_batch_shapes(a_job(dtype="float32", kind="cpu"), rows, 1 << 20, share=True)
+    own = prefix if documents > 1 else 0
+    whole = prefix + rest  # the last token feeds nothing
+    assert shape.tokens == own + documents * (whole - own)
+    assert shape.trained == 2 * documents
     # Pairs of positions that attend: the prefix once, and each rest over the prefix and itself (twice the triangle).
-    assert shape.squares == prefix**2 + documents * ((prefix + rest) ** 2 - prefix**2)
+    assert shape.squares == own**2 + documents * (whole**2 - own**2)
 
 
-def test_common_beginnings_are_found() -> None:
-    prompt, other = list(range(100)), list(range(500, 520))
-    documents = [([*prompt, 7, 8], 2), (other, 5), ([*prompt, 9], 1), ([*prompt, 7, 9, 9], 3)]
-    assert computed_shape(documents) == shape_of([(102, 2), (20, 5), (101, 1), (103, 3)], [(100, 3)]) + StepShape(
-        -1, -(101**2 - 100**2), 0
-    )
-    assert computed_shape(documents, share=False).tokens == 326
-    assert computed_shape([([1, 2, 3], 1), ([1, 2, 4], 1)]).tokens == 6  # too short to be worth it
+def test_a_step_is_cut_and_filled_up_as_the_engine_does_it() -> None:
+    rows = rows_of(*([number * 1000 + position for position in range(101)] for number in range(5)))
+
+    def tokens(job: Job, budget: int = 250) -> list[int]:
+        return [shape.tokens for shape in micro_batch_shapes(job, rows, budget, share=True)]
+
+    job = a_job(kind="cpu", dtype="bfloat16")
+    assert tokens(job) == [256, 256, 128]
+    assert tokens(replace(job, dtype="float32")) == [200, 200, 100]
+    assert tokens(replace(job, path="general")) == [200, 200, 100]
+    assert tokens(replace(job, dtype="float32"), 1) == [100] * 5
 
 
 @given(st.floats(1e9, 1e15), st.floats(0, 2), st.integers(64, 4000))
 def test_two_probe_steps_give_rate_and_overhead(flops_per_s: float, overhead: float, tokens: int) -> None:
     job = a_job()
-    shapes = [shape_of([(tokens // 4, tokens // 8)] * count) for count in (4, 8)]
+    shapes = [StepShape(count * tokens, count * tokens**2 // 8, count * tokens // 2) for count in (4, 8, 12)]
     points = [(shape, overhead + step_flops(job, shape) / flops_per_s) for shape in shapes]
-    rate = probed_rate(job, points)
-    third = shape_of([(tokens // 4, tokens // 8)] * 12)
-    assert rate.seconds(job, third) == pytest.approx(overhead + step_flops(job, third) / flops_per_s, rel=1e-3)
+    rate, third = probed_rate(job, points[:2]), shapes[2]
+    assert rate.seconds(job, [third]) == pytest.approx(overhead + step_flops(job, third) / flops_per_s, rel=1e-3)
     assert rate.error == 0.10
 
 
 def test_a_probe_that_says_nonsense_is_taken_as_a_plain_rate() -> None:
-    job, shape = a_job(), shape_of([(100, 50)])
+    job, shape = a_job(), shape_of(100, 50)
     rate = probed_rate(job, [(shape, 1.0), (shape + shape, 0.9)])
-    assert rate.seconds(job, shape + shape) == pytest.approx(0.9)
+    assert rate.seconds(job, [shape + shape]) == pytest.approx(0.9)
     assert rate.error > 0.10 and rate.overhead_s > 0
 
 
 def test_without_a_probe_the_error_bar_is_wide() -> None:
     rate = unprobed_rate(100e12, 640e9, kind="rocm", source="x")
     assert rate.error == 0.5
-    small, large = (rate.seconds(a_job(), shape_of([(n, n // 2)])) / n for n in (64, 4096))
+    small, large = (rate.seconds(a_job(), [shape_of(n, n // 2)]) / n for n in (64, 4096))
     assert small > 2 * large  # weights are read for few tokens
 
 
 def a_prediction() -> Prediction:
-    return Prediction(0.1, 0.001, 0.10, 2_000_000_000, 0.10, {"512x576x576 float32": 1e11})
+    return Prediction(1e11, 0.1, 0.10, 2_000_000_000, 0.10, {"512x576x576 float32": 1e11})
 
 
-def some_steps(factor: float) -> list[dict[str, object]]:
-    tokens = [300, 400, 500, 900, 1000]
-    return [{"event": "step", "tokens": t, "seconds": factor * (0.1 + 0.001 * t)} for t in tokens]
+def some_steps(factor: float) -> list[Timed]:
+    predicted = {tokens: 0.1 + 0.001 * tokens for tokens in (300, 400, 500, 900, 1000)}
+    return [Timed(tokens, seconds, factor * seconds) for tokens, seconds in predicted.items()]
 
 
 def test_the_report_says_how_far_off_each_bucket_was() -> None:

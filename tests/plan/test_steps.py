@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.plan.steps import Amendment, Plan, PlanRow, append_amendment, make_plan, pack, read_plan, write_plan
+from hivetune.plan.steps import Amendment, Plan, PlanRow, append_amendment, make_plan, read_plan, write_plan
 from hivetune.records import Step
 
 counts = st.integers(1, 60)
@@ -161,17 +161,3 @@ def test_damage_is_noticed(tmp_path: Path, damage: bytes | None) -> None:
 def test_a_row_without_trained_tokens_is_a_bug_of_the_caller() -> None:
     with pytest.raises(ValueError, match="row 5 trains 0 of 9"):
         make_plan([PlanRow(5, "x", 9, 0)], snapshot_hash="", settings_hash="", seed=0, batch_size=1, epochs=1)
-
-
-@given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 512))
-def test_packs_hold_every_document_within_the_budget(lengths: list[int], budget: int) -> None:
-    packs = pack(lengths, budget)
-    assert sorted(i for p in packs for i in p) == list(range(len(lengths)))
-    assert all(len(p) == 1 or sum(lengths[i] for i in p) <= budget for p in packs)
-    # Of any two packs that first fit leaves, the second had no room in the first: on average they are half full.
-    assert len(packs) < 2 or 2 * sum(lengths) > len(packs) * budget
-    assert packs == pack(lengths, budget)
-
-
-def test_packs_are_even() -> None:
-    assert pack([10] * 6, 40) == [[0, 2, 4], [1, 3, 5]]

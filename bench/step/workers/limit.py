@@ -16,7 +16,7 @@ from protocol import Clock, resident_bytes
 
 from hivetune.engine.device import default_threads
 from hivetune.plan.architecture import read_architecture
-from hivetune.plan.speed import computed_shape
+from hivetune.plan.layout import make_layout, to_row
 
 BARE_BYTES = resident_bytes()
 
@@ -40,14 +40,14 @@ def main() -> None:
         fastest: list[torch.dtype] = []  # settled in the step that warms up
         for number, step in enumerate(sets[name]["steps"]):
             clock.wait()
-            shape = computed_shape([(d["tokens"], sum(d["trained"])) for d in step])
+            layout = make_layout([to_row(d["tokens"], d["trained"]) for d in step], share=True)
             seconds = {
-                dtype: products_s(weights[dtype], heads[dtype], shape.tokens, shape.trained)
+                dtype: products_s(weights[dtype], heads[dtype], layout.size, len(layout.rows))
                 for dtype in (fastest or weights)
             }
             fastest = [min(seconds, key=lambda dtype: seconds[dtype])]
             words = {str(dtype): value for dtype, value in seconds.items()}
-            clock.tell(step=number, seconds=min(words.values()), all=words, computed_tokens=shape.tokens)
+            clock.tell(step=number, seconds=min(words.values()), all=words, computed_tokens=layout.size)
 
 
 def products_s(layers, head, tokens: int, trained: int) -> float:

@@ -246,7 +246,8 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
     total = choice.step_s * work.steps
     low, high = duration(total * (1 - choice.error)), duration(total * (1 + choice.error))
     tokens_per_s = sum(work.lengths) / choice.step_s
-    share = step_flops(job, work.shape) / choice.step_s / planned.target.rates[job.dtype]
+    flops = sum(step_flops(job, shape) for shape in work.micro_batches(job, choice.budget_tokens))
+    share = flops / choice.step_s / planned.target.rates[job.dtype]
     show(
         f"time: {duration(total)} (between {low} and {high}), {choice.step_s:.2g} s a step, "
         f"{tokens_per_s:,.0f} tokens/s, {100 * share:.0f} % of the GEMM rate; validation and loading come on top"

@@ -4,8 +4,9 @@ Task: {"model": prepared folder, "snapshot": folder, "run": run folder}. Without
 instead, and nothing but the profile is written. The formulas are in hivetune/plan; here is only what must be measured.
 """
 
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,22 @@ import yaml
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.child import Heartbeat, Task, run_child
-from hivetune.engine.device import DTYPES, RESOLVED, choose, peak_memory_bytes, read_resolved
+from hivetune.engine.device import DTYPES, RESOLVED, choose, peak_memory_bytes, read_resolved, reset_peak_memory
 from hivetune.engine.feed import read_documents
-from hivetune.engine.model import Document, LoraModel, load_model
+from hivetune.engine.model import LoraModel, load_model
 from hivetune.engine.optimizer import AdamW
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.probe import probe_machine
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.plan import choose as plan_choose
 from hivetune.plan.architecture import Architecture, read_architecture
-from hivetune.plan.memory import Affine, Job, fit_affine, fit_correction, predict_peak
+from hivetune.plan.layout import Row, to_row
+from hivetune.plan.memory import Job, fit_correction, predict_peak
 from hivetune.plan.speed import (
     Prediction,
-    Rate,
     StepShape,
-    computed_shape,
+    Timed,
+    micro_batch_shapes,
     predicted_and_actual,
     probe_document,
     probe_key,
@@ -78,18 +80,20 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(b"k")
     model = _load(task, config, settled, first)
     load_peak_bytes = peak_memory_bytes(device)
-    share = model.path == "fast" and not config.lora.dropout
-    points = measure(model, _probe_batches(plan, snapshot, first.budget_tokens), device, heartbeat, share=share)
     probed = replace(job, path=model.path, recompute=first.job.recompute)
+    points = measure(
+        model, probed, snapshot, _probe_rows(plan, snapshot, first.budget_tokens), heartbeat, share=work.share
+    )
     correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in points])
     rate = probed_rate(probed, [(point.shape, point.seconds) for point in points])
     job = replace(job, path=model.path)
     chosen = plan_choose.choose(job, target, work, memory_share=memory_share, correction=correction, rate=rate)
-    line, most = _time_line(chosen, plan, snapshot, rate, share=share)
-    peak = predict_peak(chosen.job, most, correction)
+    shapes = _shapes(chosen, work.share, plan, snapshot)
+    row_counts = len({shape.tokens for shape in shapes} | {shape.trained for shape in shapes})
+    peak = predict_peak(chosen.job, max(s.tokens for s in shapes), correction, row_counts=row_counts)
     prediction = Prediction(
-        constant_s=line.constant,
-        per_token_s=line.slope,
+        flops_per_s=rate.flops_per_s,
+        overhead_s=rate.overhead_s,
         error=rate.error,
         peak_bytes=max(peak.bytes, load_peak_bytes),
         peak_error=peak.error,
@@ -104,21 +108,29 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def compare_with_prediction(
-    run: Path, model_folder: Path, model: LoraModel, steps: Sequence[Mapping[str, Any]]
+    run: Path, model_folder: Path, model: LoraModel, plan: Plan, snapshot: Snapshot, steps: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
     """Predicted against actual over the first steps after the one that warms up; None for a run without a probe.
 
     `steps` are the "step" events of metrics.jsonl. Measures the run's canary product again.
     """
-    choices = read_resolved(run)[1]
+    config, choices = read_resolved(run)
     if "prediction" not in choices:
         return None
     prediction = Prediction(**choices["prediction"])
+    architecture = read_architecture(model_folder)
+    job = _job_of(config, architecture, choices, model.device.type)
+    job = replace(job, recompute=choices["recompute"], path=model.path)
+    timed = []
+    for event in steps[1 : 1 + STEPS_COMPARED]:
+        rows = layout_rows(snapshot, plan.steps[event["step"] - 1].rows)
+        shapes = micro_batch_shapes(job, rows, choices["budget_tokens"], share=not config.lora.dropout)
+        timed.append(Timed(event["tokens"], prediction.rate.seconds(job, shapes), event["seconds"]))
     return predicted_and_actual(
         prediction,
-        steps[1 : 1 + STEPS_COMPARED],
+        timed,
         peak_bytes=peak_memory_bytes(model.device),
-        canary_after=own_canary(read_architecture(model_folder), choices["dtype"], model.device),
+        canary_after=own_canary(architecture, choices["dtype"], model.device),
     )
 
 
@@ -143,32 +155,32 @@ def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> 
 
 
 def measure(
-    model: LoraModel,
-    batches: Sequence[Sequence[Document]],
-    device: torch.device,
-    heartbeat: Heartbeat,
-    *,
-    share: bool,
+    model: LoraModel, job: Job, snapshot: Snapshot, steps: Sequence[Sequence[int]], heartbeat: Heartbeat, *, share: bool
 ) -> list[Point]:
-    """Seconds and peak bytes of a step on each batch, smallest first. The gradient is zero again afterwards."""
+    """Seconds and peak bytes of a step on each of these rows, smallest first. The gradient is zero again afterwards."""
     points = []
     optimizer = AdamW(model.master_N, weight_decay=0.0)  # its buffers are part of the peak
     optimizer.update(model.grad_N, rate=0.0, number=1)
-    for documents in batches:
-        _forget_peak(device)
+    for rows in steps:
+        documents = read_documents(snapshot, rows)
+        reset_peak_memory(model.device)
         model.backward(documents, 0.0)  # buffers grow, kernels are chosen
         heartbeat.beat(b"k")
         seconds = []
         for _ in range(TIMED_ROUNDS):
             started = time.perf_counter()
             model.backward(documents, 0.0)
-            _wait(device)
+            _wait(model.device)
             seconds.append(time.perf_counter() - started)
             heartbeat.beat(b"k")
-        shape = computed_shape([(d.tokens_L.tolist(), int(d.trained_L.sum())) for d in documents], share=share)
-        points.append(Point(shape, min(seconds), peak_memory_bytes(device)))
+        [shape] = micro_batch_shapes(job, layout_rows(snapshot, rows), sys.maxsize, share=share)
+        points.append(Point(shape, min(seconds), peak_memory_bytes(model.device)))
     model.grad_N.zero_()
     return points
+
+
+def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[Row, ...]:
+    return tuple(to_row(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
 
 
 def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choose.Workload:
@@ -180,6 +192,8 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choos
     return plan_choose.Workload(
         lengths=tuple(snapshot.length(row) for row in typical.rows),
         trained=tuple(snapshot.num_trained(row) for row in typical.rows),
+        documents=layout_rows(snapshot, typical.rows),
+        share=not config.lora.dropout,
         longest=max(snapshot.length(row) for row in set(plan.entry_rows)),
         rows=plan.num_rows,
         batch_size=config.batch_size,
@@ -188,27 +202,21 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choos
     )
 
 
-def _time_line(
-    chosen: plan_choose.Choice, plan: Plan, snapshot: Snapshot, rate: Rate, *, share: bool
-) -> tuple[Affine, int]:
-    """Seconds of a step as a line over its tokens, and the tokens computed in the largest micro-batch."""
-    timed, most = [], 0
-    for step in plan.steps[:STEPS_LOOKED_AT]:
-        rows = [(snapshot.tokens(row).tolist(), snapshot.num_trained(row)) for row in step.rows]
-        shape = computed_shape(rows, share=share)
-        micro_batches = max(1, -(-shape.tokens // chosen.budget_tokens))
-        timed.append((float(sum(len(tokens) for tokens, _ in rows)), rate.seconds(chosen.job, shape, micro_batches)))
-        most = max(most, min(shape.tokens, chosen.budget_tokens))
-    return fit_affine(timed), most
+def _shapes(chosen: plan_choose.Choice, share: bool, plan: Plan, snapshot: Snapshot) -> list[StepShape]:
+    """Of all micro-batches of the plan's first steps."""
+    return [
+        shape
+        for step in plan.steps[:STEPS_LOOKED_AT]
+        for shape in micro_batch_shapes(chosen.job, layout_rows(snapshot, step.rows), chosen.budget_tokens, share=share)
+    ]
 
 
-def _probe_batches(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[Document]]:
+def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[int]]:
     """Half of a step and a whole one, or half a budget and a whole one where a step is larger."""
     rows = list(plan.steps[0].rows)
     while len(rows) > 1 and sum(snapshot.length(row) for row in rows) > budget_tokens:
         rows.pop()
-    half = rows[: max(1, len(rows) // 2)]
-    return [read_documents(snapshot, part) for part in ([half, rows] if len(rows) > 1 else [rows])]
+    return [rows[: len(rows) // 2], rows] if len(rows) > 1 else [rows]
 
 
 def _write_choices(run: Path, choices: Mapping[str, Any]) -> None:
@@ -282,16 +290,6 @@ def _product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.de
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _forget_peak(device: torch.device) -> None:
-    """Start the peak anew where the system can (a card's allocator, Linux); else the peak of loading stays in."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    path = Path("/proc/self/clear_refs")
-    if path.exists():
-        path.write_text("5")
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ def finish(run: Run, progress: Progress) -> dict[str, Any]:
         "adapter_weights": run.model.master_N.numel(),
         **_totals(run.folder / METRICS),
         "peak_memory_bytes": peak_memory_bytes(run.model.device),
-        "prediction": compare_with_prediction(run.folder, run.model_folder, run.model, steps),
+        "prediction": compare_with_prediction(run.folder, run.model_folder, run.model, run.plan, run.snapshot, steps),
         "path": run.model.path,
         "why": run.model.why,
     }

@@ -12,9 +12,9 @@ from hivetune.checkpoints import checkpoint_interval_s
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.knowledge import known_model
 from hivetune.plan.architecture import Architecture, parse_architecture
+from hivetune.plan.layout import Row
 from hivetune.plan.memory import Affine, Job, Peak, disk_bytes, predict_peak, with_recompute
-from hivetune.plan.speed import Rate, StepShape, unprobed_rate
-from hivetune.plan.steps import pack
+from hivetune.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, unprobed_rate
 from hivetune.plan.target import Target
 
 # Half precision has to be worth its rounding: on CPUs with native bf16 it is 1.7 to 2.3 times faster.
@@ -44,15 +44,27 @@ class Workload:
     epochs: float
     max_steps: int | None = None
     assumed: bool = False
+    documents: tuple[Row, ...] = ()
+    """The tokens of that step where they are known, so that common beginnings count."""
+    share: bool = False
+    """Common beginnings are computed once."""
 
     @property
     def steps(self) -> int:
         whole = math.ceil(self.epochs * self.rows / self.batch_size)
         return min(whole, self.max_steps) if self.max_steps else max(1, whole)
 
-    @property
-    def shape(self) -> StepShape:
-        return StepShape(sum(self.lengths), sum(n * n for n in self.lengths), sum(self.trained))
+    def micro_batches(self, job: Job, budget_tokens: int) -> list[StepShape]:
+        """What is computed in each micro-batch of the typical step."""
+        if self.documents:
+            return micro_batch_shapes(job, self.documents, budget_tokens, share=self.share)
+        batches: list[StepShape] = []
+        for shape in map(shape_of, self.lengths, self.trained):
+            if batches and batches[-1].tokens + shape.tokens <= budget_tokens:
+                batches[-1] += shape
+            else:
+                batches.append(shape)
+        return batches
 
 
 @dataclass(frozen=True)
@@ -143,9 +155,9 @@ def _candidate(
         deeper = with_recompute(job, layers)
         peak = predict_peak(deeper, budget, correction)
         if peak.bytes <= limit:
-            packs = len(pack(work.lengths, budget))
-            seconds = rate.seconds(deeper, work.shape, packs)
-            return Choice(deeper, target, budget, packs, peak, limit, seconds, rate.error)
+            shapes = work.micro_batches(job, budget)
+            seconds = rate.seconds(deeper, shapes)
+            return Choice(deeper, target, budget, len(shapes), peak, limit, seconds, rate.error)
     return None
 
 

@@ -18,6 +18,9 @@ LOGITS_CHUNK = 256
 TRANSIENT_WIDTHS = 6  # hidden-sized buffers alive at once inside a layer
 # Python + torch + transformers with nothing loaded: resident memory on a CPU, context and workspaces on a GPU.
 RUNTIME_BYTES = {"cpu": 450_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
+# What oneDNN keeps for each new row count of bfloat16 products on a CPU, whatever the widths (30 counts of tokens and
+# 30 of entries: 326 MB; float32 nothing). A micro-batch has two counts: its tokens, and those with a loss.
+COMPILED_BYTES = 5_500_000
 # The general path (any transformers model) saves what autograd saves: norms, products and masks too.
 GENERAL_FACTOR = 2.3
 # Half-widths of the error bar. Formula: against published peaks it was off by -10 to +10 %, against CPU processes by
@@ -104,8 +107,11 @@ def weight_bytes(job: Job) -> int:
     return round(a.linear_parameters * NF4_BITS / 8) + rest + largest * job.value_bytes
 
 
-def predict_peak(job: Job, tokens: int, correction: Affine | None = None) -> Peak:
-    """The peak with at most `tokens` in a micro-batch. `correction` (bytes over tokens) comes from `fit_correction`."""
+def predict_peak(job: Job, tokens: int, correction: Affine | None = None, *, row_counts: int = 2) -> Peak:
+    """The peak with at most `tokens` in a micro-batch. `correction` (bytes over tokens) comes from `fit_correction`.
+
+    `row_counts`: how many row counts the run's products have, see `COMPILED_BYTES`.
+    """
     n = job.adapter_parameters
     copy = 0 if job.value_bytes == 4 else job.value_bytes
     chunk = min(tokens, LOGITS_CHUNK)
@@ -118,6 +124,8 @@ def predict_peak(job: Job, tokens: int, correction: Affine | None = None) -> Pea
         "logits": chunk * job.architecture.vocabulary * (job.value_bytes + 4),
         "runtime": RUNTIME_BYTES[job.kind],
     }
+    if job.kind == "cpu" and job.dtype == "bfloat16":
+        parts["compiled products"] = row_counts * COMPILED_BYTES
     if correction is None:
         return Peak(parts, FORMULA_ERROR)
     parts["measured beyond the formula"] = round(correction(tokens))
@@ -125,12 +133,15 @@ def predict_peak(job: Job, tokens: int, correction: Affine | None = None) -> Pea
 
 
 def fit_correction(job: Job, points: Sequence[tuple[int, int]]) -> Affine:
-    """What probes (tokens, peak bytes) add to the formula, as an affine function of the tokens.
+    """What probes (tokens, peak bytes), made one after the other, add to the formula, as a line over the tokens.
 
     It holds for other recompute depths and ranks of the same model too, since those change the formula's part. The
     corrected slope is never negative: memory that shrinks with tokens is noise of the probe.
     """
-    residuals = [(tokens, peak - predict_peak(job, tokens).bytes) for tokens, peak in points]
+    residuals = [
+        (tokens, peak - predict_peak(job, tokens, row_counts=2 * (number + 1)).bytes)
+        for number, (tokens, peak) in enumerate(points)
+    ]
     fitted = fit_affine(residuals)
     tokens = [t for t, _ in residuals]
     slope_floor = -activation_bytes(job, max(tokens)) / max(tokens)
@@ -177,6 +188,7 @@ def explain_memory(job: Job, peak: Peak, tokens: int) -> list[tuple[str, int, st
         + (f", {job.recompute} of them recomputed" if job.recompute else ""),
         "logits": f"{min(tokens, LOGITS_CHUNK)} positions at a time x {a.vocabulary:,} entries, trained tokens only",
         "runtime": "Python, torch and its kernels",
+        "compiled products": "what oneDNN keeps for each row count of bfloat16 products",
         "measured beyond the formula": "what two probe steps held more (or less) than the formula says",
     }
     return sorted(((name, size, words[name]) for name, size in peak.parts.items()), key=lambda row: -row[1])

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hivetune.plan.layout import Row, make_layout, split_rows, token_multiple
 from hivetune.plan.memory import Affine, Job, fit_affine, fit_correction
 
 # What a step reaches of the GEMM rate, without a probe: measured shares lie between 0.35 and 0.6 (docs/performance.md).
@@ -23,8 +24,6 @@ VOID_AT = 0.05
 # Below some tokens a GEMM only reads its weights: rate(T) = rate * T / (T + half). Half is rate / bandwidth, in tokens.
 CPU_HALF_TOKENS = 32
 BUCKET_TOKENS = 256
-# As in the engine: a shorter common beginning is not worth a split.
-MIN_SHARED_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,42 +38,24 @@ class StepShape:
         return StepShape(self.tokens + other.tokens, self.squares + other.squares, self.trained + other.trained)
 
 
-def shape_of(documents: Iterable[tuple[int, int]], shared: Iterable[tuple[int, int]] = ()) -> StepShape:
-    """The shape of documents given as (length, trained tokens).
+def shape_of(length: int, trained: int) -> StepShape:
+    """One document, computed whole."""
+    return StepShape(length, length * length, trained)
 
-    `shared` are prefixes that are computed once, as (length, documents that have it).
+
+def micro_batch_shapes(job: Job, rows: Sequence[Row], budget_tokens: int, *, share: bool) -> list[StepShape]:
+    """What is computed in each micro-batch of a step with these rows: the layouts that the fast path makes of them.
+
+    `share`: common beginnings once; the general path, which pads its rows, is taken as if it lost nothing by it.
     """
-    shape = StepShape(0, 0, 0)
-    for length, trained in documents:
-        shape += StepShape(length, length * length, trained)
-    for length, count in shared:
-        spared = max(0, count - 1)
-        shape += StepShape(-spared * length, -spared * length * length, 0)
-    return shape
-
-
-def computed_shape(documents: Sequence[tuple[Sequence[int], int]], *, share: bool = True) -> StepShape:
-    """As `shape_of`, from (tokens, trained tokens): common beginnings of `MIN_SHARED_TOKENS` and more are found here.
-
-    Sorted by their tokens, each document adds what it does not have in common with the one before.
-    """
-    shape = StepShape(0, 0, 0)
-    before: Sequence[int] = ()
-    for tokens, trained in sorted((tuple(tokens), trained) for tokens, trained in documents):
-        common = _common(before, tokens) if share else 0
-        common = common if common >= MIN_SHARED_TOKENS else 0
-        shape += StepShape(len(tokens) - common, len(tokens) ** 2 - common**2, trained)
-        before = tokens
-    return shape
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning, by halving: slices are compared in C."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
+    fast = job.path == "fast"
+    multiple = token_multiple(job.kind, job.dtype) if fast else 1
+    shapes = []
+    for batch in split_rows(rows, budget_tokens, share=share and fast):
+        layout = make_layout([rows[index] for index in batch], share=share and fast, multiple=multiple)
+        squares = sum((part.depth + part.size) ** 2 - part.depth**2 for part in layout.segments)
+        shapes.append(StepShape(layout.size, squares, len(layout.rows)))
+    return shapes
 
 
 def step_flops(job: Job, shape: StepShape) -> float:
@@ -102,10 +83,13 @@ class Rate:
     half_tokens: float = CPU_HALF_TOKENS
     source: str = "published rate"
 
-    def seconds(self, job: Job, shape: StepShape, micro_batches: int = 1) -> float:
-        tokens = max(1.0, shape.tokens / micro_batches)
-        rate = self.flops_per_s * tokens / (tokens + self.half_tokens)
-        return step_flops(job, shape) / rate + micro_batches * self.overhead_s
+    def seconds(self, job: Job, micro_batches: Iterable[StepShape]) -> float:
+        return sum(
+            step_flops(job, shape) / (self.flops_per_s * shape.tokens / (shape.tokens + self.half_tokens))
+            + self.overhead_s
+            for shape in micro_batches
+            if shape.tokens
+        )
 
 
 def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str, source: str) -> Rate:
@@ -149,20 +133,30 @@ def read_probe(job: Job, probe: Mapping[str, Any]) -> tuple[Rate, Affine]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Written into the run's choices before step 0 and held against what came. Seconds = constant + slope * tokens."""
+    """Written into the run's choices before step 0 and held against what came."""
 
-    constant_s: float
-    per_token_s: float
+    flops_per_s: float
+    overhead_s: float
     error: float
     peak_bytes: int
     peak_error: float
     canary: Mapping[str, float]
 
-    def step_s(self, tokens: float) -> float:
-        return self.constant_s + self.per_token_s * tokens
+    @property
+    def rate(self) -> Rate:
+        return Rate(self.flops_per_s, self.error, self.overhead_s, 0.0, PROBED)
 
     def to_plain(self) -> dict[str, Any]:
         return {**asdict(self), "canary": dict(self.canary)}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A step that was made: its rows' tokens, and its seconds as predicted and as they came."""
+
+    tokens: int
+    predicted_s: float
+    actual_s: float
 
 
 def canary_moved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
@@ -172,28 +166,26 @@ def canary_moved(before: Mapping[str, float], after: Mapping[str, float]) -> flo
 
 def predicted_and_actual(
     prediction: Prediction,
-    steps: Iterable[Mapping[str, Any]],
+    steps: Iterable[Timed],
     *,
     peak_bytes: int | None = None,
     canary_after: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The report after a run: predicted and measured seconds for each bucket of tokens, and the peak.
+    """The report after a run: median predicted and measured seconds for each bucket of tokens, and the peak.
 
-    `steps` are the "step" events of metrics.jsonl. `void` is true when a canary GEMM moved by more than 5 %: then
-    the machine changed under the run, and the comparison says nothing.
+    `void` is true when a canary GEMM moved by more than 5 %: then the machine changed under the run, and the comparison
+    says nothing.
     """
-    measured: dict[int, list[tuple[float, float]]] = {}
-    for event in steps:
-        if event.get("event", "step") == "step" and event.get("seconds"):
-            bucket = -(-int(event["tokens"]) // BUCKET_TOKENS) * BUCKET_TOKENS
-            measured.setdefault(bucket, []).append((event["tokens"], event["seconds"]))
+    measured: dict[int, list[Timed]] = {}
+    for step in steps:
+        measured.setdefault(-(-step.tokens // BUCKET_TOKENS) * BUCKET_TOKENS, []).append(step)
     buckets = []
-    for bucket, values in sorted(measured.items()):
-        predicted = statistics.median(prediction.step_s(tokens) for tokens, _ in values)
-        actual = statistics.median(seconds for _, seconds in values)
+    for bucket, timed in sorted(measured.items()):
+        predicted_s = statistics.median(step.predicted_s for step in timed)
+        actual_s = statistics.median(step.actual_s for step in timed)
+        off = predicted_s / actual_s - 1
         buckets.append(
-            {"tokens": bucket, "steps": len(values), "predicted_s": predicted, "actual_s": actual}
-            | {"off": predicted / actual - 1}
+            {"tokens": bucket, "steps": len(timed), "predicted_s": predicted_s, "actual_s": actual_s, "off": off}
         )
     moved = canary_moved(prediction.canary, canary_after or {})
     report: dict[str, Any] = {"buckets": buckets, "canary_moved": moved, "void": moved > VOID_AT}

@@ -293,43 +293,6 @@ def read_amendments(run: Path) -> list[Amendment]:
     ]
 
 
-def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Indices of `lengths` in as few micro-batches of at most `budget_tokens` as first fit finds, and as even ones.
-
-    Deterministic; every index once; a document longer than the budget is a micro-batch of its own. Even ones, because
-    the peak of memory follows the largest.
-    """
-    if budget_tokens < 1:
-        raise ValueError(f"a budget of {budget_tokens} tokens holds nothing")
-    longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    packs: list[list[int]] = []
-    sums: list[int] = []
-    for i in longest_first:
-        for p, used in enumerate(sums):
-            if used + lengths[i] <= budget_tokens:
-                packs[p].append(i)
-                sums[p] += lengths[i]
-                break
-        else:
-            packs.append([i])
-            sums.append(lengths[i])
-    even = _spread(lengths, longest_first, len(packs))
-    if all(len(p) == 1 or sum(lengths[i] for i in p) <= budget_tokens for p in even):
-        packs = even
-    return sorted(sorted(p) for p in packs)
-
-
-def _spread(lengths: Sequence[int], longest_first: Sequence[int], count: int) -> list[list[int]]:
-    """Each document, longest first, into the emptiest of `count` packs."""
-    packs: list[list[int]] = [[] for _ in range(count)]
-    sums = [0] * count
-    for i in longest_first:
-        emptiest = sums.index(min(sums))
-        packs[emptiest].append(i)
-        sums[emptiest] += lengths[i]
-    return packs
-
-
 def _epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int) -> list[PlanRow]:
     def key(row: PlanRow) -> tuple[bytes, int]:
         return hashlib.blake2b(f"{seed}/{epoch}/{row.content_id}".encode(), digest_size=16).digest(), row.row

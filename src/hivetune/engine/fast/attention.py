@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hivetune.engine.fast.layout import Layout
 from hivetune.engine.fast.spec import ModelSpec
+from hivetune.plan.layout import Layout
 
 # Batches are formed by sizes rounded up to this: few shapes, and little padding.
 SIZE_STEP = 64

@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hivetune.engine.fast.layout import Layout
 from hivetune.engine.fast.linear import Masks, down_gradient, draw_masks, input_gradient, project
 from hivetune.engine.fast.ops import Ops, wide_of
 from hivetune.engine.fast.spec import ModelSpec
 from hivetune.engine.fast.weights import Group, Layer
 from hivetune.engine.fast.workspace import Workspace
+from hivetune.plan.layout import Layout
 
 
 class Attention(Protocol):

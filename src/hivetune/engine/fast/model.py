@@ -16,7 +16,6 @@ from hivetune.engine.adapter import scaling
 from hivetune.engine.fast.attention import TorchAttention, says_math_path
 from hivetune.engine.fast.build import NoKernels
 from hivetune.engine.fast.layer import Attention, Batch, Kept, Walk, backward_layer, forward_layer
-from hivetune.engine.fast.layout import Layout, Row, make_layout, split_rows, to_row
 from hivetune.engine.fast.loss import loss_and_gradient, loss_only
 from hivetune.engine.fast.native import NativeAttention, NativeOps
 from hivetune.engine.fast.ops import Ops, TorchOps, has_wide_products, wide_of
@@ -25,10 +24,9 @@ from hivetune.engine.fast.weights import bind_adapter, groups_of, read_weights
 from hivetune.engine.fast.workspace import Workspace
 from hivetune.engine.model import Document, halved
 from hivetune.errors import MachineNotFit
+from hivetune.plan.layout import Layout, Row, make_layout, split_rows, to_row, token_multiple
 
 DEFAULT_BUDGET_TOKENS = 4096
-# On GPUs every new shape costs: a search for the fastest kernel, and on some cards the only crashes that are left.
-GPU_MULTIPLE = 64
 
 
 class FastModel:
@@ -67,7 +65,9 @@ class FastModel:
         self.budget_tokens = int(choices.get("budget_tokens", DEFAULT_BUDGET_TOKENS))
         self.halvings = int(choices.get("halvings", 0))
         self.recompute = min(int(choices.get("recompute", 0)), len(self.spec.layers))
-        self.multiple = int(choices.get("token_multiple", 1 if device.type == "cpu" else GPU_MULTIPLE))
+        self.multiple = int(
+            choices.get("token_multiple") or token_multiple(device.type, str(dtype).removeprefix("torch."))
+        )
         self.chunk_rows: int | None = choices.get("chunk_rows")
         self._scaling, self._dropout = scaling(lora), lora.dropout
         # Shared tokens would share their dropout too, and copies of a prefix must each draw their own.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.fast.build import NoKernels, library
-from hivetune.engine.fast.layout import Layout
 from hivetune.engine.fast.spec import ModelSpec
 from hivetune.engine.fast.weights import Group
 from hivetune.engine.fast.workspace import Workspace
+from hivetune.plan.layout import Layout
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 LANES = 16

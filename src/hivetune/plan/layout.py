@@ -2,7 +2,8 @@
 
 Everything in a decoder but attention works on single positions, so a prefix that several documents share needs to be
 computed once: each document's own tokens attend to prefix ++ own, and the gradients of the copies meet in the prefix.
-Exact as long as weights and tokens are the same (docs/engine.md). Pure Python: no torch, no device.
+Exact as long as weights and tokens are the same (docs/engine.md). The engine computes these layouts, the plan predicts
+what they cost.
 """
 
 import itertools
@@ -11,6 +12,14 @@ from dataclasses import dataclass
 
 # Below this many shared tokens a split costs more in small attention calls than it saves.
 MIN_SHARED_TOKENS = 16
+# New token counts are not free: a card searches for its fastest kernel, and on some the only crashes that are left are
+# in rare shapes; on a CPU, bfloat16 products are compiled for each and keep 12 to 15 MB of it (docs/log.md).
+TOKEN_MULTIPLE = 64
+
+
+def token_multiple(device: str, dtype: str) -> int:
+    """What the token count of a micro-batch is filled up to a multiple of."""
+    return 1 if device == "cpu" and dtype != "bfloat16" else TOKEN_MULTIPLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class Row:
     pairs: tuple[tuple[int, int], ...]
 
 
-def to_row(tokens: Sequence[int], trained: Sequence[bool] | bytes) -> Row:
+def to_row(tokens: Sequence[int], trained: Sequence[int] | memoryview) -> Row:
     """Position i predicts token i + 1. The last trained token and all after it feed nothing and are left out."""
     pairs = tuple((index - 1, tokens[index]) for index in range(1, len(tokens)) if trained[index])
     last = pairs[-1][0] + 1 if pairs else 0
