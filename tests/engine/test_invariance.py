@@ -57,6 +57,15 @@ def test_how_a_step_is_cut_changes_nothing(folder: Path, choices: dict[str, obje
     assert difference(step(folder, docs, **choices), step(folder, docs)) < SAME
 
 
+@pytest.mark.parametrize("multiple", [16, 64])
+def test_filling_up_changes_nothing_where_each_row_predicts_one_token(folder: Path, multiple: int) -> None:
+    """Then entries are taken for rows in order; documents that share nothing, as most are."""
+    docs = [Document(row, torch.arange(row, row + 11 + row), torch.arange(11 + row) >= 5) for row in range(20, 24)]
+    assert difference(step(folder, docs, token_multiple=multiple), step(folder, docs)) < SAME
+    plain, filled = load(folder).nll(docs), load(folder, token_multiple=multiple).nll(docs)
+    assert difference(filled, plain) < SAME
+
+
 def test_order_of_documents_changes_nothing(folder: Path) -> None:
     docs = documents()
     assert torch.equal(step(folder, docs[::-1]), step(folder, docs))

@@ -172,12 +172,13 @@ class _Builder:
             [(self.flat[index][position], target) for position, target in row.pairs] if row.tokens else []
             for index, row in enumerate(self.rows)
         ]
-        for key in sorted(key for keys in owned for key in keys):
+        for key in (key for keys in owned for key in keys):
             found[key] = found.get(key, 0) + 1
-        number = {key: place for place, key in enumerate(found)}
         taken = {row for row, _ in found}
         free = (row for row in range(len(self.tokens)) if row not in taken)
         found |= {(row, 0): 0 for row in itertools.islice(free, -len(found) % multiple)}
+        found = dict(sorted(found.items()))  # by row: where each row predicts one token, entries are rows
+        number = {key: place for place, key in enumerate(found)}
         return Layout(
             tokens=self.tokens,
             positions=self.positions,
