@@ -12,7 +12,6 @@ from hivetune.plan.speed import (
     Prediction,
     StepShape,
     Timed,
-    canary_moved,
     micro_batch_shapes,
     predicted_and_actual,
     probed_rate,
@@ -104,7 +103,7 @@ def test_without_a_probe_the_error_bar_is_wide() -> None:
 
 
 def a_prediction() -> Prediction:
-    return Prediction(1e11, 0.1, 0.10, 2_000_000_000, 0.10, {"512x576x576 float32": 1e11})
+    return Prediction(1e11, 0.1, 0.10, 2_000_000_000, 0.10, 1e11)
 
 
 def some_steps(factor: float) -> list[Timed]:
@@ -123,12 +122,8 @@ def test_the_report_says_how_far_off_each_bucket_was() -> None:
 
 @pytest.mark.parametrize(("after", "void"), [(1.04e11, False), (0.96e11, False), (0.9e11, True), (1.2e11, True)])
 def test_a_machine_that_changed_voids_the_comparison(after: float, void: bool) -> None:
-    canary = {"512x576x576 float32": after, "another": 1.0}
-    assert predicted_and_actual(a_prediction(), some_steps(1), canary_after=canary)["void"] is void
-
-
-def test_no_common_canary_has_not_moved() -> None:
-    assert canary_moved({"a": 1.0}, {"b": 5.0}) == 0.0
+    canary = [after, 1.0, after, after, 5e11]
+    assert predicted_and_actual(a_prediction(), some_steps(1), canary=canary)["void"] is void
 
 
 def test_shapes_add() -> None:

@@ -1,6 +1,7 @@
 """`hivetune plan`: memory, time and disk of a run before anything is loaded, on this machine or on another card."""
 
 import glob
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -234,7 +235,7 @@ def show_plan(planned: Planned) -> None:
 def _show_choice(planned: Planned, choice: Choice) -> None:
     job, work = choice.job, planned.work
     recompute = f", {job.recompute} of {job.architecture.layers} layers recomputed" if job.recompute else ""
-    packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches} micro-batches"
+    packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches:.3g} micro-batches"
     show(f"a step: {packs} of at most {choice.budget_tokens:,} tokens in {_precision(job)}{recompute}")
     table(
         f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %, "
@@ -246,7 +247,9 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
     total = choice.step_s * work.steps
     low, high = duration(total * (1 - choice.error)), duration(total * (1 + choice.error))
     tokens_per_s = sum(work.lengths) / choice.step_s
-    flops = sum(step_flops(job, shape) for shape in work.micro_batches(job, choice.budget_tokens))
+    flops = statistics.mean(
+        sum(step_flops(job, shape) for shape in shapes) for shapes in work.micro_batches(job, choice.budget_tokens)
+    )
     share = flops / choice.step_s / planned.target.rates[job.dtype]
     show(
         f"time: {duration(total)} (between {low} and {high}), {choice.step_s:.2g} s a step, "

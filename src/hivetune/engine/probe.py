@@ -4,6 +4,8 @@ Task: {"model": prepared folder, "snapshot": folder, "run": run folder}. Without
 instead, and nothing but the profile is written. The formulas are in hivetune/plan; here is only what must be measured.
 """
 
+import math
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,10 +46,11 @@ from hivetune.store import write_atomic
 
 # Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
 CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
-CANARY_ROUNDS = 5
-TIMED_ROUNDS = 2
+CANARY_ROUNDS = 9
+TIMED_ROUNDS = 5
 STEPS_LOOKED_AT = 64
 STEPS_COMPARED = 50
+CANARY_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,11 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
         model, probed, snapshot, _probe_rows(plan, snapshot, first.budget_tokens), heartbeat, share=work.share
     )
     correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in points])
-    rate = probed_rate(probed, [(point.shape, point.seconds) for point in points])
+    fastest = target.rates.get(settled["dtype"], math.inf)
+    rate = probed_rate(probed, [(point.shape, point.seconds) for point in points], gemm_flops_per_s=fastest)
     job = replace(job, path=model.path)
     chosen = plan_choose.choose(job, target, work, memory_share=memory_share, correction=correction, rate=rate)
-    shapes = _shapes(chosen, work.share, plan, snapshot)
+    shapes = [shape for step in work.micro_batches(chosen.job, chosen.budget_tokens) for shape in step]
     row_counts = len({shape.tokens for shape in shapes} | {shape.trained for shape in shapes})
     peak = predict_peak(chosen.job, max(s.tokens for s in shapes), correction, row_counts=row_counts)
     prediction = Prediction(
@@ -97,7 +101,7 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
         error=rate.error,
         peak_bytes=max(peak.bytes, load_peak_bytes),
         peak_error=peak.error,
-        canary=own_canary(architecture, settled["dtype"], device),
+        canary_flops_per_s=own_canary(architecture, settled["dtype"], device),
     )
     settled = {**settled, **chosen.to_choices(), "device": settled["device"], "prediction": prediction.to_plain()}
     probe = probe_document(probed, [(point.shape, point.seconds, point.peak_bytes) for point in points])
@@ -107,21 +111,28 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     return {"choices": settled, "rates": dict(target.rates), "fingerprint": machine.fingerprint, **probe}
 
 
-def compare_with_prediction(
-    run: Path, model_folder: Path, model: LoraModel, plan: Plan, snapshot: Snapshot, steps: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    """Predicted against actual over the first steps after the one that warms up; None for a run without a probe.
+def is_measured(step: int) -> bool:
+    """Is the run's own canary product measured after this step? Only beside the steps that are compared."""
+    return step <= STEPS_COMPARED and step % CANARY_STEPS == 0
 
-    `steps` are the "step" events of metrics.jsonl. Measures the run's canary product again.
-    """
+
+def compare_with_prediction(
+    run: Path,
+    architecture: Architecture,
+    model: LoraModel,
+    plan: Plan,
+    snapshot: Snapshot,
+    metrics: Sequence[Mapping[str, Any]],
+) -> dict[str, Any] | None:
+    """Predicted against actual over the first steps after the one that warms up; None for a run without a probe."""
     config, choices = read_resolved(run)
     if "prediction" not in choices:
         return None
     prediction = Prediction(**choices["prediction"])
-    architecture = read_architecture(model_folder)
     job = _job_of(config, architecture, choices, model.device.type)
     job = replace(job, recompute=choices["recompute"], path=model.path)
     timed = []
+    steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     for event in steps[1 : 1 + STEPS_COMPARED]:
         rows = layout_rows(snapshot, plan.steps[event["step"] - 1].rows)
         shapes = micro_batch_shapes(job, rows, choices["budget_tokens"], share=not config.lora.dropout)
@@ -130,7 +141,7 @@ def compare_with_prediction(
         prediction,
         timed,
         peak_bytes=peak_memory_bytes(model.device),
-        canary_after=own_canary(architecture, choices["dtype"], model.device),
+        canary=[entry["flops_per_s"] for entry in metrics if entry["event"] == "rate"],
     )
 
 
@@ -140,43 +151,44 @@ def canary_rates(device: torch.device) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in ("float32", "bfloat16", *(("float16",) if device.type == "cuda" else ())):
         # A first small product tells a dtype that is emulated (on AVX2, bfloat16 is up to 500 times slower).
-        small = 2 * 128**3 / _product_s((128, 128, 128), DTYPES[name], device)
+        small = 2 * 128**3 / min(_product_s((128, 128, 128), DTYPES[name], device))
         if found and small < 0.02 * max(found.values()) and device.type == "cpu":
             continue
-        found[name] = 2 * rows * inner * columns / _product_s((rows, inner, columns), DTYPES[name], device)
+        # The least: whatever disturbs makes it slower, nothing faster.
+        found[name] = 2 * rows * inner * columns / min(_product_s((rows, inner, columns), DTYPES[name], device))
     return found
 
 
-def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> dict[str, float]:
-    """FLOP/s of the run's own largest product; measured again after the run, it tells whether the machine changed."""
+def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> float:
+    """FLOP/s of the run's own largest product; measured again in the run, it tells whether the machine changed."""
     shape = (512, architecture.hidden, architecture.ffn)
-    name = f"{shape[0]}x{shape[1]}x{shape[2]} {dtype}"
-    return {name: 2.0 * shape[0] * shape[1] * shape[2] / _product_s(shape, DTYPES[dtype], device)}
+    return 2.0 * math.prod(shape) / statistics.median(_product_s(shape, DTYPES[dtype], device))
 
 
 def measure(
     model: LoraModel, job: Job, snapshot: Snapshot, steps: Sequence[Sequence[int]], heartbeat: Heartbeat, *, share: bool
 ) -> list[Point]:
     """Seconds and peak bytes of a step on each of these rows, smallest first. The gradient is zero again afterwards."""
-    points = []
     optimizer = AdamW(model.master_N, weight_decay=0.0)  # its buffers are part of the peak
     optimizer.update(model.grad_N, rate=0.0, number=1)
-    for rows in steps:
-        documents = read_documents(snapshot, rows)
+    documents = [read_documents(snapshot, rows) for rows in steps]
+    peaks = []
+    for step in documents:
         reset_peak_memory(model.device)
-        model.backward(documents, 0.0)  # buffers grow, kernels are chosen
+        model.backward(step, 0.0)  # buffers grow, kernels are chosen
         heartbeat.beat(b"k")
-        seconds = []
-        for _ in range(TIMED_ROUNDS):
+        peaks.append(peak_memory_bytes(model.device))
+    seconds: list[list[float]] = [[] for _ in steps]
+    for _ in range(TIMED_ROUNDS):  # in turns, so that a slow second hits all
+        for step, of_step in zip(documents, seconds, strict=True):
             started = time.perf_counter()
-            model.backward(documents, 0.0)
+            model.backward(step, 0.0)
             _wait(model.device)
-            seconds.append(time.perf_counter() - started)
+            of_step.append(time.perf_counter() - started)
             heartbeat.beat(b"k")
-        [shape] = micro_batch_shapes(job, layout_rows(snapshot, rows), sys.maxsize, share=share)
-        points.append(Point(shape, min(seconds), peak_memory_bytes(model.device)))
     model.grad_N.zero_()
-    return points
+    shapes = [micro_batch_shapes(job, layout_rows(snapshot, rows), sys.maxsize, share=share)[0] for rows in steps]
+    return [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
 
 
 def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[Row, ...]:
@@ -184,7 +196,7 @@ def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[Row, ...]:
 
 
 def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choose.Workload:
-    """The middle one of the plan's first steps stands for all."""
+    """The plan's first steps stand for all, the middle one of them as the typical one."""
     steps = sorted(plan.steps[:STEPS_LOOKED_AT], key=lambda step: sum(snapshot.length(row) for row in step.rows))
     if not steps:
         raise UsageError("the plan has no steps: there is nothing to measure")
@@ -192,7 +204,7 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choos
     return plan_choose.Workload(
         lengths=tuple(snapshot.length(row) for row in typical.rows),
         trained=tuple(snapshot.num_trained(row) for row in typical.rows),
-        documents=layout_rows(snapshot, typical.rows),
+        documents=tuple(layout_rows(snapshot, step.rows) for step in steps),
         share=not config.lora.dropout,
         longest=max(snapshot.length(row) for row in set(plan.entry_rows)),
         rows=plan.num_rows,
@@ -202,18 +214,10 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choos
     )
 
 
-def _shapes(chosen: plan_choose.Choice, share: bool, plan: Plan, snapshot: Snapshot) -> list[StepShape]:
-    """Of all micro-batches of the plan's first steps."""
-    return [
-        shape
-        for step in plan.steps[:STEPS_LOOKED_AT]
-        for shape in micro_batch_shapes(chosen.job, layout_rows(snapshot, step.rows), chosen.budget_tokens, share=share)
-    ]
-
-
 def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[int]]:
-    """Half of a step and a whole one, or half a budget and a whole one where a step is larger."""
-    rows = list(plan.steps[0].rows)
+    """Half of a large step and a whole one, or half a budget and a whole one where a step is larger."""
+    steps = plan.steps[:STEPS_LOOKED_AT]
+    rows = list(max(steps, key=lambda step: sum(snapshot.length(row) for row in step.rows)).rows)
     while len(rows) > 1 and sum(snapshot.length(row) for row in rows) > budget_tokens:
         rows.pop()
     return [rows[: len(rows) // 2], rows] if len(rows) > 1 else [rows]
@@ -273,8 +277,8 @@ def _device_name(device: torch.device) -> str:
     return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
 
 
-def _product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
-    """Seconds of x W^T, the least of some after a warm-up: whatever disturbs makes it slower, nothing faster."""
+def _product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> list[float]:
+    """Seconds of x W^T, some times after a warm-up."""
     rows, inner, columns = shape
     x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
     out = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -284,7 +288,7 @@ def _product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.de
         torch.mm(x, w.t(), out=out)
         _wait(device)
         seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])
+    return seconds[1:]
 
 
 def _wait(device: torch.device) -> None:

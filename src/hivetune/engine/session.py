@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,13 @@ from hivetune.engine.child import Heartbeat, Task
 from hivetune.engine.device import DTYPES, cap_memory, peak_memory_bytes, read_resolved, settle, with_changes
 from hivetune.engine.model import LoraModel, load_model
 from hivetune.engine.optimizer import AdamW
-from hivetune.engine.probe import compare_with_prediction
+from hivetune.engine.probe import compare_with_prediction, is_measured, own_canary
 from hivetune.engine.saver import MEAN_TIME_BETWEEN_FAULTS_S, Saver
 from hivetune.engine.watch import LossHistory
 from hivetune.engine.world import World, join_world
 from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.journal import Journal, read_journal
+from hivetune.plan.architecture import read_architecture
 from hivetune.plan.steps import Plan, read_plan
 from hivetune.standby import Standby
 from hivetune.store import read_json, write_atomic
@@ -175,6 +176,14 @@ def test_numbers(run: Run, step: int, *, every_s: float = canary.EVERY_S) -> Non
     journal(run, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
 
 
+def measure_rate(run: Run, step: int) -> None:
+    """The rate of the run's own product, now and then while the prediction is held against what comes."""
+    if is_measured(step):
+        architecture = read_architecture(run.model_folder)
+        dtype = str(run.model.dtype).removeprefix("torch.")
+        journal(run, "rate", step=step, flops_per_s=own_canary(architecture, dtype, run.model.device))
+
+
 def save_when_due(run: Run, progress: Progress) -> None:
     """Begin a save if the time has come; what was written since is journaled."""
     if run.world.writes:
@@ -226,7 +235,7 @@ def finish(run: Run, progress: Progress) -> dict[str, Any]:
             base, revision = base_name(run.model_folder)
             write_adapter(run.folder, adapter, run.config.lora, base, revision)
     run.metrics.close()
-    steps = _counted_steps(run.folder / METRICS)
+    metrics = list(read_journal(run.folder / METRICS))
     return {
         "status": "done" if done else "stopped",
         "steps": progress.step,
@@ -235,9 +244,11 @@ def finish(run: Run, progress: Progress) -> dict[str, Any]:
         "best": progress.best,
         "adapter_step": adapter_step if progress.updates else None,
         "adapter_weights": run.model.master_N.numel(),
-        **_totals(run.folder / METRICS),
+        **_totals(metrics),
         "peak_memory_bytes": peak_memory_bytes(run.model.device),
-        "prediction": compare_with_prediction(run.folder, run.model_folder, run.model, run.plan, run.snapshot, steps),
+        "prediction": compare_with_prediction(
+            run.folder, read_architecture(run.model_folder), run.model, run.plan, run.snapshot, metrics
+        ),
         "path": run.model.path,
         "why": run.model.why,
     }
@@ -299,13 +310,9 @@ def base_name(model_folder: Path) -> tuple[str, str | None]:
     return str(model_folder.resolve()), None
 
 
-def _counted_steps(path: Path) -> list[dict[str, Any]]:
-    return [entry for entry in read_journal(path) if entry["event"] == "step" and entry["loss"] is not None]
-
-
-def _totals(path: Path) -> dict[str, Any]:
+def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sums over all steps that count, whichever process made them."""
-    steps = _counted_steps(path)
+    steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     seconds = sum(entry["seconds"] for entry in steps)
     tokens, rows = sum(entry["tokens"] for entry in steps), sum(entry["rows"] for entry in steps)
     return {

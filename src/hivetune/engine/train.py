@@ -25,6 +25,7 @@ from hivetune.engine.session import (
     StepNotFinite,
     finish,
     journal,
+    measure_rate,
     open_run,
     restore,
     save_now,
@@ -80,6 +81,7 @@ def train(run: Run, progress: Progress, feed: Feed) -> Progress:
         if stop:
             break
         test_numbers(run, progress.step)
+        measure_rate(run, progress.step)
         save_when_due(run, progress)
     return progress
 

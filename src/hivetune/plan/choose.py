@@ -4,6 +4,7 @@ The effective batch is the user's and is never changed: only how it is cut into 
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,7 @@ MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
 
 @dataclass(frozen=True)
 class Workload:
-    """What the data asks for. `lengths` are those of one typical optimizer step; `longest` of all rows."""
+    """What the data asks for. `lengths` and `trained` are those of one typical step; `longest` is of all rows."""
 
     lengths: tuple[int, ...]
     trained: tuple[int, ...]
@@ -44,8 +45,8 @@ class Workload:
     epochs: float
     max_steps: int | None = None
     assumed: bool = False
-    documents: tuple[Row, ...] = ()
-    """The tokens of that step where they are known, so that common beginnings count."""
+    documents: tuple[tuple[Row, ...], ...] = ()
+    """The rows of some steps where they are known; else the typical step stands for all."""
     share: bool = False
     """Common beginnings are computed once."""
 
@@ -54,27 +55,27 @@ class Workload:
         whole = math.ceil(self.epochs * self.rows / self.batch_size)
         return min(whole, self.max_steps) if self.max_steps else max(1, whole)
 
-    def micro_batches(self, job: Job, budget_tokens: int) -> list[StepShape]:
-        """What is computed in each micro-batch of the typical step."""
+    def micro_batches(self, job: Job, budget_tokens: int) -> list[list[StepShape]]:
+        """What is computed in each micro-batch of each step that is looked at."""
         if self.documents:
-            return micro_batch_shapes(job, self.documents, budget_tokens, share=self.share)
+            return [micro_batch_shapes(job, rows, budget_tokens, share=self.share) for rows in self.documents]
         batches: list[StepShape] = []
         for shape in map(shape_of, self.lengths, self.trained):
             if batches and batches[-1].tokens + shape.tokens <= budget_tokens:
                 batches[-1] += shape
             else:
                 batches.append(shape)
-        return batches
+        return [batches]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How the steps of a run are computed. `predicted` seconds are for one typical step."""
+    """How the steps of a run are computed. `micro_batches` and `step_s` are means of the steps that were looked at."""
 
     job: Job
     target: Target
     budget_tokens: int
-    micro_batches: int
+    micro_batches: float
     peak: Peak
     limit_bytes: int
     step_s: float
@@ -155,9 +156,10 @@ def _candidate(
         deeper = with_recompute(job, layers)
         peak = predict_peak(deeper, budget, correction)
         if peak.bytes <= limit:
-            shapes = work.micro_batches(job, budget)
-            seconds = rate.seconds(deeper, shapes)
-            return Choice(deeper, target, budget, len(shapes), peak, limit, seconds, rate.error)
+            steps = work.micro_batches(job, budget)
+            seconds = statistics.mean(rate.seconds(deeper, shapes) for shapes in steps)
+            packs = statistics.mean(map(len, steps))
+            return Choice(deeper, target, budget, packs, peak, limit, seconds, rate.error)
     return None
 
 

@@ -1,9 +1,10 @@
 """How long a step takes: floating point operations by formula, a rate by measurement, an error bar that says which.
 
 A prediction from a formula and a published rate is a range of two; one from two probe steps on the machine holds within
-10 % while the machine is what it was, which a canary GEMM before and after the run tells.
+10 % while the machine is what it was, which a canary GEMM before the run and in it tells.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -98,11 +99,11 @@ def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str
     return Rate(UNPROBED_SHARE * gemm_flops_per_s, UNPROBED_ERROR, OVERHEAD_S[kind], half, source)
 
 
-def probed_rate(job: Job, points: Sequence[tuple[StepShape, float]]) -> Rate:
-    """From measured steps (shape, seconds) of one micro-batch each."""
+def probed_rate(job: Job, points: Sequence[tuple[StepShape, float]], *, gemm_flops_per_s: float = math.inf) -> Rate:
+    """From measured steps (shape, seconds) of one micro-batch each; a step is not faster than products alone are."""
     fitted = fit_affine([(step_flops(job, shape), seconds) for shape, seconds in points])
     shape, seconds = max(points, key=lambda point: point[0].tokens)
-    if fitted.slope > 0 and fitted.constant >= -0.01 * seconds:
+    if fitted.slope > 1 / (1.1 * gemm_flops_per_s) and fitted.constant >= -0.01 * seconds:
         return Rate(1 / fitted.slope, PROBED_ERROR, max(0.0, fitted.constant), 0.0, PROBED)
     # The machine is noisy: the rate of the larger step, and the overhead that is assumed without any probe.
     overhead_s = min(OVERHEAD_S[job.kind], seconds / 2)
@@ -140,14 +141,14 @@ class Prediction:
     error: float
     peak_bytes: int
     peak_error: float
-    canary: Mapping[str, float]
+    canary_flops_per_s: float
 
     @property
     def rate(self) -> Rate:
         return Rate(self.flops_per_s, self.error, self.overhead_s, 0.0, PROBED)
 
     def to_plain(self) -> dict[str, Any]:
-        return {**asdict(self), "canary": dict(self.canary)}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +160,17 @@ class Timed:
     actual_s: float
 
 
-def canary_moved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """The largest relative change of a canary GEMM's rate that both have; 0 when they share none."""
-    return max((abs(after[name] / rate - 1) for name, rate in before.items() if name in after and rate), default=0.0)
-
-
 def predicted_and_actual(
     prediction: Prediction,
     steps: Iterable[Timed],
     *,
     peak_bytes: int | None = None,
-    canary_after: Mapping[str, float] | None = None,
+    canary: Sequence[float] = (),
 ) -> dict[str, Any]:
     """The report after a run: median predicted and measured seconds for each bucket of tokens, and the peak.
 
-    `void` is true when a canary GEMM moved by more than 5 %: then the machine changed under the run, and the comparison
-    says nothing.
+    `canary`: rates of the canary GEMM beside those steps. `void` is true when their median is more than 5 % off: then
+    the machine changed under the run, and the comparison says nothing.
     """
     measured: dict[int, list[Timed]] = {}
     for step in steps:
@@ -187,7 +183,7 @@ def predicted_and_actual(
         buckets.append(
             {"tokens": bucket, "steps": len(timed), "predicted_s": predicted_s, "actual_s": actual_s, "off": off}
         )
-    moved = canary_moved(prediction.canary, canary_after or {})
+    moved = abs(statistics.median(canary) / prediction.canary_flops_per_s - 1) if canary else 0.0
     report: dict[str, Any] = {"buckets": buckets, "canary_moved": moved, "void": moved > VOID_AT}
     if peak_bytes:
         report["peak"] = {"predicted_bytes": prediction.peak_bytes, "actual_bytes": peak_bytes}
