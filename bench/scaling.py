@@ -5,11 +5,16 @@ python bench/scaling.py --out docs/proof/scaling_cpu.json        about 3 minutes
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from hivetune.supervise.task import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT)  # as a run has it; torch's OpenMP reads it when it is loaded
 
 import torch
 from train_step import MODEL, prepared_model

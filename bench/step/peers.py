@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hivetune.supervise.task import ENVIRONMENT
+
 # torch first and of the very version that is measured here, so that no resolver brings another build with CUDA.
 TRL = ("trl==1.16.0", "peft==0.21.2", "transformers==5.23.0")
 
@@ -99,11 +101,13 @@ def _torch_version() -> str:
 
 
 def environment(row: Row) -> dict[str, str]:
-    """The same for all: every core, threads that do not spin while another row has its turn, no network."""
+    """Every core and no network for all. How threads wait is each one's own: torch's default, or what our runs set."""
+    waiting = {name: ENVIRONMENT[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    inherited = {name: value for name, value in os.environ.items() if name not in waiting}
     return {
-        **os.environ,
+        **inherited,
+        **(waiting if row.worker == "ours.py" else {}),
         "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
-        "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

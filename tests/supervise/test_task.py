@@ -76,7 +76,7 @@ def test_sigterm_lets_it_save(tmp_path: Path) -> None:
 def test_environment_is_offline_and_first_in_line_for_the_oom_killer(tmp_path: Path) -> None:
     outcome = run_task(TINY, {"do": "environment"}, tmp_path, environment={"MINE": "1", "HOME": None})
     environment = outcome.result["environment"]
-    assert (environment["HF_HUB_OFFLINE"], environment["OMP_WAIT_POLICY"]) == ("1", "PASSIVE")
+    assert (environment["HF_HUB_OFFLINE"], environment["GOMP_SPINCOUNT"]) == ("1", "1000")
     assert environment["MINE"] == "1" and "HOME" not in environment
     assert outcome.result["oom"] == "500"
 
