@@ -8,6 +8,9 @@ import torch
 
 from hivetune.engine.model import Document
 
+# Read and scored together in validation.
+VALIDATION_DOCUMENTS = 64
+
 
 class Rows(Protocol):
     """What is needed of a snapshot (data/snapshot.py)."""

@@ -20,7 +20,7 @@ from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.child import Heartbeat, Task, run_child
 from hivetune.engine.device import DTYPES, RESOLVED, choose, peak_memory_bytes, read_resolved, reset_peak_memory
-from hivetune.engine.feed import read_documents
+from hivetune.engine.feed import VALIDATION_DOCUMENTS, read_documents
 from hivetune.engine.model import LoraModel, load_model
 from hivetune.engine.optimizer import AdamW
 from hivetune.errors import DoesNotFit, UsageError
@@ -29,7 +29,7 @@ from hivetune.machine.profile import read_profile, write_profile
 from hivetune.plan import choose as plan_choose
 from hivetune.plan.architecture import Architecture, read_architecture
 from hivetune.plan.layout import Row, to_row
-from hivetune.plan.memory import Job, fit_correction, predict_peak
+from hivetune.plan.memory import Affine, Job, Peak, fit_correction, predict_peak
 from hivetune.plan.speed import (
     Prediction,
     StepShape,
@@ -47,6 +47,8 @@ from hivetune.store import write_atomic
 # Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
 CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
 CANARY_ROUNDS = 9
+# 30 ms for SmolLM2's on two cores: long enough that one interruption does not decide, 1 % of five steps.
+OWN_CANARY_ROUNDS = 25
 TIMED_ROUNDS = 5
 STEPS_LOOKED_AT = 64
 STEPS_COMPARED = 50
@@ -84,7 +86,7 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     model = _load(task, config, settled, first)
     load_peak_bytes = peak_memory_bytes(device)
     probed = replace(job, path=model.path, recompute=first.job.recompute)
-    points = measure(
+    points, canary = measure(
         model, probed, snapshot, _probe_rows(plan, snapshot, first.budget_tokens), heartbeat, share=work.share
     )
     correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in points])
@@ -92,16 +94,14 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     rate = probed_rate(probed, [(point.shape, point.seconds) for point in points], gemm_flops_per_s=fastest)
     job = replace(job, path=model.path)
     chosen = plan_choose.choose(job, target, work, memory_share=memory_share, correction=correction, rate=rate)
-    shapes = [shape for step in work.micro_batches(chosen.job, chosen.budget_tokens) for shape in step]
-    row_counts = len({shape.tokens for shape in shapes} | {shape.trained for shape in shapes})
-    peak = predict_peak(chosen.job, max(s.tokens for s in shapes), correction, row_counts=row_counts)
+    peak = _predicted_peak(chosen, work, snapshot, correction)
     prediction = Prediction(
         flops_per_s=rate.flops_per_s,
         overhead_s=rate.overhead_s,
         error=rate.error,
         peak_bytes=max(peak.bytes, load_peak_bytes),
         peak_error=peak.error,
-        canary_flops_per_s=own_canary(architecture, settled["dtype"], device),
+        canary_flops_per_s=canary,
     )
     settled = {**settled, **chosen.to_choices(), "device": settled["device"], "prediction": prediction.to_plain()}
     probe = probe_document(probed, [(point.shape, point.seconds, point.peak_bytes) for point in points])
@@ -162,13 +162,16 @@ def canary_rates(device: torch.device) -> dict[str, float]:
 def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> float:
     """FLOP/s of the run's own largest product; measured again in the run, it tells whether the machine changed."""
     shape = (512, architecture.hidden, architecture.ffn)
-    return 2.0 * math.prod(shape) / statistics.median(_product_s(shape, DTYPES[dtype], device))
+    return 2.0 * math.prod(shape) / statistics.median(_product_s(shape, DTYPES[dtype], device, OWN_CANARY_ROUNDS))
 
 
 def measure(
     model: LoraModel, job: Job, snapshot: Snapshot, steps: Sequence[Sequence[int]], heartbeat: Heartbeat, *, share: bool
-) -> list[Point]:
-    """Seconds and peak bytes of a step on each of these rows, smallest first. The gradient is zero again afterwards."""
+) -> tuple[list[Point], float]:
+    """Seconds and peak bytes of a step on each of these rows, smallest first, and the rate of the own canary meanwhile.
+
+    The gradient is zero again afterwards.
+    """
     optimizer = AdamW(model.master_N, weight_decay=0.0)  # its buffers are part of the peak
     optimizer.update(model.grad_N, rate=0.0, number=1)
     documents = [read_documents(snapshot, rows) for rows in steps]
@@ -179,6 +182,7 @@ def measure(
         heartbeat.beat(b"k")
         peaks.append(peak_memory_bytes(model.device))
     seconds: list[list[float]] = [[] for _ in steps]
+    rates = []
     for _ in range(TIMED_ROUNDS):  # in turns, so that a slow second hits all
         for step, of_step in zip(documents, seconds, strict=True):
             started = time.perf_counter()
@@ -186,9 +190,11 @@ def measure(
             _wait(model.device)
             of_step.append(time.perf_counter() - started)
             heartbeat.beat(b"k")
+        rates.append(own_canary(job.architecture, job.dtype, model.device))
     model.grad_N.zero_()
     shapes = [micro_batch_shapes(job, layout_rows(snapshot, rows), sys.maxsize, share=share)[0] for rows in steps]
-    return [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
+    points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
+    return points, statistics.median(rates)
 
 
 def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[Row, ...]:
@@ -212,6 +218,22 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choos
         epochs=config.epochs,
         max_steps=config.max_steps,
     )
+
+
+def _predicted_peak(
+    chosen: plan_choose.Choice, work: plan_choose.Workload, snapshot: Snapshot, correction: Affine
+) -> Peak:
+    """With the largest micro-batch of the steps that are looked at, and all row counts of those and of validation."""
+    steps = work.micro_batches(chosen.job, chosen.budget_tokens)
+    rows = snapshot.rows("validation")[: STEPS_LOOKED_AT * VALIDATION_DOCUMENTS]
+    groups = [rows[start:][:VALIDATION_DOCUMENTS] for start in range(0, len(rows), VALIDATION_DOCUMENTS)]
+    scored = replace(work, documents=tuple(layout_rows(snapshot, group) for group in groups))
+    if groups:
+        steps += scored.micro_batches(chosen.job, chosen.budget_tokens)
+    shapes = [shape for step in steps for shape in step]
+    row_counts = len({shape.tokens for shape in shapes}) + len({shape.trained for shape in shapes})
+    most = max(shape.tokens for step in steps[: len(work.documents)] for shape in step)
+    return predict_peak(chosen.job, most, correction, row_counts=row_counts)
 
 
 def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[int]]:
@@ -277,13 +299,15 @@ def _device_name(device: torch.device) -> str:
     return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
 
 
-def _product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> list[float]:
+def _product_s(
+    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, rounds: int = CANARY_ROUNDS
+) -> list[float]:
     """Seconds of x W^T, some times after a warm-up."""
     rows, inner, columns = shape
     x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
     out = torch.empty(rows, columns, dtype=dtype, device=device)
     seconds = []
-    for _ in range(CANARY_ROUNDS + 1):
+    for _ in range(rounds + 1):
         started = time.perf_counter()
         torch.mm(x, w.t(), out=out)
         _wait(device)

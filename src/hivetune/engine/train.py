@@ -16,7 +16,7 @@ import torch
 
 from hivetune import checkpoints
 from hivetune.engine.child import Heartbeat, Task, run_child
-from hivetune.engine.feed import Feed, read_documents
+from hivetune.engine.feed import VALIDATION_DOCUMENTS, Feed, read_documents
 from hivetune.engine.model import Document
 from hivetune.engine.optimizer import clip_, learning_rate
 from hivetune.engine.session import (
@@ -37,7 +37,6 @@ from hivetune.plan.steps import Amendment, append_amendment, most_quarantined
 
 # Gradients of activations below 6e-8 are zero in float16; a power of two changes nothing else (arXiv:1710.03740).
 FLOAT16_LOSS_SCALE = 1024.0
-VALIDATION_DOCUMENTS = 64
 
 
 def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
