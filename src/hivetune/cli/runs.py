@@ -32,7 +32,7 @@ TOLD = {
     "warning": "warning: {text}",
     "disk_wait": "the disk is full: waiting for room",
     "stop_requested": "asked to stop",
-    "supervisor_ended": "{status} at step {steps}, {restarts} restarts {why}",
+    "supervisor_ended": "{status} at step {steps}, {restarts} restarts; {why}",
 }
 
 
@@ -213,4 +213,4 @@ def _machine_then(sample: Mapping[str, Any], failed_at: float) -> str:
 
 def _tell(entry: dict[str, object]) -> str:
     form = TOLD.get(str(entry["event"]))
-    return form.format(**entry).strip() if form else ""
+    return form.format(**entry).strip(" ;") if form else ""
