@@ -51,6 +51,7 @@ def test_the_probe_writes_choices_prediction_and_profile(tmp_path: Path, small_c
     assert choices == told["choices"]
     assert (choices["device"], choices["dtype"], choices["threads"]) == ("cpu", "float32", 1)
     assert choices["budget_tokens"] > 0 and choices["recompute"] == 0
+    assert choices["agreement"]["gradient"] < 1e-3
     prediction = choices["prediction"]
     assert prediction["peak_bytes"] > 0 and prediction["flops_per_s"] > 0 and prediction["canary_flops_per_s"] > 0
 

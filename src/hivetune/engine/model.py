@@ -75,7 +75,7 @@ def load_model(
     `choices` are the measured ones of `config.resolved.yaml`; {"path": "general"} forces the general path.
     Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package.
     """
-    why = "the choices ask for it" if choices.get("path") == "general" else ""
+    why = choices.get("path_why", "the choices ask for it") if choices.get("path") == "general" else ""
     why = why or ("the base is quantized" if method == "qlora" else "")
     if not why:
         from hivetune.engine.fast.model import FastModel

@@ -18,10 +18,11 @@ import yaml
 
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.engine.agreement import check_documents, right_choices
 from hivetune.engine.child import Heartbeat, Task, run_child
 from hivetune.engine.device import DTYPES, RESOLVED, choose, peak_memory_bytes, read_resolved, reset_peak_memory
 from hivetune.engine.feed import VALIDATION_DOCUMENTS, read_documents
-from hivetune.engine.model import LoraModel, load_model
+from hivetune.engine.model import Document, LoraModel, load_model
 from hivetune.engine.optimizer import AdamW
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.probe import probe_machine
@@ -82,6 +83,8 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
     job = _job_of(config, architecture, settled, target.kind)
     first = _choose_before_loading(config, job, target, work)
+    heartbeat.beat(b"k")
+    settled |= _right_choices(task, config, settled, first, check_documents(snapshot, plan.steps[0].rows))
     heartbeat.beat(b"k")
     model = _load(task, config, settled, first)
     load_peak_bytes = peak_memory_bytes(device)
@@ -280,6 +283,17 @@ def _load(task: Task, config: RunConfig, settled: Mapping[str, Any], chosen: pla
         device=torch.device(settled["device"]),
         choices={**settled, **chosen.to_choices(), "device": settled["device"]},
     )
+
+
+def _right_choices(
+    task: Task,
+    config: RunConfig,
+    settled: Mapping[str, Any],
+    chosen: plan_choose.Choice,
+    documents: Sequence[Document],
+) -> dict[str, Any]:
+    plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
+    return right_choices(lambda changes: _load(task, plain, {**settled, **changes}, chosen), documents)
 
 
 def _plan_of(config: RunConfig, snapshot: Snapshot) -> Plan:
