@@ -1,5 +1,6 @@
 """The catalogue against real error texts: the right class, and the right answer to "may another attempt help?"."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,12 @@ from hivetune.supervise.diagnose import Evidence, diagnose, evidence_of
 from hivetune.supervise.task import ChildError, Outcome
 
 CORPUS = yaml.safe_load(Path(__file__).with_name("corpus.yaml").read_text())
+EXCEPTION = re.compile(r"^[A-Z]\w+(Error|Exception): ", re.MULTILINE)
+HARMLESS = "\n".join(yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text())["harmless"])
+TORCH_ADDS = """{0} kernel errors might be asynchronously reported at some other API call.
+For debugging consider passing {0}_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_{0}_DSA` to enable device-side assertions.
+"""
 WRONG_CARD = "Memory access fault by GPU node-1 on address (nil). Reason: Unknown."
 
 
@@ -28,6 +35,19 @@ def found(case: dict[str, Any]) -> tuple[str, bool]:
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case["url"].partition("//")[2])
 def test_texts_of_the_field(case: dict[str, Any]) -> None:
     assert found(case) == (case.get("told", case["fault"]), case["retry"])
+
+
+@pytest.mark.parametrize("api", ["CUDA", "HIP"])
+def test_what_torch_adds_to_every_error_of_the_card_changes_nothing(api: str) -> None:
+    for case in CORPUS:
+        assert found({**case, "text": f"{case['text']}\n{TORCH_ADDS.format(api)}"}) == found(case)
+
+
+def test_lines_that_mean_nothing_change_nothing_before_an_exception() -> None:
+    cases = [case for case in CORPUS if EXCEPTION.search(case["text"])]
+    for case in cases:
+        assert found({**case, "text": f"{HARMLESS}\nTraceback (most recent call last):\n{case['text']}"}) == found(case)
+    assert len(cases) > 150
 
 
 def test_every_text_has_a_public_source_and_a_known_class() -> None:

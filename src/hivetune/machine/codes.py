@@ -30,7 +30,7 @@ def _cuda(code: str) -> str:
     if int(code) >= LEAST_CUDA_NUMBER:
         failed = r"[ -]?(?i:runtime |driver |api )?(?i:error|failure)\w*(?: \(error)?(?: code)?[ :=#(]+"
         found += [rf"{CARD}\w*{failed}{code}\b", rf"\b[Ee]rror {code}: "]
-    found += [rf"{CARD}[^\n]{{0,60}}(?i:{words[1:]})" if words.startswith("~") else f"(?i:{words})"]
+    found += [rf"{CARD}[^\n]{{0,60}}(?i:{words[1:]})\b" if words.startswith("~") else rf"(?i:{words})\b"]
     return "|".join(found)
 
 

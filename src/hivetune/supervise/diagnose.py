@@ -17,7 +17,7 @@ WEAK_FACTS = ("signal:", "exit:1", "always")
 # "package.module.Name: message" or "NameError: message" at the start of a line, as Python ends a traceback.
 EXCEPTION = re.compile(
     r"^(?:\[rank\d+\]: )?(?:(?:[A-Za-z_]\w*\.)+(?!\w*Warning)(?:[A-Z]\w+|\w*error|timeout)"
-    r"|[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?=: |:$|$)",
+    r"|[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)(?=:|\s*$|\s+Traceback)",
     re.MULTILINE,
 )
 # Exceptions of launchers say only that a process of theirs failed, which said why before.
@@ -26,6 +26,7 @@ LAUNCHER = re.compile(r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|Process
 CHAIN = re.compile(
     r"^(?:\[rank\d+\]: )?(?:The above exception was the direct cause|During handling of the above)", re.MULTILINE
 )
+TRACEBACK = "Traceback (most recent call last):"
 # A line of Python's warnings. One that repeats what the card reported counts, it is no mere advice.
 WARNING = re.compile(r"^.*\b[A-Z]\w+Warning: (?!(?:CUDA|HIP) warning).*$", re.MULTILINE)
 # The product that a matrix library reports when it fails ("m 8 n 412 k 896").
@@ -86,6 +87,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         or next(filter(None, (_search(evidence, (cause,), _anywhere_or_own) for cause in own[1:])), None)
         or _search(evidence, said, _anywhere, strong)
         or _search(evidence, (*own, *said), _symptoms)
+        or _search(evidence, (WARNING.sub("", unsaid),), _anywhere_or_own)
         or _search(evidence, (unsaid,), _anywhere_or_own)
         or _search(evidence, (*own, unsaid), _wrappers)
         or _search(evidence, (), _anywhere, evidence.facts)
@@ -156,7 +158,7 @@ def _own_words(evidence: Evidence) -> list[str]:
         link = CHAIN.search(text)
         if link is None:
             break
-        chained.append(text[: link.start()])
+        chained.append(text[: link.start()].rpartition(TRACEBACK)[2])
     return [evidence.error or said[-1], *chained] if evidence.error or said else []
 
 
