@@ -37,7 +37,7 @@ from hivetune.store import (
     write_json,
     write_manifest,
 )
-from hivetune.supervise.supervisor import supervise_run
+from hivetune.supervise.supervisor import EVENTS, supervise_run
 from hivetune.supervise.task import OUTCOME, run_task
 
 Progress = Callable[[int, int | None], None]
@@ -203,6 +203,8 @@ def train(run: Run, on_step: Callable[[int], None] = lambda done: None) -> dict[
     outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, on_step=on_step)
     run = load_run(run.folder)  # with the amendments that were made
     result = outcome.result
+    # Of the whole run: a resumed one does not forget what happened before.
+    events = list(read_journal(run.folder / EVENTS))
     document = {
         "schema": 1,
         "run": str(run.folder),
@@ -212,8 +214,8 @@ def train(run: Run, on_step: Callable[[int], None] = lambda done: None) -> dict[
         "trained_tokens": result.get("trained_tokens", 0),
         "rows": asdict(account(run, outcome.steps)),
         **{key: result.get(key) for key in REPORTED},
-        "restarts": outcome.restarts,
-        "faults": list(outcome.faults),
+        "restarts": sum(entry["event"] == "attempt" and entry["number"] > 1 for entry in events),
+        "faults": [entry["fault"] for entry in events if entry["event"] == "failure"],
         "rungs": list(outcome.rungs),
         "useful_share": outcome.useful_share,
         "quarantined": quarantined_rows(run),

@@ -80,6 +80,7 @@ def reach_the_goal(folder: Path, num_rows: int, model: str, monkeypatch: pytest.
     document = walk.train(run, functools.partial(kill_once, run, script["kill_at"]))
     run = walk.load_run(run.folder)
     assert (document["status"], document["steps"]) == ("done", len(run.plan.steps))
+    assert (document["restarts"], document["faults"]) == (2, ["killed", "blas-failed"])
     rows = document["rows"]
     out = sum(
         sum(count.values()) if isinstance(count, dict) else count for key, count in rows.items() if key != "rows_in"
