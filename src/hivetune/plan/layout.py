@@ -13,7 +13,7 @@ from dataclasses import dataclass
 # Below this many shared tokens a split costs more in small attention calls than it saves.
 MIN_SHARED_TOKENS = 16
 # New token counts are not free: a card searches for its fastest kernel, and on some the only crashes that are left are
-# in rare shapes; on a CPU, bfloat16 products are compiled for each and keep 12 to 15 MB of it (docs/log.md).
+# in rare shapes; on a CPU, bfloat16 products are compiled for each and keep 5 MB of it (docs/log.md).
 TOKEN_MULTIPLE = 64
 
 
