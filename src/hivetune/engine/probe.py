@@ -65,6 +65,16 @@ class Point:
     peak_bytes: int
 
 
+@dataclass(frozen=True)
+class Measured:
+    """`job` as the loaded model does it; `canary_flops_per_s`: of the own canary, beside the steps."""
+
+    job: Job
+    points: list[Point]
+    load_peak_bytes: int
+    canary_flops_per_s: float
+
+
 def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     run = Path(task["run"]) if task.get("run") else None
     config, choices = (
@@ -83,28 +93,27 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
     job = _job_of(config, architecture, settled, target.kind)
     first = _choose_before_loading(config, job, target, work)
-    heartbeat.beat(b"k")
-    settled |= _right_choices(task, config, settled, first, check_documents(snapshot, plan.steps[0].rows))
-    heartbeat.beat(b"k")
-    model = _load(task, config, settled, first)
-    load_peak_bytes = peak_memory_bytes(device)
-    probed = replace(job, path=model.path, recompute=first.job.recompute)
-    points, canary = measure(
-        model, probed, snapshot, _probe_rows(plan, snapshot, first.budget_tokens), heartbeat, share=work.share
-    )
+    rows = _probe_rows(plan, snapshot, first.budget_tokens)
+    measured = measure(_load(task, config, settled, first), first.job, work, snapshot, rows, heartbeat)
+    # Afterwards, so that a second model in this process is in no measured peak.
+    changes = _right_choices(task, config, settled, first, check_documents(snapshot, plan.steps[0].rows))
+    settled |= changes
+    if not changes.keys() <= {"agreement"}:
+        measured = measure(_load(task, config, settled, first), first.job, work, snapshot, rows, heartbeat)
+    probed, points = measured.job, measured.points
     correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in points])
     fastest = target.rates.get(settled["dtype"], math.inf)
     rate = probed_rate(probed, [(point.shape, point.seconds) for point in points], gemm_flops_per_s=fastest)
-    job = replace(job, path=model.path)
+    job = replace(job, path=probed.path)
     chosen = plan_choose.choose(job, target, work, memory_share=memory_share, correction=correction, rate=rate)
     peak = _predicted_peak(chosen, work, snapshot, correction)
     prediction = Prediction(
         flops_per_s=rate.flops_per_s,
         overhead_s=rate.overhead_s,
         error=rate.error,
-        peak_bytes=max(peak.bytes, load_peak_bytes),
+        peak_bytes=max(peak.bytes, measured.load_peak_bytes),
         peak_error=peak.error,
-        canary_flops_per_s=canary,
+        canary_flops_per_s=measured.canary_flops_per_s,
     )
     settled = {**settled, **chosen.to_choices(), "device": settled["device"], "prediction": prediction.to_plain()}
     probe = probe_document(probed, [(point.shape, point.seconds, point.peak_bytes) for point in points])
@@ -169,12 +178,15 @@ def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> 
 
 
 def measure(
-    model: LoraModel, job: Job, snapshot: Snapshot, steps: Sequence[Sequence[int]], heartbeat: Heartbeat, *, share: bool
-) -> tuple[list[Point], float]:
-    """Seconds and peak bytes of a step on each of these rows, smallest first, and the rate of the own canary meanwhile.
-
-    The gradient is zero again afterwards.
-    """
+    model: LoraModel,
+    job: Job,
+    work: plan_choose.Workload,
+    snapshot: Snapshot,
+    steps: Sequence[Sequence[int]],
+    heartbeat: Heartbeat,
+) -> Measured:
+    """A step on each of these lists of rows, smallest first."""
+    job, load_peak_bytes = replace(job, path=model.path), peak_memory_bytes(model.device)
     optimizer = AdamW(model.master_N, weight_decay=0.0)  # its buffers are part of the peak
     optimizer.update(model.grad_N, rate=0.0, number=1)
     documents = [read_documents(snapshot, rows) for rows in steps]
@@ -194,10 +206,9 @@ def measure(
             of_step.append(time.perf_counter() - started)
             heartbeat.beat(b"k")
         rates.append(own_canary(job.architecture, job.dtype, model.device))
-    model.grad_N.zero_()
-    shapes = [micro_batch_shapes(job, layout_rows(snapshot, rows), sys.maxsize, share=share)[0] for rows in steps]
+    shapes = [micro_batch_shapes(job, layout_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps]
     points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
-    return points, statistics.median(rates)
+    return Measured(job, points, load_peak_bytes, statistics.median(rates))
 
 
 def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[Row, ...]:
