@@ -35,14 +35,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file")
     parser.add_argument("--runs", type=int, default=RUNS, help="of each kind")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="default: %(default)s")
     arguments = parser.parse_args()
     started = time.perf_counter()
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         data = write_demo_data(Path(folder) / "interactions.jsonl")
         for number in range(arguments.runs):
-            for kind, settings in KINDS.items():
-                runs.append({"kind": kind, **one_run(data, Path(folder) / f"{kind}-{number}", settings)})
+            for kind in arguments.kinds.split(","):
+                runs.append({"kind": kind, **one_run(data, Path(folder) / f"{kind}-{number}", KINDS[kind])})
                 print(line(runs[-1]), flush=True)
     counted = [run for run in runs if not run["void"]]
     document = {
