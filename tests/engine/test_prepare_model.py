@@ -118,7 +118,9 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(case: str, source: Path,
 def test_code_beside_a_known_architecture_is_not_run_and_no_obstacle(source: Path, tmp_path: Path) -> None:
     """Many repositories still carry the code from before their architecture came into transformers."""
     edit(source / "config.json", auto_map={"AutoModelForCausalLM": "modeling_llama.Llama"})
+    (source / "modeling_llama.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Llama: pass\n")
     prepare(str(source), tmp_path / "prepared")
+    assert (tmp_path / "prepared/model.safetensors").exists() and not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("template", ["jinja file", "in the settings", "named"])

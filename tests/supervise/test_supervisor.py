@@ -17,6 +17,7 @@ from scripted import HOST, events, make_run, supervise
 
 from hivetune import checkpoints
 from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
+from hivetune.journal import read_journal
 from hivetune.plan.steps import read_plan
 from hivetune.standby import Standby, persist
 from hivetune.store import lock
@@ -204,7 +205,11 @@ def test_events_wait_while_the_disk_is_full(tmp_path: Path) -> None:
     events._file = open("/dev/full", "w")  # noqa: SIM115 (a full disk; closed by close)
     events.append("one", number=1)
     events.append("two", number=2)
+    with open(tmp_path / "events.jsonl", "w") as room:
+        os.dup2(room.fileno(), events._file.fileno())
+    events.append("three", number=3)
     events.close()
+    assert [event["number"] for event in read_journal(tmp_path / "events.jsonl")] == [1, 2, 3]
 
 
 def test_progress_is_told(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def make_layout(rows: Sequence[Row], *, share: bool, multiple: int = 1) -> Layou
     """
     order = sorted((index for index, row in enumerate(rows) if row.tokens), key=lambda index: rows[index].tokens)
     builder = _Builder(rows)
-    if share:
+    if share and order:
         common = [0] + [_common(rows[a].tokens, rows[b].tokens) for a, b in itertools.pairwise(order)]
         builder.grow(order, common, 0, ())
     else:
@@ -177,7 +177,7 @@ class _Builder:
         taken = {row for row, _ in found}
         free = (row for row in range(len(self.tokens)) if row not in taken)
         found |= {(row, 0): 0 for row in itertools.islice(free, -len(found) % multiple)}
-        found = dict(sorted(found.items()))  # by row: where each row predicts one token, entries are rows
+        found = dict(sorted(found.items()))  # by row: where each predicts one token, nothing is gathered
         number = {key: place for place, key in enumerate(found)}
         return Layout(
             tokens=self.tokens,

@@ -1,7 +1,8 @@
 """How long a step takes: floating point operations by formula, a rate by measurement, an error bar that says which.
 
 A prediction from a formula and a published rate is a range of two; one from two probe steps on the machine holds within
-10 % while the machine is what it was, which a canary GEMM before the run and in it tells.
+10 % while the machine is what it was, which a canary GEMM before the run and in it tells;
+what came of it is in docs/performance.md.
 """
 
 import math

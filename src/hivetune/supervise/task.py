@@ -32,8 +32,8 @@ GRACE_S = 10.0
 # A killed process that is still there after this long sits in an uninterruptible driver call.
 REAP_S = 30.0
 ENVIRONMENT = {
-    # Idle OpenMP threads that spin long cost a factor of five to ten on busy cores; those that sleep at once cost 15 to
-    # 27 % of a step on idle ones, for being woken 600 times. GNU's runtime knows a middle way (docs/log.md).
+    # Idle OpenMP threads that spin long make a step five times as slow on busy cores; those that sleep at once cost 15
+    # to 27 % of it on idle ones, where they are woken for each product. GNU's runtime knows a middle way (docs/log.md).
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "1000",
     "HF_HUB_OFFLINE": "1",

@@ -34,7 +34,8 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """A layout on the device. rows_R: flat rows that predict something, None when all do; angles: cos, sin by rope."""
+    """A layout on the device. rows_R: flat rows that predict something, None when all do; angles: cos, sin by rope;
+    straight: entry i is of row i and there are no others, so that nothing needs to be gathered."""
 
     layout: Layout
     tokens_T: Tensor
@@ -44,6 +45,7 @@ class Batch:
     entry_row_E: Tensor
     target_E: Tensor
     count_E: Tensor
+    straight: bool
 
     @property
     def num_rows(self) -> int:

@@ -8,7 +8,7 @@ Shapes: R rows of the stream, E entries (a row and the token it must predict), C
 import torch
 from torch import Tensor
 
-from hivetune.engine.fast.layer import Batch, Walk
+from hivetune.engine.fast.layer import Walk
 from hivetune.engine.fast.weights import Weights
 
 CHUNK_LOGITS = 16 << 20
@@ -29,10 +29,9 @@ def loss_and_gradient(
     sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
     y_RD, dy_RD = walk.buffer("y", rows, spec.hidden), walk.buffer("dy", rows, spec.hidden)
     ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
-    straight = _is_straight(batch)
-    if not straight:
+    if not batch.straight:
         dy_RD.zero_()
-    nll_E = _entry_nll(walk, weights, y_RD, dy_RD, chunk, straight=straight)
+    nll_E = _entry_nll(walk, weights, y_RD, dy_RD, chunk)
     dx_RD = walk.buffer("dx", rows, spec.hidden, wide=True).zero_()
     ops.norm_backward(dy_RD, sum_RD, rstd_R, weights.norm_D, dx_RD, None)
     return nll_E, dx_RD
@@ -45,17 +44,10 @@ def loss_only(walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chun
     sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
     y_RD = walk.buffer("y", rows, spec.hidden)
     walk.ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
-    return _entry_nll(walk, weights, y_RD, None, chunk, straight=_is_straight(walk.batch))
+    return _entry_nll(walk, weights, y_RD, None, chunk)
 
 
-def _is_straight(batch: Batch) -> bool:
-    """Each row predicts one token: entries are the rows, in order. Else there may be rows that predict nothing."""
-    return len(set(batch.layout.rows)) == len(batch.layout.rows)
-
-
-def _entry_nll(
-    walk: Walk, weights: Weights, y_RD: Tensor, dy_RD: Tensor | None, chunk: int | None, *, straight: bool
-) -> Tensor:
+def _entry_nll(walk: Walk, weights: Weights, y_RD: Tensor, dy_RD: Tensor | None, chunk: int | None) -> Tensor:
     """nll of all entries; the gradient of the normed rows is written to `dy_RD` if it is given."""
     spec, batch = walk.spec, walk.batch
     entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab, chunk)
@@ -63,7 +55,7 @@ def _entry_nll(
     for start in range(0, entries, size):
         stop = min(start + size, entries)
         part, rows_C = slice(start, stop), batch.entry_row_E[start:stop]
-        hidden_CD = y_RD[part] if straight else y_RD[rows_C]
+        hidden_CD = y_RD[part] if batch.straight else y_RD[rows_C]
         logits_CV = walk.buffer("logits", stop - start, spec.vocab)
         torch.mm(hidden_CD, weights.head_VD.t(), out=logits_CV)
         walk.ops.cross_entropy(
@@ -76,7 +68,7 @@ def _entry_nll(
         )
         if dy_RD is None:
             continue
-        if straight:
+        if batch.straight:
             torch.mm(logits_CV, weights.head_VD, out=dy_RD[part])
         else:
             dy_RD.index_add_(0, rows_C, torch.mm(logits_CV, weights.head_VD))

@@ -191,15 +191,17 @@ class FastModel:
         idle = (row for row in range(layout.size) if row not in taken)
         rows = sorted(taken.union(itertools.islice(idle, -len(taken) % self.multiple)))
         place = {row: number for number, row in enumerate(rows)}
+        entry_rows = [place[row] for row in layout.rows]
         return Batch(
             layout=layout,
             tokens_T=put(layout.tokens),
             angles=tuple(_angles(rope, layout.positions, wide_of(self.dtype), self.device) for rope in self.spec.ropes),
             attention=self._attention(layout),
             rows_R=None if len(rows) == layout.size else put(rows),
-            entry_row_E=put([place[row] for row in layout.rows]),
+            entry_row_E=put(entry_rows),
             target_E=put(layout.targets),
             count_E=put(layout.counts, wide_of(self.dtype)),
+            straight=entry_rows == list(range(len(rows))),
         )
 
 

@@ -1,0 +1,55 @@
+"""Layouts of any rows: every document is found again in the flat row, and its entries stand where they belong."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hivetune.plan.layout import Layout, Row, make_layout, split_rows, to_row
+
+# Few tokens and long common beginnings, so that documents share, repeat and end inside one another.
+STEMS = st.sampled_from([(), (7,) * 20, (7,) * 20 + (8,) * 17, (9,) * 40])
+DOCUMENTS = st.lists(
+    st.tuples(STEMS, st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=30)), max_size=8
+)
+
+
+def rows_of(documents: list[tuple[tuple[int, ...], list[tuple[int, bool]]]]) -> list[Row]:
+    return [
+        to_row([*stem, *(t for t, _ in rest)], [*[False] * len(stem), *(trained for _, trained in rest)])
+        for stem, rest in documents
+    ]
+
+
+def path_to(layout: Layout, place: int) -> list[int]:
+    """The tokens that a flat place attends to, its own last."""
+    [segment] = [part for part in layout.segments if part.start <= place < part.start + part.size]
+    before = [layout.segments[number] for number in segment.parents]
+    tokens = [token for part in before for token in layout.tokens[part.start : part.start + part.size]]
+    return tokens + layout.tokens[segment.start : place + 1]
+
+
+@given(DOCUMENTS, st.booleans(), st.sampled_from([1, 2, 16, 64]))
+def test_every_document_is_in_its_layout(documents, share: bool, multiple: int) -> None:  # type: ignore[no-untyped-def]
+    rows = rows_of(documents)
+    layout = make_layout(rows, share=share, multiple=multiple)
+    for row, owned in zip(rows, layout.owners, strict=True):
+        assert [layout.targets[entry] for entry in owned] == [target for _, target in row.pairs]
+        for entry, (position, _) in zip(owned, row.pairs, strict=True):
+            place = layout.rows[entry]
+            assert layout.positions[place] == position
+            assert path_to(layout, place) == list(row.tokens[: position + 1])
+    entries = list(zip(layout.rows, layout.targets, strict=True))
+    assert entries == sorted(set(entries))
+    assert sum(layout.counts) == sum(len(row.pairs) for row in rows)
+    assert layout.size % multiple == 0
+    unused = layout.size - len(set(layout.rows))
+    assert len(layout.rows) % multiple == 0 or unused == 0
+
+
+@given(DOCUMENTS, st.booleans(), st.integers(1, 200))
+def test_every_row_is_in_one_micro_batch_within_the_budget(documents, share: bool, budget: int) -> None:  # type: ignore[no-untyped-def]
+    rows = rows_of(documents)
+    batches = split_rows(rows, budget, share=share)
+    assert sorted(index for batch in batches for index in batch) == [i for i, row in enumerate(rows) if row.tokens]
+    for batch in batches:
+        size = make_layout([rows[index] for index in batch], share=share).size
+        assert size <= budget or len(batch) == 1
