@@ -23,9 +23,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hivetune.config import LoraConfig
-from hivetune.engine.adapter import initialise, write_adapter
-from hivetune.engine.model import Document, LoraModel, load_model
-from hivetune.engine.optimizer import AdamW
+from hivetune.engine.model.adapter import initialise, write_adapter
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import Document, LoraModel
+from hivetune.engine.train.optimizer import AdamW
 
 QWEN = {"0.5b": (896, 4864, 24, 14, 2), "1.5b": (1536, 8960, 28, 12, 2), "3b": (2048, 11008, 36, 16, 2)}
 QWEN["7b"] = (3584, 18944, 28, 28, 4)

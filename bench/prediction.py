@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from hivetune import walk
 from hivetune.config import RunConfig, parse_config
-from hivetune.demo import SYSTEM_PROMPTS, write_demo_data
 from hivetune.machine.probe import describe_machine, probe_machine
+from hivetune.walk import walk
+from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
 
 RUNS = 3
 STEPS = 52

@@ -25,13 +25,13 @@ sys.path.insert(0, str(ROOT / "tests/supervise"))
 from scripted import CARD, make_run, supervise  # noqa: E402
 from worlds import draw  # noqa: E402
 
-from hivetune import walk  # noqa: E402
+from hivetune.base.disk import write_json  # noqa: E402
+from hivetune.base.journal import read_journal  # noqa: E402
 from hivetune.config import parse_config  # noqa: E402
-from hivetune.demo import write_demo_data  # noqa: E402
 from hivetune.errors import HivetuneError  # noqa: E402
-from hivetune.journal import read_journal  # noqa: E402
 from hivetune.machine.probe import describe_machine, probe_machine  # noqa: E402
-from hivetune.store import write_json  # noqa: E402
+from hivetune.walk import walk  # noqa: E402
+from hivetune.walk.demo_rows import write_demo_data  # noqa: E402
 
 KILLS, BETWEEN_S = 4, 25.0
 TEN_MINUTES_S = 600.0

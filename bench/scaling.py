@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hivetune.supervise.task import ENVIRONMENT
+from hivetune.process.parent import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT)  # as a run has it; torch's OpenMP reads it when it is loaded
 
@@ -21,8 +21,9 @@ from train_step import MODEL, prepared_model
 
 from hivetune.config import LoraConfig
 from hivetune.engine.device import DTYPES, choose, peak_memory_bytes
-from hivetune.engine.model import Document, LoraModel, load_model
-from hivetune.engine.optimizer import AdamW
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import Document, LoraModel
+from hivetune.engine.train.optimizer import AdamW
 from hivetune.machine.probe import describe_machine, probe_machine
 
 ROWS = (1, 2, 4, 8, 16, 32)

@@ -25,10 +25,10 @@ from step.peers import ROWS, Row, environment, python_of
 from step.report import summarize, write_report
 from step.rows import SETS, Set, write_rows
 
+from hivetune.base.disk import home
 from hivetune.machine.probe import describe_machine, probe_machine
-from hivetune.models import find_prepared, folder_for
-from hivetune.store import home
-from hivetune.supervise.task import run_task
+from hivetune.models.prepared import find_prepared, folder_for
+from hivetune.process.parent import run_task
 
 LORA = {"r": 8, "alpha": 16}
 RATE = 2e-4
@@ -140,7 +140,7 @@ def write_adapter(model: Path, target: Path, pythons: dict[str, Path]) -> Path:
     code = (
         "import sys, torch; from pathlib import Path; from safetensors.torch import save_file;"
         "from hivetune.config import LoraConfig; from hivetune.engine.model import load_model;"
-        "from hivetune.engine.adapter import initialise;"
+        "from hivetune.engine.model.adapter import initialise;"
         "m = load_model(Path(sys.argv[1]), LoraConfig(r=int(sys.argv[3]), alpha=float(sys.argv[4])), method='lora',"
         " dtype=torch.float32, device=torch.device('cpu'), choices={});"
         "initialise(m.adapter, 0); save_file({k: v.contiguous().clone() for k, v in m.adapter.items()}, sys.argv[2])"

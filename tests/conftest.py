@@ -20,8 +20,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared demo model (25 s), made once per session, or once at all with HIVETUNE_TEST_CACHE=FOLDER."""
-    from hivetune.store import manifest_problems
-    from hivetune.supervise.task import run_task
+    from hivetune.base.disk import manifest_problems
+    from hivetune.process.parent import run_task
 
     cache = os.environ.get("HIVETUNE_TEST_CACHE")
     parent = Path(cache) if cache else tmp_path_factory.mktemp("models")
@@ -52,7 +52,7 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model_folder(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Llama, made by the real preparation."""
-    from hivetune.engine.prepare_model import prepare
+    from hivetune.engine.convert.prepare_model import prepare
 
     target = tmp_path_factory.mktemp("prepared") / "tiny"
     prepare(str(tiny_source), target)

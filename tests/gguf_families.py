@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from hivetune.engine.gguf_vocab import PRE_TOKENIZERS
+from hivetune.engine.convert.gguf_vocab import PRE_TOKENIZERS
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"

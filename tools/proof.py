@@ -26,15 +26,15 @@ WORK = ROOT / ".cache" / "proof"
 PROOFS: dict[str, tuple[str, list[str]]] = {
     "planted-faults": (
         "10,000 rows with 200 planted faults: exactly those are rejected, each with its reason and line",
-        ["-m", "proof", "tests/data/test_faults.py"],
+        ["-m", "proof", "tests/data/prepare/test_faults.py"],
     ),
     "any-bytes": (
         "any bytes in never crash the check, and the sum always adds up",
-        ["-m", "proof", "tests/data/test_any_bytes.py"],
+        ["-m", "proof", "tests/data/prepare/test_any_bytes.py"],
     ),
     "collect-kills": (
         "kill -9 at random points of intake: every acknowledged row exactly once",
-        ["-m", "proof", "tests/data/test_collect_kill.py"],
+        ["-m", "proof", "tests/data/intake/test_collect_kill.py"],
     ),
     "kills": (
         "100 kills of the worker and 20 of the supervisor: the same adapter, optimizer and plan, byte for byte",

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hivetune.models import folder_for
-from hivetune.plan.architecture import read_architecture
+from hivetune.models.architecture import read_architecture
+from hivetune.models.prepared import folder_for
 
 # A loss curve is the same curve: float32 rows differ by rounding only (measured: 0.0001 %), bfloat16 rows by the
 # rounding of the base weights' products, which the reference lacks (1.3 to 1.6 % for every one, ours and the peers').

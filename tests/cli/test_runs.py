@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hivetune.base.database import open_database
+from hivetune.base.disk import write_json
+from hivetune.base.journal import Journal
 from hivetune.cli.runs import find_run
 from hivetune.errors import UsageError
-from hivetune.journal import Journal
-from hivetune.store import open_database, write_json
 
 
 def make(folder: Path, name: str = "mine-abc", ended: str | None = "stopped") -> Path:

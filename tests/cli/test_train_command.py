@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from gguf_families import write_model
 
-from hivetune.store import lock
+from hivetune.base.disk import lock
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from collecting import collect_now, query, total
 
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
 from hivetune.cli import forget as command
 from hivetune.cli.output import MODE
 from hivetune.data.forget import Forgotten, Kind, forget
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.errors import UsageError
-from hivetune.store import home, open_database
 
 
 def write(log: Path, *rows: dict[str, Any]) -> None:

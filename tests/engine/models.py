@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hivetune.engine.model import Document
+from hivetune.engine.model.protocol import Document
 
 SMALL = {
     "hidden_size": 48,

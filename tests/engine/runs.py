@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
+from hivetune.base.disk import sha256_bytes, write_manifest
+from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
-from hivetune.engine import train
-from hivetune.engine.child import Heartbeat, Task
-from hivetune.journal import read_journal
+from hivetune.engine.train import loop as train
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
-from hivetune.store import sha256_bytes, write_manifest
+from hivetune.process.child import Heartbeat, Task
 
 SPLITS = ("train",) * 8 + ("validation", "test")
 

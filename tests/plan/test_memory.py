@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.machine.knowledge import known_model
-from hivetune.plan.architecture import parse_architecture
+from hivetune.models.architecture import parse_architecture
 from hivetune.plan.memory import (
     Job,
     disk_bytes,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.data.render import load_renderer
+from hivetune.data.render.renderer import load_renderer
 from hivetune.records import Example, Message
 from hivetune.release.export import Exported, Source, export
 from hivetune.release.gguf import read_header

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.engine.to_gguf import interleave
-from hivetune.engine.weights import SafetensorsFile, open_weights
+from hivetune.engine.convert.to_gguf import interleave
+from hivetune.engine.convert.weights import SafetensorsFile, open_weights
 from hivetune.errors import UsageError
 from hivetune.release.gguf import read_header
 

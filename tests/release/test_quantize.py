@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from hivetune.engine.gguf_quantize import encode, row_bytes, tensor_type
+from hivetune.engine.convert.gguf_quantize import encode, row_bytes, tensor_type
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.quantize import RECIPES, find_recipe
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gguf_families import CHATML, write_tokenizer
 
-from hivetune.engine.gguf_vocab import CONTROL, NORMAL, UNUSED, read_vocabulary
+from hivetune.engine.convert.gguf_vocab import CONTROL, NORMAL, UNUSED, read_vocabulary
 from hivetune.errors import UsageError
 
 VOCAB = 1000

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hivetune.store import Disk
+from hivetune.base.disk import Disk
 
 
 class CountingDisk(Disk):

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
-from hivetune.engine import canary, session, train
-from hivetune.engine.canary import CanaryFailed, must_pass
-from hivetune.engine.child import Heartbeat, Task, run_child
-from hivetune.engine.model import Document, LoraModel, load_model
-from hivetune.engine.optimizer import AdamW
+from hivetune.engine.measure import canary
+from hivetune.engine.measure.canary import CanaryFailed, must_pass
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import Document, LoraModel
+from hivetune.engine.train import loop as train
+from hivetune.engine.train import session
+from hivetune.engine.train.optimizer import AdamW
+from hivetune.process.child import Heartbeat, Task, run_child
 
 DIVERGE_AFTER = 40
 

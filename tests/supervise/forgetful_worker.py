@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from hivetune.engine import session, train
-from hivetune.engine.checkpoint import TrainState, load_newest_good
-from hivetune.engine.child import Heartbeat, Task, run_child
+from hivetune.engine.train import loop as train
+from hivetune.engine.train import session
+from hivetune.engine.train.checkpoint import TrainState, load_newest_good
+from hivetune.process.child import Heartbeat, Task, run_child
 
 
 def forget(run: Path) -> tuple[TrainState | None, list[str]]:

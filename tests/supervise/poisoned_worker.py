@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
-from hivetune.engine import replay, session, train
-from hivetune.engine.child import Heartbeat, Task, run_child
-from hivetune.engine.model import Document, LoraModel, load_model
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import Document, LoraModel
+from hivetune.engine.recover import replay
+from hivetune.engine.train import loop as train
+from hivetune.engine.train import session
+from hivetune.process.child import Heartbeat, Task, run_child
 
 KILL = 96
 

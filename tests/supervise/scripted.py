@@ -7,11 +7,11 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.disk import write_manifest
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.machine.probe import Card, Machine
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
-from hivetune.store import write_manifest
 from hivetune.supervise.supervisor import RunOutcome, supervise_run
 
 WORKER = str(Path(__file__).with_name("scripted_worker.py"))

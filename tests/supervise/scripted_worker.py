@@ -20,15 +20,15 @@ from typing import Any
 
 import yaml
 
-from hivetune import checkpoints
-from hivetune.checkpoints import STATE, TENSORS
+from hivetune.base.disk import sha256_bytes, write_atomic
+from hivetune.base.journal import Journal, read_journal
 from hivetune.data.snapshot import open_snapshot
-from hivetune.engine.child import Heartbeat, Task, run_child
 from hivetune.errors import HivetuneError
-from hivetune.journal import Journal, read_journal
 from hivetune.plan.steps import Amendment, append_amendment, read_plan
-from hivetune.standby import Standby
-from hivetune.store import sha256_bytes, write_atomic
+from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.run import checkpoints
+from hivetune.run.checkpoints import STATE, TENSORS
+from hivetune.run.standby import Standby
 
 
 class OutOfMemoryError(RuntimeError):

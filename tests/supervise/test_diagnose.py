@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from hivetune.machine.faults import as_markdown, catalogue
+from hivetune.process.parent import ChildError, Outcome
 from hivetune.supervise.diagnose import Evidence, diagnose, evidence_of
-from hivetune.supervise.task import ChildError, Outcome
 
 CORPUS = yaml.safe_load(Path(__file__).with_name("corpus.yaml").read_text())
 EXCEPTION = re.compile(r"^[A-Z]\w+(Error|Exception): ", re.MULTILINE)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from disks import CountingDisk, FailingDisk, PowerCut, PowerCutDisk, ShortDisk, survivals
 
-from hivetune import checkpoints
-from hivetune.checkpoints import STATE, TENSORS, commit_within, newest_good, reclaim, retain
-from hivetune.standby import Standby, persist
-from hivetune.store import Disk
+from hivetune.base.disk import Disk
+from hivetune.run import checkpoints
+from hivetune.run.checkpoints import STATE, TENSORS, commit_within, newest_good, reclaim, retain
+from hivetune.run.standby import Standby, persist
 
 LAST = 7
 BEST = 2

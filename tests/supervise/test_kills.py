@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tiny_run import make_run
 
-from hivetune import checkpoints
-from hivetune.checkpoints import TENSORS
+from hivetune.run import checkpoints
+from hivetune.run.checkpoints import TENSORS
 
 # Each life must be able to save something: an interval well below what a killer leaves it.
 SETTINGS = {"supervise": {"checkpoint_every_s": 0.1, "attempts": 20}, "batch_size": 4}

@@ -15,11 +15,12 @@ from engine.models import documents, random_adapter, write_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hivetune.config import LoraConfig, parse_config
-from hivetune.engine.adapter import same_views
 from hivetune.engine.device import DTYPES, with_changes
-from hivetune.engine.model import LoraModel, load_model
+from hivetune.engine.model.adapter import same_views
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import LoraModel
+from hivetune.process.parent import run_task
 from hivetune.supervise.ladder import RUNGS, settings_of, void_rungs
-from hivetune.supervise.task import run_task
 
 CONFIG = parse_config({"model": "none", "data": {"path": "none"}}, "test")
 LORA = LoraConfig(r=5, alpha=15)  # no multiple of anything

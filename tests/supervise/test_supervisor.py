@@ -15,16 +15,16 @@ import pytest
 import yaml
 from scripted import HOST, events, make_run, supervise
 
-from hivetune import checkpoints
+from hivetune.base.disk import lock
 from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
 from hivetune.journal import read_journal
 from hivetune.plan.steps import read_plan
-from hivetune.standby import Standby, persist
-from hivetune.store import lock
+from hivetune.run import checkpoints
+from hivetune.run.standby import Standby, persist
+from hivetune.run.status import run_status, stop_run
 from hivetune.supervise import attempt, supervisor
 from hivetune.supervise.events import Events
 from hivetune.supervise.smaller import thin_out
-from hivetune.supervise.status import run_status, stop_run
 
 PACE = {"pace_s": 0.02}
 SUPERVISOR = """

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from hivetune import walk
+from hivetune.base.disk import read_json, write_json
+from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
-from hivetune.demo import SYSTEM_PROMPTS, write_demo_data
-from hivetune.journal import read_journal
-from hivetune.store import read_json, write_json
 from hivetune.supervise.supervisor import supervise_run
+from hivetune.walk import walk
+from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
 
 WORKER = str(Path(__file__).with_name("goal_worker.py"))
 # When it happens, as shares of the way.

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tiny_run import make_run
 
-from hivetune import checkpoints
-from hivetune.checkpoints import STATE, TENSORS
 from hivetune.data.snapshot import open_snapshot
+from hivetune.run import checkpoints
+from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.supervise.verify import ADAPTER, Verification, compare, excerpt_of, verify_resume
 
 FORGETFUL = str(Path(__file__).with_name("forgetful_worker.py"))

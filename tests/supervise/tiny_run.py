@@ -17,10 +17,10 @@ import torch
 from engine.models import write_model
 from safetensors.torch import load_file, save_file
 
+from hivetune.base.disk import write_json, write_manifest
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, write_plan
-from hivetune.store import write_json, write_manifest
 from hivetune.supervise.supervisor import RunOutcome, supervise_run
 
 NAN, KILL = 95, 96

@@ -15,7 +15,7 @@ import torch
 from protocol import Clock, resident_bytes
 
 from hivetune.engine.device import default_threads
-from hivetune.plan.architecture import read_architecture
+from hivetune.models.architecture import read_architecture
 from hivetune.plan.layout import make_layout, to_row
 
 BARE_BYTES = resident_bytes()

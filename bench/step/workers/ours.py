@@ -16,8 +16,9 @@ from safetensors.torch import load_file  # noqa: E402
 
 from hivetune.config import LoraConfig  # noqa: E402
 from hivetune.engine.device import DTYPES, choose  # noqa: E402
-from hivetune.engine.model import Document, load_model  # noqa: E402
-from hivetune.engine.optimizer import AdamW  # noqa: E402
+from hivetune.engine.model.load import load_model  # noqa: E402
+from hivetune.engine.model.protocol import Document  # noqa: E402
+from hivetune.engine.train.optimizer import AdamW  # noqa: E402
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hivetune.store import write_atomic
+from hivetune.base.disk import write_atomic
 
 WIDTH, HEIGHT, MARGIN = 720, 320, 48
 COLORS = {"step": "#9db4c8", "validation": "#c2410c"}

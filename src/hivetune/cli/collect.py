@@ -9,14 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
 from hivetune.cli.output import MODE, PLAIN_LINE_EVERY_S, emit, say, table
-from hivetune.data.collect import Collected
-from hivetune.data.collect import collect as run_collect
-from hivetune.data.interactions import Tally, iter_refused
-from hivetune.data.sources.parse import parse_sources
-from hivetune.data.sources.rows import Reader
+from hivetune.data.intake.collect import Collected
+from hivetune.data.intake.collect import collect as run_collect
+from hivetune.data.intake.interactions import Tally, iter_refused
+from hivetune.data.intake.sources.delivered import Reader
+from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Stopped
-from hivetune.store import home, open_database
 
 SHOWN_REFUSED = 5
 

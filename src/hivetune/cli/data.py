@@ -5,15 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune import walk
 from hivetune.cli.output import emit, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
-from hivetune.data.clean import quarantine_path
-from hivetune.data.prepare import check as check_rows
-from hivetune.data.prepare import prepare as prepare_rows
-from hivetune.data.prepare import read_report
+from hivetune.data.prepare.clean import quarantine_path
+from hivetune.data.prepare.prepare import check as check_rows
+from hivetune.data.prepare.prepare import prepare as prepare_rows
+from hivetune.data.prepare.prepare import read_report
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, UsageError
+from hivetune.walk import walk
 
 SHOWN_PROBLEMS = 10
 NO_MODEL = "none"

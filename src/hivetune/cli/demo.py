@@ -9,16 +9,17 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from hivetune import walk
+from hivetune.base.disk import home, read_json, write_atomic
 from hivetune.cli.chart import write_loss_chart
 from hivetune.cli.judge import show_verdict
 from hivetune.cli.output import duration, emit, progress, say, show, size, table
 from hivetune.cli.train import show_training, train_run
 from hivetune.config import load_config
-from hivetune.demo import SYSTEM_PROMPTS, write_demo_data
 from hivetune.release.export import export_run
+from hivetune.run.folder import EVALUATION, LOSS_CURVE
 from hivetune.serve.backend import open_backend
-from hivetune.store import home, read_json, write_atomic
+from hivetune.walk import walk
+from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
 
 NUM_PROMPTS = 3
 ANSWER_CHARS = 160
@@ -44,7 +45,7 @@ def demo(
     _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
     summary = train_run(run)
     show_training(summary)
-    chart = write_loss_chart(run.folder / "loss.svg", walk.loss_curve(run), title="demo: nats per token")
+    chart = write_loss_chart(run.folder / LOSS_CURVE, walk.loss_curve(run), title="demo: nats per token")
     say(f"loss curve: {chart}")
     _station(4, "evaluation", "base and tuned model on rows that neither training nor its stopping has seen")
     evaluation = _evaluate(run)
@@ -101,7 +102,7 @@ def _show_data(run: walk.Run) -> None:
 
 
 def _evaluate(run: walk.Run) -> dict[str, Any]:
-    path = run.folder / "eval.json"
+    path = run.folder / EVALUATION
     if path.exists():
         say("already evaluated")
         return dict(read_json(path))

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.base.database import open_database
 from hivetune.cli.output import MODE, emit, say, table
 from hivetune.data.forget import Forgotten, Kind
 from hivetune.data.forget import forget as run_forget
 from hivetune.errors import UsageError
-from hivetune.store import open_database
 
 
 def forget(

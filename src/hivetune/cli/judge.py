@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune import walk
 from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_agent
 from hivetune.records import Metric, Verdict
+from hivetune.walk import walk
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; see: hivetune runs")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]

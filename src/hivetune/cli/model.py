@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from hivetune.cli.output import emit, progress, say, size
-from hivetune.models import read_prepared
-from hivetune.walk import fetch_model
+from hivetune.models.prepared import read_prepared
+from hivetune.walk.walk import fetch_model
 
 
 def fetch(

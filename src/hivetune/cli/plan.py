@@ -9,14 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.base.disk import home
 from hivetune.cli.output import duration, emit, say, show, size, table
 from hivetune.config import DataConfig, RunConfig, load_config
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.knowledge import known_model
 from hivetune.machine.probe import disk_free_bytes, probe_machine
 from hivetune.machine.profile import read_profile
-from hivetune.models import find_prepared
-from hivetune.plan.architecture import Architecture, parse_architecture, read_architecture
+from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
+from hivetune.models.prepared import find_prepared
 from hivetune.plan.choose import (
     Case,
     Choice,
@@ -33,7 +34,6 @@ from hivetune.plan.choose import (
 from hivetune.plan.memory import Job, disk_bytes, explain_memory
 from hivetune.plan.speed import probe_key, read_probe, step_flops
 from hivetune.plan.target import Target, target_of_card, target_of_machine
-from hivetune.store import home
 
 BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150

@@ -5,15 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune import walk
 from hivetune.cli.output import emit, progress, say, show, size
-from hivetune.data.render import load_renderer
+from hivetune.data.render.renderer import load_renderer
 from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.records import Example
 from hivetune.release.export import export_run
 from hivetune.release.quantize import RECIPES
 from hivetune.serve.backend import find_engine, open_backend
 from hivetune.serve.prompts import compare_prompts
+from hivetune.walk import walk
 
 CHECKED_PROMPTS = 50
 

@@ -9,16 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune import walk
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
+from hivetune.base.journal import read_journal
 from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
 from hivetune.cli.train import show_training, train_run
 from hivetune.config import override_config
 from hivetune.errors import UsageError
-from hivetune.journal import read_journal
-from hivetune.store import home, open_database
-from hivetune.supervise.detach import start_detached, systemd_unit
-from hivetune.supervise.status import RunStatus, run_status, stop_run
+from hivetune.process.detach import start_detached, systemd_unit
+from hivetune.run.folder import EVENTS, RECORD, SUPERVISOR_LOG, WORKER_LOG
+from hivetune.run.status import RunStatus, run_status, stop_run
+from hivetune.walk import walk
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or the name that `hivetune runs` prints.")]
 WATCH_S = 1.0
@@ -55,7 +57,7 @@ def show(run: RunArgument) -> None:
     folder = find_run(run)
     status = run_status(folder)
     display(_line(status))
-    events = list(read_journal(folder / "events.jsonl"))
+    events = list(read_journal(folder / EVENTS))
     sample: dict[str, Any] | None = None
     for entry in events:
         if told := _tell(entry):
@@ -77,11 +79,11 @@ def watch(run: RunArgument) -> None:
 
 
 def _follow(folder: Path) -> None:
-    told = len(list(read_journal(folder / "events.jsonl")))
+    told = len(list(read_journal(folder / EVENTS)))
     last: tuple[int, str] | None = None
     while True:
         status = run_status(folder)
-        for entry in list(read_journal(folder / "events.jsonl"))[told:]:
+        for entry in list(read_journal(folder / EVENTS))[told:]:
             told += 1
             if text := _tell(entry):
                 say(text)
@@ -101,7 +103,7 @@ def logs(
     """What a run's worker (child.log) and its supervisor in the background (supervisor.log) printed."""
     folder = find_run(run)
     documents = {}
-    for name in ("supervisor.log", "child.log"):
+    for name in (SUPERVISOR_LOG, WORKER_LOG):
         path = folder / name
         if path.exists():
             tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
@@ -157,7 +159,7 @@ def resume(
 def find_run(name: str) -> Path:
     """The folder of a run by path, folder name, or the start of one. Raises UsageError naming what is near."""
     path = Path(name).expanduser()
-    if (path / "run.json").exists():
+    if (path / RECORD).exists():
         return path.resolve()
     found = [status.run for status in known_runs() if status.run.name.startswith(name)]
     exact = [run for run in found if run.name == name]

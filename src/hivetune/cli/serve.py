@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune import walk
 from hivetune.cli.output import MODE, emit, progress, say
 from hivetune.errors import UsageError
 from hivetune.release.export import export_run
 from hivetune.serve.backend import Backend, ServerSettings, open_backend
 from hivetune.serve.chat import HELP, Conversation, run_chat
+from hivetune.walk import walk
 
 
 def chat(

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune import walk
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.config import load_config
-from hivetune.supervise.detach import start_detached
+from hivetune.process.detach import start_detached
+from hivetune.walk import walk
 
 
 def train(

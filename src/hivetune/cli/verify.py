@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from hivetune import walk
+from hivetune.base.disk import home
 from hivetune.cli.output import duration, emit, progress, say, show, table
 from hivetune.config import load_config
-from hivetune.store import home
 from hivetune.supervise.verify import verify_resume as verify
+from hivetune.walk import walk
 
 
 def verify_resume(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hivetune.data.interactions import load_forgotten, tombstone, transaction
+from hivetune.data.intake.interactions import load_forgotten, tombstone, transaction
 from hivetune.errors import Busy, UsageError
 
 Kind = Literal["user", "session", "source", "row"]

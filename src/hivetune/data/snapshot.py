@@ -19,9 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.disk import MANIFEST, read_json
 from hivetune.errors import UsageError
 from hivetune.records import Message, Split
-from hivetune.store import MANIFEST, read_json
 
 ROWS_SCHEMA = """
 CREATE TABLE rows (

@@ -8,7 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from hivetune.engine.child import guard, missing_package, read_task, report_failure
+from hivetune.process.child import guard, missing_package, read_task, report_failure
 
 
 def launch(module: str, task_file: str) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import yaml
 
+from hivetune.base.disk import write_atomic
 from hivetune.config import RunConfig, parse_config
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.store import write_atomic
+from hivetune.run.folder import CONFIG
 
-RESOLVED = "config.resolved.yaml"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # A product of a small model's step (512 tokens, width 1024). Smaller ones measure the call, larger ones take longer.
 PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 512, 1024, 5
@@ -29,7 +29,7 @@ WORTH_IT = 1.25
 
 def read_resolved(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     """The settings and the measured choices of a run folder."""
-    path = run / RESOLVED
+    path = run / CONFIG
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -41,9 +41,9 @@ def settle(run: Path, config: RunConfig, choices: dict[str, Any], *, write: bool
     """`choices` with device, dtype and threads in it; what was missing is measured and written before step 0."""
     settled = {**choose(config.device, config.dtype, choices), **choices}
     if settled != choices and write:
-        tree = yaml.safe_load((run / RESOLVED).read_text(encoding="utf-8"))
+        tree = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
         text = yaml.safe_dump({**tree, "choices": settled}, sort_keys=False, allow_unicode=True)
-        write_atomic(run / RESOLVED, text.encode())
+        write_atomic(run / CONFIG, text.encode())
     torch.set_num_threads(settled["threads"])
     return settled
 

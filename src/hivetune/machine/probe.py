@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from hivetune.base.disk import home
 from hivetune.machine.nvml import read_nvidia
-from hivetune.store import home
 
 Kind = Literal["cpu", "cuda", "rocm"]
 # The instruction sets that decide how fast a GEMM is, in rising order of what they give.

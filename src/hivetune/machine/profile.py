@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.store import home, read_json, write_json
+from hivetune.base.disk import home, read_json, write_json
 
 SCHEMA = 1
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hivetune.checkpoints import checkpoint_interval_s
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.knowledge import known_model
-from hivetune.plan.architecture import Architecture, parse_architecture
+from hivetune.models.architecture import Architecture, parse_architecture
 from hivetune.plan.layout import Row
 from hivetune.plan.memory import Affine, Job, Peak, disk_bytes, predict_peak, with_recompute
 from hivetune.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, unprobed_rate
 from hivetune.plan.target import Target
+from hivetune.run.checkpoints import checkpoint_interval_s
 
 # Half precision has to be worth its rounding: on CPUs with native bf16 it is 1.7 to 2.3 times faster.
 WORTH_IT = 1.25

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hivetune.plan.architecture import Architecture
+from hivetune.models.architecture import Architecture
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 NF4_BITS = 4.127  # with double quantisation (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256)

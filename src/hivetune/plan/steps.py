@@ -18,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, overload
 
-from hivetune.journal import Journal, read_journal
+from hivetune.base.disk import read_json, sha256_bytes, write_atomic, write_json
+from hivetune.base.journal import Journal, read_journal
 from hivetune.records import Step
-from hivetune.store import read_json, sha256_bytes, write_atomic, write_json
+from hivetune.run.folder import AMENDMENTS, PLAN, PLAN_ROWS
 
 MAGIC = b"HTPLAN1\n"
 HEADER = struct.Struct("<8sQQ")  # magic, steps, entries
 # So few bad rows are borne whatever share of a small data set they are.
 LEAST_BORNE = 16
-PLAN_JSON, PLAN_BIN, AMENDMENTS = "plan.json", "plan.bin", "amendments.jsonl"
 
 
 class PlanRow(NamedTuple):
@@ -224,7 +224,7 @@ def write_plan(run: Path, plan: Plan) -> None:
     """plan.bin, then plan.json that names its hash. Amendments are appended by `append_amendment`, never here."""
     binary = _encode(plan)
     counts = replace(plan, amendments=()).count_rows()
-    write_atomic(run / PLAN_BIN, binary)
+    write_atomic(run / PLAN_ROWS, binary)
     description = {
         "schema": 1,
         "snapshot": plan.snapshot_hash,
@@ -240,14 +240,14 @@ def write_plan(run: Path, plan: Plan) -> None:
         "chunk_ends": list(plan.chunk_ends),
         "sha256": sha256_bytes(binary),
     }
-    write_json(run / PLAN_JSON, description)
+    write_json(run / PLAN, description)
 
 
 def read_plan(run: Path) -> Plan:
     """The plan with its amendments applied. Raises OSError when there is none, ValueError when it is damaged."""
     try:
-        description = read_json(run / PLAN_JSON)
-        binary = (run / PLAN_BIN).read_bytes()
+        description = read_json(run / PLAN)
+        binary = (run / PLAN_ROWS).read_bytes()
         if sha256_bytes(binary) != description["sha256"]:
             raise ValueError("its hash is not the recorded one")
         entry_rows, entry_trained, step_ends = _decode(binary)
@@ -266,7 +266,7 @@ def read_plan(run: Path) -> Plan:
             chunk_ends=tuple(description.get("chunk_ends", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{run / PLAN_BIN}: {error}") from None
+        raise ValueError(f"{run / PLAN_ROWS}: {error}") from None
 
 
 def append_amendment(run: Path, amendment: Amendment) -> None:

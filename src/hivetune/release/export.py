@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from hivetune.base.disk import MANIFEST, lock, manifest_problems, read_json, sha256_file, write_manifest
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.models import read_prepared
+from hivetune.models.prepared import read_prepared
+from hivetune.process.parent import run_task
 from hivetune.release.gguf import Progress, write_adapter, write_model
 from hivetune.release.ollama import write_modelfile
 from hivetune.release.quantize import Recipe, find_recipe
-from hivetune.store import MANIFEST, lock, manifest_problems, read_json, sha256_file, write_manifest
-from hivetune.supervise.task import run_task
+from hivetune.run.folder import ADAPTER, EXPORTS, RECORD
 
 Target = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_FILES = ("adapter_config.json", ADAPTER)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 SPARE_BYTES = 64 << 20
 
@@ -62,11 +63,11 @@ def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = s
     hold; MachineNotFit for a missing package; DoesNotFit when the disk is too small; Busy while another export runs.
     """
     try:
-        record = read_json(run / "run.json")
+        record = read_json(run / RECORD)
     except FileNotFoundError:
         raise UsageError(f"{run} is no run folder", hint="see the runs: hivetune runs") from None
     source = Source(run, Path(record["model"]), str(record["name"]))
-    return export(source, run / "export", to, quant=quant, progress=progress)
+    return export(source, run / EXPORTS, to, quant=quant, progress=progress)
 
 
 def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progress: Progress = silent) -> Exported:
@@ -82,7 +83,7 @@ def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progres
         "kind": "export",
         "to": to,
         "quant": recipe.name if recipe else None,
-        "adapter_sha256": sha256_file(source.adapter / "adapter_model.safetensors"),
+        "adapter_sha256": sha256_file(source.adapter / ADAPTER),
         "model_sha256": sha256_file(source.model / MANIFEST),
     }
     with lock(parent):

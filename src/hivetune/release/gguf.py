@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hivetune.errors import HivetuneError, UsageError
+from hivetune.process.parent import run_task
 from hivetune.release.quantize import Recipe
-from hivetune.supervise.task import run_task
 
 Progress = Callable[[int, int | None], None]
 MAGIC = b"GGUF"

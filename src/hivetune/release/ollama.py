@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hivetune.data.render import Renderer, RenderError, load_renderer
+from hivetune.data.render.renderer import Renderer, RenderError, load_renderer
 from hivetune.errors import UsageError
-from hivetune.models import read_prepared
+from hivetune.models.prepared import read_prepared
 from hivetune.records import Message
 from hivetune.release.gguf import read_header
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hivetune import checkpoints
+from hivetune.base.journal import Journal, read_journal
 from hivetune.config import SuperviseConfig
-from hivetune.journal import Journal, read_journal
 from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
-from hivetune.standby import Standby, persist
+from hivetune.process.limits import LearnedLimits
+from hivetune.process.parent import Child, Outcome, start_child
+from hivetune.process.stop import StopRequest
+from hivetune.run import checkpoints
+from hivetune.run.folder import METRICS
+from hivetune.run.standby import Standby, persist
 from hivetune.supervise.diagnose import Diagnosis, diagnose, evidence_of
 from hivetune.supervise.ladder import settings_of
-from hivetune.supervise.limits import LearnedLimits
-from hivetune.supervise.stop import StopRequest
-from hivetune.supervise.task import Child, Outcome, start_child
 
-METRICS = "metrics.jsonl"
 SAMPLE_EVERY_S = 30.0
 # The first one sooner: many faults come within the first half minute.
 FIRST_SAMPLE_S = 5.0

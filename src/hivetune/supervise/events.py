@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from hivetune.checkpoints import FULL_DISK
-from hivetune.journal import Journal
-
-EVENTS = "events.jsonl"
+from hivetune.base.journal import Journal
+from hivetune.run.checkpoints import FULL_DISK
 
 
 class Events(Journal):

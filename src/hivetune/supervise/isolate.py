@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.journal import read_journal
+from hivetune.base.journal import read_journal
 from hivetune.plan.steps import Amendment, append_amendment
+from hivetune.process.parent import FixedLimits, Limits, Outcome, run_task
 from hivetune.supervise.ladder import settings_of
-from hivetune.supervise.task import FixedLimits, Limits, Outcome, run_task
 
-MODULE = "hivetune.engine.replay"
+MODULE = "hivetune.engine.recover.replay"
 FOLDER = "isolate"
 ITEMS = "items.jsonl"
 # Another matrix library or instruction set, wherever the run computes; variables of absent libraries do nothing.

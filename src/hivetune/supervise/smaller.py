@@ -6,17 +6,16 @@ from typing import Any
 
 import yaml
 
-from hivetune import checkpoints
+from hivetune.base.disk import write_atomic
 from hivetune.data.snapshot import open_snapshot
 from hivetune.plan.steps import Amendment, append_amendment, read_plan
-from hivetune.store import write_atomic
-
-RESOLVED = "config.resolved.yaml"
+from hivetune.run import checkpoints
+from hivetune.run.folder import CONFIG
 
 
 def lower_rank(run: Path) -> str:
     """Halve rank and alpha (the scale stays) and begin anew; the checkpoints of the old rank are set aside."""
-    path = run / RESOLVED
+    path = run / CONFIG
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     lora: dict[str, Any] = tree["config"]["lora"]
     before = lora["r"]

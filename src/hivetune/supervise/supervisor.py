@@ -15,19 +15,24 @@ from typing import Any
 
 import yaml
 
-from hivetune import __version__, checkpoints, errors
+from hivetune import __version__, errors
+from hivetune.base.disk import boot_id, lock, manifest_problems
+from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
-from hivetune.journal import read_journal
 from hivetune.machine.faults import fault as fault_of
 from hivetune.machine.probe import Machine, disk_free_bytes, probe_machine
-from hivetune.plan.steps import AMENDMENTS, most_quarantined, read_plan
-from hivetune.standby import Standby
-from hivetune.store import boot_id, lock, manifest_problems
+from hivetune.plan.steps import most_quarantined, read_plan
+from hivetune.process.limits import LearnedLimits
+from hivetune.process.parent import Outcome, run_task
+from hivetune.process.stop import StopRequest
+from hivetune.run import checkpoints
+from hivetune.run.folder import CONFIG, EVENTS, METRICS, SALVAGE
+from hivetune.run.standby import Standby
+from hivetune.run.status import quarantined
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
-from hivetune.supervise.attempt import METRICS, Ended, Job, newest_step, run_attempt, state_to_disk
-from hivetune.supervise.events import EVENTS as EVENTS
+from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt, state_to_disk
 from hivetune.supervise.events import Events
 from hivetune.supervise.isolate import isolate, quarantine, replay_in_children, within
 from hivetune.supervise.ladder import (
@@ -41,16 +46,11 @@ from hivetune.supervise.ladder import (
     settings_of,
     void_rungs,
 )
-from hivetune.supervise.limits import LearnedLimits
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
-from hivetune.supervise.smaller import RESOLVED as RESOLVED
 from hivetune.supervise.smaller import lower_rank, thin_out
-from hivetune.supervise.stop import StopRequest
-from hivetune.supervise.task import Outcome, run_task
 
 WORKER = "train"
 REPLAY = "replay"
-SALVAGE = "salvage"
 SMALLER = ("rank", "sample")
 # Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
 CHECKPOINTS_ON_DISK = 5
@@ -300,7 +300,7 @@ class _Supervisor:
 
     def _resolved(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The run's settings and settled choices as they are on disk: a lower rank is written there."""
-        tree = yaml.safe_load((self.job.run / RESOLVED).read_text(encoding="utf-8"))
+        tree = yaml.safe_load((self.job.run / CONFIG).read_text(encoding="utf-8"))
         return tree["config"], tree.get("choices") or {}
 
     def _stopped(self, ended: Ended) -> RunOutcome:
@@ -330,7 +330,7 @@ class _Supervisor:
 
     def _salvage(self) -> str:
         """The newest state as an adapter at the top of the folder."""
-        outcome = run_task(SALVAGE, self.job.task, self.job.run / "salvage", environment=self._cpu_only())
+        outcome = run_task("salvage", self.job.task, self.job.run / SALVAGE, environment=self._cpu_only())
         if outcome.status != "done":
             self.job.events.append("warning", text=f"the adapter could not be written: {outcome.ending()}")
             return "Its checkpoints are whole, but the adapter could not be written from them."
@@ -360,11 +360,6 @@ class _Supervisor:
             "supervisor_ended", status=status, steps=steps, restarts=outcome.restarts, rungs=list(self.rungs), why=why
         )
         return outcome
-
-
-def quarantined(run: Path) -> int:
-    """How many rows the plan's amendments have taken out for good."""
-    return len({row for a in read_journal(run / AMENDMENTS) if a["until_step"] is None for row in a["rows"]})
 
 
 def _refusal(outcome: Outcome) -> HivetuneError:

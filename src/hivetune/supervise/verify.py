@@ -23,23 +23,22 @@ from typing import Any
 
 import yaml
 
-from hivetune import checkpoints
-from hivetune.checkpoints import STATE, TENSORS
+from hivetune.base.disk import write_atomic, write_manifest
+from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import HivetuneError
-from hivetune.journal import read_journal
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
-from hivetune.store import write_atomic, write_manifest
-from hivetune.supervise.supervisor import EVENTS, RESOLVED, WORKER, supervise_run
+from hivetune.run import checkpoints
+from hivetune.run.checkpoints import STATE, TENSORS
+from hivetune.run.folder import ADAPTER, CONFIG, EVENTS, METRICS
+from hivetune.supervise.supervisor import WORKER, supervise_run
 
 STEPS, BATCH, VALIDATION_ROWS = 6, 4, 4
 # Shorter runs than this are over before they can be killed in the middle.
 LEAST_TRAINING_S = 4.0
 MOST_STEPS = 400
 KILLS = 2
-METRICS = "metrics.jsonl"
-ADAPTER = "adapter_model.safetensors"
 # Kernels of a card may add in another order each time; a wrong resume is off by the size of an update, far above this.
 ROUNDING = 1e-3
 
@@ -134,10 +133,10 @@ def verify_resume(
         progress(steps + done, 2 * steps)
         killer.look(done)
 
-    train_to_end(killed, steps, on_step, (calm / RESOLVED).read_bytes())  # what was measured once holds for both
+    train_to_end(killed, steps, on_step, (calm / CONFIG).read_bytes())  # what was measured once holds for both
     if not killer.kills:
         raise HivetuneError(f"the run of {steps} steps was over before it could be killed", hint="try again")
-    choices = yaml.safe_load((calm / RESOLVED).read_text(encoding="utf-8"))["choices"]
+    choices = yaml.safe_load((calm / CONFIG).read_text(encoding="utf-8"))["choices"]
     return Verification(
         files=tuple(compare(calm, killed)),
         steps=steps,
@@ -201,7 +200,7 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, reso
     )
     run.mkdir(parents=True)
     described = {"config": short.model_dump(mode="json"), "choices": {}}
-    write_atomic(run / RESOLVED, resolved or yaml.safe_dump(described, sort_keys=False).encode())
+    write_atomic(run / CONFIG, resolved or yaml.safe_dump(described, sort_keys=False).encode())
     plan = make_plan(
         rows,
         snapshot_hash=snapshot.hash,

@@ -1,0 +1,125 @@
+"""`hive.db`: interactions, runs and snapshots in one SQLite file, and the migrations that made its tables.
+
+WAL, so that readers never wait; commits survive a power cut.
+"""
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hivetune.base.disk import home
+from hivetune.errors import UsageError
+
+# One table says which of these ran; entries are appended, never edited.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE interactions (
+      id TEXT PRIMARY KEY,             -- hash of content and source position
+      content_id TEXT NOT NULL,        -- hash of the content alone: equal for exact duplicates
+      source TEXT NOT NULL,            -- file:line, table:rowid or stream:id
+      session TEXT, user TEXT, agent TEXT, category TEXT,
+      time REAL, success INTEGER, feedback REAL,
+      row TEXT NOT NULL                -- the row as it came, JSON
+    );
+    CREATE INDEX interactions_content ON interactions(content_id);
+    CREATE TABLE cursors (source TEXT PRIMARY KEY, position TEXT NOT NULL);
+    CREATE TABLE runs (path TEXT PRIMARY KEY, name TEXT NOT NULL, created REAL NOT NULL, snapshot TEXT NOT NULL);
+    CREATE TABLE snapshots (hash TEXT PRIMARY KEY, path TEXT NOT NULL, created REAL NOT NULL);
+    CREATE TABLE forgotten (kind TEXT NOT NULL, value TEXT NOT NULL, time REAL NOT NULL, PRIMARY KEY (kind, value));
+    """,
+    """
+    CREATE TABLE refused (             -- what came in and is no row: kept aside, never lost in silence
+      id TEXT PRIMARY KEY,
+      source TEXT NOT NULL,            -- as in interactions
+      reason TEXT NOT NULL, hint TEXT NOT NULL,
+      raw BLOB NOT NULL,               -- its first bytes
+      time REAL NOT NULL
+    );
+    CREATE TABLE intake (              -- per source, since the beginning; committed with the rows themselves
+      source TEXT PRIMARY KEY,
+      stored INTEGER NOT NULL, duplicates INTEGER NOT NULL, refused INTEGER NOT NULL, forgotten INTEGER NOT NULL
+    );
+    CREATE TABLE tainted (             -- snapshots that hold rows which were forgotten later
+      snapshot TEXT NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL,
+      PRIMARY KEY (snapshot, kind, value)
+    );
+    CREATE INDEX interactions_source ON interactions(source);
+    CREATE INDEX interactions_session ON interactions(session);
+    CREATE INDEX interactions_user ON interactions(user);
+    """,
+)
+
+
+def open_database(path: Path | None = None) -> sqlite3.Connection:
+    """`hive.db`, migrated to this version. WAL, so that readers never wait; commits survive a power cut.
+
+    Raises UsageError when a newer Hivetune wrote it.
+    """
+    path = path or home() / "hive.db"
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        _create_private(path)
+    database = sqlite3.connect(path, timeout=30, isolation_level=None)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    try:
+        if _migrations_done(database) != len(MIGRATIONS):
+            _migrate(database, path)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _create_private(path: Path) -> None:
+    """An empty file that only its owner may read, before SQLite makes it: the -wal file copies its mode.
+
+    Linked into place, so that no handle of `path` itself is ever closed: that would drop the POSIX locks that other
+    connections of this process hold (sqlite.org/howtocorrupt.html, 2.2). Then another process takes itself for the last
+    one, deletes the -wal file, and commits are lost.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    finally:
+        os.unlink(temporary)
+
+
+def _migrations_done(database: sqlite3.Connection) -> int:
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone():
+        return 0
+    return int(database.execute("SELECT count(*) FROM migrations").fetchone()[0])
+
+
+def _migrate(database: sqlite3.Connection, path: Path) -> None:
+    """All missing migrations in one transaction: two processes that open a new home together wait for each other."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        done = _migrations_done(database)
+        if done > len(MIGRATIONS):
+            raise UsageError(f"{path} was written by a newer Hivetune", hint="upgrade Hivetune, or set HIVETUNE_HOME")
+        if done == 0:
+            database.execute("CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY)")
+        for number in range(done, len(MIGRATIONS)):
+            for statement in _statements(MIGRATIONS[number]):
+                database.execute(statement)
+            database.execute("INSERT INTO migrations VALUES (?)", (number,))
+        database.execute("COMMIT")
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Single statements: executescript would commit the open transaction first."""
+    statement = ""
+    for piece in script.split(";")[:-1]:
+        statement += piece + ";"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,185 @@
+"""Where things are on disk and how they get there whole: home, folders, atomic writes, manifests, locks.
+
+A folder is a promise: its `manifest.json` is written last, names every file with size and SHA-256, and readers trust
+only what it names. Every change of the disk that must survive a crash goes through a `Disk`, so that tests can fail
+the n-th operation.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from hivetune.errors import Busy, UsageError
+
+MANIFEST = "manifest.json"
+HASH_CHUNK_BYTES = 1 << 20
+
+
+class Disk:
+    """The operations a crash can fall between. Tests subclass it to fail or drop the n-th one."""
+
+    def write(self, path: Path, data: bytes | memoryview) -> None:
+        with open(path, "wb") as file:
+            file.write(data)
+
+    def sync(self, path: Path) -> None:
+        """fsync of a file or of a folder (its names)."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+DISK = Disk()
+
+
+def home() -> Path:
+    """`$HIVETUNE_HOME`, else the XDG data folder. Not created here."""
+    chosen = os.environ.get("HIVETUNE_HOME")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("hivetune"))
+
+
+def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> None:
+    """All of `data` under `path`, or what was there before: temporary name, fsync, rename, fsync of the folder.
+
+    Raises: OSError; the temporary file is gone then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        disk.write(temporary, data)
+        disk.sync(temporary)
+        disk.rename(temporary, path)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    disk.sync(path.parent)
+
+
+def write_json(path: Path, value: Any, *, disk: Disk = DISK) -> None:
+    """`value` as indented JSON, atomically. Raises ValueError for NaN and infinities: a missing number is null."""
+    write_atomic(path, (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(), disk=disk)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def sha256_bytes(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_manifest(folder: Path, extra: dict[str, Any] | None = None, *, disk: Disk = DISK) -> None:
+    """Name, size and hash of every file below `folder`, written last; `extra` is kept beside them."""
+    files = {
+        str(path.relative_to(folder)): {"size_bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.relative_to(folder) != Path(MANIFEST)
+    }
+    write_json(folder / MANIFEST, {"schema": 1, **(extra or {}), "files": files}, disk=disk)
+
+
+def manifest_problems(folder: Path) -> list[str]:
+    """What differs from the manifest, in words; an empty list means that every named file is whole."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+        named = {name: (entry["size_bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{MANIFEST}: {error}"]
+    problems = []
+    for name, (size_bytes, sha256) in named.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{name}: missing")
+        elif path.stat().st_size != size_bytes:
+            problems.append(f"{name}: {path.stat().st_size} bytes instead of {size_bytes}")
+        elif sha256_file(path) != sha256:
+            problems.append(f"{name}: its hash is not the recorded one")
+    return problems
+
+
+def check_name(name: str) -> str:
+    """A name that is safe as a file name. Raises UsageError."""
+    if not name or name.startswith(".") or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
+        raise UsageError(f"{name!r} is no usable name", hint="use letters, digits, '.', '_' and '-'; no leading dot")
+    return name
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """Who holds a folder, as written in its lock file."""
+
+    pid: int
+    boot_id: str
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold `folder` for this process; the kernel lets go when it dies. Raises Busy naming the other process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            file.seek(0)
+            holder = file.read().split()
+            who = f"process {holder[0]}" if holder else "another process"
+            raise Busy(
+                f"{folder} is in use by {who}", hint=f"wait for it, or stop it with: hivetune stop {folder}"
+            ) from None
+        file.seek(0)
+        file.truncate()
+        file.write(f"{os.getpid()} {boot_id()}\n")
+        file.flush()
+        yield
+
+
+def lock_holder(folder: Path) -> LockHolder | None:
+    """The process that holds `folder` now, or None."""
+    path = folder / ".lock"
+    if not path.exists():
+        return None
+    with open(path, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            words = file.read().split()
+            return LockHolder(pid=int(words[0]), boot_id=words[1]) if len(words) == 2 else None
+    return None
+
+
+def boot_id() -> str:
+    """Changes at each start of the machine, so that a pid of an earlier boot is never mistaken for a live one."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else "unknown"

@@ -1,0 +1,1 @@
+"""What makes a row unfit to learn from, private, or a copy of another."""

@@ -1,0 +1,1 @@
+"""Where rows come from: files, tables and streams, each exactly once."""

@@ -1,0 +1,94 @@
+"""Collecting: one thread per reader, each batch durable before it is acknowledged, a clean stop at any moment."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hivetune.base.database import open_database
+from hivetune.data.intake.interactions import Tally, commit
+from hivetune.data.intake.sources.delivered import Reader
+
+TICK_S = 0.1
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collection brought so far, by reader name. Read it while the threads run: counts only grow."""
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, name: str, tally: Tally) -> None:
+        with self.lock:
+            self.tallies[name].add(tally)
+
+    def total(self) -> Tally:
+        with self.lock:
+            total = Tally()
+            for tally in self.tallies.values():
+                total.add(tally)
+            return total
+
+
+def collect(
+    readers: Sequence[Reader],
+    *,
+    follow: bool,
+    stop: threading.Event,
+    path: Path | None = None,
+    tick: Callable[[Collected], None] = lambda _collected: None,
+) -> Collected:
+    """Take everything that `readers` have into the store at `path` (None: hive.db); with `follow`, until `stop` is set.
+
+    `tick` is called by the calling thread about ten times a second. `stop` ends it after the batch at hand is committed
+    and acknowledged. The first reader that fails stops all others in the same way, and its error is raised: UsageError,
+    MachineNotFit, DoesNotFit, Busy, or a bug.
+    """
+    open_database(path).close()  # migrates once, before the threads
+    collected = Collected({reader.name: Tally() for reader in readers})
+    failures: list[BaseException] = []
+
+    def run(reader: Reader) -> None:
+        try:
+            _drain(reader, collected, follow=follow, stop=stop, path=path)
+        except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
+            failures.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=run, args=(reader,), name=reader.name) for reader in readers]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(timeout=TICK_S)  # short, so that this thread hears signals
+                tick(collected)
+    except BaseException:
+        stop.set()
+        raise
+    finally:
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    return collected
+
+
+def _drain(reader: Reader, collected: Collected, *, follow: bool, stop: threading.Event, path: Path | None) -> None:
+    database = open_database(path)
+    try:
+        reader.open(database, follow, stop)
+        while not stop.is_set():
+            batch = reader.read()
+            if batch:
+                tally = commit(database, batch)
+                reader.confirm()
+                collected.add(reader.name, tally)
+            elif follow:
+                stop.wait(reader.poll_s)
+            else:
+                return
+    finally:
+        reader.close()
+        database.close()

@@ -1,0 +1,209 @@
+"""Which files hold the rows, and how each is cut into chunks that a worker can read by itself.
+
+Plain JSONL is read where it lies, by byte range. All else (compressed files, JSON arrays, CSV, Parquet, standard
+input) is first turned into lines below a spill folder, streamed, each with its place in the original.
+"""
+
+import glob
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
+from hivetune.data.rows.formats import convert_lines, file_format, open_bytes
+from hivetune.errors import UsageError
+
+Kind = Literal["lines", "numbered", "oversize", "store"]
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+COMPRESSED = (".gz", ".zst")
+BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 16 << 20
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows. `path`: where the bytes are; `name`: what the user calls it; `start`, `end`: bytes, or row
+    ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines.
+    """
+
+    kind: Kind
+    path: str
+    name: str
+    start: int
+    end: int
+    first: int
+    last: bool
+    rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All chunks in order, and a hash of every byte and name that went in."""
+
+    chunks: tuple[Chunk, ...]
+    digest: str
+    formats: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def num_lines(self) -> int:
+        return sum(chunk.rows for chunk in self.chunks)
+
+
+def find_sources(paths: str | Sequence[str]) -> list[str]:
+    """File names, "-" and "store", in order, each once. Folders and globs are sorted. Raises UsageError."""
+    found: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        if path in ("-", "store"):
+            found.append(path)
+        elif os.path.isdir(path):
+            inside = [str(p) for p in sorted(Path(path).rglob("*")) if p.is_file() and _is_known(p.name)]
+            if not inside:
+                raise UsageError(f"{path} holds no data files", hint=f"known: {', '.join(SUFFIXES)}, also .gz and .zst")
+            found += inside
+        elif os.path.exists(path):
+            found.append(path)
+        elif any(c in path for c in "*?["):
+            matches = sorted(p for p in glob.glob(path, recursive=True) if os.path.isfile(p))
+            if not matches:
+                raise UsageError(f"nothing matches {path}", hint="quote the pattern, and look at it with ls")
+            found += matches
+        else:
+            raise UsageError(f"{path} does not exist", hint="give a file, a folder, a glob, '-' or 'store'")
+    return list(
+        {name if name in ("-", "store") else os.path.realpath(name): name for name in reversed(found)}.values()
+    )[::-1]
+
+
+def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) -> Inputs:
+    """Read every source once: hash it, count its lines and cut it into chunks.
+
+    Raises UsageError for sources that are not there, MachineNotFit when a format needs a package that is missing.
+    """
+    sources = find_sources(paths)
+    sizes = [os.path.getsize(name) for name in sources if name not in ("-", "store")]
+    chunk_bytes = min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, sum(sizes) // (workers * 4)))
+    digest = hashlib.sha256()
+    chunks: list[Chunk] = []
+    formats: dict[str, str] = {}
+    for number, name in enumerate(sources):
+        digest.update(f"\0{name}\0".encode("utf-8", "surrogateescape"))
+        if name == "store":
+            formats[name] = "store"
+            chunks += _store_chunks(digest)
+            continue
+        path = name
+        if name == "-":
+            path = str(spill / f"{number:06d}.stdin")
+            _spool(path)
+        known = formats[name] = file_format(path, name)
+        if known == "jsonl":
+            chunks += _cut(path, name, "lines", chunk_bytes, digest)
+            continue
+        _hash_file(path, digest)
+        spilled = str(spill / f"{number:06d}.lines")
+        if known.startswith("jsonl."):
+            problem = _decompress(path, known, spilled)
+            chunks += _cut(spilled, name, "lines", chunk_bytes, None)
+            if problem:
+                line = chunks[-1].first + chunks[-1].rows if chunks and chunks[-1].name == name else 1
+                chunks.append(_problem_chunk(spilled + ".problem", name, line, problem))
+        else:
+            convert_lines(path, known, spilled)
+            chunks += _cut(spilled, name, "numbered", chunk_bytes, None)
+    return Inputs(tuple(chunks), digest.hexdigest(), formats)
+
+
+def _is_known(name: str) -> bool:
+    lower = name.lower()
+    for suffix in COMPRESSED:
+        lower = lower.removesuffix(suffix)
+    return lower.endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _spool(path: str) -> None:
+    with open(path, "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_BYTES)
+
+
+def _hash_file(path: str, digest: "hashlib._Hash") -> None:
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+
+
+def _decompress(path: str, known: str, spilled: str) -> str | None:
+    """Copy what can be read; what went wrong in words, or None."""
+    with open(spilled, "wb") as out:
+        stream = open_bytes(path, known)
+        while True:
+            block, problem = stream.read(BLOCK_BYTES)
+            out.write(block)
+            if problem or not block:
+                return problem
+
+
+def _problem_chunk(path: str, name: str, line: int, problem: str) -> Chunk:
+    text = f"{line}\tp\t{problem}\n".encode()
+    Path(path).write_bytes(text)
+    return Chunk("numbered", path, name, 0, len(text), 1, True, 1)
+
+
+def _cut(path: str, name: str, kind: Kind, chunk_bytes: int, digest: "hashlib._Hash | None") -> Iterator[Chunk]:
+    """Chunks of whole lines; a line of more than MAX_LINE_BYTES becomes a chunk that nobody reads."""
+    start = boundary = offset = 0  # of the chunk, behind its last line break, of the block
+    first = 1
+    lines = pending = 0  # line breaks up to `boundary`
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            if digest is not None:
+                digest.update(block)
+            position = block.rfind(b"\n") + 1
+            if position:
+                if offset + block.find(b"\n") + 1 - boundary > MAX_LINE_BYTES:
+                    if boundary > start:
+                        yield Chunk(kind, path, name, start, boundary, first, False, lines)
+                    first, end = first + lines, offset + block.find(b"\n") + 1
+                    yield Chunk("oversize", path, name, boundary, end, first, False, 1)
+                    start, first, lines = end, first + 1, -1
+                lines += block.count(b"\n")
+                boundary = offset + position
+                if boundary - start >= chunk_bytes:
+                    yield Chunk(kind, path, name, start, boundary, first, False, lines)
+                    start, first, lines = boundary, first + lines, 0
+            offset += len(block)
+            pending = offset - boundary
+    if pending > MAX_LINE_BYTES:
+        if boundary > start:
+            yield Chunk(kind, path, name, start, boundary, first, False, lines)
+        yield Chunk("oversize", path, name, boundary, offset, first + lines, True, 1)
+    elif offset > start:
+        yield Chunk(kind, path, name, start, offset, first, True, lines + (1 if pending else 0))
+
+
+def _store_chunks(digest: "hashlib._Hash", rows_per_chunk: int = 5000) -> Iterator[Chunk]:
+    """The interactions of hive.db, by ranges of row ids."""
+    path = home() / "hive.db"
+    database = open_database(path)
+    try:
+        start, rows, last_row = -1, 0, 0
+        for rowid, identity in database.execute("SELECT rowid, id FROM interactions ORDER BY rowid"):
+            digest.update(str(identity).encode())
+            start = rowid if start < 0 else start
+            rows, last_row = rows + 1, rowid
+            if rows == rows_per_chunk:
+                yield Chunk("store", str(path), "store", start, last_row + 1, 1, False, rows)
+                start, rows = -1, 0
+        if rows:
+            yield Chunk("store", str(path), "store", start, last_row + 1, 1, True, rows)
+    finally:
+        database.close()

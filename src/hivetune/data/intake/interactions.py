@@ -1,0 +1,277 @@
+"""Interactions in hive.db: a batch of deliveries becomes rows exactly once.
+
+A batch is one transaction: rows, refused deliveries, the source's cursor and its counts are all there or none is. What
+a source may do only once the rows are safe (acknowledge, move on) it does after `commit` has returned.
+"""
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hivetune.data.rows.fields import Fields, extract
+from hivetune.errors import Busy, DoesNotFit, HivetuneError
+
+KEPT_RAW_BYTES = 4096  # of a refused delivery: enough to see what it was
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One row as a source hands it over.
+
+    `origin` names the source (file, table or stream); `place` is the position in it that a person can go to
+    (`file:line`); `key` is that position made unique for all time, e.g. with the generation of a rotated file. `id` is
+    set for what comes from another store and keeps the id it has there; `time` is when it came, if the row doesn't say.
+    """
+
+    origin: str
+    place: str
+    key: str
+    row: Mapping[str, Any]
+    id: str | None = None
+    time: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A delivery that is no row, why, and what there was of it."""
+
+    origin: str
+    place: str
+    key: str
+    reason: str
+    hint: str
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a source stands after a batch. `before` is what was read there last; None: nothing yet."""
+
+    key: str
+    before: str | None
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one read of a source brought. An empty one with a cursor only moves the cursor."""
+
+    source: str
+    deliveries: Sequence[Delivery] = ()
+    refusals: Sequence[Refusal] = ()
+    cursor: Cursor | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Deliveries by what became of them. duplicates: delivered again, and already there."""
+
+    stored: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    forgotten: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def delivered(self) -> int:
+        return self.stored + self.duplicates + self.refused + self.forgotten
+
+    def add(self, other: "Tally") -> None:
+        self.stored += other.stored
+        self.duplicates += other.duplicates
+        self.refused += other.refused
+        self.forgotten += other.forgotten
+        for reason, count in other.reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+def commit(database: sqlite3.Connection, batch: Batch) -> Tally:
+    """All of `batch` in one transaction that survives a power cut.
+
+    A delivery that is there already (same place and content, or same content with an id of its own) is a duplicate; one
+    that was forgotten stays away. Raises: DoesNotFit (disk full), Busy (another collector moved the same cursor, or
+    holds the database for more than 30 s). Nothing of the batch is stored then.
+    """
+    with transaction(database):
+        tally = _store_all(database, batch)
+        if batch.cursor:
+            _move_cursor(database, batch.cursor)
+        _count(database, batch.source, tally)
+    return tally
+
+
+@contextlib.contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK. Raises DoesNotFit and Busy as `commit` does."""
+    try:
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+    except sqlite3.OperationalError as error:
+        raise _explain(error) from error
+
+
+def read_cursor(database: sqlite3.Connection, key: str) -> str | None:
+    row = database.execute("SELECT position FROM cursors WHERE source = ?", (key,)).fetchone()
+    return str(row[0]) if row else None
+
+
+def read_cursors(database: sqlite3.Connection, prefix: str) -> dict[str, str]:
+    """All cursors whose key starts with `prefix`."""
+    rows = database.execute(
+        "SELECT source, position FROM cursors WHERE substr(source, 1, ?) = ?", (len(prefix), prefix)
+    )
+    return {str(key): str(position) for key, position in rows}
+
+
+def iter_refused(database: sqlite3.Connection, *, since: float, limit: int) -> Iterator[tuple[str, str, str]]:
+    """(place, reason, hint) of the first deliveries that were set aside since a moment."""
+    yield from database.execute(
+        "SELECT source, reason, hint FROM refused WHERE time >= ? ORDER BY rowid LIMIT ?", (since, limit)
+    )
+
+
+def content_id(row: Mapping[str, Any]) -> str:
+    """32 hex digits of what the row says, whatever the order of its keys."""
+    return _hash(json.dumps(row, sort_keys=True, separators=(",", ":")))
+
+
+def interaction_id(delivery: Delivery, content: str, own_id: str | None) -> str:
+    """32 hex digits. Equal for the same delivery twice, and for a row with an id of its own wherever it turns up."""
+    if delivery.id:
+        return delivery.id
+    return _hash(f"own\n{content}" if own_id else f"{delivery.key}\n{content}")
+
+
+def tombstone(kind: str, value: str) -> tuple[str, str]:
+    """The key of a row of `forgotten`. The value itself is not kept: it may be somebody's name."""
+    return kind, _hash(f"{kind}\n{value}")
+
+
+def load_forgotten(database: sqlite3.Connection) -> frozenset[tuple[str, str]]:
+    return frozenset(database.execute("SELECT kind, value FROM forgotten"))
+
+
+def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] = (), **values: str | None) -> bool:
+    """Whether one of `sources` (or the database file of path#table), or one of `values` by kind, was forgotten."""
+    if not forgotten:
+        return False
+    names = {name for source in sources for name in (source, source.partition("#")[0])}
+    stones = [tombstone("source", name) for name in names]
+    stones += [tombstone(kind, value) for kind, value in values.items() if value is not None]
+    return not forgotten.isdisjoint(stones)
+
+
+def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
+    tally = Tally()
+    forgotten = load_forgotten(database)
+    for delivery in batch.deliveries:
+        fields = extract(delivery.row)
+        content = content_id(delivery.row)
+        identity = interaction_id(delivery, content, fields.own_id)
+        who = {"session": fields.session, "user": fields.user, "row": identity, "content": content}
+        if is_forgotten(forgotten, (delivery.origin, delivery.place), **who):
+            tally.forgotten += 1
+        elif _store(database, delivery, identity, content, fields):
+            tally.stored += 1
+        else:
+            tally.duplicates += 1
+    for refusal in batch.refusals:
+        if is_forgotten(forgotten, (refusal.origin, refusal.place)):
+            tally.forgotten += 1
+        elif _set_aside(database, refusal):
+            tally.refused += 1
+            tally.reasons[refusal.reason] = tally.reasons.get(refusal.reason, 0) + 1
+        else:
+            tally.duplicates += 1
+    return tally
+
+
+def _store(database: sqlite3.Connection, delivery: Delivery, identity: str, content: str, fields: Fields) -> bool:
+    changed = database.execute(
+        "INSERT OR IGNORE INTO interactions"
+        " (id, content_id, source, session, user, agent, category, time, success, feedback, row)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            identity,
+            content,
+            _storable(delivery.place),
+            fields.session,
+            fields.user,
+            fields.agent,
+            fields.category,
+            delivery.time if fields.time is None else fields.time,
+            fields.success,
+            fields.feedback,
+            _dump(delivery.row),
+        ),
+    ).rowcount
+    return changed == 1
+
+
+def _set_aside(database: sqlite3.Connection, refusal: Refusal) -> bool:
+    identity = _hash(f"{refusal.key}\n{hashlib.sha256(refusal.raw).hexdigest()}")
+    place = _storable(refusal.place)
+    values = (identity, place, refusal.reason, refusal.hint, refusal.raw[:KEPT_RAW_BYTES], time.time())
+    return database.execute("INSERT OR IGNORE INTO refused VALUES (?, ?, ?, ?, ?, ?)", values).rowcount == 1
+
+
+def _move_cursor(database: sqlite3.Connection, cursor: Cursor) -> None:
+    """Compare and set, so that two collectors of one source never step over each other."""
+    if read_cursor(database, cursor.key) != cursor.before:
+        raise Busy(
+            f"another collector reads {cursor.key.partition(':')[2]}", hint="let one process collect from each source"
+        )
+    database.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", (cursor.key, cursor.after))
+
+
+def _count(database: sqlite3.Connection, source: str, tally: Tally) -> None:
+    if not tally.delivered:
+        return
+    database.execute(
+        "INSERT INTO intake VALUES (?, ?, ?, ?, ?) ON CONFLICT (source) DO UPDATE"
+        " SET stored = stored + excluded.stored, duplicates = duplicates + excluded.duplicates,"
+        " refused = refused + excluded.refused,"
+        " forgotten = forgotten + excluded.forgotten",
+        (_storable(source), tally.stored, tally.duplicates, tally.refused, tally.forgotten),
+    )
+
+
+def _dump(row: Mapping[str, Any]) -> str:
+    text = json.dumps(row, ensure_ascii=False)
+    return text if _storable(text) is text else json.dumps(row)  # escapes keep a lone surrogate as it came
+
+
+def _storable(text: str) -> str:
+    """The text itself if it is UTF-8, else with what is not (a lone surrogate, a file name's odd byte) escaped."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _explain(error: sqlite3.OperationalError) -> HivetuneError | sqlite3.OperationalError:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_FULL or (code is not None and code & 0xFF == sqlite3.SQLITE_IOERR):
+        return DoesNotFit(
+            f"hive.db cannot be written: {error}; nothing of this batch was stored or acknowledged",
+            hint="free space in the home folder (or set HIVETUNE_HOME), then run the same command again",
+        )
+    if code == sqlite3.SQLITE_BUSY:
+        return Busy("another process holds hive.db for more than 30 s", hint="wait for it, then run this again")
+    return error

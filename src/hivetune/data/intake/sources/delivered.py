@@ -1,0 +1,99 @@
+"""From what a source delivers (a line, columns, stream fields) to a raw row, or to the reason why it is none."""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hivetune.data.intake.interactions import Batch, Refusal
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import BOM, parse_row
+
+# Reasons that only a live source can have; the rest are those of data/reasons.py.
+DELETED = "deleted-before-read"
+DELETED_HINT = "the stream is trimmed before it is collected: raise MAXLEN, or collect with --follow"
+BINARY = "binary-column"
+BINARY_HINT = "leave the column out with map=, or store it as text"
+
+MAX_LINE_BYTES = 16 << 20  # as data files: reasons.py, line-too-large
+
+
+class Reader(Protocol):
+    """One thread's worth of a source. `read` may be repeated after a failure: it brings the same rows again."""
+
+    name: str  # for people; never a password
+    notes: list[str]  # what a person should know, each once
+
+    poll_s: float  # how long to wait after a `read` that brought nothing
+
+    @property
+    def waiting(self) -> list[str]:
+        """Places of rows that are not complete yet."""
+
+    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
+        """Find the place to go on from. `follow`: rows that come later count too. Raises UsageError, MachineNotFit.
+
+        The database stays open until `close`, and belongs to the thread that calls all of these.
+        """
+
+    def read(self) -> Batch | None:
+        """The next rows, or None when there are none now or `stop` is set; when following it may wait for a second."""
+
+    def confirm(self) -> None:
+        """The last batch is durable: acknowledge it, move on."""
+
+    def close(self) -> None: ...
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """A row from one line of JSON, as data files are read. Raises RowRefused."""
+    text = line.lstrip(b"\0")  # a log truncated under its writer starts with a hole
+    return dict(parse_row(text.strip().removeprefix(BOM)))
+
+
+def is_complete(line: bytes) -> bool:
+    """Whether a last line without a line feed is a whole row: no prefix of a JSON object is one."""
+    try:
+        parse_line(line)
+    except RowRefused:
+        return False
+    return True
+
+
+def from_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """A row from named cells: text stays text, but a cell that is a JSON object or array becomes one.
+
+    Raises RowRefused when a cell holds bytes that are not UTF-8.
+    """
+    row: dict[str, Any] = {}
+    for name, value in columns.items():
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError:
+                raise RowRefused(BINARY, BINARY_HINT) from None
+        row[name] = _unpack(value) if isinstance(value, str) else value
+    return row
+
+
+def rename(row: Mapping[str, Any], column_map: Mapping[str, str]) -> dict[str, Any]:
+    """The row under our names (`column_map`: our name to the row's); columns that are not in the map keep theirs."""
+    if not column_map:
+        return dict(row)
+    mapped = {ours: row[theirs] for ours, theirs in column_map.items() if theirs in row}
+    used = set(column_map.values())
+    return {name: value for name, value in row.items() if name not in used and name not in mapped} | mapped
+
+
+def refusal(origin: str, place: str, key: str, refused: RowRefused, raw: bytes) -> Refusal:
+    return Refusal(origin, place, key, refused.reason, refused.hint, raw)
+
+
+def _unpack(text: str) -> Any:
+    if not text.startswith(("{", "[")):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,218 @@
+"""All generations of the logs that one pattern follows: which are there, where, and which have something to read."""
+
+import glob
+import os
+import sqlite3
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hivetune.data.intake.interactions import read_cursors
+from hivetune.data.intake.sources.rotation import (
+    Position,
+    holds,
+    is_packed,
+    is_rotation_of,
+    load_position,
+    may_be_copy,
+    scan,
+)
+
+LOGS = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")
+DOCUMENTS = (".json", ".csv", ".tsv", ".parquet", ".json.gz", ".csv.gz", ".tsv.gz", ".json.zst", ".csv.zst", ".tsv.zst")
+
+CLOSE_AFTER_S = 60.0  # a writer may hold a renamed log open for a while
+SCAN_EVERY_S = 5.0
+
+Files = dict[str, os.stat_result]
+
+
+@dataclass(slots=True)
+class Track:
+    """One generation as this process follows it. `stored` is its cursor in the database, None before the first."""
+
+    position: Position
+    stored: str | None
+    status: os.stat_result | None = None  # of the last look; None: not found then
+    read_to_end: tuple[int, int] | None = None  # size and mtime_ns when it was last read to the end
+    broken_at: tuple[int, int] | None = None  # the same, when damage in it was last reported
+    rotated: bool = False
+    waiting: str | None = None  # the place of a last line that is not complete
+
+    @property
+    def state(self) -> tuple[int, int] | None:
+        return (self.status.st_size, self.status.st_mtime_ns) if self.status else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be written: rotated away, and silent for a minute."""
+        return self.rotated and self.status is not None and time.time() - self.status.st_mtime > CLOSE_AFTER_S
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there may be something to read, or to close."""
+        if self.status is None:
+            return False
+        if self.position.closed:
+            return not is_packed(self.position.path) and self.status.st_size > self.position.offset
+        return self.is_over or self.state != self.read_to_end
+
+
+class Generations:
+    """Finds files by name and generations by content. `notes` gets a line for each loss that can't be ruled out."""
+
+    def __init__(self, pattern: str, notes: list[str]):
+        self.pattern = os.path.abspath(os.path.expanduser(pattern))
+        self._notes = notes
+        self._tracks: list[Track] = []
+        self._scanned_at = 0.0
+
+    def load(self, database: sqlite3.Connection) -> None:
+        cursors = read_cursors(database, "jsonl:").values()
+        self._tracks = [Track(load_position(text), text) for text in cursors]
+
+    def waiting(self) -> list[str]:
+        return [track.waiting for track in self._tracks if track.waiting]
+
+    def files(self) -> Files:
+        """The logs that the pattern names now: a file, the JSON Lines files of a folder, or the matches of a glob."""
+        found: Files = {}
+        for path in self._paths():
+            status = _stat(path)
+            if status and os.path.isfile(path) and not path.endswith(DOCUMENTS):
+                found[path] = status
+        return found
+
+    def documents(self) -> list[str]:
+        """What the pattern names and is written whole, not line by line: CSV, Parquet, JSON."""
+        return [path for path in self._paths() if path.endswith(DOCUMENTS) and os.path.isfile(path)]
+
+    def _paths(self) -> list[str]:
+        if os.path.isdir(self.pattern):
+            names = (str(path) for path in Path(self.pattern).rglob("*"))
+            paths = [name for name in names if name.endswith(LOGS + DOCUMENTS)]
+        elif os.path.lexists(self.pattern) or not glob.has_magic(self.pattern):
+            paths = [self.pattern]
+        else:
+            paths = glob.glob(self.pattern, recursive=True)
+        return sorted({os.path.realpath(path) for path in paths})
+
+    def look(self) -> list[tuple[Track, bool]]:
+        """Match files with generations. Returns what to do: (track, whether only its cursor is to be written).
+
+        A file whose content is known goes on, under whatever name; another one starts a new generation.
+        """
+        files = self.files()
+        for track in self._tracks:
+            track.status = None
+        unknown = {path: status for path, status in files.items() if not self._known(path, status, rotated=False)}
+        mine = [track for track in self._tracks if track.position.pattern == self.pattern and not track.position.closed]
+        lost = [track for track in mine if track.status is None]
+        if lost or unknown or time.monotonic() - self._scanned_at > SCAN_EVERY_S:
+            self._scan_siblings(files)
+            self._scanned_at = time.monotonic()
+        for path, status in unknown.items():
+            if not self._goes_on(path, status, rotated=False):
+                self._tracks.append(self._new(path, status, os.path.basename(path)))
+        gone = [track for track in mine if track.status is None]
+        for track in gone:
+            self._give_up(track)
+        due = sorted(
+            (track for track in self._tracks if track.is_due),
+            key=lambda track: (not track.rotated, track.position.origin),
+        )
+        # A new generation is written down before an old one moves on: should we die in between, and the new file be
+        # rotated away meanwhile, its cursor is what leads to it.
+        return [
+            *((track, True) for track in due if track.stored is None),
+            *((track, True) for track in gone),
+            *((track, False) for track in due),
+        ]
+
+    def _scan_siblings(self, files: Files) -> None:
+        """Look for renamed, copied and compressed generations in the folders of my logs, and for whole generations
+        that came and went while nobody looked: rotated files younger than the log was when it was first seen."""
+        logs: dict[tuple[str, str], int] = {}
+        for track in self._tracks:
+            position = track.position
+            if position.pattern == self.pattern:
+                log = os.path.dirname(position.path), position.base
+                logs[log] = min(position.since_ns, logs.get(log, position.since_ns))
+        for folder in {folder for folder, _ in logs}:
+            siblings = {path: status for path, status in scan(folder).items() if path not in files}
+            by_age = sorted(siblings.items(), key=lambda item: item[1].st_mtime_ns)
+            strangers = [(path, status) for path, status in by_age if not self._known(path, status, rotated=True)]
+            for path, status in reversed(strangers):
+                name = os.path.basename(path)
+                bases = [base for at, base in logs if at == folder and is_rotation_of(name, base)]
+                if not bases or self._goes_on(path, status, rotated=True):
+                    continue
+                if status.st_mtime_ns > logs[folder, bases[0]] and not self._is_copy(path, bases[0]):
+                    missed = self._new(path, status, bases[0])
+                    missed.rotated = True
+                    self._tracks.append(missed)
+
+    def _is_copy(self, path: str, base: str) -> bool:
+        there = (track.position for track in self._tracks if track.status)
+        return any(may_be_copy(path, position.path) for position in there if position.base == base)
+
+    def _known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
+        """Whether a generation lies under this inode and still has the bytes that were read of it."""
+        for track in self._tracks:
+            position = track.position
+            if position.identity != (status.st_dev, status.st_ino) or track.status:
+                continue
+            if track.read_to_end == (status.st_size, status.st_mtime_ns) or self._continues(path, position):
+                self._place(track, path, status, rotated=rotated or path != position.origin)
+                return True
+        return False
+
+    def _continues(self, path: str, position: Position) -> bool:
+        """An inode of which nothing was read proves little: it may have been given to another file."""
+        if position.offset:
+            return holds(path, position)
+        return path == position.path or is_rotation_of(os.path.basename(path), position.base)
+
+    def _goes_on(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
+        """Whether this file is a generation that is no longer where it was: copied, packed, rewritten by an editor."""
+        for track in self._tracks:
+            position = track.position
+            if track.status or not position.offset:
+                continue
+            there = _stat(position.path)
+            left = not there or (there.st_dev, there.st_ino) != position.identity or path == position.path
+            if (left or not holds(position.path, position)) and holds(path, position):
+                self._place(track, path, status, rotated=rotated or path != position.origin)
+                return True
+        return False
+
+    def _place(self, track: Track, path: str, status: os.stat_result, *, rotated: bool) -> None:
+        track.position = replace(
+            track.position, pattern=self.pattern, path=path, device=status.st_dev, inode=status.st_ino
+        )
+        track.status = status
+        track.rotated = rotated
+
+    def _new(self, path: str, status: os.stat_result, base: str) -> Track:
+        known = [track.position.generation for track in self._tracks if track.position.origin == path]
+        generation = 1 + max(known, default=0)
+        position = Position(
+            path, generation, self.pattern, path, base, status.st_mtime_ns, status.st_dev, status.st_ino
+        )
+        return Track(position, None, status)
+
+    def _give_up(self, track: Track) -> None:
+        """The generation is nowhere. Silent only when it was read to its end while we watched."""
+        position = track.position
+        if track.read_to_end is None or (not is_packed(position.path) and track.read_to_end[0] != position.offset):
+            self._notes.append(
+                f"{position.origin}: replaced, cut off or removed; lines after {position.line} may be lost"
+            )
+        track.position = replace(position, closed=True, inode=0)
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None

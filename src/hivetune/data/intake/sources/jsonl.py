@@ -1,0 +1,197 @@
+"""JSON Lines files that others write: read from where we stopped, through rotation, no line twice and none lost."""
+
+import sqlite3
+import threading
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal
+from hivetune.data.intake.sources.delivered import MAX_LINE_BYTES, is_complete, parse_line, refusal
+from hivetune.data.intake.sources.generations import Generations, Track
+from hivetune.data.intake.sources.rotation import SAMPLE_BYTES, Position, open_unpacked, read_before_damage, sample_hash
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import UsageError
+
+BATCH_ROWS = 1000
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Lines:
+    """What one read of a generation brought. `consumed` counts bytes of the chunk, `line` finished lines in all."""
+
+    position: Position
+    consumed: int = 0
+    line: int = 0
+    skipping: bool = False
+    deliveries: list[Delivery] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def take(self, text: bytes) -> None:
+        """One row, or what should have been one."""
+        origin, number = self.position.origin, self.line + 1
+        place, key = f"{origin}:{number}", f"{self.position.key}:{number}"
+        try:
+            self.deliveries.append(Delivery(origin, place, key, parse_line(text)))
+        except RowRefused as refused:
+            self.refuse(refused, text)
+
+    def refuse(self, refused: RowRefused, text: bytes) -> None:
+        origin, number = self.position.origin, self.line + 1
+        key = f"{self.position.key}:{number}"
+        self.refusals.append(refusal(origin, f"{origin}:{number}", key, refused, text))
+
+
+class JsonlReader:
+    """A file, a glob or a folder of JSON Lines; a Reader as rows.py says."""
+
+    def __init__(self, pattern: str):
+        self.name = pattern
+        self.notes: list[str] = []
+        self.poll_s = 0.2
+        self._generations = Generations(pattern, self.notes)
+        self._follow = False
+        self._todo: deque[tuple[Track, bool]] = deque()
+        self._next: tuple[Track, Position] | None = None
+
+    def has_files(self) -> bool:
+        return bool(self._generations.files())
+
+    def documents(self) -> list[str]:
+        """What the pattern names that is no log: documents.py reads it."""
+        return self._generations.documents()
+
+    @property
+    def waiting(self) -> list[str]:
+        return self._generations.waiting()
+
+    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
+        self._follow = follow
+        self._generations.load(database)
+        if not follow and not self.has_files():
+            raise UsageError(
+                f"{self.name} names no JSON Lines file", hint="give a file, a folder with *.jsonl, or a glob in quotes"
+            )
+
+    def read(self) -> Batch | None:
+        if not self._todo:
+            self._todo.extend(self._generations.look())
+        while self._todo:
+            track, cursor_only = self._todo[0]
+            batch = self._move(track, track.position) if cursor_only else self._read(track)
+            if batch:
+                return batch
+            self._todo.popleft()
+        return None
+
+    def confirm(self) -> None:
+        if self._next:
+            track, position = self._next
+            track.position = position
+            track.stored = track.position.dump()
+            self._next = None
+
+    def close(self) -> None:
+        self._todo.clear()
+
+    def _read(self, track: Track) -> Batch | None:
+        """The next rows of one generation; None when all of it was read."""
+        position = track.position
+        track.waiting = None
+        before = min(position.offset, SAMPLE_BYTES)
+        try:
+            chunk, at_end, error = self._chunk(position, before)
+        except FileNotFoundError:
+            return None  # renamed since we looked: the next look finds it
+        except PermissionError:
+            raise UsageError(f"{position.path} may not be read", hint=f"chmod u+r {position.path}") from None
+        if not error and sample_hash(chunk[:before]) != (position.tail or sample_hash(b"")):
+            return None  # cut off since we looked: the next look finds the copy
+        body = chunk[before:]
+        lines = self._split(position, body, at_end)
+        if at_end and not lines.deliveries and not lines.refusals and (error or lines.consumed < len(body)):
+            self._rest(track, lines, body[lines.consumed :], error)
+            track.read_to_end = track.state
+        whole = at_end and lines.consumed == len(body)
+        if whole:
+            track.read_to_end = track.state
+        after = _advance(position, chunk, before, lines)
+        return self._move(track, replace(after, closed=after.closed or (whole and track.is_over)), lines)
+
+    def _chunk(self, position: Position, before: int) -> tuple[bytes, bool, Exception | None]:
+        """(`before` bytes that were read already, then new ones; whether these are the last; damage that ended them).
+
+        Both in one read, so that a log that is cut off under us can't slip between the check and the rows.
+        """
+        size = CHUNK_BYTES
+        with open_unpacked(position.path) as file:
+            file.seek(position.offset - before)
+            chunk, error = read_before_damage(file, before + size)
+            while len(chunk) == before + size and size <= MAX_LINE_BYTES and b"\n" not in chunk[before:]:
+                more, error = read_before_damage(file, size)
+                size *= 2
+                chunk += more
+            return chunk, len(chunk) < before + size, error
+
+    def _split(self, position: Position, body: bytes, at_end: bool) -> _Lines:
+        lines = _Lines(position, line=position.line, skipping=position.skipping)
+        while len(lines.deliveries) + len(lines.refusals) < BATCH_ROWS:
+            end = body.find(b"\n", lines.consumed)
+            if end < 0:
+                break
+            text = body[lines.consumed : end]
+            if not lines.skipping and text.strip():
+                lines.take(text)
+            lines.skipping = False
+            lines.line += 1
+            lines.consumed = end + 1
+        if not lines.consumed and body and not at_end:
+            self._oversize(lines, body)
+        elif lines.skipping and at_end:
+            lines.consumed = len(body)
+        return lines
+
+    def _oversize(self, lines: _Lines, body: bytes) -> None:
+        """A line that does not end within MAX_LINE_BYTES: refused once, then passed over to its end."""
+        lines.consumed = len(body)
+        if not lines.skipping and body.strip(b"\0"):
+            lines.refuse(RowRefused("line-too-large"), body[:SAMPLE_BYTES])
+            lines.skipping = True
+
+    def _rest(self, track: Track, lines: _Lines, text: bytes, error: Exception | None) -> None:
+        """The last line has no line feed: a whole row, one that is still being written, or a torn one."""
+        if error:
+            if track.broken_at == track.state:
+                return
+            track.broken_at = track.state
+            lines.refuse(RowRefused("broken-file", f"damaged compression ({error}): restore the file"), b"")
+        elif not text.strip(b"\0 \t\r"):
+            return
+        elif (not self._follow or track.is_over) and is_complete(text):
+            lines.take(text)
+            lines.consumed += len(text)
+        elif track.is_over:
+            lines.refuse(RowRefused("truncated-line"), text)
+            lines.consumed += len(text)
+        else:
+            track.waiting = f"{track.position.origin}:{lines.line + 1}"
+
+    def _move(self, track: Track, after: Position, lines: _Lines | None = None) -> Batch | None:
+        """A batch that takes the cursor from where it is stored to `after`; None if it is there."""
+        text = after.dump()
+        if text == track.stored and not (lines and lines.refusals):
+            return None
+        self._next = track, after
+        cursor = Cursor(after.key, track.stored, text)
+        return Batch(after.origin, lines.deliveries if lines else (), lines.refusals if lines else (), cursor)
+
+
+def _advance(position: Position, chunk: bytes, before: int, lines: _Lines) -> Position:
+    """The position after `lines.consumed` more bytes; `chunk` begins `before` bytes ahead of the old one."""
+    if not lines.consumed:
+        return position
+    offset = position.offset + lines.consumed
+    read = chunk[: before + lines.consumed]
+    head = position.head if position.offset >= SAMPLE_BYTES else sample_hash(read[:SAMPLE_BYTES])
+    tail = sample_hash(read[-SAMPLE_BYTES:])
+    return replace(position, offset=offset, line=lines.line, head=head, tail=tail, skipping=lines.skipping)

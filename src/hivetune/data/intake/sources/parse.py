@@ -1,0 +1,122 @@
+"""The command line's names of sources, and the reader of each: paths, sqlite:, redis://, redis+cluster://."""
+
+import difflib
+import socket
+import urllib.parse
+from collections.abc import Sequence
+
+from hivetune.data.intake.sources.delivered import Reader
+from hivetune.data.intake.sources.documents import DocumentReader
+from hivetune.data.intake.sources.jsonl import JsonlReader
+from hivetune.data.intake.sources.redis_server import load_redis, parse_server
+from hivetune.data.intake.sources.redis_stream import CLAIM_AFTER_S, RedisReader
+from hivetune.data.intake.sources.sqlite import SqliteReader
+from hivetune.errors import UsageError
+
+REDIS_SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "unix://")
+SQLITE_OPTIONS = ("table", "map", "cursor")
+REDIS_OPTIONS = ("stream", "prefix", "partitions", "group", "consumer", "field", "map", "claim_s")
+DEFAULT_GROUP = "hivetune"
+
+
+def parse_sources(sources: Sequence[str]) -> list[Reader]:
+    """Readers of all sources; one per partition of a partitioned stream. Raises UsageError, MachineNotFit."""
+    readers: list[Reader] = []
+    for source in sources:
+        if source.startswith("sqlite:"):
+            readers.append(_sqlite(source))
+        elif source.startswith(REDIS_SCHEMES):
+            readers += _redis(source)
+        else:
+            readers += _path(source)
+    names = [reader.name for reader in readers]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is named twice", hint="name each source once")
+    return readers
+
+
+def parse_map(text: str) -> dict[str, str]:
+    """`prompt:question,completion:answer` as our name to theirs. Raises UsageError."""
+    pairs = {}
+    for part in text.split(",") if text else []:
+        ours, colon, theirs = part.partition(":")
+        if not colon or not ours or not theirs:
+            raise UsageError(
+                f"map={text}: {part!r} is no pair", hint="map=OUR_NAME:THEIR_COLUMN,..., e.g. prompt:question"
+            )
+        pairs[ours] = theirs
+    return pairs
+
+
+def _path(source: str) -> list[Reader]:
+    """Documents one by one, and all logs of a folder or glob in one reader."""
+    scheme = source.partition("://")[0]
+    if "://" in source and "/" not in scheme:
+        raise UsageError(
+            f"{scheme}:// is no known kind of source", hint=f"known: {' '.join(REDIS_SCHEMES)} sqlite:PATH"
+        )
+    if source == "-":
+        return [DocumentReader(source)]
+    logs = JsonlReader(source)
+    documents: list[Reader] = [DocumentReader(path) for path in logs.documents()]
+    return [*documents, logs] if logs.has_files() or not documents else documents
+
+
+def _sqlite(source: str) -> Reader:
+    path, _, query = source.removeprefix("sqlite:").partition("?")
+    options = _options(query, SQLITE_OPTIONS, source, strict=True)
+    return SqliteReader(path, options.get("table"), parse_map(options.get("map", "")), options.get("cursor"))
+
+
+def _redis(source: str) -> list[Reader]:
+    load_redis()
+    options = _options(urllib.parse.urlsplit(source).query, REDIS_OPTIONS, source, strict=False)
+    server = parse_server(source, dict.fromkeys(REDIS_OPTIONS))
+    return [
+        RedisReader(
+            server,
+            stream,
+            group=options.get("group", DEFAULT_GROUP),
+            consumer=options.get("consumer", socket.gethostname()),
+            field=options.get("field"),
+            column_map=parse_map(options.get("map", "")),
+            claim_after_s=_number(options, "claim_s", CLAIM_AFTER_S),
+        )
+        for stream in _streams(options, server.shown)
+    ]
+
+
+def _streams(options: dict[str, str], shown: str) -> list[str]:
+    """One stream, or `prefix:{p}:events` for each partition: the hash tag keeps a partition's keys in one slot."""
+    if ("stream" in options) == ("prefix" in options):
+        raise UsageError(
+            f"{shown}: which stream?", hint="?stream=NAME, or ?prefix=NAME&partitions=N for NAME:{p}:events"
+        )
+    if "stream" in options:
+        return [options["stream"]]
+    count = _number(options, "partitions", 0)
+    if count < 1 or count != int(count):
+        raise UsageError(f"{shown}: how many partitions has {options['prefix']}?", hint="&partitions=N, from 1")
+    return [f"{options['prefix']}:{{{partition}}}:events" for partition in range(int(count))]
+
+
+def _options(query: str, known: Sequence[str], source: str, *, strict: bool) -> dict[str, str]:
+    """Our own query parameters. The rest is the client's (`strict`: an error), but not what looks like a slip."""
+    shown = source.partition("?")[0].rpartition("@")[2]
+    options: dict[str, str] = {}
+    for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        near = difflib.get_close_matches(name, known, 1)
+        if name in known:
+            options[name] = value
+        elif strict or near:
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise UsageError(f"{shown}: unknown option {name}", hint=hint)
+    return options
+
+
+def _number(options: dict[str, str], name: str, default: float) -> float:
+    try:
+        return float(options.get(name, default))
+    except ValueError:
+        raise UsageError(f"{name}={options[name]} is no number") from None

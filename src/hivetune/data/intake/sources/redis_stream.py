@@ -1,0 +1,268 @@
+"""One Redis stream through a consumer group: acknowledged after the durable commit, whatever dies in between."""
+
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hivetune.data.intake.interactions import Batch, Delivery, Refusal
+from hivetune.data.intake.sources.delivered import DELETED, DELETED_HINT, from_columns, parse_line, refusal, rename
+from hivetune.data.intake.sources.redis_server import (
+    Server,
+    check_eviction,
+    connect,
+    explain,
+    info,
+    is_passing,
+    known_hosts,
+    load_redis,
+)
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import MachineNotFit
+
+BATCH_ROWS = 500
+BLOCK_MS = 1000
+CLAIM_AFTER_S = 60.0  # entries that a consumer has not acknowledged for so long are taken from it
+PATIENCE_S = 60.0
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
+CHECK_EVERY_S = 10.0
+WRAPPERS = ("data", "json", "payload", "event", "body")
+ENTRY_ID = re.compile(rb"\d{1,20}-\d{1,20}")
+
+
+class RedisReader:
+    """One stream, or one partition of a Cluster; a Reader as rows.py says.
+
+    `consumer` must be the same after a restart, so that what it left unacknowledged comes back at once. `field`: the
+    one that holds the row as JSON; None: see `entry_row`.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        stream: str,
+        *,
+        group: str,
+        consumer: str,
+        field: str | None = None,
+        column_map: Mapping[str, str] | None = None,
+        claim_after_s: float = CLAIM_AFTER_S,
+        patience_s: float = PATIENCE_S,
+    ):
+        self.name = f"{server.shown}#{stream}"
+        self.poll_s = 0.0  # the server makes us wait
+        self.notes: list[str] = []
+        self.waiting: list[str] = []
+        self._server, self._stream, self._group, self._consumer = server, stream, group, consumer
+        self._field, self._map = field, dict(column_map or {})
+        self._claim_after_s, self._patience_s = claim_after_s, patience_s
+        self._client: Any = None
+        self._database: sqlite3.Connection | None = None
+        self._stop = threading.Event()
+        self._follow = False
+        self._own_pending = True
+        self._claim_from: bytes | None = b"0-0"
+        self._claimed_at = self._checked_at = 0.0
+        self._unacknowledged: list[bytes] = []
+        self._ever_connected = False
+
+    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
+        self._database, self._follow, self._stop = database, follow, stop
+        self._patiently(lambda: None)
+
+    def read(self) -> Batch | None:
+        return self._patiently(self._step)
+
+    def confirm(self) -> None:
+        """XACK. A failure is no loss: the entries stay pending, come again, and are known then."""
+        ids, self._unacknowledged = self._unacknowledged, []
+        redis = load_redis()
+        try:
+            if ids:
+                self._client.xack(self._stream, self._group, *ids)
+        except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
+            if not is_passing(error) and not _is_no_group(error):
+                raise explain(error, self._server, self._stream) from error
+            self._drop()
+
+    def close(self) -> None:
+        self._drop()
+
+    def _patiently(self, step: Callable[[], Batch | None]) -> Batch | None:
+        """`step` with a connection, made anew with growing pauses as often as it breaks.
+
+        Raises MachineNotFit after `patience_s` without one; when following only if there never was any.
+        """
+        redis = load_redis()
+        delay_s, started = FIRST_DELAY_S, time.monotonic()
+        while not self._stop.is_set():
+            try:
+                if self._client is None:
+                    self._connect()
+                return step()
+            except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
+                self._drop()
+                if not is_passing(error) and not _is_no_group(error):
+                    raise explain(error, self._server, self._stream) from error
+                if time.monotonic() - started > self._patience_s and not (self._follow and self._ever_connected):
+                    raise MachineNotFit(
+                        f"{self._server.shown} cannot be used: {error}", hint="is the server running and reachable?"
+                    ) from error
+            self._stop.wait(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+        return None
+
+    def _connect(self) -> None:
+        self._client = connect(self._server)
+        if self._server.cluster:
+            hosts = dict.fromkeys((*self._server.hosts, *known_hosts(self._client)))
+            self._server = replace(self._server, hosts=tuple(hosts))
+        check_eviction(self._client, self._server, self._stream)
+        self._create_group()
+        self._check_stream()
+        self._own_pending, self._claim_from = True, b"0-0"
+        self._ever_connected = True
+
+    def _drop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _create_group(self) -> None:
+        redis = load_redis()
+        try:
+            self._client.xgroup_create(self._stream, self._group, id="0", mkstream=True)
+        except redis.exceptions.ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    def _step(self) -> Batch | None:
+        """Own entries from before a crash first, then those of dead consumers, then new ones."""
+        if self._own_pending:
+            batch = self._batch(self._read_group("0", None))
+            if batch:
+                return batch
+            self._own_pending = False
+        if self._claim_from is None and time.monotonic() - self._claimed_at > self._claim_after_s:
+            self._claim_from = b"0-0"
+        while self._claim_from is not None and not self._stop.is_set():
+            batch = self._claim()
+            if batch:
+                return batch
+        if time.monotonic() - self._checked_at > CHECK_EVERY_S:
+            self._check_stream()
+        batch = self._batch(self._read_group(">", BLOCK_MS if self._follow else None))
+        if batch is None and not self._follow:
+            self._note_pending()
+        return batch
+
+    def _read_group(self, after: str, block_ms: int | None) -> list[Any]:
+        answer = self._client.xreadgroup(
+            self._group, self._consumer, {self._stream: after}, count=BATCH_ROWS, block=block_ms
+        )
+        return answer[0][1] if answer else []
+
+    def _claim(self) -> Batch | None:
+        idle_ms = int(self._claim_after_s * 1000)
+        answer = self._client.xautoclaim(
+            self._stream, self._group, self._consumer, idle_ms, self._claim_from, count=BATCH_ROWS
+        )
+        following, entries = answer[0], answer[1]
+        deleted = answer[2] if len(answer) > 2 else []  # Redis 7 names them; 6.2 sends them as entries without fields
+        self._claim_from = None if following == b"0-0" else following
+        self._claimed_at = time.monotonic()
+        return self._batch([*entries, *((entry, None) for entry in deleted)])
+
+    def _batch(self, entries: list[Any]) -> Batch | None:
+        deliveries: list[Delivery] = []
+        refusals: list[Refusal] = []
+        self._unacknowledged = []
+        for entry, fields in entries:
+            if entry is None:
+                continue  # Redis 6.2 forgets even the id of a deleted entry
+            if not isinstance(entry, bytes) or not ENTRY_ID.fullmatch(entry):
+                raise MachineNotFit(f"{self._server.shown} answers {entry!r} where a stream id should be")
+            place = f"{self._stream}:{entry.decode()}"
+            key = f"redis:{place}"
+            self._unacknowledged.append(entry)
+            try:
+                row = rename(entry_row(fields, self._field), self._map) if fields else None
+            except RowRefused as refused:
+                refusals.append(refusal(self._stream, place, key, refused, repr(fields).encode()))
+                continue
+            if row is not None:
+                moment = int(entry.partition(b"-")[0]) / 1000
+                deliveries.append(Delivery(self._stream, place, key, row, time=moment))
+            elif not self._is_stored(place):
+                refusals.append(Refusal(self._stream, place, key, DELETED, DELETED_HINT, b""))
+        if not self._unacknowledged:
+            return None
+        return Batch(self.name, deliveries, refusals)
+
+    def _is_stored(self, place: str) -> bool:
+        """Whether a deleted entry was taken before a crash kept us from acknowledging it."""
+        if self._database is None:
+            raise ValueError("read before open")
+        query = "SELECT 1 FROM interactions WHERE source = ? LIMIT 1"
+        return self._database.execute(query, (place,)).fetchone() is not None
+
+    def _check_stream(self) -> None:
+        """Notes on what the server's own settings may cost: no durability, an expiry, trimming before we read."""
+        self._checked_at = time.monotonic()
+        persistence = info(self._client, self._server, self._stream, "persistence")
+        if not persistence.get("aof_enabled"):
+            self._note("appendonly is off: a server crash loses entries that were not collected yet")
+        if self._client.ttl(self._stream) >= 0:
+            self._note("the stream expires (TTL): entries that are not collected by then are lost")
+        stream = self._client.xinfo_stream(self._stream)
+        groups = {group["name"]: group for group in self._client.xinfo_groups(self._stream)}
+        group = groups.get(self._group.encode(), {})
+        lag, first = group.get("lag"), stream.get("first-entry")
+        if lag is None or (first and _numbers(first[0]) <= _numbers(group["last-delivered-id"])):
+            return
+        lost = lag - stream["length"]
+        if lost > 0:
+            self._note(f"{lost} entries were trimmed from the stream before they were collected: {DELETED_HINT}")
+
+    def _note_pending(self) -> None:
+        pending = self._client.xpending(self._stream, self._group)
+        if pending and pending["pending"]:
+            self._note(
+                f"{pending['pending']} entries are with other consumers; they are taken over when these have been"
+                f" silent for {self._claim_after_s:.0f} s"
+            )
+
+    def _note(self, text: str) -> None:
+        note = f"{self.name}: {text}"
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+def entry_row(fields: Mapping[bytes, bytes], field: str | None) -> dict[str, Any]:
+    """The row in a stream entry: the JSON object in `field`; else in one of WRAPPERS, with the fields beside it; else
+    the fields themselves. Raises RowRefused."""
+    if field is not None:
+        if field.encode() not in fields:
+            raise RowRefused("bad-json", f"the entry has no field {field}: check field= in the source")
+        return parse_line(fields[field.encode()])
+    row = from_columns({name.decode("utf-8", "replace"): value for name, value in fields.items()})
+    for wrapper in WRAPPERS:
+        if isinstance(row.get(wrapper), dict):
+            inner = row.pop(wrapper)
+            return {**row, **inner}
+    if len(row) == 1 and next(iter(row)) in WRAPPERS:
+        return parse_line(next(iter(fields.values())))  # says what is wrong with it
+    return row
+
+
+def _is_no_group(error: Exception) -> bool:
+    """The stream was deleted or restored from before our time: make the group again, from the stream's beginning."""
+    return str(error).startswith("NOGROUP")
+
+
+def _numbers(entry: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = entry.partition(b"-")
+    return int(milliseconds), int(sequence)

@@ -1,0 +1,228 @@
+"""Tables of other programs' SQLite files, read a page at a time without ever holding a lock that their writer feels."""
+
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
+from hivetune.data.intake.sources.delivered import from_columns, parse_line, refusal, rename
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import Busy, UsageError
+
+PAGE_ROWS = 1000
+OWN_TABLE = "interactions"
+OWN_COLUMNS = {"id", "content_id", "source", "row"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a table was read to: the cursor column's value, and fingerprints of all rows that had it."""
+
+    value: int | float | str | None = None
+    ties: tuple[str, ...] = ()
+
+
+class SqliteReader:
+    """One table or view; a Reader as rows.py says.
+
+    `cursor`: a column that only grows, None for the rowid. `column_map`: our name to the column's. Another Hivetune's
+    store (table None) keeps its rows, sources and ids.
+    """
+
+    def __init__(self, path: str, table: str | None, column_map: Mapping[str, str], cursor: str | None):
+        self.poll_s = 0.5
+        self.notes: list[str] = []
+        self.waiting: list[str] = []
+        self._path = os.path.realpath(os.path.expanduser(path))
+        self._own = table is None
+        self._table = table or OWN_TABLE
+        self.name = self._path if self._own else f"{self._path}#{self._table}"
+        self._map = dict(column_map)
+        self._column = cursor
+        self._has_rowid = True
+        self._connection: sqlite3.Connection | None = None
+        self._place = _Place()
+        self._stored: str | None = None
+        self._next: tuple[_Place, str] | None = None
+        self._passing = False
+
+    @property
+    def _key(self) -> str:
+        return f"sqlite:{self.name}#{self._column or 'rowid'}"
+
+    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
+        self._connection = _connect(self._path)
+        with self._explained():
+            self._check_table()
+        self._stored = read_cursor(database, self._key)
+        if self._stored is not None:
+            place = json.loads(self._stored)
+            self._place = _Place(place["value"], tuple(place["ties"]))
+
+    def read(self) -> Batch | None:
+        with self._explained():
+            if not self._passing:
+                self._start_again_if_changed()
+            page = self._page()
+        self._passing = bool(page)
+        if not page:
+            return None
+        deliveries: list[Delivery] = []
+        refusals: list[Refusal] = []
+        for cells in page:
+            try:
+                deliveries.append(self._delivery(cells))
+            except RowRefused as refused:
+                place = self._name_of(cells)
+                refusals.append(refusal(self.name, place, place, refused, repr(cells).encode("utf-8", "replace")))
+        value = page[-1]["#cursor"]
+        ties = tuple(_fingerprint(cells) for cells in page if cells["#cursor"] == value)
+        kept = self._place.ties if value == self._place.value else ()
+        text = json.dumps({"value": value, "ties": [*kept, *ties]})
+        self._next = _Place(value, (*kept, *ties)), text
+        return Batch(self.name, deliveries, refusals, Cursor(self._key, self._stored, text))
+
+    def confirm(self) -> None:
+        if self._next:
+            self._place, self._stored = self._next
+            self._next = None
+
+    def close(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise Busy(f"{self._path} is locked by its writer for more than 30 s", hint="try again later") from None
+            raise UsageError(f"{self._path}: {error}", hint="is it a whole SQLite file, and may it be read?") from None
+
+    def _check_table(self) -> None:
+        """Raises UsageError naming what is missing and what is there."""
+        names = [row["name"] for row in self._query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
+        if self._table not in names:
+            there = ", ".join(sorted(names)) or "none"
+            raise UsageError(f"{self._path} has no table {self._table}", hint=f"its tables: {there}")
+        columns = [row["name"] for row in self._query("SELECT name FROM pragma_table_info(?)", self._table)]
+        if self._own and not set(columns) >= OWN_COLUMNS:
+            raise UsageError(f"{self._path} is no Hivetune store", hint=f"name a table: sqlite:{self._path}?table=...")
+        for wanted in (*self._map.values(), *([self._column] if self._column else [])):
+            if wanted not in columns:
+                near = difflib.get_close_matches(wanted, columns, 1)
+                hint = f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}"
+                raise UsageError(f"{self._table} has no column {wanted}", hint=hint)
+        self._has_rowid = self._find_rowid()
+        if self._column is None and not self._has_rowid:
+            raise UsageError(
+                f"{self._table} has no rowid (a view, or WITHOUT ROWID)",
+                hint="name a column that only grows: &cursor=COLUMN",
+            )
+        if self._column:
+            condition = f"{_quote(self._column)} IS NULL OR typeof({_quote(self._column)}) = 'blob'"
+            unread = self._query(f"SELECT count(*) AS n FROM {_quote(self._table)} WHERE {condition}")[0]["n"]
+            if unread:
+                self.notes.append(f"{self.name}: {unread} rows without a usable {self._column} are not read")
+
+    def _find_rowid(self) -> bool:
+        """A view answers NULL or refuses, a table WITHOUT ROWID refuses."""
+        kind = self._query("SELECT type FROM sqlite_master WHERE name = ?", self._table)[0]["type"]
+        if kind != "table":
+            return False
+        try:
+            self._query(f"SELECT rowid FROM {_quote(self._table)} LIMIT 1")
+        except sqlite3.OperationalError:
+            return False
+        return True
+
+    def _start_again_if_changed(self) -> None:
+        """Read all again when the last row is not what it was: rows were taken back, and rowids may be used twice.
+
+        Rows that did not change have the ids they had, so nothing is stored twice.
+        """
+        if self._column is None and self._place.ties:
+            rows = self._select("= ?", 1, self._place.value)
+            if tuple(map(_fingerprint, rows)) != self._place.ties:
+                self._place = _Place()
+
+    def _page(self) -> list[dict[str, Any]]:
+        """The next rows in the cursor's order. Rows of one value stay together: no page ends inside a tie."""
+        value, known = self._place.value, set(self._place.ties)
+        if value is None:
+            late, rows = [], self._select("IS NOT NULL", PAGE_ROWS + 1)
+        else:
+            ties = self._select("= ?", PAGE_ROWS + 1, value) if self._column else []
+            late = [cells for cells in ties if _fingerprint(cells) not in known]
+            rows = self._select("> ?", PAGE_ROWS + 1, value)
+        if len(rows) > PAGE_ROWS:
+            last = rows[-1]["#cursor"]
+            rows = [cells for cells in rows if cells["#cursor"] != last]
+            if not rows:
+                raise UsageError(
+                    f"{self._table}.{self._column} has more than {PAGE_ROWS} rows with the value {last!r}",
+                    hint="choose a finer column for cursor=, or leave it out to use the rowid",
+                )
+        return late + rows
+
+    def _select(self, condition: str, limit: int, *values: object) -> list[dict[str, Any]]:
+        cursor = _quote(self._column) if self._column else "rowid"
+        extra = f'{cursor} AS "#cursor"' + (', rowid AS "#rowid"' if self._has_rowid else "")
+        order = f"{cursor}, rowid" if self._has_rowid else cursor
+        where = f"{cursor} {condition}" + (f" AND typeof({cursor}) != 'blob'" if self._column else "")
+        query = f"SELECT *, {extra} FROM {_quote(self._table)} WHERE {where} ORDER BY {order} LIMIT {limit}"
+        return self._query(query, *values)
+
+    def _query(self, query: str, *values: object) -> list[dict[str, Any]]:
+        """All rows at once, so that no read lock outlives the call."""
+        if self._connection is None:
+            raise ValueError("read before open")
+        cursor = self._connection.execute(query, values)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def _delivery(self, cells: dict[str, Any]) -> Delivery:
+        place = self._name_of(cells)
+        columns = {name: value for name, value in cells.items() if not name.startswith("#")}
+        if not self._own:
+            return Delivery(self.name, place, place, rename(from_columns(columns), self._map))
+        row = parse_line(str(columns["row"]).encode("utf-8", "surrogatepass"))
+        source = str(columns["source"])
+        return Delivery(source.rpartition(":")[0], source, place, row, str(columns["id"]))
+
+    def _name_of(self, cells: dict[str, Any]) -> str:
+        return f"{self._path}#{self._table}:{cells['#rowid'] if self._has_rowid else cells['#cursor']}"
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    if not os.path.isfile(path):
+        raise UsageError(f"{path} does not exist", hint="give the path of a SQLite file: sqlite:PATH?table=NAME")
+    connection = sqlite3.connect(f"file:{urllib.parse.quote(path)}?mode=ro", uri=True, timeout=30, isolation_level=None)
+    connection.text_factory = _decode
+    return connection
+
+
+def _decode(text: bytes) -> str | bytes:
+    """Text that is not UTF-8 stays bytes, so that its row is refused with its place instead of ending the read."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _fingerprint(cells: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(repr(sorted(cells.items())).encode("utf-8", "replace"), digest_size=12).hexdigest()

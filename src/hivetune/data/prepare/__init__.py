@@ -1,0 +1,1 @@
+"""From sources to a report and an immutable snapshot."""

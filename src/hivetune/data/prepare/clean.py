@@ -1,0 +1,60 @@
+"""The rows that passed, and the quarantine: each rejected row with reason and place, to be mended and fed again."""
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+from hivetune.config import DataConfig
+from hivetune.data.checks.redact import PERSONAL, SECRETS, redact_value
+from hivetune.data.prepare.decide import REFUSED, Decisions, fates, open_result
+from hivetune.data.reasons import REASONS, severity_of
+from hivetune.data.rows.read import QUARANTINE_KEY
+from hivetune.data.snapshot import SPLITS
+
+
+def quarantine_path(clean: Path) -> Path:
+    """rows.jsonl -> rows.quarantine.jsonl"""
+    return clean.with_name(f"{clean.stem}.quarantine{clean.suffix or '.jsonl'}")
+
+
+def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig, out: Path) -> None:
+    """Usable rows as they came (what was redacted stays redacted), and the rejected ones beside them.
+
+    A line of the quarantine file is a row that `data check` reads again: mend its "row" and feed the file.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with open(out, "wb") as clean, open(quarantine_path(out), "wb") as quarantine:
+        for number, path in enumerate(results):
+            with closing(open_result(path)) as database:
+                rows = database.execute(
+                    "SELECT source, reason, hint, changed, raw FROM rows JOIN bodies USING (n) ORDER BY n"
+                )
+                for (source, reason, hint, changed, raw), (_, fate) in zip(rows, fates(decisions, number), strict=True):
+                    if fate < len(SPLITS):
+                        clean.write(_redacted(raw, data) if changed and "redacted" in changed else raw)
+                        clean.write(b"\n")
+                    elif fate == REFUSED and severity_of(reason) == "reject":
+                        _quarantine(quarantine, source, reason, hint, raw)
+
+
+def _redacted(raw: bytes, data: DataConfig) -> bytes:
+    value: Any = json.loads(raw)
+    if data.on_secret == "redact":
+        value = redact_value(value, SECRETS)
+    if data.on_personal == "redact":
+        value = redact_value(value, PERSONAL)
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _quarantine(file: IO[bytes], source: str, reason: str, hint: str, raw: bytes) -> None:
+    text = raw.decode("utf-8", "backslashreplace")
+    try:
+        row: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        row = text
+    if isinstance(row, dict) and QUARANTINE_KEY in row:
+        row = row.get("row")  # fed again and still broken: one wrapper, not two
+    line = {QUARANTINE_KEY: 1, "source": source, "reason": reason, "hint": hint or REASONS[reason].hint, "row": row}
+    file.write(json.dumps(line, ensure_ascii=True).encode() + b"\n")

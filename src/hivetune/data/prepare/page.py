@@ -1,0 +1,230 @@
+"""The report as one HTML page that needs nothing else: no script, no font, no network. Every text is escaped."""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from hivetune.data.prepare.decide import Decisions
+from hivetune.data.prepare.report import Report
+from hivetune.data.prepare.samples import Sample, choose_samples
+from hivetune.data.reasons import REASONS
+from hivetune.data.render.renderer import load_renderer
+from hivetune.data.snapshot import SPLITS
+
+EXAMPLES_PER_REASON = 3
+SHOWN_NAMES = 20
+MAX_TEXT = 1500
+STYLE = Path(__file__).with_name("page.css")
+
+
+def write_page(
+    path: Path, report: Report, results: Sequence[Path], decisions: Decisions, model_folder: Path | None
+) -> None:
+    """Raises OSError when the page can't be written."""
+    decode = load_renderer(model_folder).decode if model_folder is not None else None
+    samples = choose_samples(results, decisions, decode)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(report.document, samples), encoding="utf-8", errors="replace")
+
+
+def page(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
+    """The whole page."""
+    sections = (
+        _sum(document),
+        _reasons(document),
+        _lengths(document),
+        _names("Agents", document["agents"]),
+        _names("Categories", document["categories"]),
+        _masks(samples),
+        _duplicates(document),
+        _files(document),
+    )
+    usable, rows_in = document["usable"], document["rows_in"]
+    model = f" Checked with the model in <code>{escape(document['model'])}</code>." if document["model"] else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Data report</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body><main>\n"
+        f"<h1>{usable:,} of {rows_in:,} rows can be learned from</h1>"
+        f'<p class="soft">{_tokens(document)}{model}</p>\n{"".join(sections)}</main></body></html>\n'
+    )
+
+
+def _tokens(document: Mapping[str, Any]) -> str:
+    if document["tokens"] is None:
+        return f"Not checked, because no model was named: {', '.join(document['not_run'])}."
+    share = document["trained_tokens"] / max(1, document["tokens"])
+    return f"{document['tokens']:,} tokens, of which {document['trained_tokens']:,} ({share:.0%}) are trained."
+
+
+def _section(title: str, body: str, note: str = "") -> str:
+    said = f'<p class="soft">{note}</p>' if note else ""
+    return f"<section><h2>{title}</h2>{said}{body}</section>\n" if body else ""
+
+
+def _sum(document: Mapping[str, Any]) -> str:
+    rejected, set_aside = sum(document["rejected"].values()), sum(document["set_aside"].values())
+    near = document["near_duplicates"]
+    parts = [
+        ("train", "train", document["splits"]["train"], "learned from"),
+        ("validation", "validation", document["splits"]["validation"], "chooses the best step"),
+        ("test", "test", document["splits"]["test"], "decides whether the new model is better"),
+        ("duplicates", "duplicates", document["duplicates"], f"{document['exact_duplicates']:,} exact, {near:,} near"),
+        ("rejected", "rejected", rejected, "broken; can be mended and fed again"),
+        ("set_aside", "set aside", set_aside, "fine, left out by policy"),
+    ]
+    total = max(1, document["rows_in"])
+    bar = "".join(f'<i class="{kind}" style="width:{n / total:.4%}"></i>' for kind, _, n, _ in parts if n)
+    rows = "".join(
+        f'<tr><td><span class="dot {kind}"></span>{name}</td><td class="n">{n:,}</td><td class="n">{n / total:.1%}</td>'
+        f'<td class="soft">{note}</td></tr>'
+        for kind, name, n, note in parts
+    )
+    rows += f'<tr class="sum"><td>rows in</td><td class="n">{document["rows_in"]:,}</td><td></td><td></td></tr>'
+    return _section("Where every row went", f'<div class="stack">{bar}</div><table>{rows}</table>')
+
+
+def _reasons(document: Mapping[str, Any]) -> str:
+    examples: dict[str, list[Mapping[str, str]]] = {}
+    for problem in document["problems"]:
+        kept = examples.setdefault(problem["reason"], [])
+        if len(kept) < EXAMPLES_PER_REASON:
+            kept.append(problem)
+    rows = ""
+    for kind in ("rejected", "set_aside", "changed"):
+        for reason, count in sorted(document[kind].items(), key=lambda item: -item[1]):
+            places = "".join(
+                f'<br><code>{escape(p["source"])}</code> <span class="soft">{escape(p["hint"])}</span>'
+                for p in examples.get(reason, ())
+            )
+            rows += (
+                f'<tr><td><span class="dot {kind}"></span>{escape(reason)}</td><td class="n">{count:,}</td>'
+                f"<td>{escape(REASONS[reason].meaning)}{places}</td></tr>"
+            )
+    head = '<tr><th>reason</th><th class="n">rows</th><th>what it means, and where</th></tr>'
+    return _section("Reasons", f"<table>{head}{rows}</table>" if rows else "<p>No row was rejected or changed.</p>")
+
+
+def _lengths(document: Mapping[str, Any]) -> str:
+    lengths = document["lengths"]
+    bins = lengths["histogram"]
+    if not bins:
+        return ""
+    width, height, left = 900, 190, 10
+    step = (width - 2 * left) / len(bins)
+    most = max(count for *_, count in bins)
+    limit = document["max_length"]
+    bars = ""
+    for i, (low, high, count) in enumerate(bins):
+        tall = height * count / most
+        over = ' class="over"' if limit is not None and low > limit else ""
+        bars += (
+            f'<rect{over} x="{left + i * step + 1:.1f}" y="{height - tall + 10:.1f}" width="{max(1, step - 2):.1f}" '
+            f'height="{max(tall, 1 if count else 0):.1f}"><title>{low:,} to {high:,}: {count:,} rows</title></rect>'
+        )
+    for i in range(0, len(bins), max(1, len(bins) // 8)):
+        bars += f'<text x="{left + i * step:.1f}" y="{height + 28}">{bins[i][0]:,}</text>'
+    kept = lengths["keeps_99_percent"]
+    at = next((i for i, (low, high, _) in enumerate(bins) if low <= kept <= high), len(bins) - 1)
+    x = left + (at + 1) * step
+    bars += f'<line x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height + 10}"/>'
+    bars += f'<text x="{x - 6:.1f}" y="16" text-anchor="end">99 % of the rows: up to {kept:,}</text>'
+    limit_note = f", max_length {limit:,}" if limit is not None else ""
+    note = (
+        f"In {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "
+        f"longest {lengths['longest_seen']:,}{limit_note}."
+    )
+    return _section(
+        "How long the rows are", f'<svg viewBox="0 0 {width} {height + 34}" width="100%">{bars}</svg>', note
+    )
+
+
+def _names(title: str, names: Mapping[str, Mapping[str, int]]) -> str:
+    if not any(name != "-" for name in names):
+        return ""
+    totals = sorted(((sum(counts.values()), name) for name, counts in names.items()), reverse=True)
+    most = totals[0][0]
+    rows = ""
+    for total, name in totals[:SHOWN_NAMES]:
+        parts = "".join(
+            f'<i class="{split}" style="width:{names[name].get(split, 0) / most:.3%}"></i>' for split in SPLITS
+        )
+        shares = " / ".join(f"{names[name].get(split, 0):,}" for split in SPLITS)
+        label = escape(name) if name != "-" else '<span class="soft">none named</span>'
+        rows += (
+            f'<tr><td>{label}</td><td class="n">{total:,}</td><td><div class="meter">{parts}</div></td>'
+            f'<td class="n soft">{shares}</td></tr>'
+        )
+    if len(totals) > SHOWN_NAMES:
+        rows += f'<tr><td class="soft">and {len(totals) - SHOWN_NAMES:,} more</td></tr>'
+    head = '<tr><th></th><th class="n">rows</th><th></th><th class="n">train / validation / test</th></tr>'
+    return _section(title, f"<table>{head}{rows}</table>")
+
+
+def _masks(samples: Sequence[Sample]) -> str:
+    body = ""
+    for sample in samples:
+        if sample.runs is None:
+            inside = "".join(f"{turn['role']}: {turn['content']}\n" for turn in sample.messages)
+            text = escape(_short(inside))
+            size = f"{sample.length:,} characters"
+        else:
+            text = "".join(f"<b>{escape(t)}</b>" if trained else escape(t) for t, trained in sample.runs)
+            size = f"{sample.trained:,} of {sample.length:,} tokens trained"
+        changed = f", {escape(sample.changed)}" if sample.changed else ""
+        body += (
+            f"<details open><summary><strong>{escape(sample.why)}</strong> <code>{escape(sample.source)}</code> "
+            f'<span class="soft">{size}{changed}</span></summary><div class="text"><code>{text}</code></div></details>'
+        )
+    with_mask = any(sample.runs is not None for sample in samples)
+    note = 'What is <span class="text" style="padding:2px"><b>marked</b></span> is trained; the rest is only read.'
+    return _section("Rows as the model sees them", body, note if with_mask else "")
+
+
+def _duplicates(document: Mapping[str, Any]) -> str:
+    body = ""
+    for pair in document["duplicate_examples"]:
+        first, second = _spoken(pair["first_text"]), _spoken(pair["text"])
+        shown = _difference(first, second) if pair["kind"] == "near" else escape(_short(second))
+        body += (
+            f"<details><summary>{escape(pair['kind'])}: <code>{escape(pair['source'])}</code> equals "
+            f'<code>{escape(pair["same_as"])}</code></summary><div class="text">{shown}</div></details>'
+        )
+    return _section("Duplicates", body, "The first row of each pair stays.")
+
+
+def _spoken(messages: str) -> str:
+    return "\n".join(turn["content"] for turn in json.loads(messages) if turn["role"] != "system")
+
+
+def _difference(first: str, second: str) -> str:
+    """Words that only the first has, and words that only the second has, marked."""
+    a, b = _short(first).split(" "), _short(second).split(" ")
+    pieces: list[str] = []
+    for kind, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if kind == "equal":
+            pieces.append(escape(" ".join(a[i:j])))
+            continue
+        pieces += [f"<del>{escape(' '.join(a[i:j]))}</del>"] if i < j else []
+        pieces += [f"<ins>{escape(' '.join(b[k:m]))}</ins>"] if k < m else []
+    return " ".join(pieces)
+
+
+def _files(document: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f'<tr><td><code>{escape(name)}</code></td><td class="n">{sum(layouts.values()):,}</td>'
+        f"<td>{escape(_counts(layouts.items()))}</td></tr>"
+        for name, layouts in list(document["files"].items())[:200]
+    )
+    return _section("Files", f'<table><tr><th>file</th><th class="n">rows</th><th>layouts</th></tr>{rows}</table>')
+
+
+def _counts(items: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{name if name != '-' else 'unread'} {count:,}" for name, count in items)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."

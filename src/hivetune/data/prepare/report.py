@@ -1,0 +1,227 @@
+"""The report of a preparation: every row that came in, in exactly one place, with the reason. Plain values; no output.
+
+`Report.document` is what `--json` prints and report.json holds. data/prepare/page.py makes the HTML page from it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.decide import (
+    DUPLICATE,
+    NEAR_DUPLICATE,
+    NO_VALUE,
+    REFUSED,
+    SET_ASIDE,
+    Decisions,
+    fates,
+    open_result,
+)
+from hivetune.data.reasons import REASONS, severity_of
+from hivetune.data.snapshot import SPLITS
+from hivetune.errors import DataRefused
+
+MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file names them all
+KEPT_SHARE = 0.99
+NOT_RUN_WITHOUT_MODEL = ("template", "mask", "tokens", "control-token")
+BINS = 40
+
+
+@dataclass(frozen=True)
+class Report:
+    """`document`: schema 1, see docs/formats.md. `usable`: rows that are trained or held out."""
+
+    document: dict[str, Any]
+
+    @property
+    def rows_in(self) -> int:
+        return int(self.document["rows_in"])
+
+    @property
+    def usable(self) -> int:
+        return int(self.document["usable"])
+
+    @property
+    def num_rejected(self) -> int:
+        return sum(self.document["rejected"].values())
+
+    def refuse(self, max_rejected: float) -> None:
+        """Raises DataRefused unless a row is usable and at most this share of the rows is rejected."""
+        if self.rows_in == 0:
+            raise DataRefused("there are no rows", hint="the files are empty: give files with one row a line")
+        top = max(self.document["rejected"].items(), key=lambda item: item[1], default=None)
+        why = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are set aside or duplicates"
+        first = next((p for p in self.document["problems"] if top and p["reason"] == top[0]), None)
+        where = f"{first['source']}: {first['hint']}" if first else "see the reasons: hivetune data check"
+        if self.usable == 0:
+            raise DataRefused(f"none of {self.rows_in:,} rows is usable, {why}", hint=where)
+        if self.num_rejected > max_rejected * self.rows_in:
+            raise DataRefused(
+                f"{self.num_rejected:,} of {self.rows_in:,} rows are rejected ({why}); "
+                f"data.max_rejected allows {max_rejected:.0%}",
+                hint=where,
+            )
+
+
+def accounting(decisions: Decisions) -> dict[str, Any]:
+    """Law 1: rows_in = usable + duplicates + rejected + set aside. Raises AssertionError when it does not add up."""
+    rejected = {r: n for r, n in sorted(decisions.reasons.items()) if severity_of(r) == "reject"}
+    set_aside = {r: n for r, n in decisions.reasons.items() if severity_of(r) == "set_aside"}
+    for fate, reason in SET_ASIDE.items():
+        if count := decisions.count(fate):
+            set_aside[reason] = count
+    usable = decisions.count(*range(len(SPLITS)))
+    duplicates = decisions.count(DUPLICATE, NEAR_DUPLICATE)
+    rows_in = decisions.num_rows
+    assert rows_in == usable + duplicates + sum(rejected.values()) + sum(set_aside.values())
+    return {
+        "rows_in": rows_in,
+        "usable": usable,
+        "duplicates": duplicates,
+        "rejected": rejected,
+        "set_aside": dict(sorted(set_aside.items())),
+    }
+
+
+def make_report(
+    results: Sequence[Path], decisions: Decisions, data: DataConfig, *, model: str | None, max_length: int
+) -> Report:
+    """Everything that is known about the rows, as plain values."""
+    counts = accounting(decisions)
+    problems = list(_problems(results, decisions))
+    document: dict[str, Any] = {
+        "schema": 1,
+        **counts,
+        "exact_duplicates": decisions.count(DUPLICATE),
+        "near_duplicates": decisions.count(NEAR_DUPLICATE),
+        "problems": problems[:MAX_PROBLEMS],
+        "problems_left_out": max(
+            0, sum(counts["rejected"].values()) + sum(counts["set_aside"].values()) - MAX_PROBLEMS
+        ),
+        "changed": dict(sorted(decisions.changed.items())),
+        "files": {name: dict(layouts) for name, layouts in decisions.files.items()},
+        "model": model,
+        "max_length": max_length if model else None,
+        "not_run": [] if model else list(NOT_RUN_WITHOUT_MODEL),
+        "duplicate_examples": _duplicate_examples(results, decisions),
+        **distribution(results, decisions, has_tokens=model is not None),
+    }
+    return Report(document)
+
+
+def distribution(results: Sequence[Path], decisions: Decisions, *, has_tokens: bool) -> dict[str, Any]:
+    """Splits, agents and categories per split, lengths and their histogram, of the usable rows."""
+    splits: Counter[str] = Counter()
+    agents: dict[str, Counter[str]] = {}
+    categories: dict[str, Counter[str]] = {}
+    lengths: Counter[int] = Counter()
+    all_lengths: Counter[int] = Counter()
+    trained = 0
+    for number, path in enumerate(results):
+        with closing(open_result(path)) as database:
+            rows = database.execute("SELECT length, trained, agent, category FROM rows ORDER BY n")
+            for (length, num_trained, agent, category), (_, fate) in zip(rows, fates(decisions, number), strict=True):
+                if length is not None:
+                    all_lengths[length] += 1
+                if fate >= len(SPLITS):
+                    continue
+                split = SPLITS[fate]
+                splits[split] += 1
+                agents.setdefault(agent or NO_VALUE, Counter())[split] += 1
+                categories.setdefault(category or NO_VALUE, Counter())[split] += 1
+                lengths[length] += 1
+                trained += num_trained or 0
+    total = sum(length * count for length, count in lengths.items())
+    return {
+        "splits": {split: splits[split] for split in SPLITS},
+        "agents": {name: dict(counts) for name, counts in sorted(agents.items())},
+        "categories": {name: dict(counts) for name, counts in sorted(categories.items())},
+        "tokens": total if has_tokens else None,
+        "trained_tokens": trained if has_tokens else None,
+        "lengths": {"unit": "tokens" if has_tokens else "characters", **length_summary(lengths, all_lengths)},
+    }
+
+
+def length_summary(used: Counter[int], every: Counter[int]) -> dict[str, Any]:
+    """Quantiles of the used rows, the length that keeps 99 % of all rows, and a histogram of all rows."""
+    return {
+        "median": _quantile(used, 0.5),
+        "p90": _quantile(used, 0.9),
+        "p99": _quantile(used, 0.99),
+        "max": max(used, default=0),
+        "longest_seen": max(every, default=0),
+        "keeps_99_percent": _quantile(every, KEPT_SHARE),
+        "histogram": _histogram(every),
+    }
+
+
+def _quantile(counts: Counter[int], share: float) -> int:
+    """The smallest length that at least `share` of the rows do not exceed."""
+    wanted, seen = share * counts.total(), 0
+    for length in sorted(counts):
+        seen += counts[length]
+        if seen >= wanted:
+            return length
+    return 0
+
+
+def _histogram(counts: Counter[int]) -> list[list[int]]:
+    """[[from, to, rows], ...] in equal steps between the 0.5th and 99.5th percentile; the outer ones hold the rest."""
+    if not counts:
+        return []
+    low, top = _quantile(counts, 0.005), _quantile(counts, 0.995)
+    width = max(1, -(-(top - low + 1) // BINS))
+    rows = [0] * ((top - low) // width + 1)
+    for length, count in counts.items():
+        rows[min(max(length - low, 0) // width, len(rows) - 1)] += count
+    edges = [low + i * width for i in range(len(rows))]
+    ends = [*(edge - 1 for edge in edges[1:]), max(counts)]
+    return [[min(counts) if i == 0 else edges[i], ends[i], n] for i, n in enumerate(rows)]
+
+
+def _problems(results: Sequence[Path], decisions: Decisions) -> Iterator[dict[str, str]]:
+    """The first MAX_PROBLEMS rows that are rejected or set aside, in input order."""
+    left = MAX_PROBLEMS
+    for number, path in enumerate(results):
+        if left <= 0:
+            return
+        wanted = {n: fate for n, fate in fates(decisions, number) if fate == REFUSED or fate in SET_ASIDE}
+        if not wanted:
+            continue
+        with closing(open_result(path)) as database:
+            for n, source, reason, hint in database.execute("SELECT n, source, reason, hint FROM rows ORDER BY n"):
+                if n not in wanted or left <= 0:
+                    continue
+                name = reason or SET_ASIDE[wanted[n]]
+                yield {
+                    "source": source,
+                    "reason": name,
+                    "hint": hint or REASONS[name].hint,
+                    "severity": severity_of(name),
+                }
+                left -= 1
+
+
+def _duplicate_examples(results: Sequence[Path], decisions: Decisions) -> list[dict[str, Any]]:
+    found = []
+    for kind, pairs in (("exact", decisions.examples), ("near", decisions.near_examples)):
+        for row, original in pairs[:5]:
+            source, text = row_text(results, decisions, row)
+            first, first_text = row_text(results, decisions, original)
+            found.append({"kind": kind, "source": source, "same_as": first, "text": text, "first_text": first_text})
+    return found
+
+
+def row_text(results: Sequence[Path], decisions: Decisions, row: int) -> tuple[str, str]:
+    """(source, messages as JSON) of a usable or duplicate row."""
+    chunk = max(i for i, start in enumerate(decisions.chunk_starts) if start <= row)
+    with closing(open_result(results[chunk])) as database:
+        found: tuple[str, str] = database.execute(
+            "SELECT source, messages FROM rows JOIN bodies USING (n) WHERE n = ?",
+            (row - decisions.chunk_starts[chunk],),
+        ).fetchone()
+    return found

@@ -1,0 +1,308 @@
+"""One chunk of rows from bytes to tokens: read, check, redact, render, sign; the result is one SQLite file.
+
+Run in this process for small inputs, else in children: `python -m hivetune.data.work`, a job on the first line of
+standard input, then one chunk a line, and one answer a line. A child ends when its parent closes the pipe.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import sqlite3
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hivetune.data.checks import redact
+from hivetune.data.checks.dedupe import signature
+from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
+from hivetune.data.intake import interactions
+from hivetune.data.intake.files import Chunk
+from hivetune.data.intake.interactions import is_forgotten
+from hivetune.data.prepare.split import group_hash, group_key
+from hivetune.data.reasons import RowRefused
+from hivetune.data.render.renderer import Renderer, load_renderer
+from hivetune.data.rows.read import RawRow, content_id, parse_row, read_example, read_rows
+from hivetune.records import Example, Message, Rendered
+
+BATCH_ROWS = 500
+# Rows leave few cycles behind; looking for them after every 700 objects costs 6 % of the time.
+GC_THRESHOLD = 50_000
+SCHEMA = """
+PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-2000;
+CREATE TABLE rows (
+  n INTEGER PRIMARY KEY, source TEXT NOT NULL, layout TEXT, reason TEXT, hint TEXT, changed TEXT,
+  id TEXT, hash64 INTEGER, group64 INTEGER, length INTEGER, trained INTEGER, agent TEXT, category TEXT, session TEXT
+);
+CREATE TABLE bodies (
+  n INTEGER PRIMARY KEY, interaction_id TEXT, user TEXT, time REAL, messages TEXT, tools TEXT, checker TEXT,
+  tokens BLOB, mask BLOB, raw BLOB
+);
+"""
+ROW_COLUMNS, BODY_COLUMNS = 14, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all chunks of one preparation have in common; plain values, because it travels as JSON."""
+
+    columns: Mapping[str, str]
+    system_prompts: Mapping[str, str]
+    group_by: str
+    on_overlong: str
+    on_failed: str
+    on_untrusted: str
+    on_secret: redact.Policy
+    on_personal: redact.Policy
+    near: bool
+    max_length: int
+    model_folder: str | None
+    keep_raw: bool
+    forgotten: tuple[tuple[str, str], ...] = ()  # (kind, hash) as in hive.db
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A row after all checks that need no other row. `rendered` is None without a model."""
+
+    example: Example
+    layout: str
+    rendered: Rendered | None
+    changed: tuple[str, ...]
+
+
+class Worker:
+    """Examines rows under one job."""
+
+    def __init__(self, job: Job):
+        self._job = job
+        self._renderer: Renderer | None = load_renderer(Path(job.model_folder)) if job.model_folder else None
+        checks: list[Callable[[Messages], None]] = list(CHECKS)
+        if self._renderer is None:
+            checks.append(check_length)
+        else:
+            checks.append(control_token_check(self._renderer.control_tokens))
+        self._checks = tuple(checks)
+        self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)
+
+    def run(self, chunk: Chunk, out: Path) -> int:
+        """Examine every row of `chunk` and write `out` (and `out` + .signatures), whole or not at all."""
+        temporary = out.with_name(f".{out.name}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        database = sqlite3.connect(temporary, isolation_level=None)
+        count = 0
+        signatures = open(f"{temporary}.signatures", "wb") if self._job.near else contextlib.nullcontext(None)  # noqa: SIM115
+        with contextlib.closing(database), signatures as sink:
+            database.executescript(SCHEMA)
+            rows: list[tuple[Any, ...]] = []
+            bodies: list[tuple[Any, ...]] = []
+            for raw in read_rows(chunk):
+                row, body, sketch = self._one(raw)
+                rows.append((count, *row))
+                bodies.append((count, *body))
+                if sink is not None and sketch:
+                    sink.write(sketch)
+                count += 1
+                if len(rows) >= BATCH_ROWS:
+                    _insert(database, rows, bodies)
+            _insert(database, rows, bodies)
+        if self._job.near:
+            os.rename(f"{temporary}.signatures", f"{out}.signatures")
+        os.rename(temporary, out)
+        return count
+
+    def _one(self, raw: RawRow) -> tuple[tuple[Any, ...], tuple[Any, ...], bytes]:
+        """The two table rows, without their number, and the signature of a row that may be used."""
+        source = _storable(raw.source)
+        try:
+            found = self._examine_safely(raw)
+        except RowRefused as error:
+            length = error.length if isinstance(error, TooLong) else None
+            refused = (source, None, error.reason, _storable(error.hint), None, None, None, None, length, None)
+            return (*refused, None, None, None), (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
+        example, rendered = found.example, found.rendered
+        group = group_hash(group_key(example, self._job.group_by))
+        length = len(rendered.tokens) if rendered else sum(len(m.content) for m in example.messages)
+        row = (
+            source,
+            found.layout,
+            None,
+            None,
+            ",".join(found.changed) or None,
+            example.id,
+            _signed(int(example.id[:16], 16)),
+            _signed(group),
+            length,
+            rendered.trained.count(1) if rendered else None,
+            example.agent,
+            example.category,
+            example.session,
+        )
+        body = (
+            raw.interaction_id,
+            example.user,
+            example.time,
+            messages_json(example.messages),
+            json.dumps([dict(tool) for tool in example.tools]) if example.tools else None,
+            json.dumps(example.checker) if example.checker else None,
+            array("I", rendered.tokens).tobytes() if rendered else None,
+            rendered.trained if rendered else None,
+            raw.payload if self._job.keep_raw else None,
+        )
+        return row, body, signature(example.messages) if self._job.near else b""
+
+    def _examine_safely(self, raw: RawRow) -> Examined:
+        try:
+            return self.examine(raw)
+        except RecursionError:  # JSON, Jinja and our own walks all have their limits near each other
+            raise RowRefused("too-deep") from None
+
+    def examine(self, raw: RawRow) -> Examined:
+        """One row through everything that needs no other row. Raises RowRefused."""
+        job = self._job
+        layout, example = read_example(raw, job.columns)
+        if self._forgotten:
+            _keep_forgotten_out(raw, example, self._forgotten)
+        check_messages(example.messages, self._checks)
+        messages, changed = self._redacted(example.messages)
+        example = replace(example, messages=messages, id=content_id(messages, example.tools))
+        _apply_policies(example, job)
+        prompt = job.system_prompts.get(example.agent) if example.agent else None
+        if prompt is not None and example.messages[0].role == "user":
+            example = replace(example, messages=(Message("system", prompt), *example.messages))
+        if self._renderer is None:
+            return Examined(example, layout, None, tuple(changed))
+        example, rendered = self._fitted(self._renderer, example, changed)
+        return Examined(example, layout, rendered, tuple(changed))
+
+    def _redacted(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], list[str]]:
+        changed = []
+        cleaned = redact.apply_policy(messages, redact.SECRETS, self._job.on_secret, "secret")
+        if cleaned is not messages:
+            changed.append("redacted-secret")
+        messages = cleaned
+        cleaned = redact.apply_policy(messages, redact.PERSONAL, self._job.on_personal, "personal")
+        if cleaned is not messages:
+            changed.append("redacted-personal")
+        return cleaned, changed
+
+    def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Example, Rendered]:
+        """The row rendered, at most max_length tokens long. Raises RowRefused; appends to `changed`."""
+        limit, policy = self._job.max_length, self._job.on_overlong
+        detail = renderer.detail(example)
+        length = len(detail.rendered.tokens)
+        if length > limit and policy == "cut_turns":
+            shorter = example
+            while len(detail.rendered.tokens) > limit:
+                kept = _without_last_turn(shorter.messages)
+                if not kept:
+                    raise TooLong(length, limit)
+                shorter = replace(shorter, messages=kept)
+                detail = renderer.detail(shorter)
+            changed.append("cut-turns")
+            example = shorter
+        elif length > limit and policy == "cut":
+            cut = Rendered(detail.rendered.tokens[:limit], detail.rendered.trained[:limit])
+            if not any(cut.trained):
+                raise RowRefused("no-trained-token", f"the first {limit} tokens hold no answer")
+            changed.append("cut")
+            return example, cut
+        elif length > limit:
+            raise TooLong(length, limit)
+        if detail.turns_not_trained:
+            changed.append("turns-not-trained")
+        return example, detail.rendered
+
+
+class TooLong(RowRefused):
+    """Carries the length, for the histogram."""
+
+    def __init__(self, length: int, limit: int):
+        super().__init__("too-long", f"{length:,} tokens, max_length is {limit:,}")
+        self.length = length
+
+
+def _keep_forgotten_out(raw: RawRow, example: Example, forgotten: frozenset[tuple[str, str]]) -> None:
+    """Files still hold what was forgotten; the store does not."""
+    name = raw.source.rpartition(":")[0]
+    content = interactions.content_id(parse_row(raw.payload))
+    sources = (name, os.path.realpath(name))
+    if is_forgotten(forgotten, sources, session=example.session, user=example.user, row=raw.source, content=content):
+        raise RowRefused("forgotten")
+
+
+def _apply_policies(example: Example, job: Job) -> None:
+    if job.on_failed == "set_aside":
+        if example.success is False:
+            raise RowRefused("failed")
+        if example.feedback is not None and example.feedback < 0:
+            raise RowRefused("disliked")
+    if example.untrusted and job.on_untrusted == "set_aside":
+        raise RowRefused("untrusted")
+
+
+def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Up to the answer before the last one; empty when there is none."""
+    end = len(messages) - 1
+    while end > 0 and messages[end - 1].role != "assistant":
+        end -= 1
+    return tuple(messages[:end])
+
+
+def messages_json(messages: Sequence[Message]) -> str:
+    """Messages as JSON, fields with their default left out. `messages_from` reads it back."""
+    plain = []
+    for m in messages:
+        turn: dict[str, Any] = {"role": m.role, "content": m.content}
+        if m.weight != 1:
+            turn["weight"] = m.weight
+        if m.name is not None:
+            turn["name"] = m.name
+        if m.tool_calls:
+            turn["tool_calls"] = [dict(call) for call in m.tool_calls]
+        if m.tool_call_id is not None:
+            turn["tool_call_id"] = m.tool_call_id
+        plain.append(turn)
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def _storable(text: str) -> str:
+    """File names and hints may hold bytes that are no UTF-8; SQLite takes none."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _insert(database: sqlite3.Connection, rows: list[tuple[Any, ...]], bodies: list[tuple[Any, ...]]) -> None:
+    database.execute("BEGIN")
+    database.executemany(f"INSERT INTO rows VALUES ({','.join('?' * ROW_COLUMNS)})", rows)
+    database.executemany(f"INSERT INTO bodies VALUES ({','.join('?' * BODY_COLUMNS)})", bodies)
+    database.execute("COMMIT")
+    rows.clear()
+    bodies.clear()
+
+
+def job_json(job: Job) -> str:
+    return json.dumps(asdict(job))
+
+
+def _serve() -> None:
+    """The child: jobs in, answers out, nothing else on standard output."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
+    worker = Worker(Job(**json.loads(sys.stdin.readline())))
+    for line in sys.stdin:
+        task = json.loads(line)
+        count = worker.run(Chunk(**task["chunk"]), Path(task["out"]))
+        answers.write(json.dumps({"rows": count}) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,192 @@
+"""From the bytes of a chunk to rows with their place, and from a row to an Example. Pure but for reading files."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from hivetune.data.intake.files import Chunk
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import as_success, extract
+from hivetune.data.rows.layouts import Conversation, Row, map_columns, read_conversation
+from hivetune.records import Example, Message
+
+BOM = b"\xef\xbb\xbf"
+QUARANTINE_KEY = "hivetune_quarantine"
+UNTRUSTED_ORIGINS = ("tool", "web")
+STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row as it came. `problem`: reading itself failed here. `stored`: what the store knows beside the row."""
+
+    source: str
+    payload: bytes
+    problem: RowRefused | None = None
+    interaction_id: str | None = None
+    stored: Mapping[str, Any] | None = None
+
+
+def read_rows(chunk: Chunk) -> Iterator[RawRow]:
+    """The rows of one chunk in order; blank lines are no rows. Raises OSError when the file is gone."""
+    if chunk.kind == "store":
+        yield from _store_rows(chunk)
+    elif chunk.kind == "oversize":
+        yield RawRow(f"{chunk.name}:{chunk.first}", b"", RowRefused("line-too-large"))
+    else:
+        yield from _line_rows(chunk)
+
+
+def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
+    with open(chunk.path, "rb") as file:
+        file.seek(chunk.start)
+        data = file.read(chunk.end - chunk.start)
+    position, number, size = 0, chunk.first, len(data)
+    while position < size:
+        found = data.find(b"\n", position)
+        end = size if found < 0 else found
+        line = data[position:end].strip()
+        if number == 1 and chunk.kind == "lines":
+            line = line.removeprefix(BOM).strip()
+        if chunk.kind == "numbered":
+            yield _numbered(chunk, line)
+        elif line:
+            yield RawRow(f"{chunk.name}:{number}", line, _truncated(line) if chunk.last and found < 0 else None)
+        position, number = end + 1, number + 1
+
+
+def _truncated(line: bytes) -> RowRefused | None:
+    """The last line, without a line break: whole, or broken off?"""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return RowRefused("truncated-line")
+    return None
+
+
+def _numbered(chunk: Chunk, line: bytes) -> RawRow:
+    place, mark, text = line.split(b"\t", 2)
+    source = f"{chunk.name}:{place.decode()}"
+    if mark == b"r":
+        return RawRow(source, text)
+    hint = text.decode("utf-8", "replace")
+    if hint.startswith("csv-columns:"):
+        return RawRow(source, b"", RowRefused("csv-columns", hint.removeprefix("csv-columns:")))
+    return RawRow(source, b"", RowRefused("broken-file", hint))
+
+
+def _store_rows(chunk: Chunk) -> Iterator[RawRow]:
+    database = sqlite3.connect(f"file:{chunk.path}?mode=ro", uri=True)
+    try:
+        query = f"SELECT id, source, row, {', '.join(STORE_COLUMNS)} FROM interactions WHERE rowid >= ? AND rowid < ?"
+        for identity, source, row, *known in database.execute(query + " ORDER BY rowid", (chunk.start, chunk.end)):
+            stored = {name: value for name, value in zip(STORE_COLUMNS, known, strict=True) if value is not None}
+            yield RawRow(source, str(row).encode("utf-8", "surrogatepass"), None, identity, stored)
+    finally:
+        database.close()
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
+def parse_row(payload: bytes) -> Row:
+    """The JSON object in `payload`; a row from a quarantine file comes out of its wrapper. Raises RowRefused."""
+    if b"\0" in payload:
+        raise RowRefused("nul-byte")
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        if _only_surrogates(payload):
+            raise RowRefused("lone-surrogate") from None
+        raise RowRefused("bad-utf8", f"byte {error.start + 1} of the row: {error.reason}") from None
+    try:
+        value = _decode(text)
+    except RecursionError:
+        raise RowRefused("too-deep") from None
+    except ValueError as error:
+        raise RowRefused("bad-json", f"{error}") from None
+    if not isinstance(value, dict):
+        raise RowRefused("not-an-object")
+    if QUARANTINE_KEY in value:
+        inner = value.get("row")
+        return parse_row(inner.encode("utf-8", "surrogatepass")) if isinstance(inner, str) else _object(inner)
+    return value
+
+
+def _object(value: Any) -> Row:
+    if not isinstance(value, dict):
+        raise RowRefused("not-an-object")
+    return value
+
+
+def _only_surrogates(payload: bytes) -> bool:
+    try:
+        payload.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def read_example(raw: RawRow, columns: Mapping[str, str]) -> tuple[str, Example]:
+    """(layout, example) of one row; the example's id is not set yet, since redaction may still change its text.
+
+    Raises RowRefused with the reason.
+    """
+    if raw.problem is not None:
+        raise raw.problem
+    row = parse_row(raw.payload)
+    if columns:
+        row = map_columns(row, columns)
+    said = read_conversation(row)
+    stored = raw.stored or {}
+    return said.layout, _example(raw.source, row, said, stored)
+
+
+def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:
+    """What the store knows goes before what the row says: it may come from a column map."""
+    fields = extract(row)
+    success = fields.success if "success" not in stored else bool(stored["success"])
+    if success is None and isinstance(row.get("label"), bool):
+        success = as_success(row["label"])  # KTO's name for it
+    checker = row.get("checker")
+    return Example(
+        id="",
+        source=source,
+        messages=said.messages,
+        tools=said.tools,
+        agent=stored.get("agent", fields.agent),
+        category=stored.get("category", fields.category),
+        session=stored.get("session", fields.session),
+        user=stored.get("user", fields.user),
+        time=stored.get("time", fields.time),
+        success=success,
+        feedback=stored.get("feedback", fields.feedback),
+        checker=checker if isinstance(checker, dict) else None,
+        untrusted=said.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
+    )
+
+
+def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()) -> str:
+    """32 hex digits over everything that is trained on or read: rows with equal ids teach the same.
+
+    Raises RowRefused("lone-surrogate"): such text has no bytes.
+    """
+    pieces = []
+    for m in messages:
+        pieces.append(f"{m.role} {len(m.content)} {m.content}")
+        if m.tool_calls or m.weight != 1 or m.tool_call_id or m.name:
+            extra = [m.weight, m.name, m.tool_call_id, [dict(call) for call in m.tool_calls]]
+            pieces.append(json.dumps(extra, ensure_ascii=False, sort_keys=True))
+    if tools:
+        pieces.append(json.dumps([dict(tool) for tool in tools], ensure_ascii=False, sort_keys=True))
+    try:
+        return blake2b("\n".join(pieces).encode(), digest_size=16).hexdigest()
+    except UnicodeEncodeError:
+        raise RowRefused("lone-surrogate") from None

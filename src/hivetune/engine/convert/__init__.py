@@ -1,0 +1,1 @@
+"""Models and adapters from one file format into another."""

@@ -1,0 +1,160 @@
+"""A GGUF file as a transformers folder: weights de-quantized to bf16, and a tokenizer with the right word splitting.
+
+transformers reads the tensors; it ignores how the file says that text is split into words (`tokenizer.ggml.pre`), so
+that is set here, and a way of splitting that is not known is refused: other token ids would be trained than served.
+"""
+
+import importlib.util
+import mmap
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.models.prepared import TEMPLATE
+
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# tokenizer.ggml.pre: how numbers are split; "gpt-2" splits by ByteLevel's own pattern.
+SPLITS = {
+    "gpt-2": "whole",
+    "smollm": "digits",
+    "starcoder": "digits",
+    "refact": "digits",
+    "command-r": "digits",
+    "llama-bpe": WORDS % "{1,3}",
+    "llama3": WORDS % "{1,3}",
+    "llama-v3": WORDS % "{1,3}",
+    "qwen2": WORDS % "",
+    "deepseek-r1-qwen": WORDS % "",
+}
+
+# GGUF's types of values.
+SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+TEXT, LIST = 8, 9
+
+
+def packaged_file(package: str, install: str) -> Path:
+    """The GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the install line."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(Path(folder).rglob("*.gguf")):
+            return file
+    raise MachineNotFit(f"the package {package} with the model is not installed", hint=install)
+
+
+def take_gguf(file: Path, work: Path) -> None:
+    """Write config, weights, tokenizer and template of `file` into `work`. Raises UsageError, MachineNotFit."""
+    if importlib.util.find_spec("gguf") is None:
+        raise MachineNotFit("GGUF files need the package gguf", hint="pip install 'hivetune[export]'")
+    settings = read_settings(file)
+    import safetensors.torch
+    import torch
+    import transformers
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(
+            f"{file}: transformers can't read this GGUF file: {reason}", hint="use the model's safetensors"
+        ) from error
+    if settings.get("tokenizer.ggml.model") == "gpt2":
+        tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
+    elif settings.get("tokenizer.ggml.model") != "llama":
+        raise UsageError(f"{file}: its tokenizer ({settings.get('tokenizer.ggml.model')}) is not known")
+    del model.config.quantization_config  # of the file, not of what is saved
+    model.config.architectures = [type(model).__name__]  # vLLM and TRL choose the class by it; GGUF does not carry it
+    model.config.save_pretrained(work)
+    model.generation_config.save_pretrained(work)
+    safetensors.torch.save_file(_distinct(model.state_dict()), work / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save_pretrained(work)
+    if settings.get("tokenizer.chat_template"):
+        (work / TEMPLATE).write_text(settings["tokenizer.chat_template"], encoding="utf-8")
+
+
+def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the second name of a tied tensor (the output embedding), which transformers ties again by the config."""
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first.setdefault(tensor.data_ptr(), name)
+    return {name: tensors[name].contiguous() for name in first.values()}
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The numbers and texts among a GGUF file's settings, without its lists (the vocabulary).
+
+    gguf.GGUFReader takes 4 s for them on SmolLM2's file, because it makes an array of each of 100,000 words.
+    Source: ggml-org/ggml, docs/gguf.md. Raises UsageError for a file that is none or is cut short.
+    """
+    with open(file, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cursor = _Cursor(data)
+        try:
+            if cursor.take("<4s") != b"GGUF" or cursor.take("<I") not in (2, 3):
+                raise UsageError(f"{file} is no GGUF file of version 2 or 3")
+            cursor.take("<Q")  # number of tensors
+            settings = {}
+            for _ in range(cursor.take("<Q")):
+                key, kind = cursor.text(), cursor.take("<I")
+                value = cursor.value(kind)
+                if value is not None:
+                    settings[key] = value
+        except (struct.error, UnicodeDecodeError, KeyError) as error:
+            raise UsageError(f"{file} is cut short or damaged: {error}") from None
+    return settings
+
+
+class _Cursor:
+    """Reads one value after the other."""
+
+    def __init__(self, data: mmap.mmap):
+        self._data, self._at = data, 0
+
+    def take(self, form: str) -> Any:
+        (value,) = struct.unpack_from(form, self._data, self._at)
+        self._at += struct.calcsize(form)
+        return value
+
+    def text(self) -> str:
+        size = self.take("<Q")
+        return str(self.take(f"<{size}s").decode("utf-8")) if size else ""
+
+    def value(self, kind: int) -> Any:
+        if kind == TEXT:
+            return self.text()
+        if kind != LIST:
+            return self.take(SCALARS[kind])
+        inner, count = self.take("<I"), self.take("<Q")
+        if inner in SCALARS:
+            self._at += count * struct.calcsize(SCALARS[inner])
+            return None
+        for _ in range(count):
+            if inner == TEXT:
+                size = self.take("<Q")
+                self._at += size
+            else:
+                self.value(inner)
+        return None
+
+
+def _splitter(pre: str, file: Path) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    split = SPLITS.get(pre)
+    if split is None:
+        raise UsageError(
+            f"{file}: its way of splitting text ({pre or 'not named'}) is not known here",
+            hint="use the model's Hub id or folder instead",
+        )
+    if split == "whole":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if split == "digits":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    words = pre_tokenizers.Split(Regex(split), behavior="isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -1,0 +1,194 @@
+"""A model from the Hub, a folder, a GGUF file or a package as one prepared folder that every other part reads.
+
+Weights are linked, not copied, where they are safetensors already. Pickles and remote code are refused. This module
+imports torch only for GGUF files and old tokenizers, so that a missing network is reported at once.
+Task: {"model": as typed, "target": folder, "offline": bool}; the result is the content of `hivetune.json`.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import read_json, write_json, write_manifest
+from hivetune.engine.convert.hub import download
+from hivetune.errors import UsageError
+from hivetune.models.prepared import DESCRIPTION, PACKAGED, TEMPLATE, kind_of
+from hivetune.process.child import Heartbeat, Task, run_child
+
+INDEX = "model.safetensors.index.json"
+COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TEMPLATE)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(b"k")
+    target = Path(task["target"])
+    return prepare(task["model"], target, offline=bool(task.get("offline")))
+
+
+def prepare(name: str, target: Path, *, offline: bool = False) -> dict[str, Any]:
+    """Write the prepared folder `target`, its manifest last; the content of its `hivetune.json`.
+
+    Raises: UsageError for a model that is not there, holds pickles or remote code, or has no chat template;
+    MachineNotFit without a network or a package; DoesNotFit when the disk has no room.
+    """
+    kind = kind_of(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        revision = None
+        if kind == "hub":
+            source, revision, folder = download(name, offline=offline)
+            _take_folder(folder, work, name)
+        elif kind == "folder":
+            folder = Path(name).expanduser().resolve()
+            source = str(folder)
+            _take_folder(folder, work, name)
+        else:
+            from hivetune.engine.convert.gguf_model import packaged_file, take_gguf
+
+            file = packaged_file(*PACKAGED[name]) if kind == "package" else Path(name).expanduser().resolve()
+            source = file.name if kind == "package" else str(file)
+            take_gguf(file, work)
+        described = {"schema": 1, "name": name, "kind": kind, "source": source, "revision": revision}
+        described |= _special_ids(work) | {"template_sha256": _settle_template(work, name)}
+        write_json(work / DESCRIPTION, described)
+        write_manifest(work)
+        if target.exists():
+            shutil.rmtree(target)
+        os.rename(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return described
+
+
+def _take_folder(folder: Path, work: Path, name: str) -> None:
+    """Link weights and copy the small files of a transformers folder."""
+    config = _read_object(folder / "config.json", name)
+    check_no_remote_code(folder, config, name)
+    for file in weight_files(folder, name):
+        _link(folder / file, work / file)
+    for file in COPIED:
+        if (folder / file).is_file():
+            shutil.copyfile(folder / file, work / file)
+    if not (work / "tokenizer.json").exists():
+        _convert_tokenizer(folder, work, name)
+
+
+def weight_files(folder: Path, name: str) -> list[str]:
+    """The safetensors files of a model folder, the index first. Raises UsageError; pickles are never a fallback."""
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    if (folder / INDEX).is_file():
+        shards = sorted(set(_read_object(folder / INDEX, name)["weight_map"].values()))
+        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        unsafe = [shard for shard in shards if Path(shard).name != shard or not shard.endswith(".safetensors")]
+        if missing or unsafe:
+            raise UsageError(f"model {name}: {INDEX} names {(unsafe or missing)[0]}, which is not there")
+        return [INDEX, *shards]
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise UsageError(
+            f"model {name} has its weights as a pickle ({pickles[0]}), which can run code when it is opened",
+            hint="use a model with *.safetensors, or convert it where you trust it: save_pretrained(folder)",
+        )
+    raise UsageError(f"model {name} has no *.safetensors", hint="give a folder that save_pretrained wrote")
+
+
+def check_no_remote_code(folder: Path, config: dict[str, Any], name: str) -> None:
+    """Raises UsageError for a model that brings its own Python."""
+    tokenizer = folder / "tokenizer_config.json"
+    settings = [config, _read_object(tokenizer, name) if tokenizer.is_file() else {}]
+    if any("auto_map" in some for some in settings) and config.get("model_type") not in _known_types():
+        raise UsageError(
+            f"model {name} needs its own Python code (auto_map), which is never run",
+            hint="use a model whose architecture transformers knows",
+        )
+
+
+def _known_types() -> set[str]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return set(CONFIG_MAPPING_NAMES)
+
+
+def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:
+    """A tokenizer of an older format (tokenizer.model, vocab.json) as tokenizer.json."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"model {name}: its tokenizer can't be read: {reason}") from None
+    if not tokenizer.is_fast:
+        raise UsageError(f"model {name} has no tokenizer.json and can't be given one")
+    tokenizer.save_pretrained(work)
+
+
+def _settle_template(work: Path, name: str) -> str:
+    """The chat template as a file of its own, from wherever the model keeps it; its SHA-256."""
+    path = work / TEMPLATE
+    if not path.is_file():
+        kept = _read_object(work / "tokenizer_config.json", name) if (work / "tokenizer_config.json").is_file() else {}
+        template = kept.get("chat_template")
+        if isinstance(template, list):  # several named ones
+            template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+        if not isinstance(template, str) or not template.strip():
+            raise UsageError(
+                f"model {name} has no chat template, so it was not trained to chat",
+                hint=f"use its -Instruct or -Chat variant, or put a {TEMPLATE} into a local copy of its folder",
+            )
+        path.write_text(template, encoding="utf-8")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _special_ids(work: Path) -> dict[str, Any]:
+    """Ids that end an answer (all that any of the model's files names), and those of padding and beginning."""
+    found: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
+    for file in ("generation_config.json", "config.json"):
+        settings = read_json(work / file) if (work / file).is_file() else {}
+        for kind, ids in found.items():
+            value = settings.get(f"{kind}_token_id")
+            ids += value if isinstance(value, list) else [] if value is None else [value]
+    if (work / "tokenizer_config.json").is_file():
+        names = read_json(work / "tokenizer_config.json")
+        known = {entry["content"]: entry["id"] for entry in read_json(work / "tokenizer.json")["added_tokens"]}
+        for kind, ids in found.items():
+            token = names.get(f"{kind}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            ids += [known[token]] if token in known else []
+    return {
+        "eos_ids": sorted(set(found["eos"])),
+        "pad_id": found["pad"][0] if found["pad"] else None,
+        "bos_id": found["bos"][0] if found["bos"] else None,
+    }
+
+
+def _read_object(path: Path, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"model {name}: {path.name}: {error.strerror}", hint="is it a model's folder?") from None
+    except ValueError as error:
+        raise UsageError(f"model {name}: {path.name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"model {name}: {path.name} holds no settings")
+    return value
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same bytes under a second name where the file system allows it, else a copy."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+if __name__ == "__main__":
+    run_child(main)

@@ -1,0 +1,238 @@
+"""Task: write a GGUF file, of a whole model or of a LoRA adapter, from safetensors. Needs numpy and gguf, not torch.
+
+    {"kind": "model", "model": FOLDER, "adapter": FOLDER or null, "file": NAME, "recipe": {...}, "name": ...}
+    {"kind": "adapter", "model": FOLDER, "adapter": FOLDER, "file": NAME, "name": ...}
+    {"kind": "check", "model": FOLDER, "adapter": null}      all that can be refused, in a second, and no file
+
+An adapter of a whole model is merged on the way: W + scale * B A in float32, then rounded once, to the file's type.
+The file lies in the task's folder. Tensors go through one at a time: memory is that of the largest one.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+try:
+    import gguf
+    import numpy as np
+except ModuleNotFoundError as error:
+    from hivetune.errors import MachineNotFit
+
+    raise MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[export]'") from None
+
+from hivetune.base.disk import DISK, read_json
+from hivetune.engine.convert.gguf_arch import (
+    Architecture,
+    Config,
+    find_architecture,
+    head_dim,
+    reordered_heads,
+    rope_factors,
+    settings,
+)
+from hivetune.engine.convert.gguf_quantize import encode, row_bytes, tensor_type
+from hivetune.engine.convert.gguf_vocab import read_vocabulary
+from hivetune.engine.convert.lora_file import Lora, Module, read_lora
+from hivetune.engine.convert.weights import Array, Stored, open_weights
+from hivetune.errors import HivetuneError, UsageError
+from hivetune.process.child import Heartbeat, Task, run_child
+
+SKIPPED = ("rotary_emb.inv_freq", ".rotary_emb.", ".masked_bias")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the file: its GGUF name and type, and how to get its float32 numbers when its turn comes."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    read: Callable[[], Array]
+
+
+def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+    model = Path(task["model"])
+    config = read_json(model / "config.json")
+    architecture = find_architecture(config)
+    adapter = read_lora(Path(task["adapter"])) if task.get("adapter") else None
+    if task["kind"] == "check":
+        recipe = {"default": "F16", "embedding": "F16"}
+        entries = list(_model_entries(model, config, architecture, recipe, adapter))
+        vocabulary = read_vocabulary(model, int(config["vocab_size"]))
+        return {"tensors": len(entries), "pre_tokenizer": vocabulary.settings["ggml.pre"]}
+    file = task.folder / Path(task["file"]).name
+    writer = gguf.GGUFWriter(file, architecture.name)
+    if task["kind"] == "model":
+        entries = list(_model_entries(model, config, architecture, task["recipe"], adapter))
+        _write_model_settings(writer, task, model, config, architecture)
+    elif adapter is not None:
+        entries = _adapter_entries(adapter, config, architecture)
+        writer.add_type("adapter")
+        writer.add_name(task["name"])
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32("adapter.lora.alpha", adapter.alpha)
+        writer.add_base_model_count(1)
+        writer.add_base_model_name(0, task["base_name"])
+    _write(writer, file, entries, heartbeat)
+    counts = Counter(entry.kind for entry in entries)
+    return {"file": str(file), "size_bytes": file.stat().st_size, "tensors": len(entries), "types": dict(counts)}
+
+
+def _write(writer: gguf.GGUFWriter, file: Path, entries: list[Entry], heartbeat: Heartbeat) -> None:
+    for entry in entries:
+        rows = math.prod(entry.shape[:-1])
+        shape = (*entry.shape[:-1], row_bytes(entry.kind, entry.shape[-1]))
+        member = gguf.GGMLQuantizationType[entry.kind]
+        writer.add_tensor_info(entry.name, shape, np.dtype("|u1"), rows * shape[-1], raw_dtype=member)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for entry in entries:
+        numbers = entry.read()
+        if numbers.shape != entry.shape:
+            raise HivetuneError(f"{entry.name} has the shape {numbers.shape} instead of {entry.shape}")
+        writer.write_tensor_data(encode(entry.name, numbers, entry.kind))
+        heartbeat.beat(b"t")
+    writer.flush()
+    writer.close()
+    DISK.sync(file)
+
+
+def _write_model_settings(
+    writer: gguf.GGUFWriter, task: Task, model: Path, config: Config, architecture: Architecture
+) -> None:
+    recipe = task["recipe"]
+    writer.add_type("model")
+    writer.add_name(task["name"])
+    writer.add_file_type(int(recipe["file_type"]))
+    if recipe["name"] not in ("f32", "f16", "bf16"):
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for key, value in dict(settings(config, architecture)).items():
+        _add(writer, f"{architecture.name}.{key}", value)
+    vocabulary = read_vocabulary(model, int(config["vocab_size"]))
+    for key, value in vocabulary.settings.items():
+        _add(writer, f"tokenizer.{key}", value)
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _model_entries(
+    model: Path,
+    config: Config,
+    architecture: Architecture,
+    recipe: Mapping[str, Any],
+    adapter: Lora | None,
+) -> Iterator[Entry]:
+    """Every tensor of the folder under its GGUF name, in the order of the layers. Raises UsageError for a stranger."""
+    blocks = int(config["num_hidden_layers"])
+    names = _names(architecture, blocks)
+    factors = rope_factors(config)
+    if factors is not None:
+        array = np.asarray(factors, dtype=np.float32)
+        yield Entry("rope_freqs.weight", "F32", array.shape, lambda: array)
+    found = {}
+    weights = open_weights(model)
+    for source, stored in weights.items():
+        if any(part in source for part in SKIPPED) or (
+            source == "lm_head.weight" and config.get("tie_word_embeddings")
+        ):
+            continue
+        name = names.get_name(source, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise UsageError(f"{architecture.name} in GGUF has no place for the tensor {source}")
+        change = adapter.modules.get(source.removesuffix(".weight")) if adapter else None
+        kind = tensor_type(name, stored.shape, recipe, blocks)
+        found[name] = Entry(name, kind, stored.shape, _reader(source, stored, change, (config, architecture)))
+    strangers = [name for name in (adapter.modules if adapter else ()) if f"{name}.weight" not in weights]
+    if strangers:
+        raise UsageError(f"the adapter changes {strangers[0]}, which {model} does not have", hint="another base model?")
+    if "token_embd.weight" not in found:
+        raise UsageError(f"{model} holds no embedding")
+    for name in sorted(found, key=_order):
+        yield found[name]
+
+
+def _reader(
+    source: str, stored: Stored, change: Module | None, where: tuple[Config, Architecture]
+) -> Callable[[], Array]:
+    """Reads a tensor when its turn comes: merged, in llama.cpp's order, float32."""
+    config, architecture = where
+    heads = reordered_heads(source, config, architecture)
+
+    def read() -> Array:
+        array: Array = stored.read()
+        if change is not None:
+            array = np.add(array, change.product())
+        if architecture.norm_plus_one and source.endswith("norm.weight"):
+            array = np.add(array, np.float32(1))
+        return array if heads is None else interleave(array, heads, head_dim(config))
+
+    return read
+
+
+def interleave(array: Array, heads: int, size: int) -> Array:
+    """Rows [heads * size, ...] from half-split (i with i + size/2) to interleaved (2i with 2i + 1), head by head."""
+    if array.shape[0] != heads * size:
+        raise UsageError(f"a q or k projection has {array.shape[0]} rows instead of {heads} heads of {size}")
+    halves = array.reshape(heads, 2, size // 2, *array.shape[1:])
+    reordered: Array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
+    return reordered
+
+
+def _adapter_entries(adapter: Lora, config: Config, architecture: Architecture) -> list[Entry]:
+    """A and B of each module in float32.
+
+    llama.cpp knows one alpha for the file and divides it by each module's rank; where modules differ (rank or alpha
+    patterns, rsLoRA) the rest of the scale goes into B.
+    """
+    names = _names(architecture, int(config["num_hidden_layers"]))
+    found = {}
+    for source, module in adapter.modules.items():
+        name = names.get_name(source)
+        if name is None or name in ("token_embd", "output"):
+            raise UsageError(f"a GGUF adapter can't change {source}", hint="use --to gguf, which merges the adapter")
+        rest = module.scale / (adapter.alpha / module.rank)
+        heads = reordered_heads(f"{source}.", config, architecture)
+        found[f"{name}.weight.lora_a"] = _half(name, module.a, 1.0, None)
+        found[f"{name}.weight.lora_b"] = _half(
+            name, module.b, rest, None if heads is None else (heads, head_dim(config))
+        )
+    return [replace(found[name], name=name) for name in sorted(found, key=_order)]
+
+
+def _half(name: str, stored: Stored, scale: float, reorder: tuple[int, int] | None) -> Entry:
+    def read() -> Array:
+        array: Array = np.multiply(stored.read(), np.float32(scale))
+        return array if reorder is None else interleave(array, *reorder)
+
+    return Entry(name, "F32", stored.shape, read)
+
+
+def _names(architecture: Architecture, blocks: int) -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.member], blocks)
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    """Embedding, then layer by layer, then the rest: the order in which a reader needs them."""
+    parts = name.split(".")
+    if parts[0] == "blk":
+        return (1, int(parts[1]), name)
+    return (0 if parts[0] == "token_embd" else 2, 0, name)
+
+
+if __name__ == "__main__":
+    run_child(main)

@@ -1,0 +1,106 @@
+"""Tensors of a safetensors folder as numpy arrays, memory-mapped, without torch: an export needs no 900 MB of it.
+
+The format is a little-endian u64 header length, a JSON header, then the raw tensors
+(https://github.com/huggingface/safetensors#format). bfloat16, which numpy lacks, is widened to float32 exactly.
+"""
+
+import json
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hivetune.base.disk import read_json
+from hivetune.errors import UsageError
+from hivetune.run.folder import ADAPTER
+
+Array = np.ndarray[Any, np.dtype[Any]]
+KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
+LARGEST_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where one tensor lies. `kind` is the format's own name of its type."""
+
+    kind: str
+    shape: tuple[int, ...]
+    file: "SafetensorsFile"
+    start: int
+    size_bytes: int
+
+    def read(self) -> Array:
+        """float32 for every floating type; a fresh or mapped array of `shape`."""
+        raw = np.frombuffer(self.file.data, dtype="|u1", count=self.size_bytes, offset=self.start)
+        array: Array = raw.view(KINDS[self.kind]).reshape(self.shape)
+        if self.kind == "BF16":
+            array = (array.astype("<u4") << 16).view("<f4")
+        elif self.kind[0] == "F":
+            array = array.astype("<f4", copy=False)
+        return array
+
+
+class SafetensorsFile:
+    """One file, mapped for as long as its arrays live."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with open(path, "rb") as file:
+            try:
+                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:
+                raise UsageError(f"{path} is empty") from None
+        self.tensors = self._header()
+
+    def _header(self) -> dict[str, Stored]:
+        """Raises UsageError for a file that is cut or lies about its offsets."""
+        length = struct.unpack_from("<Q", self.data)[0] if len(self.data) >= 8 else 0
+        begin = 8 + length
+        if not 2 <= length <= LARGEST_HEADER_BYTES or begin > len(self.data):
+            raise UsageError(f"{self.path} is no safetensors file, or is cut short")
+        try:
+            header = json.loads(self.data[8:begin])
+            header.pop("__metadata__", None)
+            return {name: self._entry(name, entry, begin) for name, entry in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{self.path}: broken header: {error}") from None
+
+    def _entry(self, name: str, entry: dict[str, Any], begin: int) -> Stored:
+        kind, shape = entry["dtype"], tuple(int(size) for size in entry["shape"])
+        first, last = entry["data_offsets"]
+        if kind not in KINDS:
+            raise ValueError(f"{name} has the type {kind}, which is not supported")
+        size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(KINDS[kind]).itemsize
+        if not 0 <= first <= last <= len(self.data) - begin or last - first != size_bytes:
+            raise ValueError(f"{name} lies outside of the file")
+        return Stored(kind, shape, self, begin + first, size_bytes)
+
+
+def open_weights(folder: Path) -> dict[str, Stored]:
+    """Every tensor of `model.safetensors`, or of the shards that `model.safetensors.index.json` names, by name."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(read_json(index)["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    return dict(_tensors(folder, names))
+
+
+def open_adapter(folder: Path) -> dict[str, Stored]:
+    """The weights of a PEFT adapter's folder, by PEFT's parameter names."""
+    path = folder / ADAPTER
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no {path.name}", hint="train first: hivetune train CONFIG")
+    return SafetensorsFile(path).tensors
+
+
+def _tensors(folder: Path, names: list[str]) -> Iterator[tuple[str, Stored]]:
+    for name in names:
+        path = folder / Path(name).name  # a shard lies in the folder itself
+        if not path.is_file():
+            raise UsageError(f"{folder} holds no {path.name}", hint="give a folder with safetensors weights")
+        yield from SafetensorsFile(path).tensors.items()

@@ -1,0 +1,1 @@
+"""What is measured before a run: rates, correct backends, agreement with transformers."""

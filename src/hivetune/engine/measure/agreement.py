@@ -1,0 +1,102 @@
+"""Before the hours: does the fast path compute what transformers computes, with this model, on this machine?
+
+A few rows of the run and adapters that are not zero go through both; the loss of each row and the whole gradient must
+agree as far as the precision goes. A config that the fast path misreads, a kernel that this compiler got wrong, a shape
+that a card computes wrongly: each shows here, before step 0, and the run takes a path that is right.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hivetune.data.snapshot import Snapshot
+from hivetune.engine.model.adapter import initialise, same_views
+from hivetune.engine.model.protocol import Document, LoraModel
+from hivetune.engine.train.feed import read_documents
+
+ROWS, TOKENS = 4, 1024
+# Nats a token, and relative to the gradient's length. Two right computations of SmolLM2 differ by 1e-6 and 4e-6 in
+# float32, by 0.03 and 0.05 in bfloat16; a layout with its loss out of order was 10 nats off (docs/log.md).
+LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}
+GRADIENT = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.08}
+GENERAL, PLAIN_KERNELS = {"path": "general"}, {"kernels": "torch"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Mean nll of each row [B], and the gradient of all by PEFT name in one vector [N], float64 on the CPU."""
+
+    nll_B: Tensor
+    grad_N: Tensor
+    dtype: torch.dtype
+
+
+def right_choices(load: Callable[[dict[str, Any]], LoraModel], documents: Sequence[Document]) -> dict[str, Any]:
+    """Choices under which the model computes what transformers does, with the evidence as `agreement`.
+
+    Nothing where no fast path is asked for. `load` makes a model without dropout under these choices over the run's;
+    no two are alive at the same time.
+    """
+    model = load({})
+    if model.path == "general":
+        return {}
+    fast = answer(model, documents)
+    del model
+    plain = answer(load(GENERAL), documents)
+    off = difference(fast, plain)
+    if off.is_rounding:
+        return {"agreement": asdict(off)}
+    again = difference(answer(load(PLAIN_KERNELS), documents), plain)
+    words = f"the fast path was {off.loss:.2g} nats a token and {off.gradient:.0%} of the gradient off"
+    if again.is_rounding:
+        return {**PLAIN_KERNELS, "agreement": {**asdict(again), "instead_of": f"{words} with its own kernels"}}
+    return {**GENERAL, "path_why": words}
+
+
+def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
+    """The shortest of `rows`: at least one, as many as are cheap."""
+    taken: list[int] = []
+    for row in sorted(rows, key=lambda row: (snapshot.length(row), row))[:ROWS]:
+        if not taken or sum(map(snapshot.length, [*taken, row])) <= TOKENS:
+            taken.append(row)
+    return read_documents(snapshot, taken)
+
+
+def answer(model: LoraModel, documents: Sequence[Document]) -> Answer:
+    """What `model` makes of them with adapters that depend on their names alone, and are not zero."""
+    initialise(model.adapter, 0)
+    for name, view in model.adapter.items():
+        if ".lora_B." in name:
+            initialise({name.replace(".lora_B.", ".lora_A."): view}, 1)
+            view.mul_(0.1)
+    trained_B = torch.tensor([int(document.trained_L.sum()) for document in documents], dtype=torch.float64)
+    nll_B = model.nll(documents).to("cpu", torch.float64) / trained_B
+    model.backward(documents, 1.0 / float(trained_B.sum()))
+    gradients = same_views(model.grad_N, model.adapter)
+    grad_N = torch.cat([gradients[name].flatten().to("cpu", torch.float64) for name in sorted(gradients)])
+    return Answer(nll_B, grad_N, model.dtype)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`loss`: the largest of a row, nats a token; `gradient`: relative to the length of the other one."""
+
+    loss: float
+    gradient: float
+    dtype: str
+
+    @property
+    def is_rounding(self) -> bool:
+        """False for NaN too."""
+        return self.loss <= LOSS[self.dtype] and self.gradient <= GRADIENT[self.dtype]
+
+
+def difference(fast: Answer, plain: Answer) -> Difference:
+    return Difference(
+        loss=float((fast.nll_B - plain.nll_B).abs().max()),
+        gradient=float((fast.grad_N - plain.grad_N).norm() / plain.grad_N.norm()),
+        dtype=str(fast.dtype).removeprefix("torch."),
+    )

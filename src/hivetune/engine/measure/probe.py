@@ -1,0 +1,353 @@
+"""A minute before the hours: GEMM rates, and two measured steps of the run itself, into the profile and its choices.
+
+Task: {"model": prepared folder, "snapshot": folder, "run": run folder}. Without "run": {"config": settings, "choices"}
+instead, and nothing but the profile is written. The formulas are in hivetune/plan; here is only what must be measured.
+"""
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from hivetune.base.disk import write_atomic
+from hivetune.config import RunConfig, parse_config
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.engine.device import DTYPES, choose, peak_memory_bytes, read_resolved, reset_peak_memory
+from hivetune.engine.measure.agreement import check_documents, right_choices
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import Document, LoraModel
+from hivetune.engine.train.feed import VALIDATION_DOCUMENTS, read_documents
+from hivetune.engine.train.optimizer import AdamW
+from hivetune.errors import DoesNotFit, UsageError
+from hivetune.machine.probe import probe_machine
+from hivetune.machine.profile import read_profile, write_profile
+from hivetune.models.architecture import Architecture, read_architecture
+from hivetune.plan import choose as plan_choose
+from hivetune.plan.layout import Row, to_row
+from hivetune.plan.memory import Affine, Job, Peak, fit_correction, predict_peak
+from hivetune.plan.speed import (
+    Prediction,
+    StepShape,
+    Timed,
+    micro_batch_shapes,
+    predicted_and_actual,
+    probe_document,
+    probe_key,
+    probed_rate,
+)
+from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan
+from hivetune.plan.target import Target, target_of_machine
+from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.run.folder import CONFIG
+
+# Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
+CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
+CANARY_ROUNDS = 9
+# 30 ms for SmolLM2's on two cores: long enough that one interruption does not decide, 1 % of five steps.
+OWN_CANARY_ROUNDS = 25
+TIMED_ROUNDS = 5
+STEPS_LOOKED_AT = 64
+STEPS_COMPARED = 50
+CANARY_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured step of one micro-batch."""
+
+    shape: StepShape
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`job` as the loaded model does it; `canary_flops_per_s`: of the own canary, beside the steps."""
+
+    job: Job
+    points: list[Point]
+    load_peak_bytes: int
+    canary_flops_per_s: float
+
+
+def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+    run = Path(task["run"]) if task.get("run") else None
+    config, choices = (
+        read_resolved(run) if run else (parse_config(task["config"], "task"), dict(task.get("choices", {})))
+    )
+    snapshot = open_snapshot(Path(task["snapshot"]))
+    plan = read_plan(run) if run else _plan_of(config, snapshot)
+    settled = {**choose(config.device, config.dtype, choices), **choices}
+    torch.set_num_threads(settled["threads"])
+    device = torch.device(settled["device"])
+    heartbeat.beat(b"k")
+    architecture = read_architecture(Path(task["model"]))
+    machine = probe_machine()
+    profile = read_profile(machine.fingerprint).with_rates(_device_name(device), canary_rates(device))
+    target = target_of_machine(machine, profile, _device_name(device))
+    work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
+    job = _job_of(config, architecture, settled, target.kind)
+    first = _choose_before_loading(config, job, target, work)
+    rows = _probe_rows(plan, snapshot, first.budget_tokens)
+    measured = measure(_load(task, config, settled, first), first.job, work, snapshot, rows, heartbeat)
+    # Afterwards, so that a second model in this process is in no measured peak.
+    changes = _right_choices(task, config, settled, first, check_documents(snapshot, plan.steps[0].rows))
+    settled |= changes
+    if not changes.keys() <= {"agreement"}:
+        measured = measure(_load(task, config, settled, first), first.job, work, snapshot, rows, heartbeat)
+    probed, points = measured.job, measured.points
+    correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in points])
+    fastest = target.rates.get(settled["dtype"], math.inf)
+    rate = probed_rate(probed, [(point.shape, point.seconds) for point in points], gemm_flops_per_s=fastest)
+    job = replace(job, path=probed.path)
+    chosen = plan_choose.choose(job, target, work, memory_share=memory_share, correction=correction, rate=rate)
+    peak = _predicted_peak(chosen, work, snapshot, correction)
+    prediction = Prediction(
+        flops_per_s=rate.flops_per_s,
+        overhead_s=rate.overhead_s,
+        error=rate.error,
+        peak_bytes=max(peak.bytes, measured.load_peak_bytes),
+        peak_error=peak.error,
+        canary_flops_per_s=measured.canary_flops_per_s,
+    )
+    settled = {**settled, **chosen.to_choices(), "device": settled["device"], "prediction": prediction.to_plain()}
+    probe = probe_document(probed, [(point.shape, point.seconds, point.peak_bytes) for point in points])
+    write_profile(profile.with_probe(probe_key(probed), probe))
+    if run:
+        _write_choices(run, settled)
+    return {"choices": settled, "rates": dict(target.rates), "fingerprint": machine.fingerprint, **probe}
+
+
+def is_measured(step: int) -> bool:
+    """Is the run's own canary product measured after this step? Only beside the steps that are compared."""
+    return step <= STEPS_COMPARED and step % CANARY_STEPS == 0
+
+
+def compare_with_prediction(
+    run: Path,
+    architecture: Architecture,
+    model: LoraModel,
+    plan: Plan,
+    snapshot: Snapshot,
+    metrics: Sequence[Mapping[str, Any]],
+) -> dict[str, Any] | None:
+    """Predicted against actual over the first steps after the one that warms up; None for a run without a probe."""
+    config, choices = read_resolved(run)
+    if "prediction" not in choices:
+        return None
+    prediction = Prediction(**choices["prediction"])
+    job = _job_of(config, architecture, choices, model.device.type)
+    job = replace(job, recompute=choices["recompute"], path=model.path)
+    timed = []
+    steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
+    for event in steps[1 : 1 + STEPS_COMPARED]:
+        rows = layout_rows(snapshot, plan.steps[event["step"] - 1].rows)
+        shapes = micro_batch_shapes(job, rows, choices["budget_tokens"], share=not config.lora.dropout)
+        timed.append(Timed(event["tokens"], prediction.rate.seconds(job, shapes), event["seconds"]))
+    return predicted_and_actual(
+        prediction,
+        timed,
+        peak_bytes=peak_memory_bytes(model.device),
+        canary=[entry["flops_per_s"] for entry in metrics if entry["event"] == "rate"],
+    )
+
+
+def canary_rates(device: torch.device) -> dict[str, float]:
+    """FLOP/s of a large GEMM for each dtype that the device multiplies natively enough to finish it."""
+    rows, inner, columns = CANARY_SHAPE[device.type]
+    found: dict[str, float] = {}
+    for name in ("float32", "bfloat16", *(("float16",) if device.type == "cuda" else ())):
+        # A first small product tells a dtype that is emulated (on AVX2, bfloat16 is up to 500 times slower).
+        small = 2 * 128**3 / min(_product_s((128, 128, 128), DTYPES[name], device))
+        if found and small < 0.02 * max(found.values()) and device.type == "cpu":
+            continue
+        # The least: whatever disturbs makes it slower, nothing faster.
+        found[name] = 2 * rows * inner * columns / min(_product_s((rows, inner, columns), DTYPES[name], device))
+    return found
+
+
+def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> float:
+    """FLOP/s of the run's own largest product; measured again in the run, it tells whether the machine changed."""
+    shape = (512, architecture.hidden, architecture.ffn)
+    return 2.0 * math.prod(shape) / statistics.median(_product_s(shape, DTYPES[dtype], device, OWN_CANARY_ROUNDS))
+
+
+def measure(
+    model: LoraModel,
+    job: Job,
+    work: plan_choose.Workload,
+    snapshot: Snapshot,
+    steps: Sequence[Sequence[int]],
+    heartbeat: Heartbeat,
+) -> Measured:
+    """A step on each of these lists of rows, smallest first."""
+    job, load_peak_bytes = replace(job, path=model.path), peak_memory_bytes(model.device)
+    optimizer = AdamW(model.master_N, weight_decay=0.0)  # its buffers are part of the peak
+    optimizer.update(model.grad_N, rate=0.0, number=1)
+    documents = [read_documents(snapshot, rows) for rows in steps]
+    peaks = []
+    for step in documents:
+        reset_peak_memory(model.device)
+        model.backward(step, 0.0)  # buffers grow, kernels are chosen
+        heartbeat.beat(b"k")
+        peaks.append(peak_memory_bytes(model.device))
+    seconds: list[list[float]] = [[] for _ in steps]
+    rates = []
+    for _ in range(TIMED_ROUNDS):  # in turns, so that a slow second hits all
+        for step, of_step in zip(documents, seconds, strict=True):
+            started = time.perf_counter()
+            model.grad_N.zero_()
+            model.backward(step, 0.0)
+            float(torch.linalg.vector_norm(model.grad_N, dtype=torch.float64))  # waits for the device
+            optimizer.update(model.grad_N, rate=0.0, number=1)
+            of_step.append(time.perf_counter() - started)
+            heartbeat.beat(b"k")
+        rates.append(own_canary(job.architecture, job.dtype, model.device))
+    shapes = [micro_batch_shapes(job, layout_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps]
+    points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
+    return Measured(job, points, load_peak_bytes, statistics.median(rates))
+
+
+def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[Row, ...]:
+    return tuple(to_row(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
+
+
+def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choose.Workload:
+    """The plan's first steps stand for all, the middle one of them as the typical one."""
+    steps = sorted(plan.steps[:STEPS_LOOKED_AT], key=lambda step: sum(snapshot.length(row) for row in step.rows))
+    if not steps:
+        raise UsageError("the plan has no steps: there is nothing to measure")
+    typical = steps[len(steps) // 2]
+    return plan_choose.Workload(
+        lengths=tuple(snapshot.length(row) for row in typical.rows),
+        trained=tuple(snapshot.num_trained(row) for row in typical.rows),
+        documents=tuple(layout_rows(snapshot, step.rows) for step in steps),
+        share=not config.lora.dropout,
+        longest=max(snapshot.length(row) for row in set(plan.entry_rows)),
+        rows=plan.num_rows,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+    )
+
+
+def _predicted_peak(
+    chosen: plan_choose.Choice, work: plan_choose.Workload, snapshot: Snapshot, correction: Affine
+) -> Peak:
+    """With the largest micro-batch of the steps that are looked at, and all row counts of those and of validation."""
+    steps = work.micro_batches(chosen.job, chosen.budget_tokens)
+    rows = snapshot.rows("validation")[: STEPS_LOOKED_AT * VALIDATION_DOCUMENTS]
+    groups = [rows[start:][:VALIDATION_DOCUMENTS] for start in range(0, len(rows), VALIDATION_DOCUMENTS)]
+    scored = replace(work, documents=tuple(layout_rows(snapshot, group) for group in groups))
+    if groups:
+        steps += scored.micro_batches(chosen.job, chosen.budget_tokens)
+    shapes = [shape for step in steps for shape in step]
+    row_counts = len({shape.tokens for shape in shapes}) + len({shape.trained for shape in shapes})
+    most = max(shape.tokens for step in steps[: len(work.documents)] for shape in step)
+    return predict_peak(chosen.job, most, correction, row_counts=row_counts)
+
+
+def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[int]]:
+    """Half of a large step and a whole one, or half a budget and a whole one where a step is larger."""
+    steps = plan.steps[:STEPS_LOOKED_AT]
+    rows = list(max(steps, key=lambda step: sum(snapshot.length(row) for row in step.rows)).rows)
+    while len(rows) > 1 and sum(snapshot.length(row) for row in rows) > budget_tokens:
+        rows.pop()
+    return [rows[: len(rows) // 2], rows] if len(rows) > 1 else [rows]
+
+
+def _write_choices(run: Path, choices: Mapping[str, Any]) -> None:
+    tree = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+    text = yaml.safe_dump({**tree, "choices": dict(choices)}, sort_keys=False, allow_unicode=True)
+    write_atomic(run / CONFIG, text.encode())
+
+
+def _choose_before_loading(
+    config: RunConfig, job: Job, target: Target, work: plan_choose.Workload
+) -> plan_choose.Choice:
+    """By formula. Raises DoesNotFit with what would fit, before a weight is read."""
+    share = config.supervise.memory_share
+    try:
+        return plan_choose.choose(job, target, work, memory_share=share)
+    except DoesNotFit as error:
+        precision = "nf4" if job.quantized else job.dtype
+        own = plan_choose.Case(config.model, job.architecture, work.longest, config.lora.r, precision)
+        others = plan_choose.compared(config.model, target)
+        options = plan_choose.what_would_fit(own, target, work, others, memory_share=share)
+        raise plan_choose.refusal(error, options, own) from None
+
+
+def _job_of(config: RunConfig, architecture: Architecture, settled: Mapping[str, Any], kind: str) -> Job:
+    adapters = architecture.adapter_parameters(config.lora.r, config.lora.target_modules)
+    return Job(architecture, adapters, settled["dtype"], kind, quantized=config.method == "qlora")
+
+
+def _load(task: Task, config: RunConfig, settled: Mapping[str, Any], chosen: plan_choose.Choice) -> LoraModel:
+    return load_model(
+        Path(task["model"]),
+        config.lora,
+        method=config.method,
+        dtype=DTYPES[settled["dtype"]],
+        device=torch.device(settled["device"]),
+        choices={**settled, **chosen.to_choices(), "device": settled["device"]},
+    )
+
+
+def _right_choices(
+    task: Task,
+    config: RunConfig,
+    settled: Mapping[str, Any],
+    chosen: plan_choose.Choice,
+    documents: Sequence[Document],
+) -> dict[str, Any]:
+    plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
+    return right_choices(lambda changes: _load(task, plain, {**settled, **changes}, chosen), documents)
+
+
+def _plan_of(config: RunConfig, snapshot: Snapshot) -> Plan:
+    rows = [PlanRow(row, str(row), snapshot.length(row), snapshot.num_trained(row)) for row in snapshot.rows("train")]
+    return make_plan(
+        rows,
+        snapshot_hash=snapshot.hash,
+        settings_hash="",
+        seed=config.seed,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
+
+
+def _product_s(
+    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, rounds: int = CANARY_ROUNDS
+) -> list[float]:
+    """Seconds of x W^T, some times after a warm-up."""
+    rows, inner, columns = shape
+    x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
+    out = torch.empty(rows, columns, dtype=dtype, device=device)
+    seconds = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        torch.mm(x, w.t(), out=out)
+        _wait(device)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    run_child(main)

@@ -1,0 +1,1 @@
+"""A frozen base with low-rank adapters: the fast path, the general path, and how one is chosen."""

@@ -1,0 +1,306 @@
+"""One decoder layer forward and backward by hand: what is kept, what is formed again, which rows are computed.
+
+The residual stream x stays wide (fp32 for bf16). A layer gets it as x plus a `delta` not yet added, so that adding and
+the next norm are one pass over memory. The last layer computes queries' outputs and MLP at the rows that predict
+something only; the first one forms no gradient of its input.
+
+Shapes: T tokens, S the rows that go on after attention (T, or R selected rows in the last layer), D hidden, W merged
+outputs and rank columns, F MLP width.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hivetune.engine.model.fast.linear import Masks, down_gradient, draw_masks, input_gradient, project
+from hivetune.engine.model.fast.ops import Ops, wide_of
+from hivetune.engine.model.fast.spec import ModelSpec
+from hivetune.engine.model.fast.weights import Group, Layer
+from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.plan.layout import Layout
+
+
+class Attention(Protocol):
+    """Attention of one layout; see attention.TorchAttention for what the buffers hold."""
+
+    def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None: ...
+
+    def backward(
+        self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A layout on the device. rows_R: flat rows that predict something, None when all do; angles: cos, sin by rope;
+    straight: entry i is of row i and there are no others, so that nothing needs to be gathered."""
+
+    layout: Layout
+    tokens_T: Tensor
+    angles: tuple[tuple[Tensor, Tensor], ...]
+    attention: Attention
+    rows_R: Tensor | None
+    entry_row_E: Tensor
+    target_E: Tensor
+    count_E: Tensor
+    straight: bool
+
+    @property
+    def num_rows(self) -> int:
+        return self.layout.size if self.rows_R is None else len(self.rows_R)
+
+
+@dataclass
+class Kept:
+    """What backward needs of one layer. x_TD is the stream with the delta added, mid_SD the one after attention."""
+
+    x_TD: Tensor
+    rstd_T: Tensor
+    qkv_TW: Tensor
+    out_TN: Tensor
+    lse_TH: Tensor
+    s_o_SR: Tensor
+    mid_SD: Tensor
+    rstd_mid_S: Tensor
+    gate_up_SW: Tensor
+    s_down_SR: Tensor
+    delta_SD: Tensor
+    inner: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Input and rstd of further norms, flattened to one row per norm: q, k, after_attention, after_mlp."""
+    masks: dict[str, Masks] = field(default_factory=dict)
+
+
+@dataclass
+class Walk:
+    """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass.
+
+    The chain runs unscaled, so that fp16 has nothing to lose; dA is multiplied by `scale`, dB by `up_scale` at the end.
+    """
+
+    spec: ModelSpec
+    layers: list[Layer]
+    ops: Ops
+    workspace: Workspace
+    dtype: torch.dtype
+    batch: Batch
+    adapter: bool = True
+    dropout: float = 0.0
+    scale: float = 1.0
+    up_scale: float = 1.0
+    keep: bool = True
+
+    def buffer(self, name: str, *shape: int, wide: bool = False) -> Tensor:
+        return self.workspace.take(name, *shape, dtype=wide_of(self.dtype) if wide else self.dtype)
+
+    def is_last(self, index: int) -> bool:
+        return index == len(self.layers) - 1
+
+
+def forward_layer(
+    walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str, masks: dict[str, Masks] | None = None
+) -> Kept:
+    """The layer's output is `kept.mid_SD + kept.delta_SD`. Buffers named with `slot` last until it is used again.
+
+    The layer's input is kept under the layer's own name, whatever the slot, so that a recompute finds it. `masks`:
+    those of the first time, when this is a recompute.
+    """
+    spec, layer = walk.spec, walk.layers[index]
+    tokens = len(x_TD)
+    kept_x_TD = (
+        x_TD if delta_TD is None else walk.buffer(f"x.{index if walk.keep else slot}", tokens, spec.hidden, wide=True)
+    )
+    y_TD, rstd_T = walk.buffer("y", tokens, spec.hidden), walk.buffer(f"rstd.{slot}", tokens, wide=True)
+    walk.ops.add_norm(x_TD, delta_TD, kept_x_TD, layer.norms_D["input"], spec.eps, y_TD, rstd_T)
+    masks = _draw(walk, index, tokens) if masks is None else masks
+    qkv_TW = walk.buffer(f"qkv.{slot}", tokens, layer.qkv.width)
+    project(walk.ops, layer.qkv, y_TD, qkv_TW, masks.get("qkv"), adapter=walk.adapter)
+    inner = _turn(walk, index, qkv_TW, slot)
+    out_TN = walk.buffer(f"out.{slot}", tokens, spec.q_width)
+    lse_TH = walk.buffer(f"lse.{slot}", tokens, spec.heads, wide=True)
+    walk.batch.attention.forward(qkv_TW, out_TN, lse_TH, spec.layers[index].window)
+    x_SD, out_SN = _select(walk, index, kept_x_TD, out_TN)
+    rows = len(x_SD)
+    o_SW = walk.buffer("o", rows, layer.o.width)
+    project(walk.ops, layer.o, out_SN, o_SW, masks.get("o"), adapter=walk.adapter)
+    s_o_SR = _keep_ranks(walk, f"s_o.{slot}", layer.o, o_SW)
+    delta_SD = _sandwich(walk, index, "after_attention", o_SW, inner, slot)
+    mid_SD, rstd_mid_S = (
+        walk.buffer(f"mid.{slot}", rows, spec.hidden, wide=True),
+        walk.buffer(f"rstd_mid.{slot}", rows, wide=True),
+    )
+    y_SD = walk.buffer("y", rows, spec.hidden)
+    walk.ops.add_norm(x_SD, delta_SD, mid_SD, layer.norms_D["mlp"], spec.eps, y_SD, rstd_mid_S)
+    gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, layer.gate_up.width)
+    project(walk.ops, layer.gate_up, y_SD, gate_up_SW, masks.get("gate_up"), adapter=walk.adapter)
+    h_SF = walk.buffer("h", rows, spec.ffn)
+    walk.ops.glu(gate_up_SW[:, : 2 * spec.ffn], h_SF, spec.activation)
+    down_SW = walk.buffer("down", rows, layer.down.width)
+    project(walk.ops, layer.down, h_SF, down_SW, masks.get("down"), adapter=walk.adapter)
+    s_down_SR = _keep_ranks(walk, f"s_down.{slot}", layer.down, down_SW)
+    last_delta_SD = _sandwich(walk, index, "after_mlp", down_SW, inner, slot)
+    return Kept(
+        kept_x_TD, rstd_T, qkv_TW, out_TN, lse_TH, s_o_SR, mid_SD, rstd_mid_S, gate_up_SW, s_down_SR, last_delta_SD,
+        inner, masks,
+    )  # fmt: skip
+
+
+def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor | None:
+    """Gradient of the layer's input from that of its output; adds the adapters' gradients. None for layer 0.
+
+    `dx_SD` (wide) is written over: the residual gradient passes through it.
+    """
+    _backward_mlp(walk, index, kept, dx_SD)
+    spec, layer = walk.spec, walk.layers[index]
+    dout_SN, dx_TD = _backward_o(walk, index, kept, dx_SD)
+    if index == 0 and not layer.qkv.adapted:
+        return None
+    tokens = len(kept.x_TD)
+    dqkv_TW = walk.buffer("dqkv", tokens, layer.qkv.width)
+    walk.batch.attention.backward(dout_SN, kept.qkv_TW, kept.out_TN, kept.lse_TH, dqkv_TW, spec.layers[index].window)
+    _turn_backward(walk, index, dqkv_TW, kept)
+    walk.ops.adapt_backward(dqkv_TW, layer.qkv)
+    walk.ops.up_gradient(dqkv_TW, kept.qkv_TW[:, layer.qkv.outputs :], layer.qkv, walk.up_scale)
+    y_TD, dy_TD = walk.buffer("y", tokens, spec.hidden), walk.buffer("dy", tokens, spec.hidden)
+    masks = kept.masks.get("qkv")
+    if index == 0:
+        y_TD.copy_(kept.x_TD * kept.rstd_T[:, None] * layer.norms_D["input"])
+        down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, masks)
+        return None
+    input_gradient(layer.qkv, dqkv_TW, dy_TD, masks)
+    walk.ops.norm_backward(dy_TD, kept.x_TD, kept.rstd_T, layer.norms_D["input"], dx_TD, y_TD)
+    down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, masks)
+    return dx_TD
+
+
+def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
+    """dx becomes the gradient of the stream after attention."""
+    spec, layer, ops = walk.spec, walk.layers[index], walk.ops
+    rows = len(dx_SD)
+    ddown_SW = walk.buffer("ddown", rows, layer.down.width)
+    _sandwich_backward(walk, index, "after_mlp", dx_SD, kept, ddown_SW)
+    ops.adapt_backward(ddown_SW, layer.down)
+    ops.up_gradient(ddown_SW, kept.s_down_SR, layer.down, walk.up_scale)
+    dh_SF = walk.buffer("dh", rows, spec.ffn)
+    input_gradient(layer.down, ddown_SW, dh_SF, kept.masks.get("down"))
+    dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, layer.gate_up.width), walk.buffer("h", rows, spec.ffn)
+    both = slice(0, 2 * spec.ffn)
+    ops.glu_backward(dh_SF, kept.gate_up_SW[:, both], dgate_up_SW[:, both], h_SF, spec.activation)
+    down_gradient(ops, layer.down, ddown_SW, h_SF, walk.scale, kept.masks.get("down"))
+    ops.adapt_backward(dgate_up_SW, layer.gate_up)
+    ops.up_gradient(dgate_up_SW, kept.gate_up_SW[:, layer.gate_up.outputs :], layer.gate_up, walk.up_scale)
+    dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
+    masks = kept.masks.get("gate_up")
+    input_gradient(layer.gate_up, dgate_up_SW, dy_SD, masks)
+    ops.norm_backward(dy_SD, kept.mid_SD, kept.rstd_mid_S, layer.norms_D["mlp"], dx_SD, y_SD)
+    down_gradient(ops, layer.gate_up, dgate_up_SW, y_SD, walk.scale, masks)
+
+
+def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of attention's output and of the stream, both for all T rows."""
+    spec, layer, ops = walk.spec, walk.layers[index], walk.ops
+    rows = len(dx_SD)
+    do_SW = walk.buffer("do", rows, layer.o.width)
+    _sandwich_backward(walk, index, "after_attention", dx_SD, kept, do_SW)
+    ops.adapt_backward(do_SW, layer.o)
+    ops.up_gradient(do_SW, kept.s_o_SR, layer.o, walk.up_scale)
+    dout_SN = walk.buffer("dout", rows, spec.q_width)
+    masks = kept.masks.get("o")
+    input_gradient(layer.o, do_SW, dout_SN, masks)
+    picked = walk.is_last(index) and walk.batch.rows_R is not None
+    out_SN = kept.out_TN[walk.batch.rows_R] if picked else kept.out_TN
+    down_gradient(ops, layer.o, do_SW, out_SN, walk.scale, masks)
+    if not picked:
+        return dout_SN, dx_SD
+    tokens = len(kept.x_TD)
+    dout_TN = walk.buffer("dout_all", tokens, spec.q_width).zero_()
+    dx_TD = walk.buffer("dx_all", tokens, spec.hidden, wide=True).zero_()
+    dout_TN[walk.batch.rows_R] = dout_SN
+    dx_TD[walk.batch.rows_R] = dx_SD
+    return dout_TN, dx_TD
+
+
+def _draw(walk: Walk, index: int, tokens: int) -> dict[str, Masks]:
+    if not walk.dropout:
+        return {}
+    layer, rows = walk.layers[index], walk.batch.num_rows if walk.is_last(index) else tokens
+    sizes = {"qkv": tokens, "o": rows, "gate_up": rows, "down": rows}
+    return {name: draw_masks(getattr(layer, name), size, walk.dropout) for name, size in sizes.items()}
+
+
+def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
+    rows_R = walk.batch.rows_R
+    if not walk.is_last(index) or rows_R is None:
+        return x_TD, out_TN
+    x_RD = walk.buffer("x_rows", len(rows_R), x_TD.shape[1], wide=True)
+    out_RN = walk.buffer("out_rows", len(rows_R), out_TN.shape[1])
+    return torch.index_select(x_TD, 0, rows_R, out=x_RD), torch.index_select(out_TN, 0, rows_R, out=out_RN)
+
+
+def _keep_ranks(walk: Walk, name: str, group: Group, y_SW: Tensor) -> Tensor:
+    """S = x A^T out of a buffer that is about to be used again."""
+    s_SR = walk.buffer(name, len(y_SW), group.width - group.outputs)
+    return s_SR.copy_(y_SW[:, group.outputs :])
+
+
+def _turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Norms of the heads of q and k where the model has them, then their rotation, in place."""
+    spec, rope = walk.spec, walk.spec.layers[index].rope
+    inner = {}
+    if spec.qk_norm:
+        for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
+            inner[name] = _inner_norm(walk, index, name, qkv_TW[:, columns], spec.head_dim, slot)
+            qkv_TW[:, columns] = walk.buffer("normed", len(qkv_TW), columns.stop - columns.start)
+    if rope is not None:
+        both = qkv_TW[:, : spec.q_width + spec.kv_width]
+        walk.ops.rope(both, *walk.batch.angles[rope], spec.head_dim, inverse=False)
+    return inner
+
+
+def _turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
+    spec, rope = walk.spec, walk.spec.layers[index].rope
+    if rope is not None:
+        both = dqkv_TW[:, : spec.q_width + spec.kv_width]
+        walk.ops.rope(both, *walk.batch.angles[rope], spec.head_dim, inverse=True)
+    if spec.qk_norm:
+        for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
+            dqkv_TW[:, columns] = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], kept)
+
+
+def _sandwich(
+    walk: Walk, index: int, name: str, y_SW: Tensor, inner: dict[str, tuple[Tensor, Tensor]], slot: str
+) -> Tensor:
+    """The delta of the stream: the product's output, normed once more in Gemma 2 and 3."""
+    delta_SD = y_SW[:, : walk.spec.hidden]
+    if not walk.spec.sandwich:
+        return delta_SD
+    inner[name] = _inner_norm(walk, index, name, delta_SD, walk.spec.hidden, slot)
+    return walk.buffer("normed", *delta_SD.shape)
+
+
+def _sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Kept, dy_SW: Tensor) -> None:
+    dy_SD = dy_SW[:, : walk.spec.hidden]
+    dy_SD.copy_(dx_SD)
+    if walk.spec.sandwich:
+        dy_SD.copy_(_inner_norm_backward(walk, index, name, dy_SD, kept))
+
+
+def _inner_norm(walk: Walk, index: int, name: str, x_TN: Tensor, size: int, slot: str) -> tuple[Tensor, Tensor]:
+    """Norm of each `size` columns of x into the buffer "normed"; its input and rstd, kept for backward."""
+    rows = x_TN.numel() // size
+    x_nE = walk.buffer(f"{name}_in.{slot}", rows, size, wide=True)
+    x_nE.view(x_TN.shape).copy_(x_TN)
+    rstd_n = walk.buffer(f"{name}_rstd.{slot}", rows, wide=True)
+    y_nE = walk.buffer("normed", rows, size)
+    walk.ops.add_norm(x_nE, None, x_nE, walk.layers[index].norms_D[name], walk.spec.eps, y_nE, rstd_n)
+    return x_nE, rstd_n
+
+
+def _inner_norm_backward(walk: Walk, index: int, name: str, dy_TN: Tensor, kept: Kept) -> Tensor:
+    x_nE, rstd_n = kept.inner[name]
+    dy_nE = walk.buffer("dnormed", *x_nE.shape)
+    dy_nE.view(dy_TN.shape).copy_(dy_TN)
+    dx_nE = walk.buffer("dnormed_wide", *x_nE.shape, wide=True).zero_()
+    walk.ops.norm_backward(dy_nE, x_nE, rstd_n, walk.layers[index].norms_D[name], dx_nE, None)
+    return dx_nE.view(dy_TN.shape)

@@ -1,0 +1,75 @@
+"""Logits and loss at the positions that predict something, in chunks; the gradient is formed in the forward pass.
+
+So the vocabulary's matrix is used twice (2 products, 4 V D FLOPs an entry) and no more than one chunk of logits exists.
+
+Shapes: R rows of the stream, E entries (a row and the token it must predict), C entries of a chunk, D hidden, V tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from hivetune.engine.model.fast.layer import Walk
+from hivetune.engine.model.fast.weights import Weights
+
+CHUNK_LOGITS = 16 << 20
+"""Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k. More is not faster (docs/log.md)."""
+
+
+def chunk_rows(vocab: int, wanted: int | None) -> int:
+    """Entries of a chunk, a multiple of 64 where there are that many."""
+    return wanted or max(64, CHUNK_LOGITS // vocab // 64 * 64)
+
+
+def loss_and_gradient(
+    walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None
+) -> tuple[Tensor, Tensor]:
+    """nll [E] of each entry, and d sum(count * nll) / d of the last layer's output [R, D], wide."""
+    spec, ops, batch = walk.spec, walk.ops, walk.batch
+    rows = len(x_RD)
+    sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
+    y_RD, dy_RD = walk.buffer("y", rows, spec.hidden), walk.buffer("dy", rows, spec.hidden)
+    ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
+    if not batch.straight:
+        dy_RD.zero_()
+    nll_E = _entry_nll(walk, weights, y_RD, dy_RD, chunk)
+    dx_RD = walk.buffer("dx", rows, spec.hidden, wide=True).zero_()
+    ops.norm_backward(dy_RD, sum_RD, rstd_R, weights.norm_D, dx_RD, None)
+    return nll_E, dx_RD
+
+
+def loss_only(walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None) -> Tensor:
+    """nll [E] of each entry."""
+    spec = walk.spec
+    rows = len(x_RD)
+    sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
+    y_RD = walk.buffer("y", rows, spec.hidden)
+    walk.ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
+    return _entry_nll(walk, weights, y_RD, None, chunk)
+
+
+def _entry_nll(walk: Walk, weights: Weights, y_RD: Tensor, dy_RD: Tensor | None, chunk: int | None) -> Tensor:
+    """nll of all entries; the gradient of the normed rows is written to `dy_RD` if it is given."""
+    spec, batch = walk.spec, walk.batch
+    entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab, chunk)
+    nll_E = torch.empty(entries, dtype=walk.buffer("final_rstd", 1, wide=True).dtype, device=y_RD.device)
+    for start in range(0, entries, size):
+        stop = min(start + size, entries)
+        part, rows_C = slice(start, stop), batch.entry_row_E[start:stop]
+        hidden_CD = y_RD[part] if batch.straight else y_RD[rows_C]
+        logits_CV = walk.buffer("logits", stop - start, spec.vocab)
+        torch.mm(hidden_CD, weights.head_VD.t(), out=logits_CV)
+        walk.ops.cross_entropy(
+            logits_CV,
+            batch.target_E[part],
+            batch.count_E[part],
+            spec.logit_softcap,
+            nll_E[part],
+            gradient=dy_RD is not None,
+        )
+        if dy_RD is None:
+            continue
+        if batch.straight:
+            torch.mm(logits_CV, weights.head_VD, out=dy_RD[part])
+        else:
+            dy_RD.index_add_(0, rows_C, torch.mm(logits_CV, weights.head_VD))
+    return nll_E

@@ -1,0 +1,230 @@
+"""The fast path's `LoraModel`: documents in, one flat row of tokens through the layers and back, gradients out.
+
+Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hivetune.config import LoraConfig
+from hivetune.engine.model.adapter import scaling
+from hivetune.engine.model.fast.attention import TorchAttention, says_math_path
+from hivetune.engine.model.fast.build import NoKernels
+from hivetune.engine.model.fast.layer import Attention, Batch, Kept, Walk, backward_layer, forward_layer
+from hivetune.engine.model.fast.loss import loss_and_gradient, loss_only
+from hivetune.engine.model.fast.native import NativeAttention, NativeOps
+from hivetune.engine.model.fast.ops import Ops, TorchOps, has_wide_products, wide_of
+from hivetune.engine.model.fast.spec import ModelSpec, Rope, read_spec
+from hivetune.engine.model.fast.weights import bind_adapter, groups_of, read_weights
+from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.protocol import Document, halved
+from hivetune.errors import MachineNotFit
+from hivetune.plan.layout import Layout, Row, make_layout, split_rows, to_row, token_multiple
+
+DEFAULT_BUDGET_TOKENS = 4096
+
+
+class FastModel:
+    """A `LoraModel` (engine/model/protocol.py).
+
+    Choices it reads: budget_tokens (tokens of a micro-batch), halvings (of each micro-batch), recompute (layers whose
+    inner state is formed again in the backward pass), share_prefixes, token_multiple, chunk_rows (logit rows of a
+    chunk), kernels (native or torch; default: native on a CPU that can), attention (eager: no fused kernel),
+    rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no library for
+    them). `kernels` says which run, and why if it is the plain ones; `attention` why it runs on a slow path, if it
+    does.
+    """
+
+    path: Literal["fast", "general"] = "fast"
+    why = ""
+
+    def __init__(
+        self,
+        folder: Path,
+        lora: LoraConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        choices: Mapping[str, Any],
+    ):
+        self.device, self.dtype = device, dtype
+        if device.type == "cuda":  # sums of partial products in half precision are torch's default there
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self.spec: ModelSpec = read_spec(folder)
+        self._ops, self.kernels = _choose_ops(dtype, device, choices.get("kernels"))
+        rank_multiple = 1 if isinstance(self._ops, NativeOps) else int(choices.get("rank_multiple", 1))
+        columns = -(-lora.r // rank_multiple) * rank_multiple
+        self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
+        self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
+        self.budget_tokens = int(choices.get("budget_tokens", DEFAULT_BUDGET_TOKENS))
+        self.halvings = int(choices.get("halvings", 0))
+        self.recompute = min(int(choices.get("recompute", 0)), len(self.spec.layers))
+        self.multiple = int(
+            choices.get("token_multiple") or token_multiple(device.type, str(dtype).removeprefix("torch."))
+        )
+        self.chunk_rows: int | None = choices.get("chunk_rows")
+        self._scaling, self._dropout = scaling(lora), lora.dropout
+        # Shared tokens would share their dropout too, and copies of a prefix must each draw their own.
+        self._share_in_scoring = bool(choices.get("share_prefixes", True))
+        self.share_prefixes = self._share_in_scoring and not lora.dropout
+        self._workspace = Workspace(device)
+        self._eager = choices.get("attention") == "eager"
+        self.attention = "the choices ask for it" if self._eager else says_math_path(self.spec, dtype, device)
+
+    @torch.no_grad()
+    def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
+        total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
+        self._refresh()
+        rows = _rows(documents)
+        for batch in halved(split_rows(rows, self.budget_tokens, share=self.share_prefixes), self.halvings):
+            layout = make_layout([rows[index] for index in batch], share=self.share_prefixes, multiple=self.multiple)
+            walk = self._walk(layout, dropout=self._dropout, scale=scale, keep=True)
+            nll_E = self._forward_backward(walk)
+            total += torch.dot(nll_E, walk.batch.count_E)
+        return total
+
+    @torch.no_grad()
+    def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
+        self._refresh()
+        rows = _rows(documents)
+        sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
+        for batch in halved(split_rows(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
+            layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, multiple=self.multiple)
+            walk = self._walk(layout, adapter=adapter)
+            nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.chunk_rows)
+            owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
+            index_M, entry_M = torch.tensor(owners, device=self.device).t()
+            sums_B.index_add_(0, index_M, nll_E[entry_M])
+        return sums_B
+
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
+        """[len(tokens), V] of one document, in the dtype of the model."""
+        self._refresh()
+        everything = Row(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
+        walk = self._walk(make_layout([everything], share=False), adapter=adapter)
+        x_TD, delta_TD = self._forward_only(walk)
+        y_TD, rstd_T = torch.empty_like(delta_TD), torch.empty_like(x_TD[:, 0])
+        walk.ops.add_norm(x_TD, delta_TD, torch.empty_like(x_TD), self.weights.norm_D, self.spec.eps, y_TD, rstd_T)
+        logits_TV = y_TD @ self.weights.head_VD.t()
+        cap = self.spec.logit_softcap
+        return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
+
+    def _forward_backward(self, walk: Walk) -> Tensor:
+        x_TD, delta_TD = self._embed(walk), None
+        all_kept: list[Kept] = []
+        for index in range(len(self.weights.layers)):
+            slot = "again" if index < self.recompute else str(index)
+            kept = forward_layer(walk, index, x_TD, delta_TD, slot)
+            all_kept.append(kept)
+            x_TD, delta_TD = kept.mid_SD, kept.delta_SD
+        nll_E, dx_SD = loss_and_gradient(walk, self.weights, x_TD, all_kept[-1].delta_SD, self.chunk_rows)
+        dx: Tensor | None = dx_SD
+        for index in reversed(range(len(all_kept))):
+            kept = all_kept.pop()
+            if index < self.recompute:
+                kept = forward_layer(walk, index, kept.x_TD, None, "again", kept.masks)
+            if dx is not None:
+                dx = backward_layer(walk, index, kept, dx)
+        return nll_E
+
+    def _forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
+        """The stream after the last layer and the delta still to be added, at the rows that predict something."""
+        x_TD, delta_TD = self._embed(walk), None
+        for index in range(len(self.weights.layers)):
+            kept = forward_layer(walk, index, x_TD, delta_TD, "only")
+            x_TD, delta_TD = kept.mid_SD, kept.delta_SD
+        assert delta_TD is not None
+        return x_TD, delta_TD
+
+    def _embed(self, walk: Walk) -> Tensor:
+        x_TD = walk.buffer("x.0", walk.batch.layout.size, self.spec.hidden, wide=True)
+        x_TD.copy_(self.weights.embedding_VD[walk.batch.tokens_T])
+        if self.spec.embed_scale != 1.0:
+            x_TD *= torch.tensor(self.spec.embed_scale, dtype=self.dtype).item()
+        return x_TD
+
+    def _refresh(self) -> None:
+        """Copy the masters to where the products read them: A beside the base rows, scale * B^T on its own."""
+        for layer in self.weights.layers:
+            for group in groups_of(layer):
+                for member in group.adapted:
+                    assert member.down_RK is not None and member.up_NR is not None and member.scaled_up_RN is not None
+                    group.weight_NRK[group.outputs + member.rank_at :][: len(member.down_RK)].copy_(member.down_RK)
+                    torch.mul(member.up_NR.t(), self._scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
+
+    def _walk(
+        self, layout: Layout, *, adapter: bool = True, dropout: float = 0.0, scale: float = 1.0, keep: bool = False
+    ) -> Walk:
+        return Walk(
+            self.spec,
+            self.weights.layers,
+            self._ops,
+            self._workspace,
+            self.dtype,
+            self._batch(layout),
+            adapter=adapter,
+            dropout=dropout,
+            scale=scale,
+            up_scale=scale * self._scaling,
+            keep=keep,
+        )
+
+    def _attention(self, layout: Layout) -> Attention:
+        if isinstance(self._ops, NativeOps) and not self._eager:
+            return NativeAttention(layout, self.spec, self.dtype, self._workspace)
+        return TorchAttention(layout, self.spec, self.device, eager=self._eager)
+
+    def _batch(self, layout: Layout) -> Batch:
+        def put(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+            here = torch.tensor(values, dtype=dtype)
+            return here if self.device.type == "cpu" else here.pin_memory().to(self.device, non_blocking=True)
+
+        # An entry more on a row that has one leaves the number of rows no multiple: idle rows fill it up.
+        taken = set(layout.rows)
+        idle = (row for row in range(layout.size) if row not in taken)
+        rows = sorted(taken.union(itertools.islice(idle, -len(taken) % self.multiple)))
+        place = {row: number for number, row in enumerate(rows)}
+        entry_rows = [place[row] for row in layout.rows]
+        return Batch(
+            layout=layout,
+            tokens_T=put(layout.tokens),
+            angles=tuple(_angles(rope, layout.positions, wide_of(self.dtype), self.device) for rope in self.spec.ropes),
+            attention=self._attention(layout),
+            rows_R=None if len(rows) == layout.size else put(rows),
+            entry_row_E=put(entry_rows),
+            target_E=put(layout.targets),
+            count_E=put(layout.counts, wide_of(self.dtype)),
+            straight=entry_rows == list(range(len(rows))),
+        )
+
+
+def _choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> tuple[Ops, str]:
+    """The kernels to use, and their name or why they are the plain ones. Raises MachineNotFit if `wanted` can't be."""
+    if device.type != "cpu" or wanted == "torch":
+        return TorchOps(wide_products=has_wide_products(dtype, device)), "torch"
+    try:
+        return NativeOps(dtype), "native"
+    except NoKernels as reason:
+        if wanted == "native":
+            hint = "install g++, or start a new run: this one began with them"
+            raise MachineNotFit(f"the CPU kernels can't be built: {reason}", hint=hint) from None
+        return TorchOps(), f"torch ({reason})"
+
+
+def _rows(documents: Sequence[Document]) -> list[Row]:
+    return [to_row(document.tokens_L.tolist(), document.trained_L.tolist()) for document in documents]
+
+
+def _angles(rope: Rope, positions: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, H], formed in fp64."""
+    angle_TH = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor(
+        rope.frequencies, dtype=torch.float64
+    )
+    return tuple((part * rope.scale).to(device, dtype) for part in (angle_TH.cos(), angle_TH.sin()))  # type: ignore[return-value]

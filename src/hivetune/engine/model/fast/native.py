@@ -1,0 +1,231 @@
+"""The same work as ops.TorchOps and attention.TorchAttention by the C++ kernels: CPU, fp32 and bf16.
+
+Arguments are addresses and strides; the caller's buffers are as ops.py describes them.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hivetune.engine.model.fast.build import NoKernels, library
+from hivetune.engine.model.fast.spec import ModelSpec
+from hivetune.engine.model.fast.weights import Group
+from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.plan.layout import Layout
+
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+LANES = 16
+POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "add_norm": (POINTER, POINTER, LONG, POINTER, POINTER, FLOAT, POINTER, POINTER, LONG, LONG),
+    "norm_backward": (*[POINTER] * 6, LONG, LONG),
+    "rope": (POINTER, LONG, POINTER, POINTER, FLOAT, *[LONG] * 4),
+    "glu": (POINTER, LONG, POINTER, INT, LONG, LONG),
+    "glu_backward": (POINTER, POINTER, LONG, POINTER, LONG, POINTER, INT, LONG, LONG),
+    "cross_entropy": (*[POINTER] * 3, FLOAT, POINTER, INT, LONG, LONG),
+    "adapt": (POINTER, *[LONG] * 3, POINTER, POINTER, LONG, LONG),
+    "adapt_backward": (POINTER, *[LONG] * 4, POINTER, LONG),
+    "up_gradient": (POINTER, LONG, POINTER, LONG, LONG, POINTER, LONG, FLOAT),
+    "down_gradient": (POINTER, LONG, POINTER, LONG, LONG, POINTER, LONG, FLOAT),
+    "attention": (*[POINTER] * 4, LONG, *[POINTER] * 3),
+    "attention_backward": (*[POINTER] * 4, LONG, *[POINTER] * 5, LONG, POINTER, LONG),
+}
+
+
+class MemberArguments(ctypes.Structure):
+    """ranks.cpp: Member."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("start", "size", "rank_at", "rank")),
+        *((name, POINTER) for name in ("up", "d_down", "d_up")),
+    )
+
+
+class AttentionArguments(ctypes.Structure):
+    """attention.cpp: Shape."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "head_dim", "stride", "window")),
+        ("scale", FLOAT),
+        ("softcap", FLOAT),
+    )
+
+
+def kernels_for(dtype: torch.dtype) -> dict[str, Callable[..., None]]:
+    """The kernels of a dtype by name. Raises NoKernels."""
+    if dtype not in SUFFIXES:
+        raise NoKernels(f"the kernels compute in fp32 and bf16, not in {dtype}")
+    loaded, found = library(), {}
+    for name, arguments in SIGNATURES.items():
+        kernel = getattr(loaded, f"{name}_{SUFFIXES[dtype]}")
+        kernel.argtypes, kernel.restype = arguments, None
+        found[name] = kernel
+    return found
+
+
+class NativeOps:
+    """ops.TorchOps, in C++. One object for one model: it holds the addresses of its adapters."""
+
+    name = "native"
+
+    def __init__(self, dtype: torch.dtype):
+        self._kernels = kernels_for(dtype)
+        self._members: dict[int, ctypes.Array[MemberArguments]] = {}
+
+    def add_norm(
+        self,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        sum_TD: Tensor,
+        w_D: Tensor,
+        eps: float,
+        y_TD: Tensor,
+        rstd_T: Tensor,
+    ) -> None:
+        delta = (None, 0) if delta_TD is None else (delta_TD.data_ptr(), delta_TD.stride(0))
+        self._kernels["add_norm"](
+            x_TD.data_ptr(), *delta, sum_TD.data_ptr(), w_D.data_ptr(), eps, y_TD.data_ptr(), rstd_T.data_ptr(),
+            *x_TD.shape,
+        )  # fmt: skip
+
+    def norm_backward(
+        self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
+    ) -> None:
+        y = None if y_TD is None else y_TD.data_ptr()
+        self._kernels["norm_backward"](
+            dy_TD.data_ptr(), x_TD.data_ptr(), rstd_T.data_ptr(), w_D.data_ptr(), dx_TD.data_ptr(), y, *x_TD.shape
+        )
+
+    def rope(self, x_TN: Tensor, cos_TH: Tensor, sin_TH: Tensor, head_dim: int, *, inverse: bool) -> None:
+        rows, width = x_TN.shape
+        self._kernels["rope"](
+            x_TN.data_ptr(), x_TN.stride(0), cos_TH.data_ptr(), sin_TH.data_ptr(), -1.0 if inverse else 1.0, rows,
+            width // head_dim, head_dim, cos_TH.shape[1],
+        )  # fmt: skip
+
+    def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None:
+        kind = int(activation == "gelu")
+        self._kernels["glu"](gate_up_TN.data_ptr(), gate_up_TN.stride(0), h_TF.data_ptr(), kind, *h_TF.shape)
+
+    def glu_backward(
+        self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
+    ) -> None:
+        self._kernels["glu_backward"](
+            dh_TF.data_ptr(), gate_up_TN.data_ptr(), gate_up_TN.stride(0), dgate_up_TN.data_ptr(),
+            dgate_up_TN.stride(0), h_TF.data_ptr(), int(activation == "gelu"), *h_TF.shape,
+        )  # fmt: skip
+
+    def adapt(self, y_TW: Tensor, group: Group, *, adapter: bool) -> None:
+        bias = None if group.bias_N is None else group.bias_N.data_ptr()
+        members = self._arguments(group) if adapter else (MemberArguments * 0)()
+        if bias is None and not len(members):
+            return
+        ranks = group.width - group.outputs
+        self._kernels["adapt"](
+            y_TW.data_ptr(), y_TW.stride(0), len(y_TW), group.outputs, bias, members, len(members), ranks
+        )
+
+    def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
+        members = self._arguments(group)
+        if len(members):
+            self._kernels["adapt_backward"](
+                dy_TW.data_ptr(), dy_TW.stride(0), len(dy_TW), group.outputs, group.width, members, len(members)
+            )
+
+    def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
+        members = self._arguments(group)
+        if len(members):
+            self._kernels["up_gradient"](
+                dy_TW.data_ptr(), dy_TW.stride(0), s_TR.data_ptr(), s_TR.stride(0), len(dy_TW), members, len(members),
+                scale,
+            )  # fmt: skip
+
+    def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
+        members = self._arguments(group)
+        if len(members):
+            self._kernels["down_gradient"](
+                ds_TR.data_ptr(),
+                ds_TR.stride(0),
+                x_TK.data_ptr(),
+                x_TK.shape[1],
+                len(x_TK),
+                members,
+                group.ranks,
+                scale,
+            )
+
+    def cross_entropy(
+        self,
+        logits_CV: Tensor,
+        target_C: Tensor,
+        count_C: Tensor,
+        softcap: float | None,
+        nll_C: Tensor,
+        *,
+        gradient: bool,
+    ) -> None:
+        self._kernels["cross_entropy"](
+            logits_CV.data_ptr(), target_C.data_ptr(), count_C.data_ptr(), softcap or 0.0, nll_C.data_ptr(),
+            int(gradient), *logits_CV.shape,
+        )  # fmt: skip
+
+    def _arguments(self, group: Group) -> "ctypes.Array[MemberArguments]":
+        found = self._members.get(id(group))
+        if found is None:
+            found = (MemberArguments * len(group.adapted))()
+            for place, member in zip(found, group.adapted, strict=True):
+                assert member.scaled_up_RN is not None and member.d_down_RK is not None and member.d_up_NR is not None
+                place.start, place.size, place.rank_at = member.start, member.size, member.rank_at
+                place.rank, place.up = len(member.scaled_up_RN), member.scaled_up_RN.data_ptr()
+                place.d_down, place.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()
+            self._members[id(group)] = found
+        return found
+
+
+class NativeAttention:
+    """attention.TorchAttention, in C++."""
+
+    def __init__(self, layout: Layout, spec: ModelSpec, dtype: torch.dtype, workspace: Workspace):
+        self._kernels, self._spec, self._workspace, self._size = kernels_for(dtype), spec, workspace, layout.size
+        segments: list[tuple[int, ...]] = []
+        ranges: list[tuple[int, int]] = []
+        trees: list[list[int]] = []
+        for number, segment in enumerate(layout.segments):
+            path = [layout.segments[parent] for parent in (*segment.parents, number)]
+            segments.append((segment.start, segment.size, segment.depth, len(ranges), len(path)))
+            ranges += [(part.start, part.size) for part in path]
+            if segment.tree == len(trees):
+                trees.append([number, 0, segment.start, 0])
+            trees[-1][1] += 1
+            trees[-1][3] += segment.size
+        self._tables = tuple(torch.tensor(table, dtype=torch.int64) for table in (segments, ranges, trees))
+
+    def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
+        self._kernels["attention"](
+            ctypes.byref(self._shape(qkv_TW, window)), *self._table_arguments(), qkv_TW.data_ptr(), out_TN.data_ptr(),
+            lse_TH.data_ptr(),
+        )  # fmt: skip
+
+    def backward(
+        self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
+    ) -> None:
+        width = -(-self._spec.head_dim // LANES) * LANES
+        sums = self._workspace.take("dkv", self._size, self._spec.heads, 2, width, dtype=torch.float32)
+        self._kernels["attention_backward"](
+            ctypes.byref(self._shape(qkv_TW, window)), *self._table_arguments(), dout_TN.data_ptr(), qkv_TW.data_ptr(),
+            out_TN.data_ptr(), lse_TH.data_ptr(), dqkv_TW.data_ptr(), dqkv_TW.stride(0), sums.data_ptr(), self._size,
+        )  # fmt: skip
+
+    def _shape(self, qkv_TW: Tensor, window: int | None) -> AttentionArguments:
+        spec = self._spec
+        return AttentionArguments(
+            spec.heads, spec.kv_heads, spec.head_dim, qkv_TW.stride(0), window or 0, spec.attention_scale,
+            spec.attention_softcap or 0.0,
+        )  # fmt: skip
+
+    def _table_arguments(self) -> tuple[int, int, int, int]:
+        segments, ranges, trees = self._tables
+        return segments.data_ptr(), ranges.data_ptr(), trees.data_ptr(), len(trees)

@@ -1,0 +1,257 @@
+"""The frozen matrices of a model, read from safetensors and merged; room for the adapter's rows beside them.
+
+Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), D hidden size.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from hivetune.config import LoraConfig
+from hivetune.engine.model.adapter import Target, choose_targets
+from hivetune.engine.model.fast.spec import ModelSpec, NotFast
+
+# Ranks are padded to this many columns: aligned rows, and no ever-new skinny shapes (docs/decisions).
+RANK_MULTIPLE = 16
+
+
+@dataclass
+class Member:
+    """One linear module inside a merged matrix, and its adapter if it has one.
+
+    down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient.
+    rank_at: its first column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the
+    products; it may have more rows than the adapter's rank, zeros behind.
+    """
+
+    name: str
+    start: int
+    size: int
+    rank_at: int = 0
+    down_RK: Tensor | None = None
+    up_NR: Tensor | None = None
+    d_down_RK: Tensor | None = None
+    d_up_NR: Tensor | None = None
+    scaled_up_RN: Tensor | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+
+@dataclass
+class Group:
+    """q/k/v, o, gate/up or down as one matrix. `weight_NRK` holds the N base rows, then the adapters' A rows.
+
+    One product with it reads the input once and gives base output and X A^T side by side; backward, one product of
+    [dY | dS] with it gives dX whole.
+    """
+
+    weight_NRK: Tensor
+    members: tuple[Member, ...]
+    bias_N: Tensor | None
+    outputs: int
+    adapted: tuple[Member, ...] = ()
+    downs_RK: Tensor | None = None
+    d_downs_RK: Tensor | None = None
+    """The A's of all members as one matrix, in the master and in the gradient."""
+
+    @property
+    def width(self) -> int:
+        return int(self.weight_NRK.shape[0])
+
+    @property
+    def inputs(self) -> int:
+        return int(self.weight_NRK.shape[1])
+
+    @property
+    def ranks(self) -> int:
+        """Rank columns that are in use; the rest up to `width` is padding and stays zero."""
+        return sum(member.scaled_up_RN.shape[0] for member in self.adapted if member.scaled_up_RN is not None)
+
+
+@dataclass
+class Layer:
+    qkv: Group
+    o: Group
+    gate_up: Group
+    down: Group
+    norms_D: dict[str, Tensor]
+    """fp32 or fp64, offset included: input, mlp and, where the model has them, after_attention, after_mlp, q, k."""
+
+
+@dataclass
+class Weights:
+    embedding_VD: Tensor
+    head_VD: Tensor
+    norm_D: Tensor
+    layers: list[Layer] = field(default_factory=list)
+
+
+class Checkpoint:
+    """Tensors by name from a folder's safetensors files, one at a time."""
+
+    def __init__(self, folder: Path):
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            self._files: dict[str, Path] = {
+                name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()
+            }
+        else:
+            with safe_open(folder / "model.safetensors", framework="pt") as file:
+                self._files = dict.fromkeys(file.keys(), folder / "model.safetensors")
+        prefixes = ("model.", "language_model.model.", "")
+        self._prefix = next((p for p in prefixes if f"{p}embed_tokens.weight" in self._files), "model.")
+
+    def has(self, name: str) -> bool:
+        return self._full(name) in self._files
+
+    def read(self, name: str) -> Tensor:
+        full = self._full(name)
+        if full not in self._files:
+            raise NotFast(f"the weights hold no {full}")
+        with safe_open(self._files[full], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(full)
+        return tensor
+
+    def _full(self, name: str) -> str:
+        return name if name.startswith("lm_head") else self._prefix + name
+
+
+def member_names(spec: ModelSpec) -> dict[str, list[tuple[str, int]]]:
+    """For each group its modules below `model.layers.I.` with their output sizes, in the order of the merged rows."""
+    q, kv, ffn, hidden = spec.q_width, spec.kv_width, spec.ffn, spec.hidden
+    apart = {
+        "qkv": [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
+        "gate_up": [("mlp.gate_proj", ffn), ("mlp.up_proj", ffn)],
+    }
+    as_one = {"qkv": [("self_attn.qkv_proj", q + 2 * kv)], "gate_up": [("mlp.gate_up_proj", 2 * ffn)]}
+    return {
+        **(as_one if spec.merged else apart),
+        "o": [("self_attn.o_proj", hidden)],
+        "down": [("mlp.down_proj", hidden)],
+    }
+
+
+def find_targets(spec: ModelSpec, lora: LoraConfig) -> set[str]:
+    """Full names of the modules that get an adapter. Raises UsageError for names that the model does not have."""
+    linear = [
+        Target(f"model.layers.{index}.{name}", group_inputs(spec, group), size)
+        for index in range(len(spec.layers))
+        for group, names in member_names(spec).items()
+        for name, size in names
+    ]
+    head = Target("lm_head", spec.hidden, spec.vocab)
+    return {target.name for target in choose_targets([*linear, head], lora.target_modules, head="lm_head")}
+
+
+def group_inputs(spec: ModelSpec, group: str) -> int:
+    return {"o": spec.q_width, "down": spec.ffn}.get(group, spec.hidden)
+
+
+def read_weights(
+    folder: Path, spec: ModelSpec, lora: LoraConfig, dtype: torch.dtype, device: torch.device, *, columns: int
+) -> Weights:
+    """All matrices in `dtype` on `device`, merged, with zero rows for the adapters: `columns` of them for each adapter,
+    its rank or more. Norms in fp32 (fp64 for fp64)."""
+    targets = find_targets(spec, lora)
+    checkpoint = Checkpoint(folder)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def norm(name: str) -> Tensor:
+        return (checkpoint.read(f"{name}.weight").to(wide) + spec.norm_offset).to(device)
+
+    embedding_VD = checkpoint.read("embed_tokens.weight").to(device, dtype)
+    head_VD = embedding_VD if spec.tied else checkpoint.read("lm_head.weight").to(device, dtype)
+    weights = Weights(embedding_VD, head_VD, norm("norm"))
+    for index in range(len(spec.layers)):
+        groups = {
+            group: _read_group(checkpoint, f"layers.{index}", names, targets, columns, dtype, device)
+            for group, names in member_names(spec).items()
+        }
+        weights.layers.append(Layer(**groups, norms_D=_read_norms(norm, f"layers.{index}", spec)))
+    return weights
+
+
+def _read_norms(norm: Callable[[str], Tensor], layer: str, spec: ModelSpec) -> dict[str, Tensor]:
+    names = {"input": "input_layernorm", "mlp": "post_attention_layernorm"}
+    if spec.sandwich:
+        names |= {
+            "after_attention": "post_attention_layernorm",
+            "mlp": "pre_feedforward_layernorm",
+            "after_mlp": "post_feedforward_layernorm",
+        }
+    if spec.qk_norm:
+        names |= {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
+    return {key: norm(f"{layer}.{name}") for key, name in names.items()}
+
+
+def _read_group(
+    checkpoint: Checkpoint,
+    layer: str,
+    names: list[tuple[str, int]],
+    targets: set[str],
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Group:
+    members, start = [], 0
+    for name, size in names:
+        members.append(Member(f"model.{layer}.{name}", start, size))
+        start += size
+    adapted = tuple(member for member in members if member.name in targets)
+    for place, member in enumerate(adapted):
+        member.rank_at = place * columns
+    ranks = -(-len(adapted) * columns // RANK_MULTIPLE) * RANK_MULTIPLE
+    first = checkpoint.read(f"{layer}.{names[0][0]}.weight")
+    weight_NRK = torch.zeros(start + ranks, first.shape[1], dtype=dtype, device=device)
+    bias_N = None
+    for member, (name, _) in zip(members, names, strict=True):
+        weight_NRK[member.start : member.stop] = checkpoint.read(f"{layer}.{name}.weight").to(device)
+        if checkpoint.has(f"{layer}.{name}.bias"):
+            bias_N = torch.zeros(start, dtype=dtype, device=device) if bias_N is None else bias_N
+            bias_N[member.start : member.stop] = checkpoint.read(f"{layer}.{name}.bias").to(device)
+    return Group(weight_NRK, tuple(members), bias_N, start, adapted)
+
+
+def groups_of(layer: Layer) -> Iterator[Group]:
+    yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+
+
+def bind_adapter(
+    weights: Weights, lora: LoraConfig, device: torch.device, *, columns: int
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """One flat fp32 master and gradient of zeros; each adapted member gets its views. Order: layer, group, A's, B's.
+
+    `columns` as in `read_weights`. Returns master_N, grad_N and the views of the master by PEFT parameter name.
+    """
+    groups = [group for layer in weights.layers for group in groups_of(layer)]
+    total = sum(lora.r * (group.inputs + member.size) for group in groups for member in group.adapted)
+    wide = torch.float64 if weights.embedding_VD.dtype == torch.float64 else torch.float32
+    master_N = torch.zeros(total, dtype=wide, device=device)
+    grad_N = torch.zeros(total, dtype=wide, device=device)
+    adapter: dict[str, Tensor] = {}
+    at = 0
+
+    def view(*shape: int) -> tuple[Tensor, Tensor]:
+        nonlocal at
+        start, at = at, at + shape[0] * shape[1]
+        return master_N[start:at].view(shape), grad_N[start:at].view(shape)
+
+    for group in groups:
+        if group.adapted:
+            group.downs_RK, group.d_downs_RK = view(lora.r * len(group.adapted), group.inputs)
+            at -= group.downs_RK.numel()
+        for member in group.adapted:
+            member.down_RK, member.d_down_RK = view(lora.r, group.inputs)
+            adapter[f"base_model.model.{member.name}.lora_A.weight"] = member.down_RK
+        for member in group.adapted:
+            member.up_NR, member.d_up_NR = view(member.size, lora.r)
+            adapter[f"base_model.model.{member.name}.lora_B.weight"] = member.up_NR
+            member.scaled_up_RN = torch.zeros(columns, member.size, dtype=group.weight_NRK.dtype, device=device)
+    return master_N, grad_N, adapter

@@ -1,0 +1,290 @@
+"""The general path: low-rank adapters on any causal model of transformers. Correct first, with no model's name in it.
+
+Documents are padded on the right to micro-batches; a causal model's outputs never depend on what comes later, so no
+mask is needed. Logits are formed at trained positions only, in chunks that are formed again in the backward pass.
+
+Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R rank, N adapter weights.
+"""
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
+
+from hivetune.config import LoraConfig
+from hivetune.engine.model.adapter import Target, allocate, choose_targets, same_views, scaling
+from hivetune.engine.model.protocol import Document, halved
+from hivetune.errors import MachineNotFit
+
+# A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
+CHUNK_LOGITS = 32 << 20
+DEFAULT_BUDGET_TOKENS = 2048
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear module plus scale * B A of its input, the small products in the input's dtype."""
+
+    def __init__(self, base: nn.Module, a_RI: nn.Parameter, b_OR: nn.Parameter, switch: "Switch"):
+        super().__init__()
+        self.base = base
+        self.a_RI, self.b_OR, self.switch = a_RI, b_OR, switch
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x)
+        if not self.switch.on:
+            return y
+        dropped = F.dropout(x, self.switch.dropout, training=self.switch.training)
+        missing = -len(self.a_RI) % self.switch.rank_multiple
+        a_RI = F.pad(self.a_RI, (0, 0, 0, missing)).to(x.dtype)
+        b_OR = F.pad(self.b_OR * self.switch.scale, (0, missing)).to(x.dtype)
+        return y + F.linear(F.linear(dropped, a_RI), b_OR).to(y.dtype)
+
+    @property
+    def weight(self) -> Tensor:
+        """For parents that read it themselves (Mamba's dt_proj): such a product goes without the adapter."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
+
+class Switch:
+    """What all adapters of a model share: whether they count, and whether dropout does; zeros are added to ranks up to
+    `rank_multiple`."""
+
+    def __init__(self, scale: float, dropout: float, rank_multiple: int):
+        self.scale, self.dropout, self.rank_multiple = scale, dropout, rank_multiple
+        self.on, self.training = True, False
+
+
+class GeneralModel:
+    """A `LoraModel` (model.py) around a transformers module. `module` runs with the adapters in place.
+
+    Choices it reads: budget_tokens, halvings, recompute, token_multiple, rank_multiple as in fast/model.py; attention
+    is read where the module is loaded.
+    """
+
+    path: Literal["fast", "general"] = "general"
+
+    def __init__(self, module: nn.Module, lora: LoraConfig, choices: Mapping[str, Any], why: str):
+        self.module, self.why = module, why
+        first = next(module.parameters())
+        self.device, self.dtype = first.device, module.dtype
+        self.budget_tokens = int(choices.get("budget_tokens", DEFAULT_BUDGET_TOKENS))
+        self.halvings, self.multiple = int(choices.get("halvings", 0)), int(choices.get("token_multiple", 1))
+        self._most_positions = getattr(module.config, "max_position_embeddings", None) or sys.maxsize
+        self.targets = find_targets(module, lora)
+        master_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self.master_N, self.adapter = allocate(self.targets, lora.r, dtype=master_dtype, device=self.device)
+        self.grad_N = torch.zeros_like(self.master_N)
+        self.switch = Switch(scaling(lora), lora.dropout, int(choices.get("rank_multiple", 1)))
+        self._place_adapters()
+        _recompute_layers(module, int(choices.get("recompute", 0)))
+        self._chunked = _head_is_plain(module)
+
+    def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
+        total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
+        self.switch.training = True
+        try:
+            for batch in self._micro_batches(documents):
+                nll_M = self._nll([documents[i] for i in batch])[0]
+                if nll_M.numel():
+                    nll = nll_M.sum()
+                    (nll * scale).backward()
+                    total += nll.detach()
+        finally:
+            self.switch.training = False
+        return total
+
+    @torch.no_grad()
+    def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
+        sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
+        self.switch.on = adapter
+        try:
+            for batch in self._micro_batches(documents):
+                nll_M, owner_M = self._nll([documents[i] for i in batch])
+                sums_B.index_add_(0, torch.tensor(batch, device=self.device)[owner_M], nll_M.to(sums_B.dtype))
+        finally:
+            self.switch.on = True
+        return sums_B
+
+    def _nll(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor]:
+        """nll [M] of every trained token of one padded micro-batch, and which document [M] it belongs to."""
+        length = self._padded(max(len(document.tokens_L) for document in documents))
+        tokens_BL = torch.stack([F.pad(d.tokens_L, (0, length - len(d.tokens_L))) for d in documents])
+        trained_BL = torch.stack([F.pad(d.trained_L, (0, length - len(d.trained_L))) for d in documents])
+        owner_M, position_M = trained_BL[:, 1:].nonzero(as_tuple=True)  # position i predicts token i + 1
+        tokens_BL, owner_M, position_M = (t.to(self.device) for t in (tokens_BL, owner_M, position_M))
+        target_M = tokens_BL[owner_M, position_M + 1]
+        inputs_BL = tokens_BL[:, :-1]  # no last token: it predicts nothing
+        if not owner_M.numel():
+            return torch.zeros(0, dtype=self.master_N.dtype, device=self.device), owner_M
+        if not self._chunked:
+            logits_BLV = self.module(input_ids=inputs_BL, use_cache=False).logits
+            return _cross_entropy(logits_BLV[owner_M, position_M], target_M), owner_M
+        hidden_BLD = self.module.base_model(input_ids=inputs_BL, use_cache=False).last_hidden_state
+        return self._head_nll(hidden_BLD[owner_M, position_M], target_M), owner_M
+
+    def _head_nll(self, hidden_MD: Tensor, target_M: Tensor) -> Tensor:
+        head = self.module.get_output_embeddings()
+
+        def chunk_nll(hidden_mD: Tensor, target_m: Tensor) -> Tensor:
+            return _cross_entropy(head(hidden_mD), target_m)
+
+        trained, missing = len(hidden_MD), -len(hidden_MD) % self.multiple
+        hidden_MD, target_M = F.pad(hidden_MD, (0, 0, 0, missing)), F.pad(target_M, (0, missing))
+        size = max(1, CHUNK_LOGITS // head.weight.shape[0] // self.multiple) * self.multiple
+        chunks = zip(hidden_MD.split(size), target_M.split(size), strict=True)
+        if len(hidden_MD) <= size or not torch.is_grad_enabled():
+            nll = [chunk_nll(hidden, target) for hidden, target in chunks]
+        else:
+            nll = [checkpoint(chunk_nll, hidden, target, use_reentrant=False) for hidden, target in chunks]
+        return torch.cat(nll)[:trained]
+
+    def _padded(self, length: int) -> int:
+        """Length of a micro-batch, so that its inputs (one token less) are a multiple; positions the model has."""
+        inputs = -(-(length - 1) // self.multiple) * self.multiple
+        return 1 + max(length - 1, min(inputs, self._most_positions))
+
+    def _micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
+        """Document numbers by length, so many that the padded size stays within the budget; a longer one alone."""
+        order = sorted(range(len(documents)), key=lambda i: (-len(documents[i].tokens_L), i))
+        batches: list[list[int]] = []
+        start = 0
+        while start < len(order):
+            count = max(1, self.budget_tokens // self._padded(len(documents[order[start]].tokens_L)))
+            batches.append(order[start : start + count])
+            start += count
+        return halved(batches, self.halvings)
+
+    def _place_adapters(self) -> None:
+        """Wrap each target. A parameter shares the master's memory and its gradient the flat gradient's."""
+        grads = same_views(self.grad_N, self.adapter)
+        for target in self.targets:
+            parameters = []
+            for name in target.names:
+                parameter = nn.Parameter(self.adapter[name])
+                parameter.grad = grads[name]  # autograd adds to a gradient that exists
+                parameters.append(parameter)
+            parent, _, child = target.name.rpartition(".")
+            holder = self.module.get_submodule(parent)
+            setattr(holder, child, LoraLinear(getattr(holder, child), parameters[0], parameters[1], self.switch))
+
+
+def load_general(
+    folder: Path,
+    lora: LoraConfig,
+    *,
+    method: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    choices: Mapping[str, Any],
+    why: str,
+) -> GeneralModel:
+    """The model of a prepared folder with adapters of zeros; `method` qlora keeps its linear weights as NF4."""
+    return GeneralModel(
+        load_module(folder, dtype=dtype, device=device, choices=choices, method=method), lora, choices, why
+    )
+
+
+def load_module(
+    folder: Path, *, dtype: torch.dtype, device: torch.device, choices: Mapping[str, Any], method: str = "lora"
+) -> nn.Module:
+    """The bare model, frozen, each tensor read straight into `dtype` on `device`."""
+    quantization = None
+    if method == "qlora":
+        require_bitsandbytes()
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # SDPA leaves out Gemma 2's soft cap on attention scores without a word.
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    module = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        device_map={"": device},
+        quantization_config=quantization,
+        attn_implementation="eager" if capped else choices.get("attention"),  # None: SDPA where there is one
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
+    # Not train(): the base model's own dropout would be noise that nobody asked for.
+    module.eval().requires_grad_(False)
+    if method == "qlora":
+        from bitsandbytes.nn import Linear4bit
+
+        # In eval mode it repacks itself on CPUs with AVX-512 into a form without a backward pass, for widths of whole
+        # blocks only; it has no dropout that training mode would switch on.
+        for child in module.modules():
+            if isinstance(child, Linear4bit):
+                child.train()
+    return module
+
+
+def require_bitsandbytes() -> None:
+    """Raises MachineNotFit with the install line."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MachineNotFit(
+            "method: qlora needs bitsandbytes", hint="pip install 'hivetune[qlora]', or set method: lora"
+        )
+
+
+def find_targets(module: nn.Module, lora: LoraConfig) -> list[Target]:
+    """The linear modules that get an adapter."""
+    head = module.get_output_embeddings()
+    linear, head_name = [], None
+    for name, child in module.named_modules():
+        if child is head:
+            head_name = name
+        if isinstance(child, nn.Linear):
+            linear.append(Target(name, child.in_features, child.out_features))
+        elif isinstance(child, Conv1D):
+            linear.append(Target(name, child.nx, child.nf, transposed=True))
+    return choose_targets(linear, lora.target_modules, head=head_name)
+
+
+def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:
+    """nll [M] in nats, in fp32 at least."""
+    wide = torch.float64 if logits_MV.dtype == torch.float64 else torch.float32
+    return F.cross_entropy(logits_MV.to(wide), target_M, reduction="none")
+
+
+@torch.no_grad()
+def _head_is_plain(module: nn.Module) -> bool:
+    """Whether logits are the output embedding of the last hidden state and nothing else (no soft cap, no scale)."""
+    tokens_BL = torch.arange(4, device=next(module.parameters()).device)[None]
+    output = module.base_model(input_ids=tokens_BL, use_cache=False)
+    hidden_BLD = getattr(output, "last_hidden_state", None)
+    if hidden_BLD is None or module.get_output_embeddings() is None:
+        return False
+    logits_BLV = module(input_ids=tokens_BL, use_cache=False).logits
+    plain_BLV = module.get_output_embeddings()(hidden_BLD)
+    if plain_BLV.shape != logits_BLV.shape:
+        return False
+    # A scale or a cap moves logits by percents, a second forward pass on the same device by a few roundings.
+    rounding = 16 * torch.finfo(module.dtype).eps * logits_BLV.abs().max()
+    return bool((plain_BLV - logits_BLV).abs().max() <= rounding)
+
+
+def _recompute_layers(module: nn.Module, count: int) -> None:
+    """Form the inner values of the first `count` layers again in the backward pass; only their own flag says so."""
+    layers = [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)]
+    for child in layers[:count]:
+        child.gradient_checkpointing = child.training = True
+        child._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)

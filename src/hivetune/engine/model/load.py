@@ -1,0 +1,31 @@
+"""Which implementation a prepared model gets: the fast path if it knows the architecture, else the general one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hivetune.config import LoraConfig
+from hivetune.engine.model.fast.model import FastModel
+from hivetune.engine.model.fast.spec import NotFast
+from hivetune.engine.model.general import load_general
+from hivetune.engine.model.protocol import LoraModel
+
+
+def load_model(
+    folder: Path, lora: LoraConfig, *, method: str, dtype: torch.dtype, device: torch.device, choices: Mapping[str, Any]
+) -> LoraModel:
+    """The model of a prepared folder with adapters of zeros: on the fast path if it knows the architecture.
+
+    `choices` are the measured ones of `config.resolved.yaml`; {"path": "general"} forces the general path.
+    Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package.
+    """
+    why = choices.get("path_why", "the choices ask for it") if choices.get("path") == "general" else ""
+    why = why or ("the base is quantized" if method == "qlora" else "")
+    if not why:
+        try:
+            return FastModel(folder, lora, dtype=dtype, device=device, choices=choices)
+        except NotFast as reason:
+            why = str(reason)
+    return load_general(folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=why)

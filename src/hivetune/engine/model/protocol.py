@@ -1,0 +1,64 @@
+"""What training and scoring know of a model: one small Protocol with two implementations.
+
+fast/ holds the step for the architectures that it knows; general.py runs any causal model of transformers; load.py
+chooses between them. Both keep every adapter weight in one flat fp32 buffer and return sums, never means: dividing is the caller's business.
+
+Shapes: L positions of a document, N adapter weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Document(NamedTuple):
+    """One row of a snapshot. Position i predicts token i + 1, so `trained_L[0]` is never set."""
+
+    row: int
+    tokens_L: Tensor
+    """int64, on any device."""
+    trained_L: Tensor
+    """bool: this token is a target."""
+
+
+class LoraModel(Protocol):
+    """A frozen base with low-rank adapters. Everything below is on `device`."""
+
+    path: Literal["fast", "general"]
+    why: str
+    """Why the general path runs; empty on the fast path."""
+    device: torch.device
+    dtype: torch.dtype
+    master_N: Tensor
+    grad_N: Tensor
+
+    @property
+    def adapter(self) -> Mapping[str, Tensor]:
+        """PEFT parameter name -> fp32 view into `master_N`, such as
+        `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. All zero after `load_model`."""
+        ...
+
+    def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
+        """Add d(scale * sum of nll) / d master to `grad_N`; the sum of nll over trained tokens, in nats, unscaled.
+
+        Makes its own micro-batches. Returns a float scalar on `device` without waiting for it.
+        """
+        ...
+
+    def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
+        """Float [len(documents)]: sum over the trained tokens of each; `adapter` False: of the base model."""
+        ...
+
+
+def halved(batches: Sequence[list[int]], halvings: int) -> list[list[int]]:
+    """Each micro-batch cut in 2 ** `halvings` parts, as far as it has documents: what a recovery does about memory.
+
+    By what a step really holds, not by the budget: half a budget that no step fills would change nothing.
+    """
+    parts: list[list[int]] = []
+    for batch in batches:
+        size = max(1, -(-len(batch) // 2**halvings))
+        parts += [batch[start : start + size] for start in range(0, len(batch), size)]
+    return parts

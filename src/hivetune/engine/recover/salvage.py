@@ -1,0 +1,35 @@
+"""The adapter of a run that can't go on, from its checkpoints: the best by validation, else the last.
+
+Task: {"run", "model"}. Works without the base model's weights and without a device.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from hivetune.engine.device import read_resolved
+from hivetune.engine.model.adapter import write_adapter
+from hivetune.engine.train.checkpoint import load, load_newest_good
+from hivetune.engine.train.session import base_name
+from hivetune.errors import HivetuneError
+from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.run import checkpoints
+
+
+def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+    run = Path(task["run"])
+    config, _ = read_resolved(run)
+    state, problems = load_newest_good(run)
+    if state is None:
+        raise HivetuneError(f"{run} has no good checkpoint: {'; '.join(problems) or 'none was committed'}")
+    if state.best is not None and state.best["step"] != state.step:
+        try:
+            state = load(checkpoints.folder_of(run, state.best["step"]))
+        except (OSError, ValueError) as error:
+            problems.append(f"the best step can't be read, the last is kept: {error}")
+    base, revision = base_name(Path(task["model"]))
+    write_adapter(run, state.param, config.lora, base, revision)
+    return {"adapter_step": state.step, "problems": problems}
+
+
+if __name__ == "__main__":
+    run_child(main)

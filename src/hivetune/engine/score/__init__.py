@@ -1,0 +1,1 @@
+"""Loss and greedy answers of base and tuned model."""

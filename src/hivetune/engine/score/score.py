@@ -1,0 +1,199 @@
+"""Base and tuned model on the same rows: loss of each row, greedy answers, latency and memory.
+
+The loss is that of the adapter beside the base, as trained. Answers of the tuned model come from the merged weights,
+as they are shipped; they are merged in place, so there is never a second model in memory.
+Task: {"model": prepared folder, "adapter": PEFT folder or null, "snapshot": folder, "rows": [..], "generate": {"rows":
+[..], "new_tokens": n, "slots": n}, "dtype", "device"}; lines go to `scores.jsonl` in the task's folder.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hivetune.base.disk import write_atomic
+from hivetune.base.journal import Journal
+from hivetune.config import LoraConfig
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.engine.convert.merge import add_delta, pair_up
+from hivetune.engine.device import DTYPES, choose, peak_memory_bytes, read_resolved, reset_peak_memory
+from hivetune.engine.model.adapter import fill, read_adapter, scaling
+from hivetune.engine.model.general import load_module
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import Document
+from hivetune.engine.score.generate import Answer, answer_prompts, settle_module
+from hivetune.engine.train.feed import read_documents
+from hivetune.models.prepared import read_prepared
+from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.run.folder import CONFIG
+
+SCORES = "scores.jsonl"
+# Rows whose loss is computed together: enough for the engine to pack them well, few enough to beat often.
+ROWS_TOGETHER = 32
+
+
+@dataclass
+class Side:
+    """What one model cost: sums over its rows and answers."""
+
+    nll: float = 0.0
+    tokens: int = 0
+    loss_seconds: float = 0.0
+    new_tokens: int = 0
+    answer_seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    peak_memory_bytes: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        answers = len(self.latencies)
+        return {
+            "loss": self.nll / self.tokens if self.tokens and math.isfinite(self.nll) else None,
+            "tokens": self.tokens,
+            "loss_seconds": round(self.loss_seconds, 3),
+            "answers": answers,
+            "latency_s": sum(self.latencies) / answers if answers else None,
+            "tokens_per_second": self.new_tokens / self.answer_seconds if self.answer_seconds else None,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a score task works with."""
+
+    model: Path
+    adapter: Path | None
+    snapshot: Snapshot
+    device: torch.device
+    dtype: torch.dtype
+    choices: Mapping[str, Any]
+    sides: Mapping[str, Side]
+    lines: Journal
+    heartbeat: Heartbeat
+
+
+def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(b"k")
+    adapter = Path(task["adapter"]) if task.get("adapter") else None
+    choices = choose(task.get("device") or "auto", task.get("dtype") or "auto", choices_of(adapter))
+    torch.set_num_threads(choices["threads"])
+    write_atomic(task.folder / SCORES, b"")
+    with Journal(task.folder / SCORES) as lines:
+        scoring = Scoring(
+            model=Path(task["model"]),
+            adapter=adapter,
+            snapshot=open_snapshot(Path(task["snapshot"])),
+            device=torch.device(choices["device"]),
+            dtype=DTYPES[choices["dtype"]],
+            choices=choices,
+            sides={name: Side() for name in (("base", "tuned") if adapter else ("base",))},
+            lines=lines,
+            heartbeat=heartbeat,
+        )
+        path = score_losses(scoring, task["rows"]) if task["rows"] else None
+        gc.collect()
+        if task["generate"]["rows"]:
+            score_answers(scoring, **task["generate"])
+    return {**{name: side.summary() for name, side in scoring.sides.items()}, "path": path, "choices": choices}
+
+
+def choices_of(adapter: Path | None) -> Mapping[str, Any]:
+    """What the run that made the adapter measured, so that it is scored in the precision that it was trained in."""
+    if adapter is None or not (adapter / CONFIG).is_file():
+        return {}
+    return read_resolved(adapter)[1]
+
+
+def score_losses(scoring: Scoring, rows: Sequence[int]) -> str:
+    """A line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite."""
+    lora, tensors = (LoraConfig(r=1), None) if scoring.adapter is None else read_adapter(scoring.adapter)
+    model = load_model(
+        scoring.model,
+        lora,
+        method="lora",
+        dtype=scoring.dtype,
+        device=scoring.device,
+        choices=scoring.choices,
+    )
+    if tensors is not None:
+        fill(model.adapter, tensors, str(scoring.adapter))
+    for name, side in scoring.sides.items():
+        for start in range(0, len(rows), ROWS_TOGETHER):
+            documents = read_documents(scoring.snapshot, rows[start : start + ROWS_TOGETHER])
+            started = time.perf_counter()
+            sums = model.nll(documents, adapter=name == "tuned").tolist()
+            side.loss_seconds += time.perf_counter() - started
+            for document, nll in zip(documents, sums, strict=True):
+                tokens = int(document.trained_L.sum())
+                finite = nll if math.isfinite(nll) else None
+                scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
+                side.nll += nll
+                side.tokens += tokens
+                scoring.heartbeat.beat(b"t")
+    return model.path
+
+
+def score_answers(scoring: Scoring, rows: Sequence[int], new_tokens: int, slots: int) -> None:
+    """A line {"model", "row", "answer", "ended", "seconds", "new_tokens"} for each row and model."""
+    module = load_module(scoring.model, dtype=scoring.dtype, device=scoring.device, choices=scoring.choices)
+    tokenizer = Tokenizer.from_file(str(scoring.model / "tokenizer.json"))
+    documents = read_documents(scoring.snapshot, rows)
+    asked = [split_last_answer(document) for document in documents]
+    ends = set(read_prepared(scoring.model).eos_ids) | {answer[-1] for _, answer in asked}
+    cached = settle_module(module, [prompt for prompt, _ in asked])  # and the warm-up
+    for name, side in scoring.sides.items():
+        if name == "tuned":
+            merge_in_place(module, scoring.adapter)
+        reset_peak_memory(scoring.device)
+        started = time.perf_counter()
+
+        def write(answer: Answer, name: str = name, side: Side = side) -> None:
+            text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
+            side.latencies.append(answer.seconds)
+            side.new_tokens += len(answer.tokens) + answer.ended
+            scoring.lines.append(
+                "answer",
+                model=name,
+                row=rows[answer.prompt],
+                answer=text,
+                ended=answer.ended,
+                seconds=round(answer.seconds, 6),
+                new_tokens=len(answer.tokens),
+            )
+            scoring.heartbeat.beat(b"t")
+
+        prompts = [prompt for prompt, _ in asked]
+        answer_prompts(module, prompts, ends=ends, new_tokens=new_tokens, slots=slots, cached=cached, on_answer=write)
+        side.answer_seconds = time.perf_counter() - started
+        side.peak_memory_bytes = peak_memory_bytes(scoring.device)
+
+
+def split_last_answer(document: Document) -> tuple[list[int], list[int]]:
+    """The tokens up to the last trained stretch, and that stretch: the prompt exactly as it was trained on."""
+    tokens, trained = document.tokens_L.tolist(), document.trained_L.tolist()
+    end = max(i for i, is_trained in enumerate(trained) if is_trained) + 1
+    start = end
+    while trained[start - 1]:
+        start -= 1
+    return tokens[:start], tokens[start:end]
+
+
+@torch.no_grad()
+def merge_in_place(module: nn.Module, adapter: Path) -> None:
+    """W + scale * B A for every adapted weight, rounded once to the weight's precision."""
+    lora, tensors = read_adapter(adapter)
+    for name, delta in pair_up(tensors, scaling(lora)).items():
+        owner = module.get_submodule(name.removesuffix(".weight"))
+        owner.weight.copy_(add_delta(owner.weight, delta, transposed=isinstance(owner, Conv1D)))
+
+
+if __name__ == "__main__":
+    run_child(main)

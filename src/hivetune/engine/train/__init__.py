@@ -1,0 +1,1 @@
+"""The training loop and what it needs: an open run, its batches, its optimizer, its checkpoints."""

@@ -1,0 +1,327 @@
+"""An open run: what its folder, plan, snapshot and model are, how it is restored, saved and finished.
+
+The loop itself is in train.py.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hivetune.base.disk import read_json, write_atomic
+from hivetune.base.journal import Journal, read_journal
+from hivetune.config import RunConfig
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.engine.device import DTYPES, cap_memory, peak_memory_bytes, read_resolved, settle, with_changes
+from hivetune.engine.measure import canary
+from hivetune.engine.measure.probe import compare_with_prediction, is_measured, own_canary
+from hivetune.engine.model.adapter import initialise, same_views, write_adapter
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import LoraModel
+from hivetune.engine.train.checkpoint import TrainState, load, load_newest_good
+from hivetune.engine.train.optimizer import AdamW
+from hivetune.engine.train.saver import MEAN_TIME_BETWEEN_FAULTS_S, Saver
+from hivetune.engine.train.watch import LossHistory
+from hivetune.engine.train.world import World, join_world
+from hivetune.errors import DataRefused, HivetuneError, UsageError
+from hivetune.models.architecture import read_architecture
+from hivetune.plan.steps import Plan, read_plan
+from hivetune.process.child import Heartbeat, Task
+from hivetune.run import checkpoints
+from hivetune.run.folder import METRICS
+from hivetune.run.standby import Standby
+
+VALIDATIONS = 10
+# Tokens of the test products: as in a micro-batch, but no more than takes half a second on two cores.
+CANARY_TOKENS = 512
+
+
+class StepNotFinite(HivetuneError):
+    """A loss or gradient that is not finite and can't be put down to single rows. Nothing was updated."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All that the loop knows after `step` optimizer steps; travels in every checkpoint."""
+
+    step: int = 0
+    updates: int = 0
+    best: dict[str, Any] | None = None
+    without_gain: int = 0
+    stopped_early: bool = False
+    history: LossHistory = field(default_factory=LossHistory)
+
+
+@dataclass
+class Run:
+    """What a run has open. Only `plan` is ever replaced: by its amended self."""
+
+    folder: Path
+    model_folder: Path
+    config: RunConfig
+    plan: Plan
+    snapshot: Snapshot
+    model: LoraModel
+    optimizer: AdamW
+    saver: Saver
+    metrics: Journal
+    world: World
+    heartbeat: Heartbeat
+    validation_rows: Sequence[int]
+    numbers_tested: float = -math.inf
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.plan.step_ends)
+
+    @property
+    def validate_every(self) -> int:
+        """Ten times a run, but no more often than costs about a fifth of the training between two of them.
+
+        A row costs a third in validation of what it costs in training (no backward pass), so 0.2 is 5 / 3 of the rows
+        that are validated.
+        """
+        if self.config.validate_every is not None:
+            return self.config.validate_every
+        cheap_enough = math.ceil(5 / 3 * len(self.validation_rows) / self.config.batch_size)
+        return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
+
+
+def open_run(task: Task, heartbeat: Heartbeat) -> Run:
+    """Everything a run needs. Raises UsageError when plan, snapshot and checkpoints do not belong together."""
+    folder = Path(task["run"])
+    world = join_world()
+    config, choices = read_resolved(folder)
+    heartbeat.beat(b"k")
+    choices = with_changes(config, settle(folder, config, choices, write=world.writes), task.get("choices") or {})
+    plan = read_plan(folder)
+    snapshot = open_snapshot(Path(task["snapshot"]))
+    if snapshot.hash != plan.snapshot_hash:
+        raise UsageError(f"{folder}: its plan was made for other data", hint="train into another folder")
+    device = world.place(torch.device(choices["device"]))
+    cap_memory(device, config.supervise.memory_share)
+    model = load_model(
+        Path(task["model"]),
+        config.lora,
+        method=config.method,
+        dtype=DTYPES[choices["dtype"]],
+        device=device,
+        choices=choices,
+    )
+    handles = task.get("standby")
+    return Run(
+        folder=folder,
+        model_folder=Path(task["model"]),
+        config=config,
+        plan=plan,
+        snapshot=snapshot,
+        model=model,
+        optimizer=AdamW(model.master_N, weight_decay=config.weight_decay),
+        saver=Saver(
+            folder,
+            standby=Standby(handles) if handles and world.writes else None,
+            every_s=config.supervise.checkpoint_every_s,
+            mean_time_between_faults_s=task.get("mean_time_between_faults_s", MEAN_TIME_BETWEEN_FAULTS_S),
+        ),
+        metrics=Journal(folder / METRICS),
+        world=world,
+        heartbeat=heartbeat,
+        validation_rows=snapshot.rows("validation"),
+    )
+
+
+def restore(run: Run) -> Progress:
+    """Weights, optimizer and progress of the newest good checkpoint, or of the start; later metrics are taken back."""
+    initialise(run.model.adapter, run.config.seed)
+    run.optimizer.exp_avg_N.zero_()
+    run.optimizer.exp_avg_sq_N.zero_()
+    state, problems = load_newest_good(run.folder)
+    progress = Progress()
+    if state is not None:
+        if (state.plan_sha256, state.settings_hash) != (run.plan.sha256, run.plan.settings_hash):
+            raise UsageError(f"{run.folder}: its checkpoints are of another plan", hint="train into another folder")
+        for kind, flat_N in _flat_state(run).items():
+            for name, view in same_views(flat_N, run.model.adapter).items():
+                view.copy_(getattr(state, kind)[name])
+        loop = dict(state.loop)
+        history = LossHistory.read(loop.pop("history"))
+        progress = Progress(
+            step=state.step, best=None if state.best is None else dict(state.best), history=history, **loop
+        )
+    if run.world.writes:
+        _keep_metrics(run, progress.step)
+    for problem in problems:
+        journal(run, "problem", step=progress.step, text=problem)
+    # The supervisor reads from it which step a worker died in, and which path it took.
+    journal(run, "started", step=progress.step, path=run.model.path, pid=os.getpid())
+    return progress
+
+
+def test_numbers(run: Run, step: int, *, every_s: float = canary.EVERY_S) -> None:
+    """Test products at the run's own shapes, if the last were `every_s` ago. Raises CanaryFailed.
+
+    The supervisor reads which step they last passed at: checkpoints after it are doubtful when they fail.
+    """
+    if time.monotonic() - run.numbers_tested < every_s:
+        return
+    products = canary.shapes_of(run.model.adapter, CANARY_TOKENS)
+    seconds = canary.must_pass(products, dtype=run.model.dtype, device=run.model.device)
+    run.numbers_tested = time.monotonic()
+    journal(run, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
+
+
+def measure_rate(run: Run, step: int) -> None:
+    """The rate of the run's own product, now and then while the prediction is held against what comes."""
+    if is_measured(step):
+        architecture = read_architecture(run.model_folder)
+        dtype = str(run.model.dtype).removeprefix("torch.")
+        journal(run, "rate", step=step, flops_per_s=own_canary(architecture, dtype, run.model.device))
+
+
+def save_when_due(run: Run, progress: Progress) -> None:
+    """Begin a save if the time has come; what was written since is journaled."""
+    if run.world.writes:
+        run.saver.after_step(lambda: _state(run, progress))
+        _journal_saves(run, progress.step)
+
+
+def save_now(run: Run, progress: Progress) -> None:
+    """On disk when this returns. Raises OSError: what must not be lost can't be kept."""
+    if run.world.writes:
+        run.heartbeat.beat(b"c")
+        run.saver.save(_state(run, progress))
+        _journal_saves(run, progress.step)
+
+
+def journal(run: Run, event: str, *, started: float | None = None, **fields: Any) -> None:
+    """One line of metrics.jsonl, by process 0; `started` (of perf_counter) becomes `seconds`."""
+    if not run.world.writes:
+        return
+    if started is not None:
+        fields["seconds"] = round(time.perf_counter() - started, 6)
+    run.metrics.append(event, **fields)
+
+
+def finish(run: Run, progress: Progress) -> dict[str, Any]:
+    """Save, write the adapter (best by validation, else last), and say what the run came to.
+
+    Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, DataRefused when
+    the plan ended and no row of it could be trained: neither is a success.
+    """
+    test_numbers(run, progress.step, every_s=0)
+    save_now(run, progress)
+    done = progress.stopped_early or progress.step == run.num_steps
+    if done and not progress.updates:
+        raise DataRefused(f"{run.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl")
+    if progress.updates:
+        if not any(bool(view.any()) for name, view in run.model.adapter.items() if ".lora_B." in name):
+            raise StepNotFinite(f"after {progress.updates} updates the adapter is what it was at the start")
+        adapter, adapter_step = run.model.adapter, progress.step
+        if progress.best is not None and progress.best["step"] != progress.step:
+            try:
+                adapter = load(checkpoints.folder_of(run.folder, progress.best["step"])).param
+                adapter_step = progress.best["step"]
+            except (OSError, ValueError) as error:
+                journal(
+                    run, "problem", step=progress.step, text=f"the best step can't be read, the last is kept: {error}"
+                )
+        if run.world.writes:
+            base, revision = base_name(run.model_folder)
+            write_adapter(run.folder, adapter, run.config.lora, base, revision)
+    run.metrics.close()
+    metrics = list(read_journal(run.folder / METRICS))
+    return {
+        "status": "done" if done else "stopped",
+        "steps": progress.step,
+        "steps_planned": run.num_steps,
+        "stopped_early": progress.stopped_early,
+        "best": progress.best,
+        "adapter_step": adapter_step if progress.updates else None,
+        "adapter_weights": run.model.master_N.numel(),
+        **_totals(metrics),
+        "peak_memory_bytes": peak_memory_bytes(run.model.device),
+        "prediction": compare_with_prediction(
+            run.folder, read_architecture(run.model_folder), run.model, run.plan, run.snapshot, metrics
+        ),
+        "path": run.model.path,
+        "why": run.model.why,
+    }
+
+
+def _state(run: Run, progress: Progress) -> TrainState:
+    """Holds nothing that differs between two runs of one plan: no clock, no host, no speed."""
+    flat = _flat_state(run)
+    loop = asdict(progress)
+    for key in ("step", "best"):
+        del loop[key]
+    loop["history"] = progress.history.dump()
+    return TrainState(
+        step=progress.step,
+        **{kind: same_views(flat_N, run.model.adapter) for kind, flat_N in flat.items()},
+        rng={"rule": "each step seeds torch with blake2b(seed/step/rank)", "seed": str(run.config.seed)},
+        schedule={"kind": run.config.lr_schedule, "steps": run.num_steps},
+        best=progress.best,
+        plan_sha256=run.plan.sha256,
+        settings_hash=run.plan.settings_hash,
+        loop=loop,
+    )
+
+
+def _flat_state(run: Run) -> dict[str, Tensor]:
+    optimizer = run.optimizer
+    return {"param": run.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
+
+
+def _journal_saves(run: Run, step: int) -> None:
+    for saved in run.saver.ended():
+        journal(
+            run,
+            "saved" if saved.error is None else "save_failed",
+            step=saved.step,
+            place=saved.place,
+            seconds=round(saved.seconds, 6),
+            blocking_s=round(saved.blocking_s, 6),
+            error=None if saved.error is None else str(saved.error),
+        )
+
+
+def _keep_metrics(run: Run, step: int) -> None:
+    """Take back what was measured after `step`: those steps are made again."""
+    path = run.folder / METRICS
+    entries = list(read_journal(path))
+    kept = [entry for entry in entries if entry.get("step", 0) <= step]
+    if len(kept) < len(entries):
+        run.metrics.close()
+        write_atomic(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept).encode())
+        run.metrics = Journal(path)
+
+
+def base_name(model_folder: Path) -> tuple[str, str | None]:
+    """What PEFT loads the base from: the Hub's name and revision, else the prepared folder."""
+    described = read_json(model_folder / "hivetune.json")
+    if described["kind"] == "hub":
+        return described["source"], described.get("revision")
+    return str(model_folder.resolve()), None
+
+
+def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums over all steps that count, whichever process made them."""
+    steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
+    seconds = sum(entry["seconds"] for entry in steps)
+    tokens, rows = sum(entry["tokens"] for entry in steps), sum(entry["rows"] for entry in steps)
+    return {
+        "tokens": tokens,
+        "trained_tokens": sum(entry["trained_tokens"] for entry in steps),
+        "loss_first": steps[0]["loss"] if steps else None,
+        "loss_last": steps[-1]["loss"] if steps else None,
+        "train_seconds": round(seconds, 3),
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "samples_per_second": rows / seconds if seconds else None,
+    }

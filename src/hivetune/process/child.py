@@ -1,0 +1,166 @@
+"""The child's side of a task: guards, the task file, the heartbeat, and `outcome.json` written last.
+
+An engine module is a `main(task, heartbeat) -> dict` and ends with `if __name__ == "__main__": run_child(main)`.
+`process/parent.py` is the other side. This module imports no torch, so that the guards stand before it is loaded.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hivetune.base.disk import read_json, write_json
+from hivetune.errors import HivetuneError, MachineNotFit
+
+OUTCOME = "outcome.json"
+BEATS = {"s": "starting", "t": "step or item finished", "v": "validating", "c": "saving", "k": "compiling or probing"}
+PR_SET_PDEATHSIG = 1
+# The kernel kills the fattest process when memory runs out; this makes it the worker, never the desktop.
+OOM_SCORE = 500
+EXIT_ORPHANED = 70
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task file. `folder` is the only place that the child may write to."""
+
+    folder: Path
+    fields: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.fields[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.fields.get(key, default)
+
+
+class Heartbeat:
+    """One byte a beat on the inherited pipe. `stop_requested` turns true with SIGTERM: save, then return."""
+
+    def __init__(self, handle: int | None):
+        self._handle = handle
+        self.stop_requested = False
+        if handle is not None:
+            os.set_blocking(handle, False)
+
+    def beat(self, kind: bytes) -> None:
+        """Say what was just finished (`t`) or is about to begin (`s`, `v`, `c`, `k`). Never blocks.
+
+        A full pipe (the supervisor is frozen) drops the beat: the bytes that it holds already say "alive".
+        """
+        if self._handle is None:
+            return
+        try:
+            os.write(self._handle, kind)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            os._exit(EXIT_ORPHANED)
+
+    def request_stop(self, signal_number: int, frame: FrameType | None) -> None:
+        self.stop_requested = True
+
+
+def guard() -> None:
+    """What must hold before anything large is imported: dies with its parent, no core file, first in line for OOM.
+
+    The signal reaches even a stopped process and one that holds the GIL. `fatal` stacks and SIGUSR1 (all stacks,
+    written in C, so also while the GIL is held) go to standard error.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(OOM_SCORE))
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+
+def limit_memory(limit_bytes: int | None) -> None:
+    """Above this much private memory an allocation fails, instead of the machine freezing. Not for devices: their
+    drivers map memory that is none."""
+    if limit_bytes is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = limit_bytes if most == resource.RLIM_INFINITY else min(limit_bytes, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+
+
+def read_task(path: Path) -> Task:
+    fields = read_json(path)
+    return Task(folder=Path(fields["folder"]), fields=fields)
+
+
+def run_child(main: Callable[[Task, Heartbeat], dict[str, Any]]) -> None:
+    """Run `main` on the task named by the first argument, write `outcome.json`, and end this process.
+
+    `main` returns its result; `"status": "stopped"` in it means that it ended early because `stop_requested` was
+    true. Ends with `os._exit`: after a device fault a normal exit touches the dead device again and may hang.
+    """
+    guard()
+    task = read_task(Path(sys.argv[1]))
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        os.environ.setdefault(name, "1")
+    heartbeat = Heartbeat(task.get("heartbeat_fd"))
+    signal.signal(signal.SIGTERM, heartbeat.request_stop)
+    if task.get("heartbeat_fd") is not None:
+        threading.Thread(target=_end_when_orphaned, args=(task["heartbeat_fd"],), daemon=True).start()
+    heartbeat.beat(b"s")
+    try:
+        limit_memory(task.get("memory_limit_bytes"))
+        result = main(task, heartbeat)
+        write_json(task.folder / OUTCOME, {"schema": 1, "status": "done", "error": None, **result})
+        code = 0
+    except BaseException as error:  # noqa: BLE001 (the last frame of the process: everything is reported, nothing lost)
+        code = report_failure(task.folder, error)
+    _end(code)
+
+
+def report_failure(folder: Path, error: BaseException) -> int:
+    """Print the traceback, write a failed `outcome.json`, return the exit code."""
+    text = "".join(traceback.format_exception(error))
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 (standard error is the task's log)
+    code = error.exit_code if isinstance(error, HivetuneError) else 1
+    described = {
+        "type": type(error).__name__,
+        "message": error.message if isinstance(error, HivetuneError) else str(error),
+        "hint": error.hint if isinstance(error, HivetuneError) else "",
+        "exit_code": code,
+        "traceback": text,
+    }
+    write_json(folder / OUTCOME, {"schema": 1, "status": "failed", "error": described})
+    return code
+
+
+def missing_package(error: ModuleNotFoundError) -> MachineNotFit:
+    return MachineNotFit(
+        f"the package {error.name} is not installed", hint="pip install 'hivetune[train]' (see: hivetune doctor)"
+    )
+
+
+def _end(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_when_orphaned(handle: int) -> None:
+    """The write end of a pipe reports an error as soon as nobody can read it any more: the supervisor is gone.
+
+    PR_SET_PDEATHSIG does the same on Linux, except when the parent died before it was set.
+    """
+    watch = select.poll()
+    watch.register(handle, 0)
+    while not watch.poll():
+        pass
+    os._exit(EXIT_ORPHANED)

@@ -1,0 +1,58 @@
+"""A run that goes on without its terminal: a process of its own, or a systemd unit that survives a restart."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from hivetune.base.disk import home, lock_holder
+from hivetune.errors import Busy
+
+LOG = "supervisor.log"
+
+
+def resume_command(run: Path) -> list[str]:
+    return [sys.executable, "-m", "hivetune", "resume", str(run)]
+
+
+def start_detached(run: Path) -> int:
+    """`hivetune resume RUN` in its own session, deaf to this terminal's hang-up; returns its process id.
+
+    What it prints goes to RUN/supervisor.log. Raises Busy when the run goes on already.
+    """
+    holder = lock_holder(run)
+    if holder is not None:
+        raise Busy(f"{run} goes on already, in process {holder.pid}", hint=f"follow it: hivetune watch {run}")
+    with open(run / LOG, "ab") as log:
+        process = subprocess.Popen(
+            resume_command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    return process.pid
+
+
+def systemd_unit(run: Path) -> str:
+    """A user unit that goes on with `run` after a crash of the supervisor and after a restart of the machine.
+
+    It ends for good when the run is done, was stopped, or was refused. systemd needs more time than its default to
+    stop it: a step must end and a checkpoint must be written. Its cgroup caps the memory.
+    """
+    command = " ".join(shlex.quote(word) for word in resume_command(run))
+    return f"""[Unit]
+Description=Hivetune run {run.name}
+After=local-fs.target
+
+[Service]
+ExecStart={command}
+Environment=HIVETUNE_HOME={shlex.quote(str(home()))}
+Restart=on-failure
+RestartSec=30
+RestartPreventExitStatus=1 2 3 4 5 6 7 75 130 143
+KillMode=mixed
+MemoryMax=90%
+OOMPolicy=continue
+TimeoutStopSec=900
+NoNewPrivileges=yes
+
+[Install]
+WantedBy=default.target
+"""

@@ -1,0 +1,260 @@
+"""Checkpoint folders on disk: commit, find the newest good one, set aside, keep and reclaim. No torch, no tensors.
+
+`RUN/checkpoints/NNNNNN/` is the state after NNNNNN optimizer steps. A folder appears whole or not at all: its files are
+written and fsynced in a temporary folder, the manifest last, then one rename and an fsync of the names. Order is by
+step, never by a clock. What is inside the files is the business of engine/train/checkpoint.py.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import DISK, MANIFEST, Disk, manifest_problems, read_json, sha256_bytes
+
+FOLDER = "checkpoints"
+TENSORS = "state.safetensors"
+STATE = "state.json"
+FILES = frozenset({TENSORS, STATE})
+KEEP_NEWEST = 3
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+Files = Mapping[str, bytes | memoryview]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A checkpoint that was not used: where it lies now, and what is wrong with it, in words."""
+
+    step: int
+    folder: Path
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.step} set aside as {self.folder.name}: {'; '.join(self.problems)}"
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest good checkpoint (None: start at step 0) and the damaged ones that were passed over on the way."""
+
+    folder: Path | None
+    step: int
+    damaged: tuple[Damage, ...]
+
+    @property
+    def steps_lost(self) -> int:
+        return max((damage.step for damage in self.damaged), default=self.step) - self.step
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / FOLDER / f"{step:06d}"
+
+
+def steps(run: Path) -> list[int]:
+    """Steps that have a checkpoint folder, ascending; not yet verified."""
+    try:
+        names = os.listdir(run / FOLDER)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def commit(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
+    """Make `files` the checkpoint of `step`; on return it survives a power cut.
+
+    The same content again is a no-op; other content replaces what is there. Raises: OSError; the disk then holds this
+    checkpoint whole or the earlier ones untouched, never a third state.
+    """
+    if files.keys() != FILES:
+        raise ValueError(f"a checkpoint has the files {sorted(FILES)}, not {sorted(files)}")
+    parent, target = run / FOLDER, folder_of(run, step)
+    manifest = _manifest(step, files)
+    if target.exists() and not problems_of(target) and read_json(target / MANIFEST) == manifest:
+        return target
+    if not parent.exists():
+        parent.mkdir(parents=True)
+        disk.sync(run)
+    temporary = parent / f".{target.name}.tmp"
+    try:
+        _write_folder(temporary, {**files, MANIFEST: (json.dumps(manifest, indent=1) + "\n").encode()}, disk)
+        if target.exists():
+            set_aside(target, "superseded", disk=disk)
+        disk.rename(temporary, target)
+    except OSError:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            DISK.remove(temporary)
+        raise
+    disk.sync(parent)
+    return target
+
+
+def commit_within(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
+    """`commit`, then `retain`; on a full disk reclaim our own files first and try once more.
+
+    Raises: OSError when it is still full, or for any other fault of the disk. The newest good checkpoint stays.
+    """
+    try:
+        folder = commit(run, step, files, disk=disk)
+    except OSError as error:
+        if error.errno not in FULL_DISK or not reclaim(run, disk=disk):
+            raise
+        folder = commit(run, step, files, disk=disk)
+    retain(run, disk=disk)
+    return folder
+
+
+def problems_of(folder: Path) -> list[str]:
+    """What is wrong with a checkpoint folder, in words; hashes every byte. Empty: it is what was committed."""
+    problems = manifest_problems(folder)
+    if problems:
+        return problems
+    manifest = read_json(folder / MANIFEST)
+    if manifest.keys() != {"schema", "step", "files"} or manifest["schema"] != 1:
+        problems.append(f"{MANIFEST}: not of this format")
+    elif f"{manifest['step']:06d}" != folder.name:
+        problems.append(f"{MANIFEST}: of step {manifest['step']}")
+    elif manifest["files"].keys() != FILES:
+        problems.append(f"{MANIFEST}: names {sorted(manifest['files'])}")
+    return problems
+
+
+def newest_good(run: Path, *, at_most: int | None = None, disk: Disk = DISK) -> Newest:
+    """The newest checkpoint whose every byte is as committed; damaged newer ones are set aside and named."""
+    damaged: list[Damage] = []
+    for step in reversed(steps(run)):
+        if at_most is not None and step > at_most:
+            continue
+        folder = folder_of(run, step)
+        problems = problems_of(folder)
+        if not problems:
+            return Newest(folder, step, tuple(damaged))
+        damaged.append(Damage(step, set_aside_damaged(folder, disk=disk), tuple(problems)))
+    return Newest(None, 0, tuple(damaged))
+
+
+def set_aside(folder: Path, why: str, *, disk: Disk = DISK) -> Path:
+    """Rename `folder` to NNNNNN.WHY so that it is never taken again but can be looked at; returns its new place."""
+    target = folder.with_name(f"{folder.name}.{why}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = folder.with_name(f"{folder.name}.{why}-{number}")
+    disk.rename(folder, target)
+    disk.sync(folder.parent)
+    return target
+
+
+def set_aside_damaged(folder: Path, *, disk: Disk = DISK) -> Path:
+    """`set_aside`, but on a disk that can only be read the folder stays: readers verify anyway."""
+    try:
+        return set_aside(folder, "damaged", disk=disk)
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        return folder
+
+
+def distrust_after(run: Path, step: int, *, disk: Disk = DISK) -> list[int]:
+    """Set aside each checkpoint newer than `step` (a canary failed, a spike is rolled back); returns their steps."""
+    doubtful = [newer for newer in steps(run) if newer > step]
+    for newer in reversed(doubtful):
+        set_aside(folder_of(run, newer), "distrusted", disk=disk)
+    return doubtful
+
+
+def retain(run: Path, *, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int]:
+    """Remove all but the newest `keep` whole checkpoints and the best that the newest names; returns the removed steps.
+
+    Looks at sizes, not hashes: it runs after each save. A damaged-looking folder is neither counted nor removed.
+    """
+    whole = [step for step in steps(run) if _looks_whole(folder_of(run, step))]
+    best = _best_step(folder_of(run, whole[-1])) if whole else None
+    removed = [step for step in whole[: max(0, len(whole) - keep)] if step != best]
+    for step in removed:
+        _remove(folder_of(run, step), disk)
+    for leftover in sorted((run / FOLDER).glob(".*.tmp")) + sorted((run / FOLDER).glob("*.superseded*")):
+        disk.remove(leftover)
+    return removed
+
+
+def reclaim(run: Path, *, disk: Disk = DISK) -> int:
+    """Free what recovery can do without: leftovers, set-aside folders, all good checkpoints but the newest and best.
+
+    Returns the bytes freed; 0 means that nothing was left to give.
+    """
+    parent = run / FOLDER
+    if not parent.exists():
+        return 0
+    before = _size_bytes(parent)
+    for path in sorted(parent.iterdir()):
+        if path.name.startswith(".") or "." in path.name:
+            disk.remove(path)
+    retain(run, keep=1, disk=disk)
+    return before - _size_bytes(parent)
+
+
+def checkpoint_interval_s(
+    cost_s: float, mean_time_between_faults_s: float, *, blocking_s: float | None = None, most_blocking: float = 0.01
+) -> float:
+    """Seconds between checkpoints: Young's rule sqrt(2 * cost * MTBF), stretched until blocking is <= `most_blocking`.
+
+    `cost_s` is what one checkpoint takes away from training in all, `blocking_s` the part during which the loop stands
+    still (default: all of it). Source: J. W. Young, CACM 17(9), 1974; the bound as in CheckFreq (FAST '21).
+    """
+    if cost_s < 0 or mean_time_between_faults_s <= 0:
+        raise ValueError("a checkpoint costs at least 0 s, and faults come at a positive interval")
+    blocking_s = cost_s if blocking_s is None else blocking_s
+    return max(math.sqrt(2 * cost_s * mean_time_between_faults_s), blocking_s / most_blocking)
+
+
+def _manifest(step: int, files: Files) -> dict[str, Any]:
+    named = {name: {"size_bytes": len(data), "sha256": sha256_bytes(data)} for name, data in sorted(files.items())}
+    return {"schema": 1, "step": step, "files": named}
+
+
+def _write_folder(folder: Path, files: Files, disk: Disk) -> None:
+    if folder.exists():
+        disk.remove(folder)
+    folder.mkdir()
+    for name, data in files.items():  # the manifest is the last of them
+        path = folder / name
+        disk.write(path, data)
+        if path.stat().st_size != len(data):
+            raise OSError(errno.EIO, "short write", str(path))
+        disk.sync(path)
+    disk.sync(folder)
+
+
+def _looks_whole(folder: Path) -> bool:
+    try:
+        named = read_json(folder / MANIFEST)["files"]
+        return named.keys() == FILES and all((folder / n).stat().st_size == e["size_bytes"] for n, e in named.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _best_step(folder: Path) -> int | None:
+    """`best` is {"step", ..} or null in every state.json; one that can't be read names none."""
+    try:
+        best = read_json(folder / STATE)["best"]
+        return None if best is None else int(best["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remove(folder: Path, disk: Disk) -> None:
+    """First out of sight, then gone: a half-removed folder must not look like a damaged checkpoint."""
+    trash = folder.with_name(f".{folder.name}.tmp")
+    disk.rename(folder, trash)
+    disk.remove(trash)
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,16 @@
+"""What lies in a run folder, by name. The only place that knows; docs/formats.md tells what is in each file.
+
+One writer per file: the worker writes METRICS, the supervisor EVENTS and AMENDMENTS, whoever holds the lock the rest.
+"""
+
+CONFIG = "config.resolved.yaml"
+RECORD = "run.json"
+PLAN, PLAN_ROWS, AMENDMENTS = "plan.json", "plan.bin", "amendments.jsonl"
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+WORKER_LOG, SUPERVISOR_LOG = "child.log", "supervisor.log"
+# PEFT's own two names; at the top of the folder when the run is done.
+ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+EVALUATION, VERDICT = "eval.json", "gate.json"
+LOSS_CURVE = "loss.svg"
+# Folders: of the measurement before step 0, of the scoring child, of the child that saves an adapter, of exports.
+PROBE, SCORING, SALVAGE, EXPORTS = "probe", "evaluation", "salvage", "export"

@@ -1,0 +1,110 @@
+"""How a run is doing, from its files alone: anyone may look, also while it goes on and after any crash."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hivetune.base.disk import boot_id, lock_holder, read_json
+from hivetune.base.journal import read_journal
+from hivetune.errors import Busy, UsageError
+from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD
+
+State = Literal["running", "done", "stopped", "failed", "interrupted", "new"]
+RECENT_STEPS = 50
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """`interrupted`: its supervisor is gone without a word (a crash or a power cut); resume goes on. `left_s`: at the
+    speed of the last steps; None where nothing is known or nothing is left."""
+
+    run: Path
+    name: str
+    state: State
+    step: int
+    steps: int
+    pid: int | None = None
+    loss: float | None = None
+    validation_loss: float | None = None
+    tokens_per_second: float | None = None
+    left_s: float | None = None
+    restarts: int = 0
+    quarantined: int = 0
+    last_fault: str = ""
+    created: float = 0.0
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "run": str(self.run)}
+
+
+def run_status(run: Path) -> RunStatus:
+    """Raises UsageError when `run` is no run folder."""
+    if not (run / RECORD).exists():
+        raise UsageError(f"{run} is no run folder", hint="see the runs: hivetune runs")
+    record, plan = read_json(run / RECORD), read_json(run / PLAN)
+    metrics, events = list(read_journal(run / METRICS)), list(read_journal(run / EVENTS))
+    steps = [entry for entry in metrics if entry["event"] == "step"]
+    validations = [entry for entry in metrics if entry["event"] == "validation"]
+    holder = lock_holder(run)
+    done_steps = steps[-1]["step"] if steps else 0
+    recent = steps[-RECENT_STEPS:]
+    seconds = sum(entry["seconds"] for entry in recent)
+    failures = [entry for entry in events if entry["event"] == "failure"]
+    running = holder is not None
+    return RunStatus(
+        run=run,
+        name=record["name"],
+        state=_state(record, events, running=running),
+        step=done_steps,
+        steps=plan["steps"],
+        pid=holder.pid if holder else None,
+        loss=steps[-1]["loss"] if steps else None,
+        validation_loss=validations[-1]["loss"] if validations else None,
+        tokens_per_second=sum(entry.get("tokens", 0) for entry in recent) / seconds if seconds else None,
+        left_s=seconds / len(recent) * (plan["steps"] - done_steps) if running and recent else None,
+        restarts=len(failures),
+        quarantined=quarantined(run),
+        last_fault=failures[-1]["words"] if failures else "",
+        created=record["created"],
+    )
+
+
+def stop_run(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> bool:
+    """Ask the run's supervisor for a clean end and wait for it; False when it was not running.
+
+    Raises Busy when it has not ended after `timeout_s`, UsageError when it runs in another container or machine.
+    """
+    holder = lock_holder(run)
+    if holder is None:
+        return False
+    if holder.boot_id != boot_id():
+        raise UsageError(f"{run} is held by process {holder.pid} of another machine", hint="stop it there")
+    os.kill(holder.pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while lock_holder(run) is not None:
+        if time.monotonic() > deadline:
+            raise Busy(f"{run} is still saving after {timeout_s:.0f} s", hint="give it more time, or stop it again")
+        sleep(0.1)
+    return True
+
+
+def quarantined(run: Path) -> int:
+    """How many rows the plan's amendments have taken out for good."""
+    return len({row for a in read_journal(run / AMENDMENTS) if a["until_step"] is None for row in a["rows"]})
+
+
+def _state(record: dict[str, Any], events: list[dict[str, Any]], *, running: bool) -> State:
+    if running:
+        return "running"
+    ends = [entry for entry in events if entry["event"] in ("supervisor_started", "supervisor_ended")]
+    if not ends:
+        return "new"
+    if ends[-1]["event"] == "supervisor_started":
+        return "interrupted"
+    status: State = ends[-1]["status"]
+    return "done" if record["status"] == "done" else status

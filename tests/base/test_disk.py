@@ -1,0 +1,142 @@
+"""Folders that are whole or not there, locks that die with their holder, and a database that migrates."""
+
+import contextlib
+import errno
+import multiprocessing
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hivetune.base.database import MIGRATIONS, open_database
+from hivetune.base.disk import (
+    Disk,
+    check_name,
+    lock,
+    lock_holder,
+    manifest_problems,
+    write_atomic,
+    write_json,
+    write_manifest,
+)
+from hivetune.base.journal import Journal, read_journal
+from hivetune.errors import Busy, UsageError
+
+
+class FullDisk(Disk):
+    def write(self, path: Path, data: bytes | memoryview) -> None:
+        path.write_bytes(bytes(data)[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_atomic_write_leaves_the_old_file_when_the_disk_is_full(tmp_path: Path) -> None:
+    target = tmp_path / "state"
+    write_atomic(target, b"old")
+    with pytest.raises(OSError, match="space"):
+        write_atomic(target, b"new and longer", disk=FullDisk())
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_json_never_holds_a_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        write_json(tmp_path / "x.json", {"loss": float("nan")})
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "manifest"])
+def test_a_manifest_finds_every_damage(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "a.bin").write_bytes(b"0123456789")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.bin").write_bytes(b"abc")
+    write_manifest(tmp_path)
+    assert manifest_problems(tmp_path) == []
+    target = tmp_path / "sub" / "b.bin"
+    if damage == "missing":
+        target.unlink()
+    elif damage == "truncated":
+        target.write_bytes(b"ab")
+    elif damage == "flipped":
+        target.write_bytes(b"abd")
+    else:
+        (tmp_path / "manifest.json").write_text("{")
+    assert len(manifest_problems(tmp_path)) == 1
+
+
+def hold(folder: Path, ready: "multiprocessing.synchronize.Event") -> None:
+    with lock(folder):
+        ready.set()
+        multiprocessing.Event().wait()
+
+
+def test_a_held_folder_is_busy_until_its_holder_dies(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    holder = context.Process(target=hold, args=(tmp_path, ready))
+    holder.start()
+    assert ready.wait(30)
+    with pytest.raises(Busy, match=str(holder.pid)), lock(tmp_path):
+        pass
+    found = lock_holder(tmp_path)
+    assert found is not None
+    assert found.pid == holder.pid
+    holder.kill()
+    holder.join()
+    assert lock_holder(tmp_path) is None
+    with lock(tmp_path):
+        pass
+
+
+def test_a_torn_last_line_is_left_out_and_then_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with Journal(path) as journal:
+        journal.append("start", step=1)
+    with open(path, "a") as file:
+        file.write('{"event": "torn')
+    assert [entry["event"] for entry in read_journal(path)] == ["start"]
+    with Journal(path) as journal:
+        journal.append("again")
+    assert [entry["event"] for entry in read_journal(path)] == ["start", "again"]
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "ä"])
+def test_names_that_could_leave_their_folder_are_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        check_name(name)
+
+
+def test_the_database_migrates_once_and_refuses_a_newer_one(tmp_path: Path) -> None:
+    path = tmp_path / "hive.db"
+    open_database(path).close()
+    database = open_database(path)
+    assert database.execute("SELECT count(*) FROM migrations").fetchone() == (len(MIGRATIONS),)
+    assert path.stat().st_mode & 0o077 == 0
+    database.execute("INSERT INTO migrations VALUES (999)")
+    database.close()
+    with pytest.raises(UsageError, match="newer"):
+        open_database(path)
+
+
+def test_a_failed_migration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "hive.db"
+    monkeypatch.setattr("hivetune.base.database.MIGRATIONS", ("CREATE TABLE a (x); CREATE TABLE a (x);",))
+    with pytest.raises(sqlite3.OperationalError):
+        open_database(path)
+    database = sqlite3.connect(path)
+    assert database.execute("SELECT name FROM sqlite_master WHERE name = 'a'").fetchall() == []
+
+
+def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
+    """Another process must never take itself for the last one: it would delete the log under us."""
+    path = tmp_path / "hive.db"
+    first = open_database(path)
+    first.execute("CREATE TABLE a (x)")
+    open_database(path).close()
+    script = "import sys, pathlib, hivetune.base.database as s; s.open_database(pathlib.Path(sys.argv[1])).close()"
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+    first.execute("INSERT INTO a VALUES (1)")
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        assert reader.execute("SELECT x FROM a").fetchall() == [(1,)]
+    first.close()

@@ -1,0 +1,141 @@
+"""Each check refuses what it names and leaves real text alone."""
+
+import random
+from collections.abc import Sequence
+from pydoc_data.topics import topics
+
+import pytest
+from faults import WORDS
+
+from hivetune.data.checks.rules import CHECKS, check_messages, check_roles, control_token_check, has_loop, mojibake
+from hivetune.data.reasons import REASONS, RowRefused
+from hivetune.records import Message
+
+
+def turns(roles: str) -> tuple[Message, ...]:
+    """s u a t: one message each; A is an answer that calls a tool."""
+    names = {"s": "system", "u": "user", "a": "assistant", "A": "assistant", "t": "tool"}
+    call = ({"function": {"name": "f", "arguments": {}}},)
+    return tuple(Message(names[r], f"text {i}", tool_calls=call if r == "A" else ()) for i, r in enumerate(roles))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("roles", ["ua", "sua", "uaua", "uAta", "suAtAta", "uAtta", "a"])
+def test_orders_that_conversations_have(roles: str) -> None:
+    check_roles(turns(roles))
+
+
+@pytest.mark.parametrize(
+    ("roles", "reason"),
+    [
+        ("", "no-messages"),
+        ("uu", "role-order"),
+        ("uaa", "role-order"),
+        ("au", "role-order"),
+        ("sa", "role-order"),
+        ("usa", "role-order"),
+        ("ssua", "role-order"),
+        ("uata", "role-order"),
+        ("ut", "role-order"),
+        ("u", "no-answer"),
+        ("su", "no-answer"),
+        ("uau", "ends-without-answer"),
+        ("uAt", "ends-without-answer"),
+    ],
+)
+def test_orders_that_they_have_not(roles: str, reason: str) -> None:
+    with pytest.raises(RowRefused) as refused:
+        check_roles(turns(roles))
+    assert refused.value.reason == reason
+
+
+def refused(messages: Sequence[Message]) -> str | None:
+    try:
+        check_messages(messages)
+    except RowRefused as error:
+        return error.reason
+    return None
+
+
+def test_no_check_fires_on_the_language_reference() -> None:
+    """Every page of Python's language reference as an answer: grammar, tables, code, quotes of all kinds."""
+    found = {name: refused((Message("user", name), Message("assistant", text))) for name, text in topics.items()}
+    assert {name: reason for name, reason in found.items() if reason} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Là où l'été s'achève, Noël approche: çà et là, «oui» – 5 € l'œuf…",
+        "Größe, Übermut, Straße; ÄÖÜ",
+        "NÃO É A SOLUÇÃO, SÃO PAULO",
+        "Ærø, Ångström, ñandú, Čeština, İstanbul",
+        "30 °C ± 2 µm² ½ ©®",
+        "Привет, 你好, こんにちは, مرحبا, שלום, 👋🏽",
+        "Ã is a letter, and so is â",
+    ],
+)
+def test_text_in_many_languages_is_no_mojibake(text: str) -> None:
+    assert mojibake(text) is None
+
+
+@pytest.mark.parametrize("text", ["é", "ü", "ß", "’", "“", "–", "…", "€", "ñ", "°", "你", "я", "👋"])
+def test_what_windows_1252_makes_of_utf_8(text: str) -> None:
+    wrong = "".join(
+        bytes([byte]).decode("cp1252") if byte not in (0x81, 0x8D, 0x8F, 0x90, 0x9D) else chr(byte)
+        for byte in text.encode()
+    )
+    assert mojibake(f"before {wrong} after") is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I am sorry. " * 20,
+        "a" * 150,
+        "\n".join(["the same line"] * 12),
+        "A good beginning of a fair length, and then " + "no no " * 60,
+        "好的" * 80,
+        "word " * 30 + "and a different end",
+    ],
+)
+def test_loops(text: str) -> None:
+    assert has_loop(text)
+
+
+def table_of(rows: int) -> str:
+    return "\n".join(f"| {i} | {i * i} | {i**3} |" for i in range(rows))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=" * 80 + "\nTitle\n" + "=" * 80 + "\nsome text that follows here",
+        table_of(60),
+        "\n".join(f"x{i} = {i}" for i in range(80)),
+        " ".join(random.Random(1).choices(WORDS, k=300)),
+        "yes, yes, yes!",
+        "-" * 200,
+        "def f():\n" + "".join(f"    if x == {i}:\n        return {i + 1}\n" for i in range(40)),
+    ],
+)
+def test_regular_text_is_no_loop(text: str) -> None:
+    assert not has_loop(text)
+
+
+def test_control_tokens_in_text_and_in_calls() -> None:
+    check = control_token_check(["<|end|>", "<s>"])
+    check((Message("user", "if a <s b and <|en|>"),))
+    with pytest.raises(RowRefused, match="control-token"):
+        check((Message("user", "a<|end|>b"),))
+    with pytest.raises(RowRefused, match="control-token"):
+        call = {"function": {"name": "f", "arguments": {"x": ["<s>"]}}}
+        check((Message("assistant", "", tool_calls=(call,)),))
+    control_token_check([])((Message("user", "anything"),))
+
+
+def test_every_reason_has_words() -> None:
+    for name, reason in REASONS.items():
+        assert reason.meaning
+        assert reason.hint
+        assert RowRefused(name).hint == reason.hint
+    assert len(CHECKS) >= 5

@@ -1,0 +1,178 @@
+"""Files of every format give the same rows, each with the place where a person finds it."""
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import chat
+
+from hivetune.config import DataConfig
+from hivetune.data.intake import files
+from hivetune.data.intake.files import find_sources, plan_inputs
+from hivetune.data.prepare.prepare import check
+from hivetune.data.rows.read import parse_row, read_rows
+from hivetune.errors import MachineNotFit, UsageError
+
+ROWS = [{"question": f"what is {i}?", "answer": f"it is, so to say, the number\nafter {i - 1}"} for i in range(20)]
+
+
+def places(path: Path, tmp_path: Path) -> list[tuple[int, Any]]:
+    """(line, row) of everything in the file."""
+    inputs = plan_inputs(str(path), tmp_path)
+    found = []
+    for chunk in inputs.chunks:
+        for raw in read_rows(chunk):
+            assert raw.problem is None, raw
+            found.append((int(raw.source.rpartition(":")[2]), parse_row(raw.payload)))
+    return found
+
+
+def as_csv(delimiter: str = ",") -> bytes:
+    import csv
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["question", "answer"], delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(ROWS)
+    return text.getvalue().encode()
+
+
+def as_zst(data: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(data)
+
+
+JSONL = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+FILES = {
+    "rows.jsonl": (JSONL, list(range(1, 21))),
+    "bom.jsonl": (b"\xef\xbb\xbf" + JSONL, list(range(1, 21))),
+    "windows.jsonl": (JSONL.replace(b"\n", b"\r\n"), list(range(1, 21))),
+    "blank.jsonl": (JSONL.replace(b"\n", b"\n\n \n"), list(range(1, 61, 3))),
+    "unended.jsonl": (JSONL.rstrip(), list(range(1, 21))),
+    "rows.unknown": (JSONL, list(range(1, 21))),
+    "rows.jsonl.gz": (gzip.compress(JSONL), list(range(1, 21))),
+    "members.jsonl.gz": (gzip.compress(JSONL[:500]) + gzip.compress(JSONL[500:]), list(range(1, 21))),
+    "rows.jsonl.zst": (as_zst(JSONL), list(range(1, 21))),
+    "named_wrong.jsonl": (gzip.compress(JSONL), list(range(1, 21))),
+    "array.json": (json.dumps(ROWS).encode(), [1] * 20),
+    "pretty.json": (json.dumps(ROWS, indent=2).encode(), list(range(2, 82, 4))),
+    "pretty.json.gz": (gzip.compress(json.dumps(ROWS, indent=2).encode()), list(range(2, 82, 4))),
+    "objects.json": ("\n".join(json.dumps(row, indent=2) for row in ROWS).encode(), list(range(1, 81, 4))),
+    "lines.json": (JSONL, list(range(1, 21))),
+    "rows.csv": (as_csv(), list(range(2, 42, 2))),
+    "semicolon.csv": (as_csv(";"), list(range(2, 42, 2))),
+    "rows.tsv": (as_csv("\t"), list(range(2, 42, 2))),
+    "rows.csv.gz": (gzip.compress(as_csv()), list(range(2, 42, 2))),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_formats(name: str, tmp_path: Path) -> None:
+    data, lines = FILES[name]
+    path = tmp_path / name
+    path.write_bytes(data)
+    assert places(path, tmp_path) == list(zip(lines, ROWS, strict=True))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{**chat(f"q{i}", "a"), "score": float("nan")} for i in range(3)]
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(arrow.Table.from_pylist(rows), path)
+    assert [(n, row["messages"]) for n, row in places(path, tmp_path)] == [
+        (i + 1, rows[i]["messages"]) for i in range(3)
+    ]
+
+
+def test_small_blocks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut into chunks at every possible place, the rows and their lines stay the same."""
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(files, "MIN_CHUNK_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_CHUNK_BYTES", 100)
+    for name in ("rows.jsonl", "blank.jsonl", "rows.jsonl.gz", "rows.csv"):
+        data, lines = FILES[name]
+        path = tmp_path / name
+        path.write_bytes(data)
+        assert len(plan_inputs(str(path), tmp_path).chunks) > 5
+        assert places(path, tmp_path) == list(zip(lines, ROWS, strict=True))
+
+
+def test_a_giant_line_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 1000)
+    giant = json.dumps({"text": "x" * 3000}).encode()
+    good = [json.dumps({"text": f"row {i}"}).encode() for i in range(4)]
+    path = tmp_path / "rows.jsonl"
+    for lines in ([*good[:2], giant, *good[2:]], [giant, *good], [*good, giant]):
+        for end in (b"\n", b""):
+            path.write_bytes(b"\n".join(lines) + end)
+            report = check(DataConfig(path=str(path)))
+            assert report.document["rejected"] == {"line-too-large": 1}
+            assert report.document["problems"][0]["source"] == f"{path}:{lines.index(giant) + 1}"
+            assert report.usable == 4
+
+
+def test_a_damaged_archive_keeps_what_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    noise = "".join(json.dumps({"text": os.urandom(40).hex()}) + "\n" for _ in range(2000))
+    path.write_bytes(gzip.compress(noise.encode())[:-20_000])
+    report = check(DataConfig(path=str(path)))
+    assert 500 < report.usable < 2000
+    assert set(report.document["rejected"]) <= {"broken-file", "truncated-line"}
+    assert report.document["rejected"]["broken-file"] == 1
+
+
+def test_a_csv_row_with_too_many_fields_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('question,answer\n"two\nlines",a\nq,a,b\nlast,one\n')
+    report = check(DataConfig(path=str(path)))
+    assert [(p["source"], p["reason"]) for p in report.document["problems"]] == [(f"{path}:4", "csv-columns")]
+    assert report.usable == 2
+
+
+def test_folders_globs_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b.jsonl", "a.jsonl", "deep/c.csv", "notes.md", ".hidden.jsonl", "deep/d.jsonl.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert find_sources(".") == ["a.jsonl", "b.jsonl", "deep/c.csv", "deep/d.jsonl.gz"]
+    assert find_sources("*.jsonl") == ["a.jsonl", "b.jsonl"]
+    assert find_sources(["b.jsonl", "./b.jsonl", str(tmp_path / "b.jsonl")]) == ["b.jsonl"]
+    for missing in ("no.jsonl", "no*.jsonl", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(UsageError):
+            find_sources(missing)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    path = tmp_path / "rows.jsonl.zst"
+    path.write_bytes(as_zst(JSONL) if "zstandard" not in sys.modules else b"\x28\xb5\x2f\xfd")
+    with pytest.raises(MachineNotFit) as refused:
+        plan_inputs(str(path), tmp_path)
+    assert "hivetune[zst]" in refused.value.hint
+
+
+def test_a_file_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.jsonl"
+    Path(os.fsdecode(path)).write_text('{"text": "fine"}\nbroken\n')
+    report = check(DataConfig(path=str(tmp_path)), clean=tmp_path / "out" / "clean.jsonl")
+    assert (report.usable, report.num_rejected) == (1, 1)
+    assert report.document["problems"][0]["source"].endswith("caf\\udce9.jsonl:2")
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    for data in (JSONL, json.dumps(ROWS).encode(), gzip.compress(JSONL)):
+        command = [sys.executable, "-m", "hivetune", "data", "check", "-", "--json"]
+        finished = subprocess.run(command, input=data, capture_output=True, check=True)
+        document = json.loads(finished.stdout)
+        assert (document["rows_in"], document["usable"]) == (20, 20)

@@ -1,0 +1,371 @@
+"""JSON Lines logs: what is read, what waits, what is refused, and identity through every way that logs are rotated."""
+
+import gzip
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from collecting import collect_now, line, query, row, stored_numbers, total
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hivetune.base.database import open_database
+from hivetune.data.intake.interactions import commit
+from hivetune.data.intake.sources import jsonl
+from hivetune.data.intake.sources.jsonl import JsonlReader
+from hivetune.errors import Busy, UsageError
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "chat.jsonl"
+
+
+def append(log: Path, *numbers: int) -> None:
+    log.parent.mkdir(exist_ok=True)
+    with open(log, "a", encoding="utf-8") as file:
+        file.writelines(map(line, numbers))
+
+
+def test_each_line_is_one_interaction_with_its_place_and_its_columns(log: Path) -> None:
+    log.parent.mkdir()
+    rows = [
+        {"prompt": "a", "completion": "b", "session_id": "s", "user_id": 7, "timestamp": "2026-01-02T03:04:05Z"},
+        {"prompt": "c", "completion": "d", "metadata": {"agent": "ops"}, "success": "false", "rating": "up"},
+    ]
+    log.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert total(str(log)) == (2, 0, 0, 0)
+    found = query("SELECT source, session, user, agent, time, success, feedback, row FROM interactions ORDER BY rowid")
+    assert found[0][:5] == (f"{log}:1", "s", "7", None, 1767323045.0)
+    assert found[1][:-1] == (f"{log}:2", None, None, "ops", None, 0, 1.0)
+    assert [json.loads(columns[-1]) for columns in found] == rows
+
+
+def test_reading_again_brings_only_what_is_new(log: Path) -> None:
+    append(log, *range(2500))
+    assert total(str(log)) == (2500, 0, 0, 0)
+    assert total(str(log)) == (0, 0, 0, 0)
+    append(log, 2500)
+    assert total(str(log)) == (1, 0, 0, 0)
+    assert query("SELECT max(rowid), source FROM interactions") == [(2501, f"{log}:2501")]
+
+
+def test_equal_lines_are_two_interactions_but_one_content(log: Path) -> None:
+    append(log, 1, 1)
+    assert total(str(log)) == (2, 0, 0, 0)
+    assert query("SELECT count(DISTINCT id), count(DISTINCT content_id) FROM interactions") == [(2, 1)]
+
+
+def test_a_row_with_an_id_of_its_own_is_taken_once_wherever_it_turns_up(log: Path) -> None:
+    log.parent.mkdir()
+    text = json.dumps({**row(1), "interaction_id": "abc"}) + "\n"
+    log.write_text(text * 2)
+    (log.parent / "copy.jsonl").write_text(text)
+    assert total(str(log.parent)) == (1, 2, 0, 0)
+
+
+BAD = {
+    b"{oops": "bad-json",
+    b"[1]": "not-an-object",
+    b'"x"': "not-an-object",
+    b'{"a": "\xff"}': "bad-utf8",
+    b'{"a": "\0"}': "nul-byte",
+    b'{"a": NaN}': "bad-json",
+    b'{"a":' + b"[" * 100_000 + b"}": "too-deep",
+}
+
+
+def test_bad_lines_are_kept_aside_with_place_and_reason(log: Path) -> None:
+    log.parent.mkdir()
+    log.write_bytes(line(0).encode() + b"".join(text + b"\n" for text in BAD) + line(1).encode())
+    collected = collect_now(str(log)).total()
+    assert (collected.stored, collected.refused) == (2, len(BAD))
+    found = query("SELECT source, reason, raw FROM refused ORDER BY rowid")
+    assert [(place, reason) for place, reason, _ in found] == [
+        (f"{log}:{number}", reason) for number, reason in enumerate(BAD.values(), 2)
+    ]
+    assert [raw for _, _, raw in found] == [text[:4096] for text in BAD]
+    assert query("SELECT stored, refused FROM intake") == [(2, len(BAD))]
+    assert total(str(log)) == (0, 0, 0, 0)
+
+
+def test_a_hole_left_by_truncating_under_a_writer_is_no_loss(log: Path) -> None:
+    log.parent.mkdir()
+    log.write_bytes(b"\0" * 5000 + line(1).encode())
+    assert total(str(log)) == (1, 0, 0, 0)
+
+
+def test_half_a_line_waits_for_its_end(log: Path) -> None:
+    append(log, 1)
+    with open(log, "a", encoding="utf-8") as file:
+        file.write(line(2)[:20])
+    reader = JsonlReader(str(log))
+    assert follow_once(reader) == 1
+    assert reader.waiting == [f"{log}:2"]
+    with open(log, "a", encoding="utf-8") as file:
+        file.write(line(2)[20:])
+    assert total(str(log)) == (1, 0, 0, 0)
+    assert stored_numbers() == [1, 2]
+
+
+def follow_once(reader: JsonlReader) -> int:
+    """All that a following reader has now; the number of rows."""
+    with closing(open_database()) as database:
+        reader.open(database, True, threading.Event())
+        return sum(drain(reader, database))
+
+
+def drain(reader: JsonlReader, database: object) -> Iterator[int]:
+    while batch := reader.read():
+        yield commit(database, batch).stored  # type: ignore[arg-type]
+        reader.confirm()
+
+
+def test_a_last_row_without_line_feed_is_taken_once(log: Path) -> None:
+    log.parent.mkdir()
+    log.write_text(line(1) + line(2).rstrip("\n"))
+    assert total(str(log)) == (2, 0, 0, 0)
+    with open(log, "a", encoding="utf-8") as file:
+        file.write("\n" + line(3))
+    assert total(str(log)) == (1, 0, 0, 0)
+    assert query("SELECT source FROM interactions ORDER BY rowid") == [f"{log}:{number}" for number in (1, 2, 3)]
+
+
+def test_a_line_larger_than_any_row_is_refused_once_and_passed_over(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 50_000)
+    monkeypatch.setattr(jsonl, "CHUNK_BYTES", 1_000)
+    append(log, 1)
+    with open(log, "a", encoding="utf-8") as file:
+        file.write('{"a": "' + "x" * 200_000 + '"}\n')
+    append(log, 2)
+    assert total(str(log)) == (2, 0, 1, 0)
+    assert query("SELECT source, reason FROM refused") == [(f"{log}:2", "line-too-large")]
+    assert query("SELECT source FROM interactions") == [f"{log}:1", f"{log}:3"]
+
+
+def rename(log: Path) -> None:
+    log.rename(log.with_name("chat.jsonl.1"))
+
+
+def copy_and_truncate(log: Path) -> None:
+    shutil.copy2(log, log.with_name("chat.jsonl.1"))
+    log.write_bytes(b"")
+
+
+def rename_and_pack(log: Path) -> None:
+    log.with_name("chat.jsonl.1.gz").write_bytes(gzip.compress(log.read_bytes()))
+    log.unlink()
+
+
+def rename_with_date(log: Path) -> None:
+    log.rename(log.with_name("chat-20260102.jsonl"))
+
+
+ROTATIONS = [rename, copy_and_truncate, rename_and_pack, rename_with_date]
+
+
+@pytest.mark.parametrize("rotate", ROTATIONS)
+@pytest.mark.parametrize("seen", [0, 1, 40], ids=["none-read", "one-read", "many-read"])
+def test_the_rest_of_a_rotated_log_is_read(log: Path, rotate: Callable[[Path], None], seen: int) -> None:
+    """Rows written after the last collection and before the rotation are found under the new name."""
+    append(log, *range(seen))
+    assert total(str(log)) == (seen, 0, 0, 0)
+    append(log, *range(seen, 100))
+    rotate(log)
+    append(log, 100, 101)
+    assert total(str(log)) == (102 - seen, 0, 0, 0)
+    assert total(str(log)) == (0, 0, 0, 0)
+    assert stored_numbers() == list(range(102))
+
+
+@pytest.mark.parametrize("rotate", ROTATIONS)
+def test_a_rotated_log_that_the_pattern_names_too_is_read_once(log: Path, rotate: Callable[[Path], None]) -> None:
+    append(log, *range(50))
+    everything = f"{log.parent}/*"
+    assert total(everything) == (50, 0, 0, 0)
+    rotate(log)
+    append(log, 50)
+    assert total(everything) == (1, 0, 0, 0)
+
+
+def test_generations_that_came_and_went_while_nobody_looked(log: Path) -> None:
+    append(log, *range(10))
+    collect_now(str(log))
+    append(log, 10)
+    log.rename(log.with_name("chat.jsonl.2"))
+    append(log, *range(11, 20))
+    log.rename(log.with_name("chat.jsonl.1"))
+    append(log, 20)
+    collect_now(str(log))
+    assert stored_numbers() == list(range(21))
+
+
+def test_logs_rotated_before_the_first_collection_are_not_asked_for(log: Path) -> None:
+    append(log, 1)
+    rename(log)
+    os.utime(log.with_name("chat.jsonl.1"), (1, 1))
+    append(log, 2)
+    collect_now(str(log))
+    append(log, 3)
+    collect_now(str(log))
+    assert stored_numbers() == [2, 3]
+
+
+def test_a_copy_that_is_still_being_made_is_no_second_log(log: Path) -> None:
+    """copytruncate copies first: for a large file a collection falls in between."""
+    append(log, *range(3000))
+    collect_now(str(log))
+    append(log, *range(3000, 4000))
+    copy = log.with_name("chat.jsonl.1")
+    copy.write_bytes(log.read_bytes()[:100_000])
+    assert total(str(log)) == (1000, 0, 0, 0)
+    shutil.copyfile(log, copy)
+    assert total(str(log)) == (0, 0, 0, 0)
+    log.write_bytes(b"")
+    append(log, 4000)
+    assert total(str(log)) == (1, 0, 0, 0)
+    assert stored_numbers() == list(range(4001))
+
+
+def test_an_editor_that_writes_the_file_anew_repeats_nothing(log: Path) -> None:
+    append(log, 1, 2)
+    collect_now(str(log))
+    fresh = log.with_name("fresh")
+    fresh.write_text(log.read_text() + line(3))
+    fresh.replace(log)
+    assert total(str(log)) == (1, 0, 0, 0)
+
+
+def test_a_log_that_was_cut_off_without_a_copy_is_said(log: Path) -> None:
+    append(log, *range(10))
+    collect_now(str(log))
+    log.write_text(line(10))
+    reader = JsonlReader(str(log))
+    assert follow_once(reader) == 1
+    assert reader.notes == [f"{log}: replaced, cut off or removed; lines after 10 may be lost"]
+    reader = JsonlReader(str(log))
+    assert follow_once(reader) == 0
+    assert reader.notes == []
+
+
+def test_following_goes_through_a_rotation_without_a_note(log: Path) -> None:
+    append(log, 1)
+    reader = JsonlReader(str(log))
+    with closing(open_database()) as database:
+        reader.open(database, True, threading.Event())
+        assert sum(drain(reader, database)) == 1
+        append(log, 2)
+        rename(log)
+        append(log, 3)
+        assert sum(drain(reader, database)) == 2
+        append(log.with_name("chat.jsonl.1"), 4)  # the writer still held it open
+        assert sum(drain(reader, database)) == 1
+    assert reader.notes == []
+
+
+def test_a_torn_last_line_of_a_rotated_log_is_refused_when_it_is_silent(log: Path) -> None:
+    append(log, 1)
+    collect_now(str(log))
+    with open(log, "a", encoding="utf-8") as file:
+        file.write('{"prompt": "ne')
+    rename(log)
+    append(log, 2)
+    assert total(str(log)) == (1, 0, 0, 0)
+    os.utime(log.with_name("chat.jsonl.1"), (1, 1))
+    assert total(str(log)) == (0, 0, 1, 0)
+    assert query("SELECT source, reason FROM refused") == [(f"{log}:2", "truncated-line")]
+
+
+def test_a_damaged_gzip_gives_what_it_has_and_says_so(log: Path) -> None:
+    log.parent.mkdir()
+    packed = gzip.compress("".join(map(line, range(5000))).encode())
+    path = log.with_name("old.jsonl.gz")
+    path.write_bytes(packed[: len(packed) // 2])
+    stored, _, refused, _ = total(str(path))
+    assert (1000 < stored < 5000, refused) == (True, 1)
+    assert query("SELECT reason FROM refused") == ["broken-file"]
+    path.write_bytes(packed)
+    collect_now(str(path))
+    assert stored_numbers() == list(range(5000))
+
+
+def test_a_folder_brings_all_its_logs_and_documents(log: Path) -> None:
+    append(log, 1)
+    append(log.with_name("b.ndjson"), 2)
+    log.with_name("c.json").write_text(json.dumps([row(3), row(4)]))
+    log.with_name("d.csv").write_text("prompt,completion\nquestion 5,answer 5\n")
+    log.with_name("readme.txt").write_text("no rows")
+    assert total(str(log.parent)) == (5, 0, 0, 0)
+    assert total(str(log.parent)) == (0, 0, 0, 0)
+    assert stored_numbers() == [1, 2, 3, 4, 5]
+
+
+def test_a_source_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="names no JSON Lines file"):
+        collect_now(str(tmp_path / "nothing.jsonl"))
+
+
+def test_two_collectors_of_one_log_do_not_step_over_each_other(log: Path) -> None:
+    append(log, *range(10))
+    first, second = JsonlReader(str(log)), JsonlReader(str(log))
+    with closing(open_database()) as database:
+        for reader in (first, second):
+            reader.open(database, False, threading.Event())
+        batch = first.read()
+        assert batch
+        commit(database, batch)
+        other = second.read()
+        assert other
+        with pytest.raises(Busy, match="another collector"):
+            commit(database, other)
+
+
+OPERATIONS = st.lists(
+    st.sampled_from(["row", "row", "row", "bad", "half", "collect", "collect", "rename", "copytruncate"]), max_size=40
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=int(os.environ.get("HIVETUNE_EXAMPLES", "40")), deadline=None)
+@given(OPERATIONS)
+def test_any_history_of_a_log_is_read_exactly_once(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[str]
+) -> None:
+    """Whatever is written, rotated and collected in whatever order: each row once, each bad line once."""
+    folder = tmp_path_factory.mktemp("history")
+    os.environ["HIVETUNE_HOME"] = str(folder / "home")
+    log = folder / "chat.jsonl"
+    log.write_text(line(0))
+    collect_now(str(log))
+    rows, bad, clock = 1, 0, 2_000_000_000
+    for number, operation in enumerate(operations):
+        if operation == "row":
+            append(log, rows)
+            rows += 1
+        elif operation == "bad":
+            log.write_bytes(log.read_bytes() + f"{{bad {bad}\n".encode())
+            bad += 1
+        elif operation == "half":  # the writer is interrupted and goes on
+            text = line(rows).encode()
+            log.write_bytes(log.read_bytes() + text[:10])
+            collect_now(str(log))
+            log.write_bytes(log.read_bytes() + text[10:])
+            rows += 1
+        elif operation == "collect":
+            collect_now(str(log))
+        elif operation == "rename":
+            log.rename(folder / f"chat.jsonl.{number}")
+            log.touch()
+        else:
+            shutil.copyfile(log, folder / f"chat.jsonl.{number}")
+            log.write_bytes(b"")
+        clock += 1
+        os.utime(log, (clock, clock))
+    collect_now(str(log))
+    assert stored_numbers() == list(range(rows))
+    assert query("SELECT count(*) FROM refused") == [bad]

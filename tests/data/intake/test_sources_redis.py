@@ -1,0 +1,379 @@
+"""Redis Streams against real servers: what is acknowledged and when, whose entries are taken over, what is refused."""
+
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collecting import RedisServer, collect_now, free_port, query, row, stored_numbers, total
+from programs import require_program
+
+from hivetune.base.database import open_database
+from hivetune.data.intake import collect as collecting_module
+from hivetune.data.intake.interactions import commit
+from hivetune.data.intake.sources.parse import parse_sources
+from hivetune.data.intake.sources.redis_server import Server, parse_server
+from hivetune.data.intake.sources.redis_stream import RedisReader, entry_row
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
+
+ENTRIES = [
+    ({"data": '{"prompt": "a"}'}, None, {"prompt": "a"}),
+    ({"payload": '{"prompt": "a"}', "user_id": "u"}, None, {"prompt": "a", "user_id": "u"}),
+    ({"prompt": "a", "completion": "b"}, None, {"prompt": "a", "completion": "b"}),
+    ({"prompt": "a", "messages": '[{"role": "user"}]'}, None, {"prompt": "a", "messages": [{"role": "user"}]}),
+    ({"prompt": "42", "completion": "{no"}, None, {"prompt": "42", "completion": "{no"}),
+    ({"row": '{"prompt": "a"}', "other": "x"}, "row", {"prompt": "a"}),
+]
+
+
+@pytest.mark.parametrize(("fields", "field", "expected"), ENTRIES)
+def test_the_row_in_an_entry(fields: dict[str, str], field: str | None, expected: dict[str, Any]) -> None:
+    assert entry_row({name.encode(): value.encode() for name, value in fields.items()}, field) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "reason"),
+    [
+        ({b"data": b"{oops"}, None, "bad-json"),
+        ({b"data": b"[1]"}, None, "not-an-object"),
+        ({b"other": b"{}"}, "row", "bad-json"),
+        ({b"prompt": b"\xff"}, None, "binary-column"),
+    ],
+)
+def test_an_entry_that_holds_no_row(fields: dict[bytes, bytes], field: str | None, reason: str) -> None:
+    with pytest.raises(RowRefused) as refused:
+        entry_row(fields, field)
+    assert refused.value.reason == reason
+
+
+def test_a_password_is_never_shown() -> None:
+    for url in ("redis://:secret@host:1/0?stream=s", "redis+cluster://user:secret@a:1,b:2?stream=s"):
+        server = parse_server(url, {"stream": None})
+        assert "secret" not in server.shown + RedisReader(server, "s", group="g", consumer="c").name
+        assert "secret" in server.url
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("redis://h/0", "which stream"),
+        ("redis://h/0?stream=a&prefix=b", "which stream"),
+        ("redis://h/0?prefix=a", "how many partitions"),
+        ("redis://h/0?prefix=a&partitions=1.5", "how many partitions"),
+        ("redis://h/0?stream=a&claim_s=soon", "no number"),
+        ("redis://h/0?streem=a", "unknown option streem"),
+        ("redis://a,b/0?stream=a", "takes one host"),
+        ("kafka://h/t", "no known kind"),
+    ],
+)
+def test_slips_are_explained(source: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_sources([source])
+
+
+def test_partitions_have_hash_tags() -> None:
+    readers = parse_sources(["redis+cluster://h:1?prefix=hive&partitions=3"])
+    assert [reader.name.partition("#")[2] for reader in readers] == [f"hive:{{{p}}}:events" for p in range(3)]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(running: RedisServer) -> RedisServer:
+    running.client.flushall()
+    return running
+
+
+def reader_of(server: RedisServer, **options: Any) -> RedisReader:
+    known = {"group": "hivetune", "consumer": "me", **options}
+    return RedisReader(Server(server.url, server.url, False), "chats", **known)
+
+
+def pending(server: RedisServer) -> int:
+    return int(server.client.xpending("chats", "hivetune")["pending"])
+
+
+@pytest.mark.slow
+def test_entries_come_once_with_stream_id_and_time(server: RedisServer) -> None:
+    server.client.xadd("chats", {"data": json.dumps(row(1))}, id="1767323045000-7")
+    assert total(f"{server.url}?stream=chats") == (1, 0, 0, 0)
+    assert query("SELECT source, time FROM interactions") == [("chats:1767323045000-7", 1767323045.0)]
+    assert (total(f"{server.url}?stream=chats"), pending(server)) == ((0, 0, 0, 0), 0)
+
+
+@pytest.mark.slow
+def test_nothing_is_acknowledged_before_it_is_stored(server: RedisServer) -> None:
+    server.add("chats", *range(10))
+    first = reader_of(server)
+    with closing(open_database()) as database:
+        first.open(database, False, threading.Event())
+        batch = first.read()
+        assert batch
+        assert (len(batch.deliveries), pending(server)) == (10, 10)
+        first.close()  # dies here; the same consumer gets them again at once
+        second = reader_of(server)
+        second.open(database, False, threading.Event())
+        again = second.read()
+        assert again
+        commit(database, again)
+        second.close()  # dies here: stored, not acknowledged
+        third = reader_of(server)
+        third.open(database, False, threading.Event())
+        once_more = third.read()
+        assert once_more
+        assert commit(database, once_more).duplicates == 10
+        third.confirm()
+        third.close()
+    assert (stored_numbers(), pending(server)) == (list(range(10)), 0)
+
+
+@pytest.mark.slow
+def test_entries_of_a_dead_consumer_are_taken_over(server: RedisServer) -> None:
+    server.add("chats", *range(10))
+    server.client.xgroup_create("chats", "hivetune", id="0")
+    server.client.xreadgroup("hivetune", "dead", {"chats": ">"}, count=6)
+    patient = reader_of(server)
+    assert collect_with(patient) == 4
+    assert "6 entries are with other consumers" in patient.notes[-1]
+    assert collect_with(reader_of(server, claim_after_s=0.0)) == 6
+    assert (stored_numbers(), pending(server)) == (list(range(10)), 0)
+
+
+def collect_with(reader: RedisReader) -> int:
+    collected = collecting_module.collect([reader], follow=False, stop=threading.Event())
+    return collected.total().stored
+
+
+@pytest.mark.slow
+def test_entries_that_were_deleted_unread_are_said(server: RedisServer) -> None:
+    """A consumer had them when it died, and the stream was trimmed meanwhile."""
+    server.add("chats", *range(4))
+    server.client.xgroup_create("chats", "hivetune", id="0")
+    server.client.xreadgroup("hivetune", "me", {"chats": ">"}, count=2)
+    server.client.xtrim("chats", maxlen=2, approximate=False)
+    assert total(f"{server.url}?stream=chats&consumer=me") == (2, 0, 2, 0)
+    assert query("SELECT DISTINCT reason FROM refused") == ["deleted-before-read"]
+    assert (stored_numbers(), pending(server)) == ([2, 3], 0)
+
+
+@pytest.mark.slow
+def test_a_deleted_entry_that_is_stored_is_no_loss(server: RedisServer) -> None:
+    server.add("chats", *range(4))
+    first = reader_of(server)
+    with closing(open_database()) as database:
+        first.open(database, False, threading.Event())
+        batch = first.read()
+        assert batch
+        commit(database, batch)
+        first.close()
+    server.client.xtrim("chats", maxlen=0)
+    assert total(f"{server.url}?stream=chats&consumer=me") == (0, 0, 0, 0)
+    assert (query("SELECT count(*) FROM refused"), pending(server)) == ([0], 0)
+
+
+@pytest.mark.slow
+def test_trimming_faster_than_collecting_is_said(server: RedisServer) -> None:
+    server.add("chats", *range(3))
+    collect_now(f"{server.url}?stream=chats")
+    server.add("chats", *range(3, 10))
+    server.client.xtrim("chats", maxlen=2, approximate=False)
+    reader = reader_of(server)
+    assert collect_with(reader) == 2
+    assert any("5 entries were trimmed from the stream before" in note for note in reader.notes)
+
+
+@pytest.mark.slow
+def test_delivering_everything_again_stores_nothing_twice(server: RedisServer) -> None:
+    server.add("chats", *range(700))
+    collect_now(f"{server.url}?stream=chats")
+    server.client.xgroup_setid("chats", "hivetune", id="0")
+    assert total(f"{server.url}?stream=chats") == (0, 700, 0, 0)
+    server.client.xgroup_destroy("chats", "hivetune")
+    assert total(f"{server.url}?stream=chats") == (0, 700, 0, 0)
+
+
+@pytest.mark.slow
+def test_two_collectors_share_a_stream(server: RedisServer) -> None:
+    server.add("chats", *range(3000))
+    readers = [reader_of(server, consumer=name) for name in ("a", "b")]
+    readers[1].name += " (second)"
+    collected = collecting_module.collect(readers, follow=False, stop=threading.Event())
+    assert collected.total().stored == 3000
+    assert (stored_numbers(), pending(server)) == (list(range(3000)), 0)
+
+
+@pytest.mark.slow
+def test_bad_entries_are_kept_aside_and_acknowledged(server: RedisServer) -> None:
+    server.client.xadd("chats", {"data": "{oops"}, id="1-1")
+    server.add("chats", 1)
+    assert total(f"{server.url}?stream=chats") == (1, 0, 1, 0)
+    assert query("SELECT source, reason FROM refused") == [("chats:1-1", "bad-json")]
+    assert pending(server) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
+def test_a_server_that_may_evict_the_stream_is_refused(server: RedisServer, policy: str) -> None:
+    server.add("chats", 1)
+    server.client.config_set("maxmemory-policy", policy)
+    try:
+        with pytest.raises(UsageError, match=policy) as refused:
+            collect_now(f"{server.url}?stream=chats")
+    finally:
+        server.client.config_set("maxmemory-policy", "noeviction")
+    command = f"redis-cli -h 127.0.0.1 -p {server.port} CONFIG SET maxmemory-policy noeviction"
+    assert refused.value.hint.startswith(command)
+    assert query("SELECT count(*) FROM interactions") == [0]
+
+
+@pytest.mark.slow
+def test_what_the_server_may_lose_is_said(server: RedisServer) -> None:
+    server.add("chats", 1)
+    server.client.expire("chats", 3600)
+    server.client.config_set("appendonly", "no")
+    try:
+        reader = reader_of(server)
+        collect_with(reader)
+    finally:
+        server.client.config_set("appendonly", "yes")
+    assert [note.partition(": ")[2][:20] for note in reader.notes] == ["appendonly is off: a", "the stream expires ("]
+
+
+@pytest.mark.slow
+def test_a_key_that_is_no_stream(server: RedisServer) -> None:
+    server.client.set("chats", "text")
+    with pytest.raises(UsageError, match="is no stream"):
+        collect_now(f"{server.url}?stream=chats")
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_acknowledges_nothing(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.add("chats", *range(2000))
+    full = open_database
+
+    def open_small(path: Path | None = None) -> Any:
+        database = full(path)
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+        database.execute(f"PRAGMA max_page_count = {pages + 40}")
+        return database
+
+    with monkeypatch.context() as patch, pytest.raises(DoesNotFit, match="cannot be written"):
+        patch.setattr(collecting_module, "open_database", open_small)
+        collect_now(f"{server.url}?stream=chats")
+    kept = len(query("SELECT id FROM interactions"))
+    delivered = server.client.xinfo_groups("chats")[0]["entries-read"]
+    assert pending(server) == delivered - kept > 0
+    collect_now(f"{server.url}?stream=chats")
+    assert stored_numbers() == list(range(2000))
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_deleted_under_a_follower(server: RedisServer) -> None:
+    reader = reader_of(server)
+    with closing(open_database()) as database:
+        reader.open(database, True, threading.Event())
+        server.client.delete("chats")
+        server.add("chats", 1)
+        batch = reader.read()
+        assert batch
+        assert len(batch.deliveries) == 1
+        reader.close()
+
+
+def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = Server(f"redis://127.0.0.1:{free_port()}/0", "redis://nobody", False)
+    reader = RedisReader(nobody, "chats", group="g", consumer="c", patience_s=0.0)
+    with pytest.raises(MachineNotFit, match="redis://nobody cannot be used"):
+        collect_with(reader)
+
+
+def test_a_stop_is_heard_while_waiting_for_a_server() -> None:
+    nobody = Server(f"redis://127.0.0.1:{free_port()}/0", "redis://nobody", False)
+    reader = RedisReader(nobody, "chats", group="g", consumer="c")
+    stop = threading.Event()
+    timer = threading.Timer(0.3, stop.set)
+    timer.start()
+    started = time.monotonic()
+    collecting_module.collect([reader], follow=True, stop=stop)
+    assert time.monotonic() - started < 5  # it would try for 60 s
+
+
+@pytest.mark.slow
+def test_a_password_and_a_wrong_one(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path / "redis")
+    try:
+        server.client.config_set("requirepass", "secret")
+        url = f"redis://:secret@127.0.0.1:{server.port}/0?stream=chats"
+        collect_now(url)
+        for wrong in (url.replace("secret", "guess"), url.replace(":secret@", "")):
+            with pytest.raises(UsageError, match="refuses the login"):
+                collect_now(wrong)
+    finally:
+        server.close()
+
+
+@pytest.mark.slow
+def test_tls(tmp_path: Path) -> None:
+    openssl = require_program("openssl", "openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*make, *subject], check=True, capture_output=True)
+    port = free_port()
+    files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
+    server = RedisServer(tmp_path / "redis", "--tls-port", str(port), "--tls-auth-clients", "no", *files)
+    try:
+        server.add("chats", 1)
+        url = f"rediss://localhost:{port}/0?stream=chats"
+        assert total(f"{url}&ssl_ca_certs={certificate}") == (1, 0, 0, 0)
+        stranger = RedisReader(parse_server(url, {"stream": None}), "chats", group="g", consumer="c", patience_s=0.0)
+        with pytest.raises(MachineNotFit, match="certificate"):
+            collect_with(stranger)
+    finally:
+        server.close()
+
+
+def test_a_stranger_on_the_port_is_no_redis() -> None:
+    """Every answer is outside input: one that is no Redis answer ends in an error for people."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        stop = threading.Event()
+
+        def answer() -> None:
+            listener.settimeout(0.1)
+            while not stop.is_set():
+                try:
+                    peer, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                with peer:
+                    peer.recv(4096)
+                    peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            stranger = Server(f"redis://127.0.0.1:{port}/0", "redis://stranger", False)
+            reader = RedisReader(stranger, "chats", group="g", consumer="c", patience_s=0.0)
+            with pytest.raises(MachineNotFit, match="redis://stranger cannot be used"):
+                collect_with(reader)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_options_of_the_client_stay_in_the_url() -> None:
+    server = parse_server("redis://h:1/0?stream=s&ssl_ca_certs=x", {"stream": None})
+    assert server.url == "redis://h:1/0?ssl_ca_certs=x"

@@ -1,0 +1,164 @@
+"""SQLite tables: pages in the order of a cursor, rows taken back, ties, views, and other people's mistakes."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from collecting import collect_now, query, row, stored_numbers, total
+
+from hivetune.base.database import open_database
+from hivetune.data.intake.sources import sqlite as source
+from hivetune.errors import UsageError
+
+COLUMNS = "map=prompt:question,completion:answer"
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """Another program's database."""
+    with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as database:
+        database.execute("CREATE TABLE chats (id INTEGER PRIMARY KEY, question TEXT, answer TEXT, at REAL, extra)")
+        yield database
+
+
+def add(app: sqlite3.Connection, *numbers: int, at: float = 0.0) -> None:
+    rows = [(row(number)["prompt"], row(number)["completion"], at) for number in numbers]
+    app.executemany("INSERT INTO chats (question, answer, at) VALUES (?, ?, ?)", rows)
+
+
+def url(tmp_path: Path, options: str = f"table=chats&{COLUMNS}") -> str:
+    return f"sqlite:{tmp_path / 'app.db'}?{options}"
+
+
+def test_rows_come_under_our_names_with_their_place(app: sqlite3.Connection, tmp_path: Path) -> None:
+    app.execute("INSERT INTO chats VALUES (5, 'q', '[1, 2]', 1.5, NULL)")
+    collect_now(url(tmp_path))
+    found = query("SELECT source, row FROM interactions")
+    expected = '{"id": 5, "at": 1.5, "extra": null, "prompt": "q", "completion": [1, 2]}'
+    assert found == [(f"{tmp_path / 'app.db'}#chats:5", expected)]
+
+
+@pytest.mark.parametrize("cursor", ["", "&cursor=at"])
+def test_pages_go_on_where_they_ended(
+    app: sqlite3.Connection, tmp_path: Path, cursor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ties of the cursor column lie across the ends of pages."""
+    monkeypatch.setattr(source, "PAGE_ROWS", 10)
+    for group in range(20):
+        add(app, *range(group * 7, group * 7 + 7), at=float(group))
+    assert total(url(tmp_path) + cursor) == (140, 0, 0, 0)
+    assert total(url(tmp_path) + cursor) == (0, 0, 0, 0)
+    add(app, 140, at=19.0)  # late, with the newest value once more
+    add(app, 141, at=20.0)
+    assert total(url(tmp_path) + cursor) == (2, 0, 0, 0)
+    assert stored_numbers() == list(range(142))
+
+
+def test_more_ties_than_a_page_are_refused(
+    app: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "PAGE_ROWS", 10)
+    add(app, *range(11), at=1.0)
+    with pytest.raises(UsageError, match=r"more than 10 rows with the value 1\.0"):
+        collect_now(url(tmp_path) + "&cursor=at")
+
+
+def test_a_rowid_that_is_used_twice_is_two_rows(app: sqlite3.Connection, tmp_path: Path) -> None:
+    """Without AUTOINCREMENT a deleted last rowid is given out again."""
+    add(app, 1, 2)
+    collect_now(url(tmp_path))
+    app.execute("DELETE FROM chats WHERE id = 2")
+    add(app, 3)
+    assert app.execute("SELECT max(id) FROM chats").fetchone() == (2,)
+    assert total(url(tmp_path)) == (1, 1, 0, 0)
+    assert stored_numbers() == [1, 2, 3]
+
+
+def test_a_view_needs_a_cursor(app: sqlite3.Connection, tmp_path: Path) -> None:
+    app.execute("CREATE VIEW good AS SELECT question AS prompt, answer AS completion, at FROM chats")
+    for number in range(3):
+        add(app, number, at=float(number))
+    with pytest.raises(UsageError, match="has no rowid"):
+        collect_now(url(tmp_path, "table=good"))
+    assert total(url(tmp_path, "table=good&cursor=at")) == (3, 0, 0, 0)
+    assert total(url(tmp_path, "table=good&cursor=at")) == (0, 0, 0, 0)
+
+
+def test_a_table_without_rowid(app: sqlite3.Connection, tmp_path: Path) -> None:
+    app.execute("CREATE TABLE logs (at TEXT PRIMARY KEY, prompt TEXT, completion TEXT) WITHOUT ROWID")
+    app.execute("INSERT INTO logs VALUES ('2026-01-01', 'question 1', 'a'), ('2026-01-02', 'question 2', 'b')")
+    assert total(url(tmp_path, "table=logs&cursor=at")) == (2, 0, 0, 0)
+    app.execute("INSERT INTO logs VALUES ('2026-01-03', 'question 3', 'c')")
+    assert total(url(tmp_path, "table=logs&cursor=at")) == (1, 0, 0, 0)
+
+
+def test_rows_that_cannot_be_read_are_kept_aside(app: sqlite3.Connection, tmp_path: Path) -> None:
+    add(app, 1)
+    app.execute("INSERT INTO chats (question, answer) VALUES (?, ?)", (b"\xff\xfe", "a"))
+    app.execute("INSERT INTO chats (question, answer) VALUES (CAST(x'ff' AS TEXT), 'a')")
+    add(app, 2)
+    assert total(url(tmp_path)) == (2, 0, 2, 0)
+    places = [f"{tmp_path / 'app.db'}#chats:{number}" for number in (2, 3)]
+    assert query("SELECT source, reason FROM refused") == [(place, "binary-column") for place in places]
+
+
+def test_rows_without_a_cursor_value_are_said(app: sqlite3.Connection, tmp_path: Path) -> None:
+    add(app, 1, at=1.0)
+    app.execute("INSERT INTO chats (question, answer, at) VALUES ('question 2', 'a', NULL)")
+    reader = source.SqliteReader(str(tmp_path / "app.db"), "chats", {}, "at")
+    with closing(open_database()) as database:
+        reader.open(database, False, threading.Event())
+    assert reader.notes == [f"{tmp_path / 'app.db'}#chats: 1 rows without a usable at are not read"]
+
+
+def test_a_writer_is_never_kept_waiting(app: sqlite3.Connection, tmp_path: Path) -> None:
+    """In the rollback-journal mode an open read would block the application's commit."""
+    add(app, *range(5))
+    app.execute("PRAGMA busy_timeout = 0")
+    reader = source.SqliteReader(str(tmp_path / "app.db"), "chats", {}, None)
+    with closing(open_database()) as database:
+        reader.open(database, True, threading.Event())
+        assert reader.read()
+        add(app, 5)
+        reader.close()
+
+
+def test_another_store_keeps_ids_and_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "chat.jsonl"
+    log.write_text('{"prompt": "question 1", "completion": "b"}\n')
+    collect_now(str(log))
+    here = query("SELECT id, source, row FROM interactions")
+    first = query("PRAGMA database_list")[0][2]
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "second"))
+    assert total(f"sqlite:{first}") == (1, 0, 0, 0)
+    assert query("SELECT id, source, row FROM interactions") == here
+    second = query("PRAGMA database_list")[0][2]
+    monkeypatch.setenv("HIVETUNE_HOME", str(Path(first).parent))
+    assert total(f"sqlite:{second}") == (0, 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("table=chat", "has no table chat"),
+        ("table=chats&map=prompt:questions", "has no column questions"),
+        ("table=chats&cursor=att", "has no column att"),
+        ("table=chats&tables=x", "unknown option tables"),
+        ("table=chats&map=prompt", "no pair"),
+        ("", "has no table interactions"),
+    ],
+)
+def test_slips_are_explained(app: sqlite3.Connection, tmp_path: Path, options: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        collect_now(url(tmp_path, options))
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "app.db").write_text("no database, but long enough to have a header of one hundred bytes" * 3)
+    with pytest.raises(UsageError, match="not a database"):
+        collect_now(url(tmp_path))
+    with pytest.raises(UsageError, match="does not exist"):
+        collect_now("sqlite:/nowhere/app.db?table=x")

@@ -1,0 +1,330 @@
+"""From a config to a snapshot: found again, resumed after a kill, refused with numbers, read back whole."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import chat
+from faults import planted
+from test_faults import adds_up
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, manifest_problems, read_json
+from hivetune.config import DataConfig, RunConfig, parse_config
+from hivetune.data.intake import files
+from hivetune.data.intake.interactions import tombstone
+from hivetune.data.prepare import pool
+from hivetune.data.prepare import prepare as module
+from hivetune.data.prepare.clean import quarantine_path
+from hivetune.data.prepare.prepare import check, prepare
+from hivetune.data.render.renderer import load_renderer
+from hivetune.data.snapshot import open_snapshot
+from hivetune.errors import DataRefused, DoesNotFit, UsageError
+
+
+def config(path: Path | str, max_length: int = 512, **data: Any) -> RunConfig:
+    return parse_config({"model": "m", "max_length": max_length, "data": {"path": str(path), **data}})
+
+
+def rows(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [chat(f"What is number {i}?", f"It comes after {i - 1}.", agent=f"a{i % 3}", **more) for i in range(count)]
+
+
+def test_a_snapshot_holds_what_was_rendered(write_rows: Callable[..., Path], chatml: Path) -> None:
+    checker = {"name": "contains", "text": "x"}
+    path = write_rows(rows(50, checker=checker, session_id="s", timestamp=5))
+    snapshot = prepare(config(path, system_prompts={"a1": "Be a1."}), chatml)
+    assert snapshot.num_rows == 50
+    assert manifest_problems(snapshot.folder) == []
+    renderer = load_renderer(chatml)
+    for row in range(50):
+        info = snapshot.info(row)
+        assert info.source == f"{path}:{row + 1}"
+        assert (info.checker, info.session, info.time) == (checker, "s", 5.0)
+        assert (info.messages[0].content == "Be a1.") == (info.agent == "a1")
+        tokens, mask = snapshot.tokens(row), snapshot.trained(row)
+        assert (tokens.format, mask.format) == ("I", "B")
+        text = renderer.text(info.messages)
+        assert renderer.decode(list(tokens)) == text
+        assert len(tokens) == len(mask) == snapshot.length(row)
+        assert snapshot.num_trained(row) == sum(mask) > 0
+    assert sorted(snapshot.rows("train") + snapshot.rows("validation") + snapshot.rows("test")) == list(range(50))
+    with pytest.raises(IndexError):
+        snapshot.info(50)
+    metadata = read_json(snapshot.folder / "metadata.json")
+    assert sum(metadata["splits"].values()) == 50
+    assert set(metadata["agents"]) == {"a0", "a1", "a2"}
+    known = open_database().execute("SELECT hash, path FROM snapshots").fetchall()
+    assert known == [(snapshot.hash, str(snapshot.folder))]
+
+
+def test_the_same_input_is_prepared_once(write_rows: Callable[..., Path], chatml: Path) -> None:
+    path = write_rows(rows(20))
+    first = prepare(config(path), chatml)
+    written = (first.folder / "manifest.json").stat().st_mtime_ns
+    again = prepare(config(path), chatml)
+    assert again.folder == first.folder
+    assert (again.folder / "manifest.json").stat().st_mtime_ns == written
+    other = prepare(config(path, max_length=256), chatml)
+    assert other.folder != first.folder
+    assert other.hash == first.hash  # the same tokens
+    assert [p.name for p in (home() / "snapshots").iterdir() if p.name.startswith(".")] == []
+    path.write_text(path.read_text() + json.dumps(chat("one", "more")) + "\n")
+    assert prepare(config(path), chatml).hash != first.hash
+
+
+def test_where_the_rows_lie_does_not_change_the_hash(write_rows: Callable[..., Path], chatml: Path) -> None:
+    one, other = write_rows(rows(20), "one.jsonl"), write_rows(rows(20), "two.jsonl")
+    assert prepare(config(one), chatml).hash == prepare(config(other), chatml).hash
+
+
+def test_an_own_folder(write_rows: Callable[..., Path], chatml: Path, tmp_path: Path) -> None:
+    path, out = write_rows(rows(20)), tmp_path / "snap"
+    assert prepare(config(path), chatml, out).folder == out
+    assert prepare(config(path), chatml, out).folder == out
+    with pytest.raises(UsageError, match="another snapshot"):
+        prepare(config(path, max_length=256), chatml, out)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thing").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        prepare(config(path), chatml, tmp_path / "full")
+    with pytest.raises(UsageError, match="no snapshot"):
+        open_snapshot(tmp_path / "full")
+
+
+def test_bad_data_is_refused_with_its_reason(write_rows: Callable[..., Path], chatml: Path) -> None:
+    bad = write_rows([*rows(5), *[chat("q", "")] * 5])
+    with pytest.raises(DataRefused, match="5 of 10 rows are rejected") as refused:
+        prepare(config(bad), chatml)
+    assert refused.value.hint.startswith(f"{bad}:6")
+    assert prepare(config(bad, max_rejected=0.5), chatml).num_rows == 5
+    with pytest.raises(DataRefused, match="no rows"):
+        prepare(config(write_rows([], "empty.jsonl")), chatml)
+    with pytest.raises(DataRefused, match="none of 3"):
+        prepare(config(write_rows(["x"] * 3, "text.jsonl")), chatml)
+    with pytest.raises(UsageError, match="does not exist"):
+        prepare(config("nowhere.jsonl"), chatml)
+
+
+def test_no_room_is_said_before_anything_is_written(
+    write_rows: Callable[..., Path], chatml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DISK_PER_INPUT_BYTE", 1 << 60)
+    with pytest.raises(DoesNotFit, match="GB"):
+        prepare(config(write_rows(rows(3))), chatml)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MIN_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(files, "MAX_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1024)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, _ = planted(400, 60)
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    alone = check(DataConfig(path=str(path)), model_folder=chatml)
+    monkeypatch.setattr(pool, "CHILDREN_FROM_BYTES", 0)
+    monkeypatch.setattr(pool, "num_workers", lambda: 3)
+    monkeypatch.setattr(module, "num_workers", lambda: 3)
+    progress: list[tuple[int, int | None]] = []
+    together = check(DataConfig(path=str(path)), model_folder=chatml, progress=lambda *p: progress.append(p))
+    assert together.document == alone.document
+    assert progress[-1] == (400, 400)
+    assert progress == sorted(progress)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_dead_worker_is_an_error_that_names_its_chunk(
+    write_rows: Callable[..., Path], chatml: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pool, "CHILDREN_FROM_BYTES", 0)
+    monkeypatch.setattr(module, "num_workers", lambda: 2)
+    broken = tmp_path / "model"
+    broken.mkdir()
+    with pytest.raises(Exception, match=r"(?s)died.*no prepared model"):
+        check(DataConfig(path=str(write_rows(rows(400)))), model_folder=broken)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from hivetune.config import parse_config
+from hivetune.data import files, prepare
+files.MIN_CHUNK_BYTES = files.MAX_CHUNK_BYTES = 4096
+files.BLOCK_BYTES = 1024
+config = parse_config({"model": "m", "max_length": 512, "data": {"path": sys.argv[1]}})
+prepare.prepare(config, Path(sys.argv[2]), None, lambda done, total: print(done, flush=True))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_preparation_goes_on_where_it_was(write_rows: Callable[..., Path], chatml: Path) -> None:
+    """SIGKILL after the first chunks; the second run does only the rest, and the result is that of one run."""
+    path = write_rows(rows(2000))
+    command = [sys.executable, "-c", KILLED, str(path), str(chatml)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    for line in process.stdout:
+        if int(line) > 500:
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    [work] = (home() / "snapshots").glob(".work-*")
+    done = {p: p.stat().st_mtime_ns for p in work.glob("*.sqlite")}
+    assert done
+    time.sleep(0.01)  # so that a file written again has another time
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(finished.stdout.split()[0]) > 0
+    assert not work.exists()
+    [folder] = [p for p in (home() / "snapshots").iterdir() if p.is_dir() and not p.name.startswith(".")]
+    resumed = open_snapshot(folder)
+    assert manifest_problems(folder) == []
+    assert resumed.hash == prepare(config(write_rows(rows(2000), "other.jsonl")), chatml).hash
+
+
+def test_rows_from_the_store(chatml: Path) -> None:
+    database = open_database()
+    for i, row in enumerate(rows(30)):
+        database.execute(
+            "INSERT INTO interactions (id, content_id, source, session, agent, row) VALUES (?, ?, ?, ?, ?, ?)",
+            (f"i{i}", f"c{i}", f"log.jsonl:{i + 1}", "s", "stored", json.dumps(row)),
+        )
+    database.close()
+    snapshot = prepare(config("store"), chatml)
+    info = snapshot.info(7)
+    assert (info.interaction_id, info.source, info.agent, info.session) == ("i7", "log.jsonl:8", "stored", "s")
+    assert snapshot.num_rows == 30
+
+
+@pytest.mark.parametrize(("policy", "usable"), [("reject", 0), ("cut_turns", 1), ("cut", 1)])
+def test_rows_that_are_too_long(policy: str, usable: int, write_rows: Callable[..., Path], chatml: Path) -> None:
+    turns = chat("first?", "short answer")["messages"] + chat("second?", " ".join(map(str, range(300))))["messages"]
+    path = write_rows([{"messages": turns}, *rows(3)])
+    report = check(DataConfig(path=str(path), on_overlong=policy), model_folder=chatml, max_length=64)
+    assert report.usable == 3 + usable
+    assert adds_up(report)
+    assert report.document["rejected"] == ({} if usable else {"too-long": 1})
+    assert report.document["changed"] == ({policy.replace("_", "-"): 1} if usable else {})
+    assert report.document["lengths"]["longest_seen"] > 64 or usable
+    if policy == "cut_turns":
+        snapshot = prepare(config(path, max_length=64, on_overlong=policy), chatml)
+        assert [m.content for m in snapshot.info(0).messages] == ["first?", "short answer"]
+    if policy == "cut":
+        assert prepare(config(path, max_length=64, on_overlong=policy), chatml).length(0) == 64
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "left"), [("user", "u3", 9), ("session", "s", 5), ("source", "{path}", 0), ("row", "{path}:2", 9)]
+)
+def test_what_was_forgotten_stays_out_of_files_too(
+    kind: str, value: str, left: int, write_rows: Callable[..., Path], chatml: Path
+) -> None:
+    many = [row | {"user": f"u{i}"} | ({"session": "s"} if i % 2 else {}) for i, row in enumerate(rows(10))]
+    path = write_rows(many)
+    before = prepare(config(path), chatml)
+    database = open_database()
+    database.execute("INSERT INTO forgotten VALUES (?, ?, 0)", tombstone(kind, value.format(path=path)))
+    database.close()
+    report = check(DataConfig(path=str(path)))
+    assert report.document["set_aside"] == {"forgotten": 10 - left}
+    if left:
+        assert prepare(config(path), chatml).folder != before.folder
+
+
+def test_policies_set_aside_and_can_be_lifted(write_rows: Callable[..., Path]) -> None:
+    odd = [
+        chat("a?", "b", success=False),
+        chat("c?", "d", feedback=-1),
+        {"user_query": "e?", "tool": "web", "result": "f"},
+    ]
+    path = write_rows([*rows(3), *odd])
+    report = check(DataConfig(path=str(path)))
+    assert report.document["set_aside"] == {"disliked": 1, "failed": 1, "untrusted": 1}
+    assert adds_up(report)
+    lifted = check(DataConfig(path=str(path), on_failed="train", on_untrusted="train"))
+    assert (lifted.usable, lifted.document["set_aside"]) == (6, {})
+
+
+@pytest.mark.parametrize(("policy", "rejected", "changed"), [("redact", 0, 1), ("reject", 1, 0), ("keep", 0, 0)])
+def test_personal_data(policy: str, rejected: int, changed: int, write_rows: Callable[..., Path], chatml: Path) -> None:
+    path = write_rows([*rows(8), chat("Mail?", "Write to jane.doe@mail.org today.")])
+    report = check(DataConfig(path=str(path), on_personal=policy), model_folder=chatml)
+    assert report.document["rejected"] == ({"personal": 1} if rejected else {})
+    assert report.document["changed"] == ({"redacted-personal": 1} if changed else {})
+    if not rejected:
+        snapshot = prepare(config(path, on_personal=policy), chatml)
+        assert ("jane" in snapshot.info(8).messages[-1].content) == (policy == "keep")
+
+
+def test_clean_and_quarantine_go_round(tmp_path: Path, chatml: Path) -> None:
+    """What passed passes again; what was rejected is rejected again for the same reasons, until it is mended."""
+    lines, reasons = planted(200, 45)
+    lines.append(json.dumps(chat("Mail?", "To jane.doe@mail.org.")).encode())
+    path, out = tmp_path / "rows.jsonl", tmp_path / "clean.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    first = check(DataConfig(path=str(path)), model_folder=chatml, clean=out)
+    clean = check(DataConfig(path=str(out)), model_folder=chatml)
+    assert (clean.rows_in, clean.usable) == (first.usable, first.usable)
+    assert clean.document["changed"] == {}
+    assert b"jane" not in out.read_bytes()
+    quarantine = quarantine_path(out)
+    entries = [json.loads(line) for line in quarantine.read_text().splitlines()]
+    assert [(e["source"], e["reason"]) for e in entries] == [(f"{path}:{n}", r) for n, r in reasons.items()]
+    again = check(DataConfig(path=str(quarantine)), model_folder=chatml, clean=tmp_path / "second.jsonl")
+    assert again.rows_in == 45
+    assert again.usable == 0
+    bytes_lost = {"bad-utf8": 1, "nul-byte": 1}  # what no JSON text can carry
+    assert sum(again.document["rejected"].values()) == 45
+    differing = {k: v for k, v in first.document["rejected"].items() if again.document["rejected"].get(k) != v}
+    assert set(differing) <= set(bytes_lost) | {"bad-json"}
+    mended = [{**e, "row": chat(f"mended {i}", f"now fine {i}")} for i, e in enumerate(entries)]
+    quarantine.write_text("\n".join(json.dumps(e) for e in mended))
+    assert check(DataConfig(path=str(quarantine)), model_folder=chatml).usable == 45
+
+
+def test_the_page_is_one_file_and_shows_no_row_as_markup(
+    write_rows: Callable[..., Path], chatml: Path, tmp_path: Path
+) -> None:
+    attack = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+    found = [chat(attack, attack + " said", agent=attack), chat(attack, "", session=attack), *rows(10)]
+    found += [chat("What is it?", f"{attack} twice")] * 2
+    page = tmp_path / "report.html"
+    check(DataConfig(path=str(write_rows(found))), model_folder=chatml, page=page)
+    text = page.read_text()
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "http" not in text.replace(attack, "")
+    assert "&lt;script&gt;" in text
+    for wanted in (
+        "Where every row went",
+        "Reasons",
+        "How long the rows are",
+        "Rows as the model sees them",
+        "Duplicates",
+    ):
+        assert wanted in text
+    without = tmp_path / "plain.html"
+    check(DataConfig(path=str(write_rows(found))), page=without)
+    assert "Rows as the model sees them" in without.read_text()
+
+
+def test_rows_sqlite_is_as_documented(write_rows: Callable[..., Path], chatml: Path) -> None:
+    snapshot = prepare(config(write_rows(rows(5))), chatml)
+    database = sqlite3.connect(snapshot.folder / "rows.sqlite")
+    columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rows)")]
+    documented = (
+        "row id interaction_id source split agent category session user time length trained messages tools checker"
+    )
+    assert columns == documented.split()

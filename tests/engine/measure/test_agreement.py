@@ -1,0 +1,94 @@
+"""The check before step 0: a fast path that is right passes, one that is wrong is not trained with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.models import documents, write_model
+from engine.runs import write_snapshot
+
+from hivetune.config import LoraConfig
+from hivetune.data.snapshot import open_snapshot
+from hivetune.engine.measure.agreement import ROWS, TOKENS, check_documents, right_choices
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import LoraModel
+
+
+class Loader:
+    """Loads the model of `folder`; the fast path computes with one weight off under the choices in `wrong`."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, wrong: tuple[Mapping[str, Any], ...] = ()):
+        self.folder, self.dtype, self.wrong = folder, dtype, wrong
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, changes: dict[str, Any]) -> LoraModel:
+        self.asked.append(changes)
+        model = load_model(
+            self.folder, LoraConfig(r=4), method="lora", dtype=self.dtype, device=torch.device("cpu"), choices=changes
+        )
+        if changes in self.wrong:
+            model.weights.layers[0].qkv.weight_NRK[:8] *= -1.0  # type: ignore[attr-defined]
+        return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), "qwen2")
+
+
+def some_documents() -> list[Any]:
+    return [document for document in documents() if document.trained_L.any()]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-6), (torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_a_right_fast_path_agrees(folder: Path, dtype: torch.dtype, most: float) -> None:
+    load = Loader(folder, dtype)
+    told = right_choices(load, some_documents())
+    assert set(told) == {"agreement"}
+    assert told["agreement"]["loss"] < most and told["agreement"]["gradient"] < most
+    assert load.asked == [{}, {"path": "general"}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_wrong_kernels_give_way_to_the_plain_ones(folder: Path, dtype: torch.dtype) -> None:
+    told = right_choices(Loader(folder, dtype, ({},)), some_documents())
+    assert told["kernels"] == "torch" and "path" not in told
+    assert "with its own kernels" in told["agreement"]["instead_of"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wrong_fast_path_is_not_taken_and_said(folder: Path, dtype: torch.dtype) -> None:
+    told = right_choices(Loader(folder, dtype, ({}, {"kernels": "torch"})), some_documents())
+    assert told["path"] == "general" and "nats a token" in told["path_why"]
+    assert Loader(folder, dtype)(told).why == told["path_why"]
+
+
+def test_not_a_number_is_no_agreement(folder: Path) -> None:
+    def load(changes: dict[str, Any]) -> LoraModel:
+        model = Loader(folder, torch.float32)(changes)
+        if changes == {}:
+            model.weights.layers[0].qkv.weight_NRK[0] = torch.nan  # type: ignore[attr-defined]
+        return model
+
+    assert right_choices(load, some_documents())["kernels"] == "torch"
+
+
+def test_the_general_path_is_not_compared_with_itself(folder: Path) -> None:
+    asked = []
+
+    def load(changes: dict[str, Any]) -> LoraModel:
+        asked.append(changes)
+        return Loader(folder, torch.float32)({"path": "general"})
+
+    assert right_choices(load, some_documents()) == {}
+    assert asked == [{}]
+
+
+def test_the_rows_are_short_and_few(tmp_path: Path) -> None:
+    lengths = [TOKENS + 200, 30, 20, TOKENS, 40, 50, 60]
+    write_snapshot(tmp_path / "snapshot", [([5] * n, [0] * (n - 2) + [1] * 2) for n in lengths])
+    snapshot = open_snapshot(tmp_path / "snapshot")
+    assert [d.row for d in check_documents(snapshot, [0, 1, 2, 4, 5, 6])] == [2, 1, 4, 5][:ROWS]
+    assert [d.row for d in check_documents(snapshot, [0, 3])] == [3]

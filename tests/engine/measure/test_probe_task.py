@@ -1,0 +1,140 @@
+"""The probe on a real run: what it writes, what a later plan makes of it, and whether its predictions hold."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from engine.models import write_model as write_bare_model
+from engine.runs import learnable_rows, make_run, run_training
+
+from hivetune.base.disk import write_json
+from hivetune.engine.measure import probe
+from hivetune.errors import DoesNotFit
+from hivetune.machine.probe import probe_machine
+from hivetune.machine.profile import read_profile
+from hivetune.models.architecture import read_architecture
+from hivetune.plan.memory import Job
+from hivetune.plan.speed import PROBED, probe_key, read_probe
+from hivetune.process.child import Heartbeat, Task
+from hivetune.process.parent import run_task
+
+CPU = torch.device("cpu")
+QUICK = {"threads": 1, "kernels": "torch"}  # nothing is compiled
+
+
+def write_model(folder: Path, **sizes: int) -> Path:
+    """With the description that names it in the adapter's config."""
+    write_bare_model(folder, **sizes)
+    write_json(
+        folder / "hivetune.json", {"schema": 1, "name": "tiny", "source": "tiny", "revision": None, "kind": "hub"}
+    )
+    return folder
+
+
+@pytest.fixture
+def small_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of a second less for each dtype; what is measured does not matter here."""
+    monkeypatch.setitem(probe.CANARY_SHAPE, "cpu", (128, 128, 128))
+
+
+def test_the_probe_writes_choices_prediction_and_profile(tmp_path: Path, small_canary: None) -> None:
+    model = write_model(tmp_path / "model")
+    make_run(tmp_path, learnable_rows(60), choices=QUICK)
+    run = tmp_path / "run"
+    task = Task(run, {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")})
+    told = probe.main(task, Heartbeat(None))
+
+    choices = yaml.safe_load((run / "config.resolved.yaml").read_text())["choices"]
+    assert choices == told["choices"]
+    assert (choices["device"], choices["dtype"], choices["threads"]) == ("cpu", "float32", 1)
+    assert choices["budget_tokens"] > 0 and choices["recompute"] == 0
+    assert choices["agreement"]["gradient"] < 1e-3
+    prediction = choices["prediction"]
+    assert prediction["peak_bytes"] > 0 and prediction["flops_per_s"] > 0 and prediction["canary_flops_per_s"] > 0
+
+    profile = read_profile(probe_machine().fingerprint)
+    assert set(profile.rates["cpu"]) >= {"float32"}
+    architecture = read_architecture(model)
+    job = Job(architecture, architecture.adapter_parameters(4), "float32")
+    rate, correction = read_probe(job, profile.probes[probe_key(job)])
+    assert rate.source == PROBED and correction.constant != 0
+
+    result = run_training(tmp_path, model)
+    held = result["prediction"]
+    assert sum(bucket["steps"] for bucket in held["buckets"]) == result["steps"] - 1
+    assert isinstance(held["void"], bool) and held["peak"]["actual_bytes"] > 0
+
+
+def test_a_run_without_a_probe_has_nothing_to_compare(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    make_run(tmp_path, learnable_rows(20), choices=QUICK, max_steps=2)
+    assert run_training(tmp_path, model)["prediction"] is None
+
+
+def test_a_probe_without_a_run_fills_the_profile_only(tmp_path: Path, small_canary: None) -> None:
+    model = write_model(tmp_path / "model")
+    make_run(tmp_path, learnable_rows(20), choices=QUICK)
+    before = (tmp_path / "run/config.resolved.yaml").read_bytes()
+    config = yaml.safe_load(before)["config"]
+    task = {"config": config, "choices": QUICK, "model": str(model), "snapshot": str(tmp_path / "snapshot")}
+    told = probe.main(Task(tmp_path / "probe", task), Heartbeat(None))
+    assert told["choices"]["dtype"] == "float32"
+    assert read_profile(told["fingerprint"]).probes
+    assert (tmp_path / "run/config.resolved.yaml").read_bytes() == before
+
+
+def test_a_choice_that_was_made_is_not_made_again(tmp_path: Path, small_canary: None) -> None:
+    model = write_model(tmp_path / "model")
+    make_run(tmp_path, learnable_rows(20), choices={**QUICK, "dtype": "float32", "device": "cpu"}, dtype="bfloat16")
+    run = tmp_path / "run"
+    task = Task(run, {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")})
+    assert probe.main(task, Heartbeat(None))["choices"]["dtype"] == "float32"
+
+
+def test_what_does_not_fit_is_refused_before_a_weight_is_read(
+    tmp_path: Path, small_canary: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    make_run(tmp_path, learnable_rows(20), choices=QUICK)
+    tight = replace(probe_machine(), memory_bytes=10**8, available_bytes=10**8)
+    monkeypatch.setattr(probe, "probe_machine", lambda: tight)
+    run = tmp_path / "run"
+    task = Task(run, {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")})
+    with pytest.raises(DoesNotFit, match="are needed at least, 90 MB may be used"):
+        probe.main(task, Heartbeat(None))
+
+
+def test_an_emulated_precision_is_given_up_after_a_small_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bfloat16 on AVX2 (pytorch/pytorch#146508): nobody waits a minute for a canary."""
+    asked = []
+
+    def product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> list[float]:
+        asked.append((shape, dtype))
+        operations = 2 * shape[0] * shape[1] * shape[2]
+        return [operations / (1e11 if dtype == torch.float32 else 5e8)]
+
+    monkeypatch.setattr(probe, "_product_s", product_s)
+    assert set(probe.canary_rates(CPU)) == {"float32"}
+    assert (probe.CANARY_SHAPE["cpu"], torch.bfloat16) not in asked
+
+
+@pytest.mark.slow
+def test_the_predicted_peak_holds_within_ten_percent(tmp_path: Path) -> None:
+    """In children, as in a run: a model of 60 million parameters in float32, steps of about 1,600 tokens."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64}
+    model = write_model(tmp_path / "model", vocab_size=16000, **sizes)
+    numbers = random.Random(1)
+    rows = []
+    for _ in range(160):
+        tokens = [numbers.randrange(3, 16000) for _ in range(numbers.randrange(150, 250))]
+        rows.append((tokens, [0] * (len(tokens) // 2) + [1] * (len(tokens) - len(tokens) // 2)))
+    make_run(tmp_path, rows, choices={"threads": 2}, max_steps=6, validate_every=1000)
+    run = tmp_path / "run"
+    task = {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")}
+    run_task("probe", task, run / "probe").check("the probe")
+    peak = run_task("train", task, run).check("training")["prediction"]["peak"]
+    assert abs(peak["off"]) < 0.10, peak

@@ -1,0 +1,149 @@
+"""The C++ kernels equal the plain forms on odd shapes, and their absence is survived and said."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from engine.models import documents, write_model
+
+from hivetune.config import LoraConfig
+from hivetune.engine.model.fast import build
+from hivetune.engine.model.fast.model import FastModel
+from hivetune.engine.model.fast.native import NativeOps
+from hivetune.engine.model.fast.ops import TorchOps
+from hivetune.errors import MachineNotFit
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Two roundings of bf16 (one each side), or sums of fp32 in another order.
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1.6e-2}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> None:
+    a, b = a.double(), b.double()
+    assert float((a - b).abs().max()) <= TOLERANCE[dtype] * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 15), (7, 16), (5, 33), (64, 576)])
+def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
+    results = []
+    for ops in (NativeOps(dtype), TorchOps()):
+        x, delta, w = randn(rows, width), randn(rows, width + 16, dtype=dtype)[:, :width], randn(width) + 1
+        total, y, rstd = torch.empty(rows, width), torch.empty(rows, width, dtype=dtype), torch.empty(rows)
+        ops.add_norm(x, delta, total, w, 1e-5, y, rstd)
+        dx, again = randn(rows, width).clone(), torch.empty_like(y)
+        ops.norm_backward(delta.contiguous(), total, rstd, w, dx, again)
+        results.append((total, y, rstd, dx, again))
+    for found, expected in zip(*results, strict=True):
+        same(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 3), (9, 16), (4, 50)])
+def test_gates(rows: int, width: int, activation: str, dtype: torch.dtype) -> None:
+    results = []
+    for ops in (NativeOps(dtype), TorchOps()):
+        gate_up, dh = 4 * randn(rows, 2 * width + 16, dtype=dtype)[:, : 2 * width], randn(rows, width, dtype=dtype)
+        h, again, d = torch.empty_like(dh), torch.empty_like(dh), torch.empty(rows, 2 * width, dtype=dtype)
+        ops.glu(gate_up, h, activation)
+        ops.glu_backward(dh, gate_up, d, again, activation)
+        results.append((h, d, again))
+    for found, expected in zip(*results, strict=True):
+        same(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [2, 6, 16, 64, 80])
+def test_rotation_and_back(head_dim: int, dtype: torch.dtype) -> None:
+    half = max(1, head_dim // 2 - head_dim // 8)  # partial: the last channels stay
+    angle = randn(5, half)
+    results = []
+    for ops in (NativeOps(dtype), TorchOps()):
+        x = randn(5, 3 * head_dim + 4, dtype=dtype)
+        part = x[:, : 3 * head_dim]
+        ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=False)
+        turned = part.clone()
+        ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=True)
+        results.append((turned, x))
+    for found, expected in zip(*results, strict=True):
+        same(found, expected, dtype)
+    same(results[0][1], randn(5, 3 * head_dim + 4, dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 2), (3, 17), (6, 1000)])
+def test_cross_entropy(rows: int, vocab: int, softcap: float | None, dtype: torch.dtype) -> None:
+    target, count = torch.arange(rows) % vocab, torch.arange(rows) % 3 * 1.0
+    results = []
+    for ops in (NativeOps(dtype), TorchOps()):
+        logits, nll = 6 * randn(rows, vocab, dtype=dtype), torch.empty(rows)
+        ops.cross_entropy(logits, target, count, softcap, nll, gradient=True)
+        results.append((nll, logits))
+    for found, expected in zip(*results, strict=True):
+        same(found, expected, dtype)
+
+
+def test_not_a_number_stays_one() -> None:
+    """A step must see that something went wrong: no kernel may turn NaN into a plausible number."""
+    ops = NativeOps(torch.float32)
+    logits, nll = torch.tensor([[0.0, float("nan"), 1.0]]), torch.empty(1)
+    ops.cross_entropy(logits, torch.tensor([0]), torch.ones(1), None, nll, gradient=True)
+    assert nll.isnan().all() and logits.isnan().any()
+    x, y, rstd = torch.tensor([[1.0, float("inf")]]), torch.empty(1, 2), torch.empty(1)
+    ops.add_norm(x, None, x, torch.ones(2), 1e-5, y, rstd)
+    assert not y.isfinite().all()
+    h = torch.empty(1, 1)
+    ops.glu(torch.tensor([[float("nan"), 1.0]]), h, "silu")
+    assert h.isnan().all()
+
+
+def test_a_weight_that_is_not_a_number_reaches_loss_and_gradient(tmp_path: Path) -> None:
+    model = load(write_model(tmp_path))
+    model.adapter["base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight"].fill_(float("nan"))
+    model.adapter["base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight"].fill_(1.0)
+    assert model.backward(documents(), 1.0).isnan()
+    assert model.grad_N.isnan().any()
+
+
+@pytest.fixture
+def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """As on a machine where nothing was compiled yet."""
+    folder = tmp_path / "fresh-kernels"
+    monkeypatch.setenv("HIVETUNE_KERNELS", str(folder))
+    build.library.cache_clear()
+    yield folder
+    build.library.cache_clear()
+
+
+def load(folder: Path, **choices: object) -> FastModel:
+    lora = LoraConfig(r=4, alpha=8)
+    return FastModel(folder, lora, dtype=torch.float32, device=torch.device("cpu"), choices=choices)
+
+
+@pytest.mark.parametrize("compiler", ["false", "/nowhere/g++"])
+def test_without_a_compiler_the_plain_forms_run_and_say_so(
+    compiler: str, fresh_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    model = load(write_model(tmp_path / "model"))
+    assert model.kernels.startswith("torch (") and compiler in model.kernels
+    assert float(model.backward(documents(), 1.0)) > 0
+    with pytest.raises(MachineNotFit, match="kernels can't be built"):
+        load(tmp_path / "model", kernels="native")
+
+
+@pytest.mark.slow
+def test_compiled_once_and_found_again(fresh_build: Path) -> None:
+    build.library()
+    (library,) = fresh_build.iterdir()
+    before = library.stat().st_mtime_ns
+    build.library.cache_clear()
+    build.library()
+    assert [path.stat().st_mtime_ns for path in fresh_build.iterdir()] == [before]

@@ -1,0 +1,181 @@
+"""Scores are what the models say: losses of both, and answers that equal transformers' own greedy ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.models import each_family, random_adapter, write_model
+from engine.runs import learnable_rows, make_run, run_training
+from engine.test_general import write_other
+from transformers import AutoModelForCausalLM
+
+from hivetune.data.snapshot import open_snapshot
+from hivetune.engine.convert.merge import merge
+from hivetune.engine.model.adapter import fill, read_adapter
+from hivetune.engine.model.general import load_general, load_module
+from hivetune.engine.model.protocol import Document
+from hivetune.engine.score import score
+from hivetune.engine.score.generate import Answer, answer_prompts, settle_module
+from hivetune.engine.train.feed import read_documents
+from hivetune.process.child import Heartbeat, Task
+
+PROMPTS = [[5, 9, 33, 12, 60, 7, 8], [40, 3, 17], [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], [9, 9, 4, 11], [50, 13]]
+
+
+def write_answers(module: Any, slots: int, *, ends: set[int], new_tokens: int = 12) -> dict[int, Answer]:
+    answers: dict[int, Answer] = {}
+    answer_prompts(
+        module,
+        PROMPTS,
+        ends=ends,
+        new_tokens=new_tokens,
+        slots=slots,
+        cached=settle_module(module, PROMPTS),
+        on_answer=lambda answer: answers.__setitem__(answer.prompt, answer),
+    )
+    assert sorted(answers) == list(range(len(PROMPTS)))
+    return answers
+
+
+@torch.no_grad()
+def plain_answer(module: Any, prompt: list[int], ends: set[int], new_tokens: int = 12) -> tuple[list[int], bool]:
+    """One whole forward pass per token, no cache: the definition of a greedy answer."""
+    tokens = list(prompt)
+    for _ in range(new_tokens):
+        token = int(module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax())
+        if token in ends:
+            return tokens[len(prompt) :], True
+        tokens.append(token)
+    return tokens[len(prompt) :], False
+
+
+def module_of(folder: Path) -> Any:
+    return load_module(folder, dtype=torch.float32, device=torch.device("cpu"), choices={})
+
+
+@pytest.mark.parametrize("case", each_family("llama", "mistral-window"))
+def test_answers_in_slots_equal_one_prompt_at_a_time(case: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, case)
+    expected = [plain_answer(module_of(folder), prompt, set()) for prompt in PROMPTS]
+    ends = {expected[1][0][4]}  # a token that some answers come to write
+    expected = [plain_answer(module_of(folder), prompt, ends) for prompt in PROMPTS]
+    assert any(ended for _, ended in expected)
+    for slots in (1, 2, 5):
+        found = write_answers(module_of(folder), slots, ends=ends)
+        assert [(found[i].tokens, found[i].ended) for i in range(len(PROMPTS))] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "bloom", "mamba", "mixtral"])
+def test_architectures_whose_cache_can_not_be_split_are_answered_all_the_same(kind: str, tmp_path: Path) -> None:
+    folder = write_other(tmp_path, kind)
+    module = module_of(folder)
+    expected = [plain_answer(module, prompt, {3}) for prompt in PROMPTS]
+    found = write_answers(module, 2, ends={3})
+    assert [(found[i].tokens, found[i].ended) for i in range(len(PROMPTS))] == expected
+    if kind == "mamba":
+        assert not settle_module(module, PROMPTS)
+
+
+def test_the_prompt_of_a_row_ends_where_its_last_answer_begins() -> None:
+    tokens = torch.arange(10)
+    trained = torch.tensor([0, 0, 1, 1, 0, 0, 0, 1, 1, 0], dtype=torch.bool)
+    assert score.split_last_answer(Document(0, tokens, trained)) == ([0, 1, 2, 3, 4, 5, 6], [7, 8])
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    make_run(folder, learnable_rows(80), epochs=4)
+    run_training(folder, tiny_model_folder)
+    return folder
+
+
+def run_score(folder: Path, model: Path, out: Path, *, adapter: bool = True, **task: Any) -> tuple[dict, list[dict]]:
+    fields = {
+        "model": str(model),
+        "adapter": str(folder / "run") if adapter else None,
+        "snapshot": str(folder / "snapshot"),
+        "rows": [9, 19, 29, 39, 49],
+        "generate": {"rows": [9, 29, 59], "new_tokens": 8, "slots": 2},
+        **task,
+    }
+    out.mkdir(exist_ok=True)
+    result = score.main(Task(out, fields), Heartbeat(None))
+    return result, [json.loads(line) for line in (out / "scores.jsonl").read_text().splitlines()]
+
+
+def test_losses_and_answers_of_base_and_tuned(trained: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
+    result, lines = run_score(trained, tiny_model_folder, tmp_path / "score")
+    documents = read_documents(open_snapshot(trained / "snapshot"), [9, 19, 29, 39, 49])
+    lora, tensors = read_adapter(trained / "run")
+    model = load_general(
+        tiny_model_folder, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices={}, why=""
+    )
+    fill(model.adapter, tensors, "run")
+    for side in ("base", "tuned"):
+        found = {line["row"]: line for line in lines if line["model"] == side and "nll" in line}
+        expected = model.nll(documents, adapter=side == "tuned").tolist()
+        assert [found[d.row]["nll"] for d in documents] == pytest.approx(expected, rel=1e-5)
+        assert [found[d.row]["tokens"] for d in documents] == [int(d.trained_L.sum()) for d in documents]
+        total = sum(line["tokens"] for line in found.values())
+        assert result[side]["loss"] == pytest.approx(sum(expected) / total, rel=1e-5)
+        assert result[side]["peak_memory_bytes"] > 1 << 20 and result[side]["tokens_per_second"] > 0
+    assert result["tuned"]["loss"] < result["base"]["loss"]
+
+
+def test_tuned_answers_are_those_of_the_merged_model(trained: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
+    _, lines = run_score(trained, tiny_model_folder, tmp_path / "score")
+    merge(tiny_model_folder, trained / "run", tmp_path / "merged", "float32", Heartbeat(None))
+    ends = {json.loads((tiny_model_folder / "hivetune.json").read_text())["eos_ids"][0]}
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
+    for side, folder in (("base", tiny_model_folder), ("tuned", tmp_path / "merged")):
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for line in (line for line in lines if line["model"] == side and "answer" in line):
+            document = read_documents(open_snapshot(trained / "snapshot"), [line["row"]])[0]
+            prompt, answer = score.split_last_answer(document)
+            tokens, ended = plain_answer(module, prompt, ends | {answer[-1]}, 8)
+            assert (line["answer"], line["ended"], line["new_tokens"]) == (tokenizer.decode(tokens), ended, len(tokens))
+            assert line["seconds"] > 0
+
+
+def test_a_base_model_alone_is_scored_without_an_adapter(
+    trained: Path, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    result, lines = run_score(trained, tiny_model_folder, tmp_path / "score", adapter=False, dtype="float32")
+    assert "tuned" not in result and {line["model"] for line in lines} == {"base"}
+    both, _ = run_score(trained, tiny_model_folder, tmp_path / "both")
+    assert result["base"]["loss"] == pytest.approx(both["base"]["loss"], rel=1e-6)
+
+
+def test_scores_use_the_precision_that_the_run_was_trained_in(
+    trained: Path, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    result, _ = run_score(trained, tiny_model_folder, tmp_path / "score", dtype="auto")
+    assert result["choices"]["dtype"] == "float32" and result["choices"]["threads"] == 1
+
+
+def test_a_loss_that_is_not_finite_is_null(
+    trained: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = score.load_model
+
+    def load_poisoned(*args: Any, **kwargs: Any) -> Any:
+        model = load(*args, **{**kwargs, "choices": {**kwargs["choices"], "path": "general"}})
+        random_adapter(model)
+        return model
+
+    monkeypatch.setattr(score, "load_model", load_poisoned)
+
+    def fill_poisoned(adapter: Any, tensors: Any, where: str) -> None:
+        # Not q_proj: torch's SDPA on CPUs answers NaN queries with finite numbers.
+        adapter[next(name for name in adapter if "down_proj" in name)].fill_(torch.nan)
+
+    monkeypatch.setattr(score, "fill", fill_poisoned)
+    result, lines = run_score(trained, tiny_model_folder, tmp_path / "score", generate={"rows": []})
+    assert [line["nll"] for line in lines if line["model"] == "tuned"] == [None] * 5
+    assert result["tuned"]["loss"] is None and result["base"]["loss"] is not None

@@ -1,0 +1,49 @@
+"""AdamW equals torch's, the schedule is the one that users know, clipping is by the norm of everything."""
+
+import itertools
+
+import pytest
+import torch
+
+from hivetune.config import parse_config
+from hivetune.engine.train.optimizer import AdamW, clip_, learning_rate, warmup_steps
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_fifty_updates_equal_torch(weight_decay: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.randn(1000, generator=generator, dtype=torch.float64)
+    theirs = torch.nn.Parameter(ours.clone())
+    optimizer = AdamW(ours, weight_decay=weight_decay)
+    reference = torch.optim.AdamW([theirs], lr=1e-2, weight_decay=weight_decay)
+    for number in range(1, 51):
+        gradient = torch.randn(1000, generator=generator, dtype=torch.float64)
+        optimizer.update(gradient, rate=1e-2, number=number)
+        theirs.grad = gradient.clone()
+        reference.step()
+    assert torch.allclose(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_schedules_begin_with_warm_up_and_end_at_zero() -> None:
+    rates = {}
+    for kind in ("cosine", "linear", "constant"):
+        config = parse_config({"model": "m", "data": {"path": "x"}, "lr_schedule": kind, "warmup": 0.1})
+        rates[kind] = [learning_rate(config, step, 100) / config.learning_rate for step in range(101)]
+    for kind, found in rates.items():
+        assert found[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+        assert found[10] == pytest.approx(1) and (found[100] == pytest.approx(0, abs=1e-12)) == (kind != "constant")
+        assert all(a >= b for a, b in itertools.pairwise(found[10:]))
+    assert rates["cosine"][55] == pytest.approx(0.5) == rates["linear"][55]
+    assert rates["cosine"][32] > rates["linear"][32]
+
+
+@pytest.mark.parametrize(("warmup", "expected"), [(0, 0), (0.05, 5), (0.001, 1), (1, 1), (7, 7), (1000, 100)])
+def test_warm_up_is_a_share_or_a_number(warmup: float, expected: int) -> None:
+    assert warmup_steps(warmup, 100) == expected
+
+
+@pytest.mark.parametrize(("most", "norm"), [(0.0, 5.0), (1.0, 1.0), (10.0, 5.0)])
+def test_clipping_scales_the_whole_gradient(most: float, norm: float) -> None:
+    gradient = torch.tensor([3.0, 4.0])
+    clip_(gradient, 5.0, most)
+    assert float(gradient.norm()) == pytest.approx(norm) and float(gradient[0] / gradient[1]) == pytest.approx(0.75)

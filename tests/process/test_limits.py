@@ -1,0 +1,75 @@
+"""When silence is a hang: never in a noisy run, soon after a real one."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hivetune.config import SuperviseConfig
+from hivetune.engine.device import cap_memory
+from hivetune.process.limits import LearnedLimits
+
+DEFAULTS = SuperviseConfig()
+
+
+def noisy(base_s: float, random_: random.Random) -> float:
+    """One step in fifty up to twenty times as long."""
+    return base_s * (random_.uniform(1, 20) if random_.random() < 0.02 else random_.uniform(0.7, 1.4))
+
+
+def lognormal(base_s: float, random_: random.Random) -> float:
+    return base_s * random_.lognormvariate(0, 0.4)
+
+
+def slow_rise(base_s: float, random_: random.Random, state: list[float] = [1.0]) -> float:  # noqa: B006
+    """A card that throttles: every step 0.1 % slower than the one before."""
+    state[0] *= 1.001
+    return base_s * min(state[0], 8.0)
+
+
+@pytest.mark.parametrize(("base_s", "step"), [(0.01, noisy), (2.9, noisy), (30.0, lognormal), (20.0, slow_rise)])
+def test_no_false_alarm_in_ten_thousand_steps(base_s: float, step: Callable[[float, random.Random], float]) -> None:
+    limits, random_ = LearnedLimits(DEFAULTS), random.Random(1)
+
+    def wait(kind: str, seconds: float) -> None:
+        assert seconds <= limits.allowed_s(), f"{seconds} s until {kind!r} were taken for a hang"
+        limits.beat(kind, seconds)
+
+    wait("s", 40.0)
+    wait("k", 3.0)
+    wait("t", 300.0)  # the first step compiles for five minutes
+    for number in range(10_000):
+        wait("t", step(base_s, random_))
+        if number % 500 == 0:
+            wait("v", 0.1)
+            wait("v", 1500.0)  # validation
+            wait("c", 20.0)
+            wait("t", 400.0)  # saving on a slow disk, then a step
+
+
+@pytest.mark.parametrize(("step_s", "allowed_s"), [(0.2, 60.0), (30.0, 150.0)])
+def test_a_hang_is_noticed_after_five_steps_or_a_minute(step_s: float, allowed_s: float) -> None:
+    limits = LearnedLimits(DEFAULTS)
+    for kind in "skt" + "t" * 100:
+        limits.beat(kind, step_s)
+    assert limits.allowed_s() == allowed_s
+
+
+def test_a_second_start_is_measured_by_the_first() -> None:
+    first = LearnedLimits(DEFAULTS)
+    for kind, seconds in (("s", 2.0), ("k", 1.0), ("t", 30.0), ("t", 1.0)):
+        first.beat(kind, seconds)
+    assert first.start_s == 33.0
+    assert LearnedLimits(DEFAULTS, first.start_s).allowed_s() == 5 * 33.0
+    assert LearnedLimits(DEFAULTS).allowed_s() == DEFAULTS.start_timeout_s
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cuda", [(0.5, None)]), ("cuda:1", [(0.5, 1)]), ("cpu", [])])
+def test_a_worker_takes_no_more_of_a_card_than_its_share(
+    device: str, asked: list[tuple[float, int | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[float, int | None]] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: calls.append(given))
+    cap_memory(torch.device(device), 0.5)
+    assert calls == asked

@@ -1,0 +1,128 @@
+"""A child always ends in an outcome, whatever it does, and never outlives who started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hivetune.errors import DoesNotFit, HivetuneError
+from hivetune.process.parent import FixedLimits, Outcome, run_task, start_child
+
+TINY = str(Path(__file__).with_name("tiny_child.py"))
+
+
+def run(folder: Path, **task: object) -> Outcome:
+    return run_task(TINY, task, folder, limits=FixedLimits(start_s=20, item_s=0.5))
+
+
+def test_items_are_beats_and_the_result_comes_back(tmp_path: Path) -> None:
+    beats: list[str] = []
+    outcome = run_task(TINY, {"do": "items", "items": 5}, tmp_path, on_beat=beats.append)
+    assert (outcome.status, outcome.returncode, outcome.check("it")) == ("done", 0, {"items": 5})
+    assert beats == ["s", *"ttttt"]
+
+
+def test_an_error_for_people_keeps_its_words_and_exit_code(tmp_path: Path) -> None:
+    outcome = run(tmp_path, do="refuse")
+    assert outcome.status == "failed"
+    with pytest.raises(DoesNotFit, match="needs 9 GiB") as caught:
+        outcome.check("scoring")
+    assert (caught.value.hint, outcome.returncode) == ("use a smaller model", 5)
+
+
+def test_a_bug_is_reported_with_its_traceback(tmp_path: Path) -> None:
+    outcome = run(tmp_path, do="crash")
+    assert outcome.error is not None and "in main" in outcome.error.traceback
+    with pytest.raises(HivetuneError, match="scoring failed: ValueError: no good"):
+        outcome.check("scoring")
+
+
+def test_death_by_signal_is_named_and_keeps_the_last_lines(tmp_path: Path) -> None:
+    outcome = run(tmp_path, do="abort")
+    assert (outcome.status, outcome.signal) == ("died", signal.SIGABRT)
+    with pytest.raises(HivetuneError, match="was killed by SIGABRT"):
+        outcome.check("scoring")
+    assert "Memory access fault by GPU node-1" in outcome.stderr_tail
+    assert not list(tmp_path.glob("core*"))
+
+
+def test_an_exit_without_outcome_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "outcome.json").write_text('{"schema": 1, "status": "done"}')  # of an earlier attempt
+    outcome = run(tmp_path, do="exit")
+    assert (outcome.status, outcome.returncode) == ("died", 3)
+
+
+@pytest.mark.parametrize(("do", "state"), [("stop_itself", "T"), ("hold_gil", "S")])
+def test_silence_is_a_hang_and_is_ended(tmp_path: Path, do: str, state: str) -> None:
+    outcome = run(tmp_path, do=do)
+    assert (outcome.status, outcome.state, outcome.survived) == ("hung", state, False)
+    if do == "hold_gil":
+        assert "tiny_child.py" in outcome.stderr_tail  # the stack, dumped without the GIL
+
+
+def test_sigterm_lets_it_save(tmp_path: Path) -> None:
+    child = start_child(TINY, {"do": "until_stopped"}, tmp_path)
+    while "t" not in child.wait_beats():
+        pass
+    child.stop()
+    outcome = child.outcome()
+    assert (outcome.status, outcome.result) == ("stopped", {"saved": True})
+
+
+def test_environment_is_offline_and_first_in_line_for_the_oom_killer(tmp_path: Path) -> None:
+    outcome = run_task(TINY, {"do": "environment"}, tmp_path, environment={"MINE": "1", "HOME": None})
+    environment = outcome.result["environment"]
+    assert (environment["HF_HUB_OFFLINE"], environment["GOMP_SPINCOUNT"]) == ("1", "1000")
+    assert environment["MINE"] == "1" and "HOME" not in environment
+    assert outcome.result["oom"] == "500"
+
+
+def test_memory_beyond_the_limit_is_an_error_that_is_told(tmp_path: Path) -> None:
+    outcome = run(tmp_path, do="allocate", memory_limit_bytes=512 << 20)
+    assert outcome.error is not None
+    assert outcome.error.type == "MemoryError"
+
+
+def test_files_are_passed_under_their_numbers(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    run_task(TINY, {"do": "write", "handle": writer}, tmp_path, pass_fds=[writer])
+    assert os.read(reader, 10) == b"hello"
+
+
+def test_a_missing_package_is_said_with_the_command_that_mends_it(tmp_path: Path) -> None:
+    script = tmp_path / "needs.py"
+    script.write_text("import torch_that_is_not_there\n")
+    outcome = run_task(str(script), {}, tmp_path)
+    assert outcome.error is not None
+    assert (outcome.error.type, outcome.returncode) == ("MachineNotFit", 4)
+    assert "pip install" in outcome.error.hint
+
+
+@pytest.mark.parametrize("do", ["until_stopped", "stop_itself"])
+def test_the_child_dies_with_its_supervisor(tmp_path: Path, do: str) -> None:
+    code = (
+        "import sys; from pathlib import Path; from hivetune.process.parent import *\n"
+        f"child = start_child({TINY!r}, {{'do': {do!r}}}, Path({str(tmp_path)!r}))\n"
+        "while 't' not in child.wait_beats(): pass\n"
+        "print(child.process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

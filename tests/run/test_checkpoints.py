@@ -1,0 +1,438 @@
+"""What a checkpoint holds, every way to damage one, the state in memory that outlives a worker, and when to save."""
+
+import contextlib
+import errno
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from disks import CountingDisk, FailingDisk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hivetune.base.disk import MANIFEST, Disk
+from hivetune.base.journal import Journal
+from hivetune.engine.train.checkpoint import (
+    NotFinite,
+    TrainState,
+    from_files,
+    load,
+    load_newest_good,
+    read_rng,
+    save,
+    set_rng,
+    to_files,
+)
+from hivetune.engine.train.saver import FIRST_SAVE_S, STANDBY_AT_LATEST_S, Saver
+from hivetune.run import checkpoints
+from hivetune.run.checkpoints import STATE, TENSORS, checkpoint_interval_s
+from hivetune.run.standby import HEADER_BYTES, Standby, persist
+
+NAMES = ("model.layers.0.q_proj.lora_A.weight", "model.layers.0.q_proj.lora_B.weight")
+
+
+def state_at(step: int, best: int | None = 4) -> TrainState:
+    """Views into flat buffers, as the loop has them."""
+    flat = [torch.randn(48, generator=torch.Generator().manual_seed(10 * step + kind)) for kind in range(3)]
+    kinds = [{NAMES[0]: f[:32].view(4, 8), NAMES[1]: f[32:].view(4, 4)} for f in flat]
+    return TrainState(
+        step=step,
+        param=kinds[0],
+        exp_avg=kinds[1],
+        exp_avg_sq=kinds[2],
+        rng=read_rng(),
+        schedule={"kind": "cosine"},
+        best=None if best is None else {"step": best, "loss": 1.5},
+        plan_sha256="p",
+        settings_hash="s",
+        loop={"updates": step},
+    )
+
+
+def same(a: TrainState, b: TrainState) -> bool:
+    tensors = all(
+        torch.equal(getattr(a, kind)[name], getattr(b, kind)[name])
+        for kind in ("param", "exp_avg", "exp_avg_sq")
+        for name in NAMES
+    )
+    plain = ("step", "rng", "schedule", "best", "plan_sha256", "settings_hash", "loop")
+    return tensors and all(getattr(a, name) == getattr(b, name) for name in plain)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Checkpoints 4 (the best), 5, 6 and 7, and the metrics that tell of them."""
+    with Journal(tmp_path / "metrics.jsonl") as metrics:
+        for step in range(3, 8):
+            save(tmp_path, state_at(step))
+            metrics.append("saved", step=step, place="disk")
+    return tmp_path
+
+
+def test_a_state_comes_back_whole(run: Path) -> None:
+    found, problems = load_newest_good(run)
+    assert problems == []
+    assert found is not None and same(found, state_at(7))
+    assert checkpoints.steps(run) == [4, 5, 6, 7]
+
+
+def test_the_tensors_are_plain_safetensors_by_peft_name(run: Path) -> None:
+    tensors = safetensors.torch.load_file(checkpoints.folder_of(run, 7) / TENSORS)
+    assert set(tensors) == {f"{kind}/{name}" for kind in ("param", "exp_avg", "exp_avg_sq") for name in NAMES}
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+
+
+def test_equal_states_are_equal_bytes_and_a_buffer_can_be_used_again() -> None:
+    buffer = bytearray()
+    first = {name: bytes(data) for name, data in to_files(state_at(7), buffer).items()}
+    to_files(state_at(8), buffer)
+    assert {name: bytes(data) for name, data in to_files(state_at(7)).items()} == first
+    assert same(from_files(first), state_at(7))
+
+
+@pytest.mark.parametrize("kind", ["param", "exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nothing_that_is_not_finite_is_saved(run: Path, kind: str, value: float) -> None:
+    state = state_at(8)
+    getattr(state, kind)[NAMES[1]][2, 1] = value
+    with pytest.raises(NotFinite, match=f"{kind}/{NAMES[1]}"):
+        save(run, state)
+    assert checkpoints.steps(run)[-1] == 7
+
+
+def test_large_finite_values_are_saved(tmp_path: Path) -> None:
+    state = state_at(1)
+    state.exp_avg_sq[NAMES[0]].fill_(3e38)  # their sum is infinite in fp32
+    save(tmp_path, state)
+    found, _ = load_newest_good(tmp_path)
+    assert found is not None and same(found, state)
+
+
+def flip(path: Path, at: float, bit: int = 3) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def swap(run: Path, name: str) -> None:
+    shutil.copyfile(checkpoints.folder_of(run, 6) / name, checkpoints.folder_of(run, 7) / name)
+
+
+def damage(name: str) -> dict[str, Callable[[Path], object]]:
+    """Ways to damage one file of the newest checkpoint."""
+
+    def at(run: Path) -> Path:
+        return checkpoints.folder_of(run, 7) / name
+
+    return {
+        f"{name} empty": lambda run: at(run).write_bytes(b""),
+        f"{name} truncated": lambda run: at(run).write_bytes(at(run).read_bytes()[:-7]),
+        f"{name} missing": lambda run: at(run).unlink(),
+        f"{name} with a flipped bit": lambda run: flip(at(run), 0.4),
+        f"{name} of zeros": lambda run: at(run).write_bytes(bytes(at(run).stat().st_size)),
+        f"{name} of another step": lambda run: swap(run, name),
+    }
+
+
+def all_of_another_step(run: Path) -> None:
+    for name in (TENSORS, STATE, MANIFEST):
+        swap(run, name)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    **damage(TENSORS),
+    **damage(STATE),
+    **damage(MANIFEST),
+    "a folder of another step": all_of_another_step,
+    "a folder that is gone": lambda run: shutil.rmtree(checkpoints.folder_of(run, 7)),
+    "a folder that is empty": lambda run: [path.unlink() for path in checkpoints.folder_of(run, 7).iterdir()],
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_found_and_the_checkpoint_before_is_used(run: Path, case: str) -> None:
+    """HF Trainer 5.23 crashes on 13 of 20 such cases and silently goes on with another model on 5."""
+    DAMAGE[case](run)
+    found, problems = load_newest_good(run)
+    assert found is not None and same(found, state_at(6))
+    assert "checkpoint 7" in problems[0]
+    assert problems[-1] == "1 steps are repeated: going on from step 6 instead of 7"
+    save(run, state_at(7))  # the run goes on
+    found, _ = load_newest_good(run)
+    assert found is not None and same(found, state_at(7))
+
+
+def test_damage_of_all_but_the_best(run: Path) -> None:
+    for step in (5, 6, 7):
+        flip(checkpoints.folder_of(run, step) / TENSORS, 0.9)
+    found, problems = load_newest_good(run)
+    assert found is not None and same(found, state_at(4))
+    assert len(problems) == 4 and "3 steps are repeated" in problems[-1]
+    shutil.rmtree(checkpoints.folder_of(run, 4))
+    assert load_newest_good(run)[0] is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from([TENSORS, STATE, MANIFEST]), st.floats(0, 1), st.integers(0, 7))
+def test_no_flipped_bit_makes_a_third_state(
+    tmp_path_factory: pytest.TempPathFactory, name: str, at: float, bit: int
+) -> None:
+    run = tmp_path_factory.mktemp("run")
+    save(run, state_at(6))
+    save(run, state_at(7))
+    flip(checkpoints.folder_of(run, 7) / name, at, bit)
+    found, problems = load_newest_good(run)
+    assert found is not None
+    assert same(found, state_at(6)) if problems else same(found, state_at(7))
+
+
+def test_whole_files_with_foreign_content_are_set_aside(run: Path) -> None:
+    """The hashes are right, the content is not: a later format, tensors of something else, NaN written by another."""
+    good = {name: bytes(data) for name, data in to_files(state_at(8)).items()}
+    nan = safetensors.torch.save(
+        {**safetensors.torch.load(good[TENSORS]), f"param/{NAMES[0]}": torch.full((4, 8), math.nan)}
+    )
+    for files in (
+        {**good, STATE: good[STATE].replace(b'"schema": 1', b'"schema": 2')},
+        {**good, STATE: b"{}"},
+        {**good, STATE: b"\xff"},
+        {**good, TENSORS: b"no tensors"},
+        {**good, TENSORS: safetensors.torch.save({"weight": torch.zeros(1)})},
+        {**good, TENSORS: nan},
+        {name: bytes(data) for name, data in to_files(state_at(9)).items()},
+    ):
+        checkpoints.commit(run, 8, files)
+        found, problems = load_newest_good(run)
+        assert found is not None and same(found, state_at(7))
+        assert "checkpoint 8 set aside" in problems[0]
+
+
+def test_order_is_by_step_and_never_by_the_clock(run: Path) -> None:
+    for age, step in enumerate((7, 6, 5, 4)):
+        os.utime(checkpoints.folder_of(run, step), (2e9 + age, 2e9 + age))
+    save(run, state_at(8))
+    assert checkpoints.steps(run) == [4, 6, 7, 8]
+
+
+def test_the_same_step_again(run: Path) -> None:
+    disk = CountingDisk()
+    save(run, state_at(7), disk=disk)
+    assert disk.operations == []  # the same content: nothing to do
+    other = state_at(7, best=None)
+    save(run, other)
+    found, problems = load_newest_good(run)
+    assert problems == [] and found is not None and same(found, other)
+
+
+def test_generators_go_on_where_they_were() -> None:
+    before = read_rng()
+    first = torch.rand(5)
+    set_rng(before)
+    assert torch.equal(torch.rand(5), first)
+
+
+# ---- in memory
+
+
+def files_of(step: int) -> dict[str, bytes]:
+    return {name: bytes(data) for name, data in to_files(state_at(step)).items()}
+
+
+@pytest.fixture
+def standby() -> Standby:
+    return Standby.create()
+
+
+def test_the_newest_of_two_is_kept(standby: Standby) -> None:
+    assert standby.read() is None
+    for step in (1, 2, 3):
+        standby.write(step, files_of(step))
+        assert standby.read() == (step, files_of(step))
+    assert Standby(standby.handles).read() == (3, files_of(3))  # as the supervisor sees it
+    standby.clear()
+    assert standby.read() is None
+
+
+def test_damage_in_memory_falls_back_to_the_older_one(standby: Standby) -> None:
+    standby.write(1, files_of(1))
+    standby.write(2, files_of(2))
+    newest = standby.handles[0]
+    size = os.fstat(newest).st_size
+    for at in (0, 20, 60, HEADER_BYTES, HEADER_BYTES + 300, size - 1):
+        byte = os.pread(newest, 1, at)
+        os.pwrite(newest, bytes([byte[0] ^ 1]), at)
+        assert standby.read() == (1, files_of(1))
+        os.pwrite(newest, byte, at)
+    os.ftruncate(newest, size - 10)
+    assert standby.read() == (1, files_of(1))
+
+
+WRITER = """
+import sys
+import threading
+from hivetune.run.standby import Standby
+standby = Standby([int(sys.argv[1]), int(sys.argv[2])])
+step = 0
+while True:
+    step += 1
+    standby.write(step, {"state.safetensors": bytes([step % 256]) * 3_000_000, "state.json": b"%d" % step})
+    print(step, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_state() -> None:
+    """SIGKILL after 1, 2, .. finished writes, so in the middle of the next: never older than the last finished one."""
+    for finished in range(1, 6):
+        standby = Standby.create()
+        arguments = [sys.executable, "-c", WRITER, *map(str, standby.handles)]
+        with subprocess.Popen(arguments, pass_fds=standby.handles, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            for _ in range(finished):
+                last = int(writer.stdout.readline())
+            writer.send_signal(signal.SIGKILL)
+        found = standby.read()
+        assert found is not None
+        step, files = found
+        assert step >= last
+        assert files == {TENSORS: bytes([step % 256]) * 3_000_000, STATE: b"%d" % step}
+        standby.close()
+
+
+def test_what_outlived_the_worker_becomes_a_checkpoint(run: Path, standby: Standby) -> None:
+    assert persist(run, standby) is None
+    standby.write(7, files_of(7))
+    assert persist(run, standby) is None  # the disk has it
+    standby.write(9, files_of(9))
+    assert persist(run, standby) == 9
+    found, problems = load_newest_good(run)
+    assert problems == [] and found is not None and same(found, state_at(9))
+    assert 4 in checkpoints.steps(run)  # the best is kept
+    flip(checkpoints.folder_of(run, 9) / STATE, 0.5)
+    assert persist(run, standby) == 9  # the disk's is damaged, the memory's is not
+
+
+# ---- when
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def saver(run: Path, clock: Clock, **more: object) -> Saver:
+    return Saver(run, clock=clock, **more)  # type: ignore[arg-type]
+
+
+def step_with(saver: Saver, clock: Clock, step: int, seconds: float) -> list[str]:
+    clock.now += seconds
+    saver.after_step(lambda: state_at(step))
+    saver.wait()
+    return [saved.place for saved in saver.ended()]
+
+
+class SlowStandby(Standby):
+    """Takes 0.2 s of `clock` for each write."""
+
+    clock: Clock
+
+    def write(self, step: int, files: checkpoints.Files) -> None:
+        super().write(step, files)
+        self.clock.now += 0.2
+
+
+def test_memory_when_it_is_cheap_and_disk_by_youngs_rule(tmp_path: Path) -> None:
+    clock = Clock()
+    slow = SlowStandby(Standby.create().handles)
+    slow.clock = clock
+    one = saver(tmp_path, clock, standby=slow, mean_time_between_faults_s=600)
+    assert step_with(one, clock, 1, 0.5) == []
+    assert step_with(one, clock, 2, FIRST_SAVE_S) == ["disk"]  # 0.2 s: the standby is written too
+    assert one.interval_s == pytest.approx(math.sqrt(2 * 0.2 * 600))  # 15.5 s
+    places = [step_with(one, clock, step, 1.0) for step in range(3, 19)]
+    assert [i for i, place in enumerate(places) if place == ["standby"]] == [9]  # after 10 s: 2 % of them are 0.2 s
+    assert [i for i, place in enumerate(places) if place == ["disk"]] == [15]
+    found = slow.read()
+    assert found is not None and found[0] == 18
+
+
+def test_at_most_thirty_seconds_are_lost_even_if_copying_is_slow(tmp_path: Path, standby: Standby) -> None:
+    one = saver(tmp_path, Clock(), standby=standby)
+    one._blocking_s = 2.0
+    assert one._standby_interval_s == STANDBY_AT_LATEST_S < 30
+
+
+def test_a_setting_beats_the_rule(tmp_path: Path) -> None:
+    clock = Clock()
+    one = saver(tmp_path, clock, every_s=3.0)
+    assert [step_with(one, clock, step, 1.0) for step in range(1, 7)] == [[], [], ["disk"], [], [], ["disk"]]
+
+
+def test_a_disk_that_fails_does_not_stop_training_and_is_tried_again_later(tmp_path: Path, standby: Standby) -> None:
+    clock = Clock()
+    one = saver(tmp_path, clock, every_s=1.0, standby=standby, disk=FailingDisk(0, errno.EIO))
+    clock.now += 1
+    one.after_step(lambda: state_at(1))
+    one.wait()
+    (failed,) = one.ended()
+    assert isinstance(failed.error, OSError) and failed.place == "disk"
+    assert standby.read() == (1, files_of(1))  # what the disk refused is in memory
+    assert step_with(one, clock, 2, 15.0) == ["standby"]  # not yet
+    assert step_with(one, clock, 3, 20.0) == ["disk"]  # the disk is well again
+    assert one.interval_s == 1.0
+    assert load_newest_good(tmp_path)[1] == []
+
+
+def test_a_slow_disk_stretches_the_interval_and_never_blocks(tmp_path: Path) -> None:
+    written = threading.Event()
+
+    class Slow(Disk):
+        def write(self, path: Path, data: bytes | memoryview) -> None:
+            written.wait(10)
+            super().write(path, data)
+
+    clock = Clock()
+    one = saver(tmp_path, clock, every_s=1.0, disk=Slow())
+    for step in range(1, 50):  # due at every step; none waits for the disk
+        clock.now += 1.0
+        one.after_step(lambda: state_at(step))  # noqa: B023 (called at once or not at all)
+    assert one.ended() == []
+    written.set()
+    one.wait()
+    assert checkpoints.steps(tmp_path) == [1]
+    assert step_with(one, clock, 50, 1.0) == ["disk", "disk"]
+
+
+def test_save_is_on_disk_when_it_returns_and_says_so_when_not(tmp_path: Path) -> None:
+    one = saver(tmp_path, Clock())
+    one.save(state_at(3))
+    assert load(checkpoints.folder_of(tmp_path, 3)).step == 3
+    broken = saver(tmp_path, Clock(), disk=FailingDisk(0, errno.EIO, lasting=True))
+    with pytest.raises(OSError):
+        broken.save(state_at(4))
+    with contextlib.suppress(NotFinite):
+        state = state_at(5)
+        state.param[NAMES[0]][0, 0] = math.nan
+        one.save(state)
+    assert checkpoints.steps(tmp_path) == [3]
+
+
+def test_youngs_rule_and_the_bound_on_blocking() -> None:
+    assert checkpoint_interval_s(0.39, 600) == pytest.approx(39.0, abs=0.1)  # blocking 0.39 s of 39 s is 1 %
+    assert checkpoint_interval_s(0.39, 600, blocking_s=0.01) == pytest.approx(21.6, abs=0.1)
+    assert checkpoint_interval_s(0.39, 10800, blocking_s=0.01) == pytest.approx(91.8, abs=0.1)
+    for cost in (0.001, 0.1, 5.0):
+        for blocking in (0.0, cost / 2, cost):
+            assert blocking / checkpoint_interval_s(cost, 60, blocking_s=blocking) <= 0.01
+    with pytest.raises(ValueError, match="positive"):
+        checkpoint_interval_s(1, 0)
