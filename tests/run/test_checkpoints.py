@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from disks import CountingDisk, FailingDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from supervise.disks import CountingDisk, FailingDisk
 
 from hivetune.base.disk import MANIFEST, Disk
 from hivetune.base.journal import Journal

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from disks import CountingDisk, FailingDisk, PowerCut, PowerCutDisk, ShortDisk, survivals
+from supervise.disks import CountingDisk, FailingDisk, PowerCut, PowerCutDisk, ShortDisk, survivals
 
 from hivetune.base.disk import Disk
 from hivetune.run import checkpoints

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conftest import chat
-from faults import WORDS
+from data.prepare.faults import WORDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

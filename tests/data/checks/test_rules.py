@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pydoc_data.topics import topics
 
 import pytest
-from faults import WORDS
+from data.prepare.faults import WORDS
 
 from hivetune.data.checks.rules import CHECKS, check_messages, check_roles, control_token_check, has_loop, mojibake
 from hivetune.data.reasons import REASONS, RowRefused

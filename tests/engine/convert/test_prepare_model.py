@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from engine.hub_server import COMMIT, serve_model
+from engine.convert.hub_server import COMMIT, serve_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

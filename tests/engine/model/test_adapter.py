@@ -7,8 +7,8 @@ from typing import Any
 import peft
 import pytest
 import torch
+from engine.model.test_general import write_other
 from engine.models import random_adapter, write_model
-from engine.test_general import write_other
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from engine.model.test_general import write_other
 from engine.models import each_family, random_adapter, write_model
 from engine.runs import learnable_rows, make_run, run_training
-from engine.test_general import write_other
 from transformers import AutoModelForCausalLM
 
 from hivetune.data.snapshot import open_snapshot

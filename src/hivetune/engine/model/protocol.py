@@ -1,7 +1,8 @@
 """What training and scoring know of a model: one small Protocol with two implementations.
 
 fast/ holds the step for the architectures that it knows; general.py runs any causal model of transformers; load.py
-chooses between them. Both keep every adapter weight in one flat fp32 buffer and return sums, never means: dividing is the caller's business.
+chooses between them. Both keep every adapter weight in one flat fp32 buffer and return sums, never means: dividing is
+the caller's business.
 
 Shapes: L positions of a document, N adapter weights.
 """
