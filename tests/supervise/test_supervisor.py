@@ -16,8 +16,8 @@ import yaml
 from scripted import HOST, events, make_run, supervise
 
 from hivetune.base.disk import lock
+from hivetune.base.journal import read_journal
 from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
-from hivetune.journal import read_journal
 from hivetune.plan.steps import read_plan
 from hivetune.run import checkpoints
 from hivetune.run.standby import Standby, persist
