@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +59,16 @@ def tiny_model_folder(tiny_source: Path, tmp_path_factory: pytest.TempPathFactor
     target = tmp_path_factory.mktemp("prepared") / "tiny"
     prepare(str(tiny_source), target)
     return target
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[..., Path]:
+    """write_rows([row or line, ...]) -> a JSONL file; strings are written as they are."""
+
+    def write(rows: Iterable[Any], name: str = "rows.jsonl") -> Path:
+        path = tmp_path / name
+        lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return path
+
+    return write
