@@ -14,7 +14,14 @@ VerdictName = Literal["deploy", "iterate", "abort", "not-enough-evidence"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. `weight` 0 means: read, but not trained on (OpenAI's field)."""
+    """One turn.
+
+    `weight` 0 means: read, but not trained on (OpenAI's field). `reasoning`: what the assistant thought before its
+    answer, without markers such as `<think>`, where the row keeps it in a field of its own (`reasoning_content`,
+    `reasoning`, `thinking`); the template decides how it is written. `tool_calls`: calls of the assistant,
+    each {"type": "function", "function": {"name": text, "arguments": object}, "id": text, if there is one};
+    `tool_call_id` and `name`: the call that a tool's result answers, and the tool. Tools are in `Example.tools`.
+    """
 
     role: Role
     content: str
@@ -22,6 +29,7 @@ class Message:
     name: str | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     tool_call_id: str | None = None
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

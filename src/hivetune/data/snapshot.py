@@ -143,6 +143,7 @@ def messages_from(text: str) -> tuple[Message, ...]:
             name=turn.get("name"),
             tool_calls=tuple(turn.get("tool_calls", ())),
             tool_call_id=turn.get("tool_call_id"),
+            reasoning=turn.get("reasoning"),
         )
         for turn in json.loads(text)
     )

@@ -110,3 +110,9 @@ def test_tool_calls_are_covered() -> None:
 
 def test_this_file_holds_no_secret() -> None:
     assert "AKIA" + "ABCD" not in Path(__file__).read_text()
+
+
+def test_reasoning_is_redacted() -> None:
+    said = (Message("assistant", "fine", reasoning="mail jo@firma.de first"),)
+    (cleaned,) = apply_policy(said, PERSONAL, "redact", "personal")
+    assert cleaned.reasoning == "mail [EMAIL] first"

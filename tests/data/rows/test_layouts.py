@@ -10,10 +10,12 @@ from conftest import chat
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.work import messages_json
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts import map_columns, read_conversation
-from hivetune.data.rows.read import RawRow, read_example
-from hivetune.records import Example
+from hivetune.data.rows.read import RawRow, content_id, read_example
+from hivetune.data.snapshot import messages_from
+from hivetune.records import Example, Message
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "/"}'}}
 ROWS: dict[str, tuple[dict[str, Any], str, list[tuple[str, str]]]] = {
@@ -142,3 +144,12 @@ def test_a_file_may_mix_layouts_and_the_report_says_so(write_rows: Callable[...,
     path = write_rows([ROWS["messages"][0], ROWS["alpaca"][0], ROWS["question"][0] | {"question": "other"}])
     report = check(DataConfig(path=str(path)))
     assert report.document["files"] == {str(path): {"messages": 1, "alpaca": 1, "question-answer": 1}}
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_in_a_field_of_its_own_is_kept(field: str) -> None:
+    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2", field: "add them"}]
+    said = read_conversation({"messages": turns})
+    assert said.messages[1].reasoning == "add them"
+    assert messages_from(messages_json(said.messages)) == said.messages
+    assert content_id(said.messages) != content_id((said.messages[0], Message("assistant", "2")))

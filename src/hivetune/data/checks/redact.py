@@ -259,7 +259,7 @@ def apply_policy(messages: tuple[Message, ...], rules: RuleSet, policy: Policy, 
         return messages
     changed: list[Message] | None = None
     for i, message in enumerate(messages):
-        found = rules.find(message.content)
+        found = rules.find(message.content) + rules.find(message.reasoning or "")
         calls = _redact_calls(message, rules)
         if not found and calls is message.tool_calls:
             continue
@@ -267,7 +267,9 @@ def apply_policy(messages: tuple[Message, ...], rules: RuleSet, policy: Policy, 
             names = ", ".join(sorted({rule.name for _, _, rule in found})) or "in a tool call"
             raise RowRefused(reason, f"{names}: remove it" + (" and revoke it" if reason == "secret" else ""))
         changed = changed or list(messages)
-        changed[i] = replace(message, content=redact_text(message.content, rules), tool_calls=calls)
+        thought = message.reasoning and redact_text(message.reasoning, rules)
+        content = redact_text(message.content, rules)
+        changed[i] = replace(message, content=content, tool_calls=calls, reasoning=thought)
     return tuple(changed) if changed is not None else messages
 
 

@@ -69,7 +69,7 @@ def check_empty(messages: Messages) -> None:
 def check_characters(messages: Messages) -> None:
     """NUL, halves of characters, lost bytes, wrongly decoded text."""
     for message in messages:
-        text = message.content
+        text = message.content if message.reasoning is None else f"{message.reasoning}\n{message.content}"
         if text.isascii():
             if "\0" in text:
                 raise RowRefused("nul-byte")
@@ -167,7 +167,7 @@ def control_token_check(tokens: Sequence[str]) -> Callable[[Messages], None]:
 
     def check_control_tokens(messages: Messages) -> None:
         for message in messages:
-            found = pattern.search(message.content)
+            found = pattern.search(message.content) or pattern.search(message.reasoning or "")
             if found is None and message.tool_calls:
                 found = pattern.search(json.dumps([dict(call) for call in message.tool_calls], ensure_ascii=False))
             if found:

@@ -265,6 +265,8 @@ def messages_json(messages: Sequence[Message]) -> str:
             turn["tool_calls"] = [dict(call) for call in m.tool_calls]
         if m.tool_call_id is not None:
             turn["tool_call_id"] = m.tool_call_id
+        if m.reasoning is not None:
+            turn["reasoning"] = m.reasoning
         plain.append(turn)
     return json.dumps(plain, ensure_ascii=False)
 

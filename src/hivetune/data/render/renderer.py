@@ -253,6 +253,8 @@ def template_message(message: Message) -> dict[str, Any]:
     shown: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         shown["name"] = message.name
+    if message.reasoning is not None:
+        shown["reasoning_content"] = message.reasoning
     if message.tool_calls:
         shown["tool_calls"] = [dict(call) for call in message.tool_calls]
     if message.tool_call_id is not None:

@@ -17,6 +17,7 @@ QUESTION = ("user_query", "user_request", "input", "query")
 RESULT = ("result", "output")
 TASK = ("task", "input", "prompt", "query")
 PAIRS = ("prompt", "completion", "response", "instruction", "output", "question", "answer", "text")
+REASONING = ("reasoning_content", "reasoning", "thinking")  # the names that servers give it, within a turn
 TURNS = ("messages", "conversations", "conversation", "command", "tool_used", "tool")
 CONTENT = frozenset((*PAIRS, *TURNS, *QUESTION, *RESULT, *TASK))
 
@@ -179,6 +180,7 @@ def _turn(turn: Any) -> Message:
     if not calls and len(turn) == 2:  # the usual turn, at half the cost
         return Message(role, text)
     name, call_id = turn.get("name"), turn.get("tool_call_id")
+    thoughts = [turn[key] for key in REASONING if isinstance(turn.get(key), str) and turn[key].strip()]
     return Message(
         role,
         text,
@@ -186,6 +188,7 @@ def _turn(turn: Any) -> Message:
         name=name if isinstance(name, str) else None,
         tool_calls=tuple(_call(call) for call in calls) if isinstance(calls, list) else (),
         tool_call_id=call_id if isinstance(call_id, str) else None,
+        reasoning=thoughts[0] if thoughts and role == "assistant" else None,
     )
 
 

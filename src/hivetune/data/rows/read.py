@@ -181,8 +181,8 @@ def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ..
     pieces = []
     for m in messages:
         pieces.append(f"{m.role} {len(m.content)} {m.content}")
-        if m.tool_calls or m.weight != 1 or m.tool_call_id or m.name:
-            extra = [m.weight, m.name, m.tool_call_id, [dict(call) for call in m.tool_calls]]
+        if m.tool_calls or m.weight != 1 or m.tool_call_id or m.name or m.reasoning:
+            extra = [m.weight, m.name, m.tool_call_id, [dict(call) for call in m.tool_calls], m.reasoning]
             pieces.append(json.dumps(extra, ensure_ascii=False, sort_keys=True))
     if tools:
         pieces.append(json.dumps([dict(tool) for tool in tools], ensure_ascii=False, sort_keys=True))
