@@ -18,8 +18,11 @@ import torch
 
 from hivetune.config import RunConfig, parse_config
 from hivetune.machine.probe import describe_machine, probe_machine
-from hivetune.walk import walk
 from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.walk.fetch import fetch_model
+from hivetune.walk.open import open_run
+from hivetune.walk.probe import probe_run
+from hivetune.walk.train import train_run
 
 RUNS = 3
 STEPS = 52
@@ -77,10 +80,10 @@ def one_run(data: Path, output: Path, settings: dict[str, Any]) -> dict[str, Any
         },
         "bench/prediction.py",
     )
-    walk.fetch_model(config.model)
-    run = walk.open_run(config, output.name)
-    walk.probe(run)
-    found: dict[str, Any] = walk.train(run)["prediction"]
+    fetch_model(config.model)
+    run = open_run(config, output.name)
+    probe_run(run)
+    found: dict[str, Any] = train_run(run)["prediction"]
     return found
 
 

@@ -30,8 +30,9 @@ from hivetune.base.journal import read_journal  # noqa: E402
 from hivetune.config import parse_config  # noqa: E402
 from hivetune.errors import HivetuneError  # noqa: E402
 from hivetune.machine.probe import describe_machine, probe_machine  # noqa: E402
-from hivetune.walk import walk  # noqa: E402
 from hivetune.walk.demo_rows import write_demo_data  # noqa: E402
+from hivetune.walk.open import open_run  # noqa: E402
+from hivetune.walk.train import train_run  # noqa: E402
 
 KILLS, BETWEEN_S = 4, 25.0
 TEN_MINUTES_S = 600.0
@@ -89,7 +90,7 @@ def useful() -> dict[str, Any]:
                 "output": f"{folder}/run",
             }
         )
-        run = walk.open_run(config, "reliability")
+        run = open_run(config, "reliability")
         lost, stopped = [], False
         last_kill = time.monotonic()
 
@@ -108,7 +109,7 @@ def useful() -> dict[str, Any]:
 
         started = time.time()
         try:
-            walk.train(run, on_step)
+            train_run(run, on_step)
         except HivetuneError as error:
             print(error, file=sys.stderr)
         return _report(run.folder, started, lost)

@@ -3,13 +3,15 @@
 The walk: Interaction -> Example -> Rendered -> Plan -> run -> evaluation -> Verdict.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 Split = Literal["train", "validation", "test"]
 VerdictName = Literal["deploy", "iterate", "abort", "not-enough-evidence"]
+# How long work tells how far it is: items done, and all of them where the number is known.
+Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +119,7 @@ class Verdict:
     verdict: VerdictName
     reasons: tuple[str, ...]
     metrics: tuple[Metric, ...]
+
+
+def silent(done: int, total: int | None) -> None:
+    """A `Progress` that tells nobody."""

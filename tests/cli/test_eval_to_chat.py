@@ -105,7 +105,7 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
         (("gate", "OUT", "--set", "gate.los_gain=1"), 2, "did you mean 'gate.loss_gain'"),
         (("export", "OUT", "--to", "ggfu"), 2, "choose one of adapter"),
         (("export", "OUT", "--to", "gguf", "--quant", "q8"), 2, "did you mean q8_0"),
-        (("export", "/nowhere", "--to", "gguf"), 2, "is no run folder"),
+        (("export", "/nowhere", "--to", "gguf"), 2, "is not a run folder"),
         (("chat", "/nowhere.gguf", "--prompt", "x"), 2, "cannot read"),
         (("chat", "OUT", "--agent", "z", "--prompt", "x"), 2, "it has: a, b"),
         (("chat", "OUT", "--json"), 2, "--json needs --prompt"),

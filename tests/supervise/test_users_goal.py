@@ -21,8 +21,10 @@ from hivetune.base.disk import read_json, write_json
 from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
 from hivetune.supervise.supervisor import supervise_run
-from hivetune.walk import walk
 from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.walk.open import Run, load_run, open_run
+from hivetune.walk.probe import probe_run
+from hivetune.walk.train import train_run
 
 WORKER = str(Path(__file__).with_name("goal_worker.py"))
 # When it happens, as shares of the way.
@@ -73,12 +75,14 @@ def reach_the_goal(folder: Path, num_rows: int, model: str, monkeypatch: pytest.
         },
         "users_goal",
     )
-    run = walk.open_run(config, "users_goal")
+    run = open_run(config, "users_goal")
     script = write_script(run)
-    walk.probe(run)
-    monkeypatch.setattr(walk, "supervise_run", functools.partial(supervise_run, worker=WORKER, replay=WORKER))
-    document = walk.train(run, functools.partial(kill_once, run, script["kill_at"]))
-    run = walk.load_run(run.folder)
+    probe_run(run)
+    monkeypatch.setattr(
+        "hivetune.walk.train.supervise_run", functools.partial(supervise_run, worker=WORKER, replay=WORKER)
+    )
+    document = train_run(run, functools.partial(kill_once, run, script["kill_at"]))
+    run = load_run(run.folder)
     assert (document["status"], document["steps"]) == ("done", len(run.plan.steps))
     assert (document["restarts"], document["faults"]) == (2, ["killed", "blas-failed"])
     rows = document["rows"]
@@ -136,7 +140,7 @@ def as_row(line: str) -> dict[str, Any] | None:
     return row
 
 
-def write_script(run: walk.Run) -> dict[str, int]:
+def write_script(run: Run) -> dict[str, int]:
     """Which rows and steps; the same when it is started again."""
     path = run.folder / "goal.json"
     if not path.exists():
@@ -147,7 +151,7 @@ def write_script(run: walk.Run) -> dict[str, int]:
     return dict(read_json(path))
 
 
-def kill_once(run: walk.Run, at: int, done: int) -> None:
+def kill_once(run: Run, at: int, done: int) -> None:
     killed = run.folder / "goal.killed"
     if done >= at and not killed.exists():
         killed.touch()
@@ -167,7 +171,7 @@ def hours_of(events: list[dict[str, Any]]) -> float:
     return seconds / 3600
 
 
-def answer_in_peft(run: walk.Run, system: str, question: str) -> str:
+def answer_in_peft(run: Run, system: str, question: str) -> str:
     """The adapter at the top of the run folder, loaded by PEFT alone, answers greedily."""
     import torch
     from peft import PeftModel

@@ -13,7 +13,7 @@ from hivetune.data.prepare.prepare import prepare as prepare_rows
 from hivetune.data.prepare.prepare import read_report
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, UsageError
-from hivetune.walk import walk
+from hivetune.walk.fetch import fetch_model
 
 SHOWN_PROBLEMS = 10
 NO_MODEL = "none"
@@ -117,7 +117,7 @@ def _model_folder(name: str) -> Path:
     if (folder / "tokenizer.json").exists() and (folder / "tokenizer_config.json").exists():
         return folder
     with progress("preparing the model") as report:
-        return walk.fetch_model(name, report)
+        return fetch_model(name, report)
 
 
 def show_report(document: dict[str, Any]) -> None:

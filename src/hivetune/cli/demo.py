@@ -13,13 +13,17 @@ from hivetune.base.disk import home, read_json, write_atomic
 from hivetune.cli.chart import write_loss_chart
 from hivetune.cli.judge import show_verdict
 from hivetune.cli.output import duration, emit, progress, say, show, size, table
-from hivetune.cli.train import show_training, train_run
+from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import load_config
 from hivetune.release.export import export_run
 from hivetune.run.folder import EVALUATION, LOSS_CURVE
+from hivetune.run.status import loss_curve
 from hivetune.serve.backend import open_backend
-from hivetune.walk import walk
 from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.walk.evaluate import evaluate_run
+from hivetune.walk.fetch import fetch_model
+from hivetune.walk.open import Run, open_run
+from hivetune.walk.verdict import judge_run, verdict_document
 
 NUM_PROMPTS = 3
 ANSWER_CHARS = 160
@@ -37,20 +41,20 @@ def demo(
     config = load_config(config_path)
     _station(1, "model", f"SmolLM2-135M-Instruct, prepared once below {home()}")
     with progress("preparing the model") as report:
-        walk.fetch_model(config.model, report)
+        fetch_model(config.model, report)
     _station(2, "data", f"{config.data.path}: three agents answering questions about the standard library")
     with progress("checking and tokenising", "rows") as report:
-        run = walk.open_run(config, "demo", report)
+        run = open_run(config, "demo", report)
     _show_data(run)
     _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
-    summary = train_run(run)
+    summary = measure_and_train(run)
     show_training(summary)
-    chart = write_loss_chart(run.folder / LOSS_CURVE, walk.loss_curve(run), title="demo: nats per token")
+    chart = write_loss_chart(run.folder / LOSS_CURVE, loss_curve(run.folder), title="demo: nats per token")
     say(f"loss curve: {chart}")
     _station(4, "evaluation", "base and tuned model on rows that neither training nor its stopping has seen")
     evaluation = _evaluate(run)
     _station(5, "verdict", "by the thresholds of the config")
-    verdict = walk.decide(run)
+    verdict = judge_run(run)
     show_verdict(verdict)
     _station(6, "export", "GGUF, and its answers from llama.cpp")
     exported = export_run(run.folder, "gguf")
@@ -58,7 +62,7 @@ def demo(
     answers = _answers(run, evaluation, exported.path)
     _next_steps(config_path, run.folder, exported.path)
     say(f"the walk took {duration(time.monotonic() - started)}")
-    document = walk.verdict_document(verdict)
+    document = verdict_document(verdict)
     emit({"run": str(run.folder), "train": summary, "gate": document, "gguf": str(exported.path), "answers": answers})
 
 
@@ -87,7 +91,7 @@ def _station(number: int, name: str, text: str) -> None:
     show(f"\n{number}. {name}: {text}")
 
 
-def _show_data(run: walk.Run) -> None:
+def _show_data(run: Run) -> None:
     taken = run.snapshot.manifest["accounting"]
     rejected, set_aside = taken["rejected"], taken["set_aside"]
     splits = {split: len(run.snapshot.rows(split)) for split in ("train", "validation", "test")}
@@ -101,16 +105,16 @@ def _show_data(run: walk.Run) -> None:
     table("", ("what", "reason", "rows"), reasons, numeric=("rows",))
 
 
-def _evaluate(run: walk.Run) -> dict[str, Any]:
+def _evaluate(run: Run) -> dict[str, Any]:
     path = run.folder / EVALUATION
     if path.exists():
         say("already evaluated")
         return dict(read_json(path))
     with progress("scoring and answering", "items") as report:
-        return walk.evaluate(run, report)
+        return evaluate_run(run, report)
 
 
-def _answers(run: walk.Run, evaluation: dict[str, Any], gguf: Path) -> list[dict[str, str]]:
+def _answers(run: Run, evaluation: dict[str, Any], gguf: Path) -> list[dict[str, str]]:
     """The same held-out prompts answered by the base (in the evaluation) and by the exported file in llama.cpp."""
     chosen = evaluation["answers"][:: max(1, len(evaluation["answers"]) // NUM_PROMPTS)][:NUM_PROMPTS]
     found = []

@@ -12,7 +12,9 @@ from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_agent
 from hivetune.records import Metric, Verdict
-from hivetune.walk import walk
+from hivetune.walk.evaluate import evaluate_run
+from hivetune.walk.open import Run, load_run
+from hivetune.walk.verdict import judge_run, verdict_document
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; see: hivetune runs")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
@@ -22,7 +24,7 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     """Score base and tuned model on the held-out rows and answer some of them. Writes eval.json."""
     opened = _open(run, overrides, "eval.")
     with progress("scoring and answering", "items") as report:
-        evaluation = walk.evaluate(opened, report)
+        evaluation = evaluate_run(opened, report)
     show_evaluation(evaluation)
     show(f"next: hivetune gate {run}")
     emit(evaluation)
@@ -30,11 +32,11 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
 
 def gate(run: RunArgument, overrides: SetOption = None) -> None:
     """The verdict on eval.json: deploy, iterate, abort or not-enough-evidence. Exit code 6 unless deploy."""
-    verdict = walk.decide(_open(run, overrides, "gate."))
+    verdict = judge_run(_open(run, overrides, "gate."))
     show_verdict(verdict)
     if verdict.verdict == "deploy":
         show(f"next: hivetune export {run} --to gguf")
-    emit(walk.verdict_document(verdict))
+    emit(verdict_document(verdict))
     if verdict.verdict != "deploy":
         show(f"next: {NEXT[verdict.verdict]}")
         raise typer.Exit(NotDeployed.exit_code)  # not as an error: the document above is the whole answer
@@ -47,9 +49,9 @@ NEXT = {
 }
 
 
-def _open(run: Path, overrides: Sequence[str] | None, section: str) -> walk.Run:
+def _open(run: Path, overrides: Sequence[str] | None, section: str) -> Run:
     """The run, with settings of one section changed: others would not be those that it was trained with."""
-    opened = walk.load_run(run)
+    opened = load_run(run)
     for override in overrides or ():
         if not override.startswith(section):
             raise UsageError(f"--set {override}: only {section}* can be changed here")

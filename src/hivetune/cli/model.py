@@ -6,7 +6,7 @@ import typer
 
 from hivetune.cli.output import emit, progress, say, size
 from hivetune.models.prepared import read_prepared
-from hivetune.walk.walk import fetch_model
+from hivetune.walk.fetch import fetch_model
 
 
 def fetch(

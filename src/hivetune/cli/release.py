@@ -13,7 +13,7 @@ from hivetune.release.export import export_run
 from hivetune.release.quantize import RECIPES
 from hivetune.serve.backend import find_engine, open_backend
 from hivetune.serve.prompts import compare_prompts
-from hivetune.walk import walk
+from hivetune.walk.open import load_run
 
 CHECKED_PROMPTS = 50
 
@@ -55,7 +55,7 @@ def check_prompts(run: Path, gguf: Path) -> dict[str, int] | None:
     except MachineNotFit as error:
         say(f"prompts not compared: {error.message}; {error.hint}")
         return None
-    opened = walk.load_run(run)
+    opened = load_run(run)
     infos = [opened.snapshot.info(row) for row in opened.snapshot.rows("test")[:CHECKED_PROMPTS]]
     examples = [Example(info.id, info.source, tuple(info.messages), tools=tuple(info.tools)) for info in infos]
     with open_backend(gguf) as backend:

@@ -14,13 +14,13 @@ from hivetune.base.disk import home
 from hivetune.base.journal import read_journal
 from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
-from hivetune.cli.train import show_training, train_run
+from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import override_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached, systemd_unit
 from hivetune.run.folder import EVENTS, RECORD, SUPERVISOR_LOG, WORKER_LOG
 from hivetune.run.status import RunStatus, run_status, stop_run
-from hivetune.walk import walk
+from hivetune.walk.open import load_run
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or the name that `hivetune runs` prints.")]
 WATCH_S = 1.0
@@ -117,7 +117,7 @@ def logs(
 def stop(run: RunArgument) -> None:
     """Stop a run after a clean checkpoint; returns when it has ended."""
     folder = find_run(run)
-    settings = walk.load_run(folder).config.supervise
+    settings = load_run(folder).config.supervise
     stopped = stop_run(folder, settings.save_timeout_s + settings.hang_floor_s)
     status = run_status(folder)
     say(_line(status) if stopped else f"{folder} is not running")
@@ -150,8 +150,8 @@ def resume(
     for override in overrides or ():
         if not override.startswith("supervise."):
             raise UsageError(f"--set {override}: only supervise.* can be changed for a run that exists")
-    opened = walk.load_run(folder)
-    summary = train_run(replace(opened, config=override_config(opened.config, overrides or ())))
+    opened = load_run(folder)
+    summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())))
     show_training(summary)
     emit(summary)
 

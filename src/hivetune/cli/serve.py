@@ -11,7 +11,7 @@ from hivetune.errors import UsageError
 from hivetune.release.export import export_run
 from hivetune.serve.backend import Backend, ServerSettings, open_backend
 from hivetune.serve.chat import HELP, Conversation, run_chat
-from hivetune.walk import walk
+from hivetune.walk.open import load_run
 
 
 def chat(
@@ -49,7 +49,7 @@ def _system_prompt(name: Path, system: str | None, agent: str | None) -> str | N
         return system
     if system is not None:
         raise UsageError("--system and --agent exclude each other")
-    known = walk.load_run(name).config.data.system_prompts if name.is_dir() else {}
+    known = load_run(name).config.data.system_prompts if name.is_dir() else {}
     if agent not in known:
         raise UsageError(f"--agent {agent}: the run has no system prompt for it", hint=f"it has: {', '.join(known)}")
     return known[agent]

@@ -8,7 +8,9 @@ import typer
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.config import load_config
 from hivetune.process.detach import start_detached
-from hivetune.walk import walk
+from hivetune.walk.open import Run, open_run
+from hivetune.walk.probe import probe_run
+from hivetune.walk.train import train_run
 
 
 def train(
@@ -25,25 +27,25 @@ def train(
     chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
     loaded = load_config(config, [*(overrides or []), *chunks])
     with progress("preparing model and data", "rows") as report:
-        run = walk.open_run(loaded, config.stem, report)
+        run = open_run(loaded, config.stem, report)
     if detach:
         start_detached(run.folder)
         say(f"training goes on in the background\nfollow it: hivetune watch {run.folder}")
         emit({"run": str(run.folder), "status": "started"})
         return
-    summary = train_run(run)
+    summary = measure_and_train(run)
     show_training(summary)
     show(f"next: hivetune eval {run.folder}")
     emit(summary)
 
 
-def train_run(run: walk.Run) -> dict[str, Any]:
+def measure_and_train(run: Run) -> dict[str, Any]:
     """Train under the supervisor, with a bar; returns the document of `train --json`."""
     total = len(run.plan.steps)
     with progress("measuring this machine") as report:
-        walk.probe(run, report)
+        probe_run(run, report)
     with progress("training", "steps") as report:
-        return walk.train(run, lambda done: report(done, total))
+        return train_run(run, lambda done: report(done, total))
 
 
 def show_training(summary: dict[str, Any]) -> None:

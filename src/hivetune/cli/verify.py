@@ -10,7 +10,8 @@ from hivetune.base.disk import home
 from hivetune.cli.output import duration, emit, progress, say, show, table
 from hivetune.config import load_config
 from hivetune.supervise.verify import verify_resume as verify
-from hivetune.walk import walk
+from hivetune.walk.fetch import fetch_model
+from hivetune.walk.prepare import prepare_data
 
 
 def verify_resume(
@@ -19,9 +20,9 @@ def verify_resume(
 ) -> None:
     """Train a few steps twice, once killed by SIGKILL and resumed, and compare weights and optimizer bit for bit."""
     loaded = load_config(config, overrides or [])
-    model = walk.fetch_model(loaded.model)
+    model = fetch_model(loaded.model)
     with progress("preparing data", "rows") as report:
-        snapshot = walk.prepare_data(loaded, model, report)
+        snapshot = prepare_data(loaded, model, report)
     home().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=home()) as folder, progress("training", "steps") as report:
         found = verify(loaded, model, snapshot, Path(folder), report)

@@ -21,7 +21,8 @@ from hivetune.base.disk import MANIFEST, lock, manifest_problems, read_json, sha
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.models.prepared import read_prepared
 from hivetune.process.parent import run_task
-from hivetune.release.gguf import Progress, write_adapter, write_model
+from hivetune.records import Progress, silent
+from hivetune.release.gguf import write_adapter, write_model
 from hivetune.release.ollama import write_modelfile
 from hivetune.release.quantize import Recipe, find_recipe
 from hivetune.run.folder import ADAPTER, EXPORTS, RECORD
@@ -52,10 +53,6 @@ class Source:
     name: str
 
 
-def silent(done: int, total: int | None) -> None:
-    """The progress of whoever does not look."""
-
-
 def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = silent) -> Exported:
     """Export the adapter at the top of a run folder to `RUN/export/`.
 
@@ -65,7 +62,7 @@ def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = s
     try:
         record = read_json(run / RECORD)
     except FileNotFoundError:
-        raise UsageError(f"{run} is no run folder", hint="see the runs: hivetune runs") from None
+        raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs") from None
     source = Source(run, Path(record["model"]), str(record["name"]))
     return export(source, run / EXPORTS, to, quant=quant, progress=progress)
 

@@ -4,16 +4,16 @@ A file that was written is not yet a file that can be used: its header is read b
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.process.parent import run_task
+from hivetune.records import Progress
 from hivetune.release.quantize import Recipe
 
-Progress = Callable[[int, int | None], None]
 MAGIC = b"GGUF"
 STRING, ARRAY = 8, 9
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}

@@ -43,9 +43,9 @@ class RunStatus:
 
 
 def run_status(run: Path) -> RunStatus:
-    """Raises UsageError when `run` is no run folder."""
+    """Raises UsageError when `run` is not a run folder."""
     if not (run / RECORD).exists():
-        raise UsageError(f"{run} is no run folder", hint="see the runs: hivetune runs")
+        raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
     record, plan = read_json(run / RECORD), read_json(run / PLAN)
     metrics, events = list(read_journal(run / METRICS)), list(read_journal(run / EVENTS))
     steps = [entry for entry in metrics if entry["event"] == "step"]
@@ -96,6 +96,15 @@ def stop_run(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.
 def quarantined(run: Path) -> int:
     """How many rows the plan's amendments have taken out for good."""
     return len({row for a in read_journal(run / AMENDMENTS) if a["until_step"] is None for row in a["rows"]})
+
+
+def loss_curve(run: Path) -> list[tuple[int, float, str]]:
+    """(step, nats per token, "step" or "validation"), the newest line of a step that was repeated after a crash."""
+    points: dict[tuple[str, int], float] = {}
+    for entry in read_journal(run / METRICS):
+        if entry["event"] in ("step", "validation"):
+            points[entry["event"], entry["step"]] = entry["loss"]
+    return sorted((step, loss, kind) for (kind, step), loss in points.items())
 
 
 def _state(record: dict[str, Any], events: list[dict[str, Any]], *, running: bool) -> State:

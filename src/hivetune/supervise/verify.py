@@ -29,6 +29,7 @@ from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import HivetuneError
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
+from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.folder import ADAPTER, CONFIG, EVENTS, METRICS
@@ -41,8 +42,6 @@ MOST_STEPS = 400
 KILLS = 2
 # Kernels of a card may add in another order each time; a wrong resume is off by the size of an update, far above this.
 ROUNDING = 1e-3
-
-Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def verify_resume(
     model: Path,
     snapshot: Snapshot,
     folder: Path,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = silent,
     *,
     worker: str = WORKER,
 ) -> Verification:

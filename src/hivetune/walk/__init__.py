@@ -1,1 +1,4 @@
-"""The stations of the walk, in the order in which an interaction passes them."""
+"""The stations in the order in which an interaction passes them, one file each: it calls one room and prints nothing.
+
+fetch, prepare, open (identity), probe, train (account), evaluate, verdict; docs/design.md draws the whole.
+"""

@@ -1,0 +1,48 @@
+"""The station after training: base and tuned model on the held-out rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import write_json
+from hivetune.errors import UsageError
+from hivetune.judge.evaluate import collect, plan_evaluation
+from hivetune.process.parent import run_task
+from hivetune.records import Progress, silent
+from hivetune.run.folder import ADAPTER, EVALUATION, SCORING
+from hivetune.walk.open import Run, adapter_hash
+
+
+def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
+    """Base and tuned model on the held-out test rows: `eval.json`. Raises UsageError when nothing was trained."""
+    if not (run.folder / ADAPTER).exists():
+        raise UsageError(f"{run.folder} has no adapter yet", hint="train it first: hivetune train CONFIG")
+    planned = plan_evaluation(run.snapshot, run.config.eval)
+    folder = run.folder / SCORING
+    task = {
+        "model": str(run.model),
+        "adapter": str(run.folder),
+        "snapshot": str(run.snapshot.folder),
+        "dtype": run.config.dtype,
+        "device": run.config.device,
+        **planned,
+    }
+    total = 2 * (len(planned["rows"]) + len(planned["generate"]["rows"]))
+    done = 0
+
+    def beat(kind: str) -> None:
+        nonlocal done
+        if kind == "t":
+            done += 1
+            progress(min(done, total), total)
+
+    result = run_task("score", task, folder, on_beat=beat).check("evaluation")
+    about = {"run": str(run.folder), "model": run.config.model, "adapter_sha256": adapter_hash(run.folder)}
+    evaluation = collect(run.snapshot, run.config.eval, read_scores(folder / "scores.jsonl"), result, about)
+    write_json(run.folder / EVALUATION, evaluation)
+    return evaluation
+
+
+def read_scores(path: Path) -> list[dict[str, Any]]:
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]

@@ -1,0 +1,31 @@
+"""The first station: a model by its name becomes a prepared folder."""
+
+import itertools
+import os
+from pathlib import Path
+
+from hivetune.models.prepared import find_prepared, folder_for
+from hivetune.process.parent import run_task
+from hivetune.records import Progress, silent
+
+# What huggingface_hub takes for yes in HF_HUB_OFFLINE.
+OFFLINE = ("1", "on", "yes", "true")
+
+
+def fetch_model(name: str, progress: Progress = silent) -> Path:
+    """The prepared folder of a model (Hub id, folder, GGUF file, smollm2-135m), made on first use.
+
+    Raises UsageError for a name that is nothing, MachineNotFit without the packages or the network that it takes.
+    """
+    prepared = find_prepared(name)
+    if prepared is not None:
+        return prepared.folder
+    folder = folder_for(name)
+    beats = itertools.count(1)
+    run_task(
+        "prepare_model",
+        {"model": name, "target": str(folder), "offline": os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE},
+        folder.with_name(f".{folder.name}.task"),
+        on_beat=lambda kind: progress(next(beats), None),
+    ).check(f"preparing {name}")
+    return folder

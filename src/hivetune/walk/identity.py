@@ -1,0 +1,63 @@
+"""What makes a run the run it is: its settings, snapshot and model. Another of them is another run."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import MANIFEST, read_json, sha256_file
+from hivetune.config import RunConfig
+from hivetune.data.snapshot import Snapshot
+from hivetune.errors import UsageError
+from hivetune.run.folder import RECORD
+
+# What says where or how carefully, not what: changing it does not make another run.
+NOT_IDENTITY = ("output", "supervise", "eval", "gate")
+
+
+def identity_of(config: RunConfig, snapshot: Snapshot, model: Path) -> dict[str, Any]:
+    """The part of `run.json` that tells whether a folder belongs to this config, data and model."""
+    return {"settings": settings_of(config), "snapshot": snapshot.hash, "model": sha256_file(model / MANIFEST)}
+
+
+def hash_of(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """The settings that make a run what it is."""
+    settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in NOT_IDENTITY}
+    chunk_rows = config.supervise.chunk_rows  # the one of its section that changes the plan
+    return settings if chunk_rows is None else {**settings, "supervise": {"chunk_rows": chunk_rows}}
+
+
+def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Raises UsageError when the run in `folder` has another identity, naming each difference."""
+    known = read_json(folder / RECORD)["identity"]
+    if known == identity:
+        return
+    differences = [
+        f"{key}: {_at(known['settings'], key)!r} there, {_at(identity['settings'], key)!r} here"
+        for key in sorted(_leaves(known["settings"]) | _leaves(identity["settings"]))
+        if _at(known["settings"], key) != _at(identity["settings"], key)
+    ]
+    differences += [f"another {part}" for part in ("snapshot", "model") if known[part] != identity[part]]
+    raise UsageError(
+        f"{folder} holds a run with other settings or data: {'; '.join(differences)}",
+        hint="choose another output folder, or go on with the old config",
+    )
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for key, value in tree.items():
+        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key}
+    return found
+
+
+def _at(tree: Mapping[str, Any], key: str) -> Any:
+    value: Any = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

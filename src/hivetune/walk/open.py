@@ -1,0 +1,126 @@
+"""A run folder is opened: found, or made with its plan and its record. Nothing is trained here."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hivetune import __version__
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, read_json, sha256_file, write_atomic, write_json
+from hivetune.config import RunConfig, parse_config
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.errors import HivetuneError, UsageError
+from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
+from hivetune.records import Progress, silent
+from hivetune.run.folder import ADAPTER, CONFIG, RECORD
+from hivetune.walk.fetch import fetch_model
+from hivetune.walk.identity import hash_of, identity_of, refuse_other
+from hivetune.walk.prepare import prepare_data
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run folder."""
+
+    folder: Path
+    config: RunConfig
+    model: Path
+    snapshot: Snapshot
+    plan: Plan
+
+    @property
+    def record(self) -> dict[str, Any]:
+        document: dict[str, Any] = read_json(self.folder / RECORD)
+        return document
+
+
+def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
+    """The run of this config and data: found when it exists, else made with its plan. Trains nothing.
+
+    Raises UsageError when the folder belongs to another config or other data, naming the difference.
+    """
+    model = fetch_model(config.model, progress)
+    snapshot = prepare_data(config, model, progress)
+    identity = identity_of(config, snapshot, model)
+    settings_hash = hash_of(identity)
+    folder = Path(config.output).expanduser() if config.output else home() / "runs" / f"{name}-{settings_hash[:10]}"
+    folder = folder.resolve()
+    if (folder / RECORD).exists():
+        refuse_other(folder, identity)
+        return load_run(folder)
+    if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
+    plan = _plan_of(config, snapshot, settings_hash)
+    folder.mkdir(parents=True, exist_ok=True)
+    resolved = {"config": config.model_dump(mode="json"), "choices": {}}
+    write_atomic(folder / CONFIG, yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).encode())
+    write_plan(folder, plan)
+    record = {
+        "schema": 1,
+        "name": name,
+        "created": round(time.time(), 3),
+        "hivetune": __version__,
+        "model": str(model),
+        "snapshot": str(snapshot.folder),
+        "identity": identity,
+        "status": "new",
+    }
+    write_json(folder / RECORD, record)
+    with open_database() as database:
+        database.execute(
+            "INSERT OR REPLACE INTO runs (path, name, created, snapshot) VALUES (?, ?, ?, ?)",
+            (str(folder), name, record["created"], snapshot.hash),
+        )
+    return Run(folder, config, model, snapshot, plan)
+
+
+def load_run(folder: Path) -> Run:
+    """An existing run. Raises UsageError when the folder is none, or lost its snapshot or model."""
+    if not (folder / RECORD).exists():
+        raise UsageError(f"{folder} is not a run folder", hint="see the runs: hivetune runs")
+    record = read_json(folder / RECORD)
+    resolved = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    model = Path(record["model"])
+    if not model.exists():
+        raise UsageError(
+            f"the model of {folder} is gone: {model}", hint=f"hivetune fetch {resolved['config']['model']}"
+        )
+    snapshot = open_snapshot(Path(record["snapshot"]))
+    return Run(folder, parse_config(resolved["config"], str(folder / CONFIG)), model, snapshot, read_plan(folder))
+
+
+def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Change fields of run.json atomically; only the process that holds the run's lock may."""
+    record = {**read_json(folder / RECORD), **changes}
+    write_json(folder / RECORD, record)
+    return record
+
+
+def adapter_hash(folder: Path) -> str:
+    """SHA-256 of the run's present adapter. Raises HivetuneError without one."""
+    path = folder / ADAPTER
+    if not path.exists():
+        raise HivetuneError(f"{path} is missing", hint="train again, or resume: hivetune resume")
+    return sha256_file(path)
+
+
+def _plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
+    rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
+
+    def make(part: Sequence[PlanRow]) -> Plan:
+        return make_plan(
+            part,
+            snapshot_hash=snapshot.hash,
+            settings_hash=settings_hash,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            max_steps=config.max_steps,
+        )
+
+    chunk_rows = config.supervise.chunk_rows
+    return make(rows) if chunk_rows is None else in_chunks(rows, chunk_rows, make)

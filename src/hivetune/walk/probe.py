@@ -1,0 +1,27 @@
+"""Before step 0: two measured steps of the run on this machine settle its choices."""
+
+import itertools
+
+from hivetune.base.disk import lock
+from hivetune.process.parent import OUTCOME, run_task
+from hivetune.records import Progress, silent
+from hivetune.run import checkpoints
+from hivetune.run.folder import PROBE
+from hivetune.walk.open import Run
+
+
+def probe_run(run: Run, progress: Progress = silent) -> None:
+    """Measure this machine with the run's own shapes and write the choices down, once, before step 0.
+
+    Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: finding out why
+    workers die is the supervisor's business.
+    """
+    with lock(run.folder):
+        if (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder):
+            return
+        beats = itertools.count(1)
+        task = {"run": str(run.folder), "model": str(run.model), "snapshot": str(run.snapshot.folder)}
+        outcome = run_task("probe", task, run.folder / PROBE, on_beat=lambda kind: progress(next(beats), None))
+        if outcome.error is not None and outcome.error.exit_code != 1:
+            (run.folder / PROBE / OUTCOME).unlink()
+            outcome.check("the probe")

@@ -1,0 +1,66 @@
+"""The station that takes the time: the supervisor brings the run to its end, and the result is written down."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from hivetune.base.disk import lock, write_manifest
+from hivetune.base.journal import read_journal
+from hivetune.run.folder import EVENTS
+from hivetune.supervise.supervisor import supervise_run
+from hivetune.walk.account import account, quarantined_rows
+from hivetune.walk.open import Run, load_run, update_record
+
+# Of the worker's result, what `train --json` tells.
+REPORTED = (
+    "loss_first",
+    "loss_last",
+    "best",
+    "adapter_step",
+    "stopped_early",
+    "tokens",
+    "train_seconds",
+    "tokens_per_second",
+    "samples_per_second",
+    "peak_memory_bytes",
+    "prediction",
+    "path",
+    "why",
+)
+
+
+def train_run(run: Run, on_step: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+    """Train to the end under the supervisor; the document of `train --json`. A finished run is only reported.
+
+    Raises: Stopped, RecoveryExhausted, Busy and what else ends a run; the folder holds what was reached.
+    """
+    record = run.record
+    if record["status"] == "done":
+        return {**record["result"], "already_done": True}
+    outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, on_step=on_step)
+    run = load_run(run.folder)  # with the amendments that were made
+    result = outcome.result
+    # Of the whole run: a resumed one does not forget what happened before.
+    events = list(read_journal(run.folder / EVENTS))
+    document = {
+        "schema": 1,
+        "run": str(run.folder),
+        "status": outcome.status,
+        "steps": outcome.steps,
+        "steps_planned": len(run.plan.steps),
+        "trained_tokens": result.get("trained_tokens", 0),
+        "rows": asdict(account(run, outcome.steps)),
+        **{key: result.get(key) for key in REPORTED},
+        "restarts": sum(entry["event"] == "attempt" and entry["number"] > 1 for entry in events),
+        "faults": [entry["fault"] for entry in events if entry["event"] == "failure"],
+        "rungs": list(outcome.rungs),
+        "useful_share": outcome.useful_share,
+        "quarantined": quarantined_rows(run),
+        "already_done": False,
+    }
+    with lock(run.folder):
+        update_record(run.folder, status=outcome.status, result=document)
+        if outcome.status == "done":
+            write_manifest(run.folder, {"kind": "run"})
+    outcome.check()
+    return document
