@@ -1,12 +1,33 @@
-"""Fixtures that every room shares: a home of its own, the demo model, a tiny one."""
+"""Fixtures that every room shares: a home of its own, the demo model, a tiny one. And how tests share two cores."""
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One thread for each worker and for the programs that it starts: two that compute on all cores hinder each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder of the whole session: all workers of pytest-xdist see the same one."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """What is made in `folder` is made by one worker; the others wait for it and find it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".making", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +36,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HIVETUNE_HOME", str(home))
     # The CPU kernels are compiled once for all of a session's processes.
-    monkeypatch.setenv("HIVETUNE_KERNELS", str(tmp_path_factory.getbasetemp() / "kernels"))
+    monkeypatch.setenv("HIVETUNE_KERNELS", str(common_folder(tmp_path_factory) / "kernels"))
     return home
 
 
@@ -26,11 +47,12 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from hivetune.process.parent import run_task
 
     cache = os.environ.get("HIVETUNE_TEST_CACHE")
-    parent = Path(cache) if cache else tmp_path_factory.mktemp("models")
+    parent = Path(cache) if cache else common_folder(tmp_path_factory) / "models"
     folder = parent / "smollm2-135m"
-    if manifest_problems(folder):
-        task = {"model": "smollm2-135m", "target": str(folder)}
-        run_task("prepare_model", task, parent / "smollm2-135m.task").check("preparing the demo model")
+    with one_at_a_time(parent):
+        if manifest_problems(folder):
+            task = {"model": "smollm2-135m", "target": str(folder)}
+            run_task("prepare_model", task, parent / "smollm2-135m.task").check("preparing the demo model")
     return folder
 
 
