@@ -53,7 +53,7 @@ def verify_resume(
     emit(document)
     if not found.passed:
         say("hivetune: the killed run came to other weights than the undisturbed one")
-        say("hint: hivetune doctor tests the arithmetic; please report this with the output of --json")
+        say("hint: run it again; if they differ again, report it with the output of --json")
         raise typer.Exit(1)
     words = "equal bit for bit" if found.identical else "equal within the rounding of this card"
     show(f"verified: the killed and the undisturbed run are {words}")

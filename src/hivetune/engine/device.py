@@ -81,7 +81,7 @@ def check_device(name: str) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise MachineNotFit(f"device {name}: {reason}", hint="hivetune doctor says what is there") from None
+        raise MachineNotFit(f"device {name}: {reason}", hint="device: auto chooses one that torch can use") from None
     return device
 
 

@@ -88,7 +88,8 @@ def _this_card(card: Card, profile: Profile, device: str) -> Target:
     measured = profile.rates.get(device)
     if measured is None and known is None:
         raise MachineNotFit(
-            f"nothing is known of {card.name}", hint="hivetune doctor measures it; or plan with --card of a similar one"
+            f"the memory and speed of {card.name} are unknown",
+            hint="plan for a similar card: hivetune plan CONFIG --card NAME",
         )
     published = {dtype: rate * 1e12 for dtype, rate in known["tflops"].items()} if known else {}
     return Target(

@@ -143,9 +143,7 @@ def report_failure(folder: Path, error: BaseException) -> int:
 
 
 def missing_package(error: ModuleNotFoundError) -> MachineNotFit:
-    return MachineNotFit(
-        f"the package {error.name} is not installed", hint="pip install 'hivetune[train]' (see: hivetune doctor)"
-    )
+    return MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[train]'")
 
 
 def _end(code: int) -> None:

@@ -271,4 +271,7 @@ def _read_address(process: "subprocess.Popen[bytes]", reader: int, log: Path, ti
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
     why = "ended" if ready else f"was not ready after {timeout_s:.0f} s"
     process.kill()
-    raise MachineNotFit(f"the llama.cpp server {why} while loading; its last lines:\n{tail}", hint="hivetune doctor")
+    raise MachineNotFit(
+        f"the llama.cpp server {why} while loading; its last lines:\n{tail}",
+        hint="free some memory or choose a smaller --quant; if the file is damaged, export it again",
+    )

@@ -1,0 +1,165 @@
+"""One word for one thing: public names, and the commands, settings and files that messages and pages name."""
+
+import ast
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer.main
+
+from hivetune.cli.main import COMMANDS, _app
+from hivetune.config import known_keys
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "hivetune"
+MODULES = sorted(SOURCE.rglob("*.py"))
+DATA = sorted(SOURCE.rglob("*.yaml"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# A public name that two modules define, and why. `main` is how a task of the engine is entered, by its module's name.
+SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
+# What is still named twice today. The list only gets shorter.
+TWICE_TODAY: set[str] = set()
+
+# Options of other programs that a message or a page names.
+FOREIGN_OPTIONS = {
+    *("--lora", "--alias", "--host", "--port", "--parallel", "--ctx-size", "--jinja", "--no-webui"),  # llama-server
+    *("--user", "--now"),  # systemctl
+    *("--no-deps", "--dry-run", "--report"),  # pip
+    *("--torch-backend", "--shm-size", "--ipc", "--nproc-per-node"),  # uv, docker, torchrun
+}
+FOREIGN_PAGES = {"docs/gguf.md"}  # in ggml-org/ggml
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+# Files of a user that examples name.
+EXAMPLES = re.compile(
+    r"(my|run|config|chats?|rows|good|helpdesk)(\.quarantine|[-.]\d+)?\.(yaml|jsonl?)|(hivetune\.schema|vocab)\.json"
+)
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """(place, text) of every string in the source, every line of its data files and every line of the pages."""
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+    for path in (*DATA, *PAGES):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            yield f"{path.relative_to(ROOT)}:{number}", line
+
+
+def public_names() -> dict[str, list[str]]:
+    """Each public name that a module defines at its top level: the modules. A command's function is its command."""
+    commands = {(f"cli/{module}.py", function) for module, function, _ in COMMANDS.values()}
+    found = defaultdict(list)
+    for path in MODULES:
+        module = str(path.relative_to(SOURCE))
+        for node in parsed(path).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names = [node.name]
+            elif isinstance(node, ast.Assign):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names = [node.target.id]
+            else:
+                continue
+            for name in names:
+                if not name.startswith("_") and (module, name) not in commands:
+                    found[name].append(module)
+    return found
+
+
+def test_no_public_name_has_two_meanings() -> None:
+    """A name that only its own module uses begins with `_`; what two rooms share is defined in one of them."""
+    twice = {name: modules for name, modules in public_names().items() if len(modules) > 1 and name not in SAME_NAME}
+    assert not {name: modules for name, modules in twice.items() if name not in TWICE_TODAY}
+    assert not TWICE_TODAY - twice.keys(), "these have one meaning now, so take them off the list"
+
+
+@functools.cache
+def options_of(command: str) -> set[str]:
+    """The options of a command, as its help lists them."""
+    words = command.split()
+    found = typer.main.get_command(_app(words))
+    for word in words:
+        found = found.commands[word]  # type: ignore[attr-defined]
+    options = {text for parameter in found.params for text in (*parameter.opts, *parameter.secondary_opts)}
+    return {text for text in options if text.startswith("-")} | {"--json", "--help", "-h"}
+
+
+def command_in(words: list[str]) -> str | None:
+    words = [word.strip(".,;:()'\"") for word in words[:2]]
+    return next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
+
+
+def commands_in(text: str) -> Iterator[tuple[str | None, str]]:
+    """(command, the rest up to the end of what belongs to it) for each `hivetune WORD...` in a text."""
+    for match in re.finditer(r"\bhivetune +([a-z][^`;|&#\n]*)", text):
+        if not match[1].startswith("fp32"):  # a row of the benchmark's tables
+            yield command_in(match[1].split()), match[1]
+
+
+def named_commands() -> list[tuple[str, str | None, str]]:
+    places = [(place, text) for place, text in texts() if "import" not in text]  # code in an example of Python
+    return [(place, command, rest) for place, text in places for command, rest in commands_in(text)]
+
+
+def test_every_command_that_is_named_exists() -> None:
+    found = named_commands()
+    assert len(found) > 100
+    assert not [(place, rest) for place, command, rest in found if command is None]
+
+
+def test_every_option_that_is_named_exists() -> None:
+    """Behind a command: one of its own. Alone in a text: one of any command."""
+    wrong = []
+    for place, command, rest in named_commands():
+        for option in OPTION.findall(rest):
+            if command and option not in options_of(command) | FOREIGN_OPTIONS:
+                wrong.append(f"{place}: {command} has no {option}")
+    known = FOREIGN_OPTIONS.union({"--version"}, *(options_of(command) for command in COMMANDS))
+    for place, text in texts():
+        wrong += [f"{place}: no {option}" for option in OPTION.findall(text) if option not in known]
+    assert not wrong
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    """`data.path`, `supervise.allow` and the like, wherever the first word is a section of the config."""
+    keys = set(known_keys())
+    sections = {key.split(".")[0] for key in keys if "." in key}
+    pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(sorted(sections))})\.[a-z_]+\b(?![./(])")
+    found = [(place, name) for place, text in texts() for name in pattern.findall(text)]
+    assert len(found) > 30
+    files = (".json", ".md")  # eval.json, data.md
+    assert not [(place, name) for place, name in found if name not in keys and not name.endswith(files)]
+
+
+def test_every_page_that_is_named_exists() -> None:
+    name = re.compile(r"(?<![\w/.-])(?:docs|src|tools|bench|tests)/[\w./-]+\.\w+")
+    found = [(place, page) for place, text in texts() for page in name.findall(text) if page not in FOREIGN_PAGES]
+    assert len(found) > 10
+    assert not [(place, page) for place, page in found if not (ROOT / page).exists()]
+
+
+def test_every_file_that_is_named_is_written_or_read_somewhere() -> None:
+    """`name.json` and the like in a message or a page: the same name stands alone in the code, as a file's name."""
+    kinds = "jsonl|json|yaml|bin|db|sqlite|u32|u8|u64|safetensors"
+    name = re.compile(rf"(?<![\w./*<>{{}}-])[a-z][\w.-]*\.(?:{kinds})\b(?![\w(])")
+    known = {text for _, text in texts() if name.fullmatch(text)}
+    known |= {path.name for folder in ("src/hivetune", "docs") for path in (ROOT / folder).rglob("*.*")}
+    found = [(place, n) for place, text in texts() for n in name.findall(text) if not EXAMPLES.fullmatch(n)]
+    assert len(found) > 100
+    assert not [(place, n) for place, n in found if n not in known]
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
