@@ -1,6 +1,7 @@
 """The commands `data check` and `data prepare` as scripts see them: one document, exit codes, files."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,3 +83,17 @@ def test_prepare_makes_a_snapshot(mixed: Path, chatml: Path, tmp_path: Path) -> 
     without = hivetune("prepare", mixed)
     assert without.returncode == 2
     assert "--model" in without.stderr
+
+
+def test_what_is_written_is_for_its_user_alone_whatever_the_umask(mixed: Path, tmp_path: Path, own_home: Path) -> None:
+    out = tmp_path / "out"
+    before = os.umask(0)
+    try:
+        finished = hivetune("check", mixed, "--clean", out / "clean.jsonl", "--html", out / "page" / "report.html")
+    finally:
+        os.umask(before)
+    assert finished.returncode == 0, finished.stderr
+    written = [out, *out.rglob("*"), *own_home.rglob("*")]
+    assert len(written) >= 5
+    open_to_others = {str(path): oct(path.stat().st_mode) for path in written if path.stat().st_mode & 0o077}
+    assert open_to_others == {}

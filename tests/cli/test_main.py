@@ -28,9 +28,8 @@ def test_help_imports_no_command() -> None:
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "verify-resume" in finished.stdout
     loaded = finished.stderr.strip()
-    assert loaded == str(["hivetune", "hivetune.cli", "hivetune.cli.main", "hivetune.cli.output", "hivetune.errors"]), (
-        loaded
-    )
+    frame = ["base", "base.private", "cli", "cli.main", "cli.output", "errors"]
+    assert loaded == str(["hivetune", *(f"hivetune.{name}" for name in frame)]), loaded
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

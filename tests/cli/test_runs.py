@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from hivetune.base.disk import write_json
 from hivetune.base.journal import Journal
 from hivetune.cli.runs import find_run
 from hivetune.errors import UsageError
+from hivetune.process.detach import start_detached
+from hivetune.release.export import export_run
+from hivetune.walk.open import load_run
 
 
 def make(folder: Path, name: str = "mine-abc", ended: str | None = "stopped") -> Path:
@@ -108,3 +112,21 @@ def test_many_runs_are_listed_quickly(tmp_path: Path) -> None:
     started = time.monotonic()
     assert len(json.loads(hivetune("runs", "--json").stdout)["runs"]) == 30
     assert time.monotonic() - started < 10  # a tenth of a second each would be felt; loaded test machines get slack
+
+
+@pytest.mark.parametrize("name", ["checkpoints", ".lock", "supervisor.log", "child.log"])
+def test_a_planted_run_folder_leads_nobody_out_of_it(name: str, tmp_path: Path) -> None:
+    run, elsewhere = make(tmp_path), tmp_path / "elsewhere"
+    (elsewhere / "000001").mkdir(parents=True)
+    (elsewhere / "000001" / "precious").write_text("precious")
+    (run / name).symlink_to(elsewhere if name == "checkpoints" else elsewhere / "000001" / "precious")
+    doings: list[Callable[[], object]] = [
+        lambda: load_run(run),  # what resume, stop, eval and gate begin with
+        lambda: export_run(run, "gguf"),
+        lambda: start_detached(run),
+    ]
+    for doing in doings:
+        with pytest.raises(UsageError, match=f"{run / name} is a link"):
+            doing()
+    assert [path.name for path in elsewhere.iterdir()] == ["000001"]
+    assert (elsewhere / "000001" / "precious").read_text() == "precious"

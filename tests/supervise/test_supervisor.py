@@ -202,11 +202,13 @@ def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_events_wait_while_the_disk_is_full(tmp_path: Path) -> None:
     events = Events(tmp_path / "events.jsonl")
-    events._file = open("/dev/full", "w")  # noqa: SIM115 (a full disk; closed by close)
+    room = os.dup(events._handle)
+    with open("/dev/full", "w") as full:
+        os.dup2(full.fileno(), events._handle)
     events.append("one", number=1)
     events.append("two", number=2)
-    with open(tmp_path / "events.jsonl", "w") as room:
-        os.dup2(room.fileno(), events._file.fileno())
+    os.dup2(room, events._handle)
+    os.close(room)
     events.append("three", number=3)
     events.close()
     assert [event["number"] for event in read_journal(tmp_path / "events.jsonl")] == [1, 2, 3]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hivetune.base.disk import home
+from hivetune.base.private import make_folder
 from hivetune.errors import UsageError
 
 # One table says which of these ran; entries are appended, never edited.
@@ -58,7 +59,7 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
     Raises UsageError when a newer Hivetune wrote it.
     """
     path = path or home() / "hive.db"
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path.parent)
     if not path.exists():
         _create_private(path)
     database = sqlite3.connect(path, timeout=30, isolation_level=None)

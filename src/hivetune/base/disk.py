@@ -19,6 +19,7 @@ from typing import Any
 
 import platformdirs
 
+from hivetune.base.private import check_own, make_folder, open_plain
 from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
@@ -29,7 +30,7 @@ class Disk:
     """The operations a crash can fall between. Tests subclass it to fail or drop the n-th one."""
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
-        with open(path, "wb") as file:
+        with open(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(data)
 
     def sync(self, path: Path) -> None:
@@ -64,7 +65,7 @@ def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> 
 
     Raises: OSError; the temporary file is gone then.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         disk.write(temporary, data)
@@ -83,7 +84,9 @@ def write_json(path: Path, value: Any, *, disk: Disk = DISK) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Raises OSError, and ValueError for a file that is not JSON."""
+    with open(open_plain(path), encoding="utf-8") as file:
+        return json.load(file)
 
 
 def sha256_bytes(data: bytes | memoryview) -> str:
@@ -144,9 +147,13 @@ class LockHolder:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process; the kernel lets go when it dies. Raises Busy naming the other process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a+", encoding="utf-8") as file:
+    """Hold `folder` for this process; the kernel lets go when it dies.
+
+    Raises Busy naming the other process, UsageError for a folder that is not safe to write to.
+    """
+    make_folder(folder)
+    check_own(folder)
+    with open(open_plain(folder / ".lock", os.O_RDWR | os.O_CREAT), "r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -170,7 +177,7 @@ def lock_holder(folder: Path) -> LockHolder | None:
     path = folder / ".lock"
     if not path.exists():
         return None
-    with open(path, encoding="utf-8") as file:
+    with open(open_plain(path), encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:

@@ -12,6 +12,7 @@ from types import FrameType
 import typer
 
 from hivetune import __version__
+from hivetune.base.private import keep_private
 from hivetune.cli.output import MODE, emit, say
 from hivetune.errors import HivetuneError, Stopped
 
@@ -44,6 +45,7 @@ GROUPS = {"data": "Check, prepare and forget rows."}
 
 def main() -> None:
     """Run one command and exit with its documented code."""
+    keep_private()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]

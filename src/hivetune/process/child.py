@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from hivetune.base.disk import read_json, write_json
+from hivetune.base.private import keep_private
 from hivetune.errors import HivetuneError, MachineNotFit
 
 OUTCOME = "outcome.json"
@@ -73,11 +74,13 @@ class Heartbeat:
 
 
 def guard() -> None:
-    """What must hold before anything large is imported: dies with its parent, no core file, first in line for OOM.
+    """What must hold before anything large is imported: writes for its user alone, dies with its parent, no core file,
+    first in line for OOM.
 
     The signal reaches even a stopped process and one that holds the GIL. `fatal` stacks and SIGUSR1 (all stacks,
     written in C, so also while the GIL is held) go to standard error.
     """
+    keep_private()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,11 +1,13 @@
 """A run that goes on without its terminal: a process of its own, or a systemd unit that survives a restart."""
 
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 from hivetune.base.disk import home, lock_holder
+from hivetune.base.private import check_own, open_plain
 from hivetune.errors import Busy
 
 LOG = "supervisor.log"
@@ -18,12 +20,14 @@ def resume_command(run: Path) -> list[str]:
 def start_detached(run: Path) -> int:
     """`hivetune resume RUN` in its own session, deaf to this terminal's hang-up; returns its process id.
 
-    What it prints goes to RUN/supervisor.log. Raises Busy when the run goes on already.
+    What it prints goes to RUN/supervisor.log. Raises Busy when the run goes on already,
+    UsageError for a folder that may be planted.
     """
+    check_own(run)
     holder = lock_holder(run)
     if holder is not None:
         raise Busy(f"{run} goes on already, in process {holder.pid}", hint=f"follow it: hivetune watch {run}")
-    with open(run / LOG, "ab") as log:
+    with open(open_plain(run / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
         process = subprocess.Popen(
             resume_command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 from hivetune import errors
 from hivetune.base.disk import read_json, write_json
+from hivetune.base.private import make_folder, open_plain
 
 LOG = "child.log"
 TASK = "task.json"
@@ -268,13 +269,13 @@ def start_child(
     the same numbers. Call it from a thread that lives as long as the child: the kernel ties the child to it.
     """
     module = ENTRIES.get(module, module)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
     log_start_bytes = _prepare_log(folder / LOG)
     reader, writer = os.pipe()
     try:
         write_json(folder / TASK, {"schema": 1, **task, "folder": str(folder.resolve()), "heartbeat_fd": writer})
-        with open(folder / LOG, "ab") as log:
+        with open(open_plain(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "hivetune.engine", module, str(folder / TASK)],
                 stdin=subprocess.DEVNULL,
@@ -350,7 +351,7 @@ def _prepare_log(path: Path) -> int:
 def _tail(path: Path, start_bytes: int) -> str:
     if not path.exists():
         return ""
-    with open(path, "rb") as file:
+    with open(open_plain(path), "rb") as file:
         file.seek(max(start_bytes, path.stat().st_size - TAIL_BYTES))
         return file.read().decode("utf-8", "replace")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hivetune.base.disk import MANIFEST, lock, manifest_problems, read_json, sha256_file, write_manifest
+from hivetune.base.private import check_own
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.models.prepared import read_prepared
 from hivetune.process.parent import run_task
@@ -60,10 +61,11 @@ def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = s
     hold; MachineNotFit for a missing package; DoesNotFit when the disk is too small; Busy while another export runs.
     """
     try:
+        check_own(run)
         record = read_json(run / RECORD)
     except FileNotFoundError:
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs") from None
-    source = Source(run, Path(record["model"]), str(record["name"]))
+    source = Source(run, Path(record["model"]), Path(record["name"]).name)
     return export(source, run / EXPORTS, to, quant=quant, progress=progress)
 
 

@@ -18,12 +18,15 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from hivetune.base.private import keep_private
+
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.05
 GRACE_S = 5.0
 
 
 def main() -> None:
+    keep_private()
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's to handle
     if settings["program"] is None:

@@ -1,11 +1,11 @@
 """The station after training: base and tuned model on the held-out rows."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import write_json
-from hivetune.errors import UsageError
+from hivetune.base.journal import DAMAGED, read_journal
+from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.evaluate import collect, plan_evaluation
 from hivetune.process.parent import run_task
 from hivetune.records import Progress, silent
@@ -44,5 +44,9 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    """Raises HivetuneError for a damaged file: a row that is missing must not look like one that failed."""
+    scores = list(read_journal(path))
+    damaged = [entry["line"] for entry in scores if entry["event"] == DAMAGED]
+    if damaged:
+        raise HivetuneError(f"{path}:{damaged[0]}: this line is damaged", hint="measure again: hivetune eval RUN")
+    return scores

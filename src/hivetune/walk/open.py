@@ -11,6 +11,7 @@ import yaml
 from hivetune import __version__
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, read_json, sha256_file, write_atomic, write_json
+from hivetune.base.private import check_own, make_folder
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import HivetuneError, UsageError
@@ -55,7 +56,8 @@ def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
     if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
         raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
     plan = _plan_of(config, snapshot, settings_hash)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    check_own(folder)
     resolved = {"config": config.model_dump(mode="json"), "choices": {}}
     write_atomic(folder / CONFIG, yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).encode())
     write_plan(folder, plan)
@@ -79,9 +81,10 @@ def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
 
 
 def load_run(folder: Path) -> Run:
-    """An existing run. Raises UsageError when the folder is none, or lost its snapshot or model."""
+    """An existing run. Raises UsageError when the folder is none, may be planted, or lost its snapshot or model."""
     if not (folder / RECORD).exists():
         raise UsageError(f"{folder} is not a run folder", hint="see the runs: hivetune runs")
+    check_own(folder)
     record = read_json(folder / RECORD)
     resolved = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     model = Path(record["model"])

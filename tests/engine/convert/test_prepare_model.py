@@ -1,6 +1,7 @@
 """A model's name becomes one prepared folder: from the Hub, a folder, a GGUF file, a package; bad ones are refused."""
 
 import json
+import os
 import shutil
 import socket
 import time
@@ -277,3 +278,18 @@ def test_gguf_without_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_prepared_folder_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no prepared model"):
         models.read_prepared(tmp_path)
+
+
+def test_a_template_linked_to_a_private_file_makes_no_public_copy(source: Path, tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    (source / "chat_template.jinja").rename(private)
+    private.chmod(0o600)
+    (source / "chat_template.jinja").symlink_to(private)
+    target = tmp_path / "prepared"
+    before = os.umask(0)
+    try:
+        run_task("prepare_model", {"model": str(source), "target": str(target)}, tmp_path / "task").check("preparing")
+    finally:
+        os.umask(before)
+    copies = [target, target / "chat_template.jinja", *(tmp_path / "task").iterdir()]
+    assert [str(path) for path in copies if path.stat().st_mode & 0o077] == []

@@ -1,0 +1,67 @@
+"""Files and folders that are their owner's alone, since rows may be in any of them, and that nobody else has planted.
+
+All that Hivetune writes goes through here: by `keep_private` even what libraries write. docs/security.md says against
+whom this protects.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from hivetune.errors import UsageError
+
+PRIVATE_FILE, PRIVATE_FOLDER, PRIVATE_UMASK = 0o600, 0o700, 0o077
+
+
+def keep_private() -> None:
+    """All that this process and its children create from now on, through whatever library, is for its user alone."""
+    os.umask(PRIVATE_UMASK)
+
+
+def make_folder(folder: Path) -> None:
+    """`folder` and those above it that are missing, for their owner alone. One that exists stays as it is."""
+    for path in (*reversed(folder.parents), folder):
+        if not path.is_dir():
+            path.mkdir(PRIVATE_FOLDER, exist_ok=True)
+
+
+def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A handle of an ordinary file. What is written is for its owner alone, also where it was open to others before.
+
+    Raises OSError for a link, a pipe or a device: whoever planted it would have another file read or written, or have
+    us wait for ever.
+    """
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a link, and no link is followed here", str(path)) from None
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+            raise OSError(errno.ENXIO, "is not an ordinary file", str(path)) from None
+        raise
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not an ordinary file", str(path))
+    if flags & (os.O_WRONLY | os.O_RDWR) and status.st_mode & PRIVATE_UMASK and status.st_uid == os.geteuid():
+        os.fchmod(handle, PRIVATE_FILE)
+    return handle
+
+
+def check_own(folder: Path) -> None:
+    """Whether `folder` is safe to write to: nobody else can have planted it, and no link leads out of it.
+
+    Raises UsageError. A group may write to it: on most systems each user has a group of its own.
+    """
+    owners = (os.geteuid(), 0)
+    above = folder.stat()
+    if above.st_uid not in owners:
+        raise UsageError(f"{folder} belongs to user {above.st_uid}", hint="copy it, and use your own copy")
+    if above.st_mode & stat.S_IWOTH:
+        raise UsageError(f"everybody may change what is in {folder}", hint=f"chmod -R go-w {folder}")
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if path.is_symlink():
+                raise UsageError(f"{path} is a link, and none is followed here", hint="put what it names in its place")

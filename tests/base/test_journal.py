@@ -1,0 +1,125 @@
+"""Journals after a crash, on a damaged disk, and on a full one."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hivetune.base.journal import RESERVE_BYTES, Journal, read_journal
+
+
+def write(path: Path, *numbers: int) -> None:
+    with Journal(path) as journal:
+        for number in numbers:
+            journal.append("step", step=number, words="ä\udc80\u2028")
+
+
+def test_a_line_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write(tmp_path / "j", 1)
+    [entry] = read_journal(tmp_path / "j")
+    assert entry.pop("time") > 1e9
+    assert entry == {"event": "step", "step": 1, "words": "ä\udc80\u2028"}
+
+
+def test_lines_without_a_checksum_are_read(tmp_path: Path) -> None:
+    """Runs of an earlier version have none."""
+    (tmp_path / "j").write_text('{"event": "old", "time": 1.0}\n')
+    assert list(read_journal(tmp_path / "j")) == [{"event": "old", "time": 1.0}]
+
+
+@given(where=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_damages_its_own_line_alone(
+    tmp_path_factory: pytest.TempPathFactory, where: int, bit: int
+) -> None:
+    path = tmp_path_factory.mktemp("j") / "j"
+    write(path, 1, 2, 3)
+    content = bytearray(path.read_bytes())
+    where %= len(content)
+    content[where] ^= 1 << bit
+    path.write_bytes(content)
+    whole = [{"event": "step", "step": n, "words": "ä\udc80\u2028"} for n in (1, 2, 3)]
+    for entry in read_journal(path):
+        entry.pop("time")
+        known = {key: value for key, value in entry.items() if key in ("event", "step", "words")}
+        assert entry["event"] == "damaged" or known in whole
+
+
+@pytest.mark.parametrize("line", ["not JSON", "[]", "7", '{"time": 1}', "[" * 100_000, '{"event": 3}'])
+def test_a_bad_line_stops_nobody_and_is_told(line: str, tmp_path: Path) -> None:
+    write(tmp_path / "j", 1, 2)
+    lines = (tmp_path / "j").read_text().split("\n")
+    (tmp_path / "j").write_text("\n".join([lines[0], line, lines[1]]) + "\n")
+    first, bad, last = read_journal(tmp_path / "j")
+    assert (first["step"], last["step"]) == (1, 2)
+    assert bad == {"event": "damaged", "time": 0.0, "line": 2}
+
+
+@pytest.mark.parametrize("torn", ["{", '{"event": "torn"' + "x" * 3 * RESERVE_BYTES])
+def test_a_torn_line_goes_when_the_next_writer_comes(torn: str, tmp_path: Path) -> None:
+    write(tmp_path / "j", 1)
+    with open(tmp_path / "j", "a") as file:
+        file.write(torn)
+    write(tmp_path / "j", 2)
+    assert [entry["step"] for entry in read_journal(tmp_path / "j")] == [1, 2]
+    (tmp_path / "k").write_text(torn)
+    write(tmp_path / "k", 3)
+    assert [entry["step"] for entry in read_journal(tmp_path / "k")] == [3]
+
+
+def test_what_a_full_disk_refused_comes_first_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some bytes of the first line still go through, as on a real disk; no line is lost, doubled or torn."""
+    write_all, room = os.write, [10]
+
+    def full(handle: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = write_all(handle, data[: room[0]])
+        room[0] -= taken
+        return taken
+
+    journal = Journal(tmp_path / "j")
+    monkeypatch.setattr("hivetune.base.journal.os.write", full)
+    for number in (1, 2):
+        with pytest.raises(OSError, match="space"):
+            journal.append("step", step=number)
+    room[0] = 1 << 20
+    journal.append("step", step=3)
+    journal.close()
+    assert [entry["step"] for entry in read_journal(tmp_path / "j")] == [1, 2, 3]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root can mount a small file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Take every byte, as another program does."""
+    with pytest.raises(OSError, match="space"), open(folder / "other-program", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1024))
+
+
+def test_a_full_disk_has_room_for_what_is_told_about_it(small_disk: Path) -> None:
+    with Journal(small_disk / "events.jsonl") as journal:
+        journal.append("started")
+        fill(small_disk)
+        for number in range(300):
+            journal.append("disk_wait", number=number, text="x" * 60)
+        journal.sync()
+    told = [entry for entry in read_journal(small_disk / "events.jsonl") if entry["event"] == "disk_wait"]
+    assert len(told) == 300

@@ -1,0 +1,132 @@
+"""What Hivetune writes is for its user alone, and nothing that somebody else planted leads it out of a folder."""
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hivetune.base.disk import lock, lock_holder, read_json, write_json
+from hivetune.base.journal import Journal, read_journal
+from hivetune.base.private import check_own, keep_private, make_folder, open_plain
+from hivetune.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    """The most careless umask; what is private must be so in spite of it."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_files_and_folders_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    write_json(tmp_path / "a" / "b" / "eval.json", {})
+    with Journal(tmp_path / "c" / "scores.jsonl") as journal:
+        journal.append("row")
+    with lock(tmp_path / "d"):
+        assert mode(tmp_path / "d" / ".lock") == 0o600
+    make_folder(tmp_path / "e" / "f")
+    for name in ("a", "a/b", "c", "d", "e", "e/f"):
+        assert mode(tmp_path / name) == 0o700, name
+    for name in ("a/b/eval.json", "c/scores.jsonl"):
+        assert mode(tmp_path / name) == 0o600, name
+
+
+def test_a_file_that_was_open_to_others_is_closed_when_it_is_written_again(tmp_path: Path) -> None:
+    (tmp_path / "child.log").write_text("what a customer said\n")
+    assert mode(tmp_path / "child.log") == 0o666
+    os.close(open_plain(tmp_path / "child.log", os.O_WRONLY | os.O_APPEND))
+    assert mode(tmp_path / "child.log") == 0o600
+
+
+def test_what_libraries_create_is_private_too(tmp_path: Path) -> None:
+    keep_private()
+    (tmp_path / "rows.sqlite").write_text("")
+    (tmp_path / "folder").mkdir()
+    assert (mode(tmp_path / "rows.sqlite"), mode(tmp_path / "folder")) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("entry", ["hivetune", "hivetune.engine", "hivetune.serve.child"])
+def test_every_process_of_ours_keeps_private(entry: str, tmp_path: Path) -> None:
+    """Each is started with what makes it end early, and tells its umask then."""
+    script = (
+        "import atexit, os, runpy, sys\n"
+        "end = os._exit\n"
+        "def tell(*code):\n    mask = os.umask(0)\n    print(oct(mask), flush=True)\n    end(0)\n"
+        "os._exit = tell\natexit.register(tell)\n"
+        f"sys.argv = [{entry!r}, 'no-such-module', '/no/task.json']\n"
+        f"runpy.run_module({entry!r}, run_name='__main__', alter_sys=True)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert ended.stdout.splitlines()[-1:] == ["0o77"], ended.stderr
+
+
+WRITERS = {
+    "json": lambda path: write_json(path, {"planted": False}),
+    "journal": lambda path: Journal(path).append("row"),
+    "lock": lambda path: lock(path.parent).__enter__(),
+    "log": lambda path: os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)),
+}
+NAMES = {"lock": ".lock", "json": f".run.json.{os.getpid()}.tmp"}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_link_is_followed_by_a_write(writer: str, tmp_path: Path) -> None:
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    victim.write_text("precious\n")
+    run.mkdir(mode=0o700)
+    (run / NAMES.get(writer, "file")).symlink_to(victim)
+    try:
+        WRITERS[writer](run / ("run.json" if writer == "json" else NAMES.get(writer, "file")))
+    except (OSError, UsageError) as refused:
+        assert "link" in str(refused)
+    assert victim.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("name", [".lock", "events.jsonl", "run.json"])
+def test_a_pipe_in_place_of_a_file_stops_nobody(name: str, tmp_path: Path) -> None:
+    """Opening a pipe waits for its other end, for ever."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match="ordinary file"):
+        {".lock": lambda: lock_holder(tmp_path), "events.jsonl": lambda: list(read_journal(tmp_path / name))}.get(
+            name, lambda: read_json(tmp_path / name)
+        )()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/000001", "child.log", "export/gguf"])
+def test_a_link_anywhere_in_a_folder_refuses_it(name: str, tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    make_folder(run / name)
+    (run / name).rmdir()
+    (run / name).symlink_to(elsewhere)
+    with pytest.raises(UsageError, match=f"{name} is a link"), lock(run):
+        pass
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "run")
+    check_own(tmp_path / "run")
+    (tmp_path / "run").chmod(0o777)
+    with pytest.raises(UsageError, match="everybody may change") as refused:
+        check_own(tmp_path / "run")
+    assert "chmod" in refused.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "run")
+    os.chown(tmp_path / "run", 12345, 12345)
+    with pytest.raises(UsageError, match="belongs to user 12345"):
+        check_own(tmp_path / "run")
