@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from hivetune.data.render.renderer import Renderer, RenderError, load_renderer
 from hivetune.errors import UsageError
+from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import read_prepared
 from hivetune.records import Message
-from hivetune.release.gguf import read_header
 
 SYSTEM, USER, ANSWER, USER_2, ANSWER_2 = "Xsystemprobe", "Xuserprobe", "Xanswerprobe", "Xaskedagain", "Xsaidagain"
 

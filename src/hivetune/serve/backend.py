@@ -24,7 +24,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.release.gguf import read_header
+from hivetune.models.gguf_header import read_header
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
 Messages = Sequence[Mapping[str, Any]]

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hivetune.base.disk import manifest_problems, read_json
-from hivetune.engine.convert.gguf_model import packaged_file, read_settings, take_gguf
+from hivetune.engine.convert.gguf_model import packaged_file, take_gguf
 from hivetune.engine.convert.prepare_model import prepare
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models import prepared as models
@@ -149,7 +149,7 @@ def test_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = ("smollm2-135m", "model.gguf", "org/name", "org/other", "org/other@v1.0")
     assert [kind_of(name) for name in names] == ["package", "gguf", "folder", "hub", "hub"]
-    with pytest.raises(UsageError, match="no GGUF file"):
+    with pytest.raises(UsageError, match="not a GGUF file"):
         kind_of("notes.txt")
 
 
@@ -244,21 +244,15 @@ def write_gguf(file: Path, **settings: Any) -> Path:
     return file
 
 
-def test_settings_of_a_gguf_file_are_read_past_its_lists(tmp_path: Path) -> None:
-    settings = read_settings(write_gguf(tmp_path / "model.gguf", ggml_pre="smollm", ggml_model="gpt2"))
-    assert settings["tokenizer.ggml.pre"] == "smollm" and settings["llama.block_count"] == 7
-    assert settings["general.architecture"] == "llama" and "tokenizer.ggml.tokens" not in settings
-
-
 def test_a_file_that_is_no_gguf_or_is_cut(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"PK\3\4 and more bytes than a header has")
-    with pytest.raises(UsageError, match="no GGUF file"):
+    with pytest.raises(UsageError, match="not a GGUF file"):
         prepare(str(file), tmp_path / "prepared")
     whole = write_gguf(file, ggml_pre="smollm").read_bytes()
     for size in (5, 30, len(whole) - 5):
         file.write_bytes(whole[:size])
-        with pytest.raises(UsageError, match=r"GGUF|cut short"):
+        with pytest.raises(UsageError, match="GGUF"):
             prepare(str(file), tmp_path / "prepared")
 
 

