@@ -7,7 +7,8 @@ import pytest
 
 from hivetune.errors import UsageError
 from hivetune.machine.knowledge import known_model
-from hivetune.models.architecture import FAMILIES, Architecture, parse_architecture, read_architecture
+from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
+from hivetune.models.families import FAMILIES
 
 # Parameter totals as each model's safetensors header on its public page gives them (tied embeddings once).
 PUBLISHED = {
@@ -82,18 +83,25 @@ def test_sizes_are_those_that_transformers_builds(family: str) -> None:
     found = parse_architecture(json.loads(config.to_json_string(use_diff=False)), family)
     assert found.exact
     assert found.parameters == sum(p.numel() for p in model.parameters())
-    names = {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    assert {linear.name for linear in found.linears} == names - {"lm_head"}
+    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert {linear.name for linear in found.adapted()} == linears - {"lm_head"}
+    norms = {name.removeprefix("model.layers.0.") for name, _ in model.named_modules() if "layers.0." in name}
+    assert set(FAMILIES[family].norms.values()) == {name for name in norms if "norm" in name}
 
 
-def test_targets_are_names_or_a_pattern() -> None:
-    found = architecture("smollm2-135m")
-    assert len(found.targets("all-linear")) == 7
-    assert [x.name for x in found.targets(["q_proj", "self_attn.v_proj"])] == ["q_proj", "v_proj"]
-    assert [x.name for x in found.targets(r"[qk]_proj")] == ["q_proj", "k_proj"]
-    assert found.adapter_parameters(8, ["q_proj"]) == 30 * 8 * (576 + 576)
+def test_adapters_are_counted_on_the_modules_that_match() -> None:
+    smollm2 = architecture("smollm2-135m")
+    assert len(smollm2.adapted()) == len(smollm2.adapted(r".*_proj")) == 30 * 7
+    assert smollm2.adapter_parameters(8, ["q_proj"]) == 30 * 8 * (576 + 576)
+    assert smollm2.adapter_parameters(8, r"model\.layers\.[0-4]\..*\.q_proj") == 5 * 8 * (576 + 576)
     with pytest.raises(UsageError, match="query_key_value"):
-        found.targets(["query_key_value"])
+        smollm2.adapted(["query_key_value"])
+
+
+def test_a_made_up_number_of_layers_is_refused_before_it_is_counted() -> None:
+    config = {**(known_model("smollm2-135m") or {}), "num_hidden_layers": 2_000_000_000}
+    with pytest.raises(UsageError, match="at most"):
+        parse_architecture(config, "config.json")
 
 
 def test_an_unknown_family_with_the_usual_names_is_not_exact() -> None:

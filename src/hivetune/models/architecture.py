@@ -1,22 +1,27 @@
 """What a model's config.json says about its size: its linear layers, its parameters, and what a rank adds to them.
 
-Formulas per family, without torch and without the weights. A family that is not listed but uses the usual names is
-read as Llama-like and says so (`exact` False).
+Without torch and without the weights; how families differ is told in families.py. A family that is not listed there
+but uses the usual names is counted as if it were Llama, and says so (`exact` False).
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hivetune.errors import UsageError
+from hivetune.models.families import EXPERT_SETTINGS, FAMILIES, HEAD_NORMS, Family, Width
+from hivetune.models.targets import ALL_LINEAR, match_targets
+
+OUTPUT_EMBEDDING = "lm_head"
+# Far above any real model (126 in Llama 3.1 405B), far below what a made-up config would cost to count.
+MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One linear layer of each decoder layer: y = W x, W of shape [outputs, inputs]."""
+    """One linear module: y = W x, W of shape [outputs, inputs]; `name` below the decoder layer, or in full."""
 
     name: str
     inputs: int
@@ -26,33 +31,6 @@ class Linear:
     @property
     def parameters(self) -> int:
         return self.inputs * self.outputs + (self.outputs if self.bias else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How one model family differs from Llama: biases, norms, head size, and the defaults its config may leave out."""
-
-    qkv_bias: bool = False
-    norms_per_layer: int = 2  # each of hidden size
-    head_norms: bool = False  # norms of head size on queries and keys
-    fused: bool = False  # one qkv_proj and one gate_up_proj
-    tied: bool = False
-    head_size: int | None = None  # None: hidden / heads
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(),
-    "granite": Family(),
-    "smollm3": Family(tied=True),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(head_norms=True, head_size=128),
-    "gemma": Family(tied=True, head_size=256),
-    "gemma2": Family(norms_per_layer=4, tied=True, head_size=256),
-    "gemma3_text": Family(norms_per_layer=4, head_norms=True, tied=True, head_size=256),
-    "phi3": Family(fused=True),
-}
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True)
@@ -94,35 +72,21 @@ class Architecture:
         in_layers = self.layers * sum(linear.parameters for linear in self.linears)
         return in_layers + self.norm_parameters + self.embedding_parameters
 
-    def targets(self, target_modules: str | Sequence[str] = "all-linear") -> tuple[Linear, ...]:
-        """The layers that get adapters. Raises UsageError for a name that no layer has.
+    def adapted(self, target_modules: str | Sequence[str] = ALL_LINEAR) -> list[Linear]:
+        """The linear modules of all layers that get an adapter, by full name. Raises UsageError as `match_targets`."""
+        linears = {
+            f"model.layers.{layer}.{linear.name}": linear for layer in range(self.layers) for linear in self.linears
+        }
+        chosen = match_targets([*linears, OUTPUT_EMBEDDING], target_modules, head=OUTPUT_EMBEDDING)
+        return [replace(linears[name], name=name) for name in chosen]
 
-        A single string is a regular expression over the whole name, as in PEFT; names of a list match their end.
-        """
-        if target_modules == "all-linear":
-            return self.linears
-        if isinstance(target_modules, str):
-            pattern = re.compile(target_modules)
-            chosen = [
-                x for x in self.linears if pattern.fullmatch(x.name) or pattern.search(f"model.layers.0.{x.name}")
-            ]
-            unknown = [] if chosen else [target_modules]
-        else:
-            wanted = {name.split(".")[-1] for name in target_modules}
-            chosen = [linear for linear in self.linears if linear.name in wanted]
-            unknown = sorted(wanted - {linear.name for linear in chosen})
-        if unknown:
-            known = ", ".join(linear.name for linear in self.linears)
-            raise UsageError(f"lora.target_modules: no layer is named {', '.join(unknown)}", hint=f"it has {known}")
-        return tuple(chosen)
-
-    def adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = "all-linear") -> int:
-        """rank * (inputs + outputs) for each adapted layer."""
-        return self.layers * sum(rank * (x.inputs + x.outputs) for x in self.targets(target_modules))
+    def adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR) -> int:
+        """rank * (inputs + outputs) for each adapted module."""
+        return sum(rank * (linear.inputs + linear.outputs) for linear in self.adapted(target_modules))
 
 
 def read_architecture(path: Path) -> Architecture:
-    """The architecture in a config.json (or in the folder that holds one). Raises UsageError when it can't be told."""
+    """The architecture in a config.json (or in the folder that holds one). Raises UsageError when it is unknown."""
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -131,7 +95,7 @@ def read_architecture(path: Path) -> Architecture:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise UsageError(f"{path} holds no settings of a model")
+        raise UsageError(f"{path} is not a JSON object")
     return parse_architecture(config, str(path))
 
 
@@ -140,8 +104,8 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     if isinstance(config.get("text_config"), dict):  # image-and-text models: the language part is what is trained
         config = config["text_config"]
     kind = str(config.get("model_type", ""))
-    if any(config.get(name) for name in EXPERTS):
-        raise UsageError(f"{where}: {kind} has experts; there is no formula for them", hint="choose a dense model")
+    if any(config.get(name) for name in EXPERT_SETTINGS):
+        raise UsageError(f"{where}: {kind} is a mixture of experts, which is unsupported", hint="choose a dense model")
     family = FAMILIES.get(kind, Family())
 
     def number(name: str, default: int | None = None) -> int:
@@ -152,12 +116,14 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         return value
 
     hidden, layers, heads = number("hidden_size"), number("num_hidden_layers"), number("num_attention_heads")
-    head_size = number("head_dim", family.head_size or hidden // heads)
+    if layers > MOST_LAYERS:
+        raise UsageError(f"{where}: 'num_hidden_layers' is {layers}, at most {MOST_LAYERS} are supported")
+    head_size = number("head_dim", family.head_dim or hidden // heads)
     kv_heads = number("num_key_value_heads", heads)
     ffn = number("intermediate_size")
-    q, k = heads * head_size, kv_heads * head_size
-    biased = bool(config.get("attention_bias", False))
-    norms = layers * (family.norms_per_layer * hidden + (2 * head_size if family.head_norms else 0)) + hidden
+    widths: dict[Width, int] = {"hidden": hidden, "q": heads * head_size, "kv": kv_heads * head_size, "ffn": ffn}
+    # Norms of heads have the size of a head, all others that of the stream; and there is the one before the logits.
+    norms = layers * sum(head_size if name in HEAD_NORMS else hidden for name in family.norms) + hidden
     return Architecture(
         family=kind or "unknown",
         layers=layers,
@@ -169,26 +135,20 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         vocabulary=number("vocab_size"),
         tied=bool(config.get("tie_word_embeddings", family.tied)),
         norm_parameters=norms,
-        linears=_linears(family, hidden, ffn, q, k, biased, bool(config.get("mlp_bias", False))),
+        linears=_linears(family, widths, config),
         exact=kind in FAMILIES,
     )
 
 
-def _linears(family: Family, hidden: int, ffn: int, q: int, k: int, biased: bool, mlp_bias: bool) -> tuple[Linear, ...]:
-    if family.fused:
-        return (
-            Linear("qkv_proj", hidden, q + 2 * k),
-            Linear("o_proj", q, hidden),
-            Linear("gate_up_proj", hidden, 2 * ffn),
-            Linear("down_proj", ffn, hidden),
-        )
-    qkv_bias = family.qkv_bias or biased
-    return (
-        Linear("q_proj", hidden, q, qkv_bias),
-        Linear("k_proj", hidden, k, qkv_bias),
-        Linear("v_proj", hidden, k, qkv_bias),
-        Linear("o_proj", q, hidden, biased),
-        Linear("gate_proj", hidden, ffn, mlp_bias),
-        Linear("up_proj", hidden, ffn, mlp_bias),
-        Linear("down_proj", ffn, hidden, mlp_bias),
+def _linears(family: Family, widths: Mapping[Width, int], config: Mapping[str, Any]) -> tuple[Linear, ...]:
+    attention_bias = bool(config.get("attention_bias", False))
+    biases = {
+        "qkv": family.qkv_bias or attention_bias,
+        "attention": attention_bias,
+        "mlp": bool(config.get("mlp_bias", False)),
+        "never": False,
+    }
+    return tuple(
+        Linear(part.name, widths[part.inputs], sum(widths[width] for width in part.outputs), biases[part.bias])
+        for part in family.projections
     )

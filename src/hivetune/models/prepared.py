@@ -50,12 +50,12 @@ def kind_of(name: str) -> Kind:
         if path.suffix.lower() == ".gguf":
             return "gguf"
         raise UsageError(
-            f"model {name} is a file, and no GGUF file", hint="give a folder with config.json and *.safetensors"
+            f"model {name} is a file but not a GGUF file", hint="give a folder with config.json and *.safetensors"
         )
     if HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
         return "hub"
     raise UsageError(
-        f"model {name} is not here",
+        f"model {name} not found: it is no folder, no file and no Hub id",
         hint=f"give a Hub id such as Qwen/Qwen2.5-0.5B-Instruct, a folder, a GGUF file, or {next(iter(PACKAGED))}",
     )
 
@@ -103,5 +103,5 @@ def read_prepared(folder: Path) -> Prepared:
         )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
-            f"{folder} is no prepared model: {error}", hint="prepare it with: hivetune fetch MODEL"
+            f"{folder} is not a prepared model folder: {error}", hint="prepare it with: hivetune fetch MODEL"
         ) from None

@@ -19,6 +19,7 @@ from hivetune.engine.model.adapter import fill, initialise, read_adapter, write_
 from hivetune.engine.model.general import GeneralModel, load_general
 from hivetune.engine.model.load import load_model
 from hivetune.errors import UsageError
+from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat
 
 TOKENS = torch.tensor([[1, 5, 9, 33, 12, 60, 7, 8]])
@@ -27,6 +28,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rslora": {"rslora": True},
     "some modules": {"target_modules": ["q_proj", "down_proj"]},
     "one layer": {"target_modules": ["layers.1.self_attn.q_proj"]},
+    "a pattern": {"target_modules": r".*_proj"},
+    "a pattern of layers": {"target_modules": r"model\.layers\.[12]\..*\.[qv]_proj"},
 }
 
 
@@ -55,6 +58,20 @@ def test_peft_loads_the_adapter_and_gives_the_same_logits(kind: str, variant: st
     # The same sums in the same order but for the place of the scale: a few roundings of fp32.
     assert torch.allclose(logits(wrapped), logits(ours.module), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(logits(wrapped), logits(AutoModelForCausalLM.from_pretrained(base)), atol=1e-2)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_paths_and_the_plan_adapt_the_same_modules(variant: str, tmp_path: Path) -> None:
+    base, lora = write_model(tmp_path), LoraConfig(r=4, **VARIANTS[variant])
+    fast, general = (
+        load_model(
+            base, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices={"path": path}
+        )
+        for path in ("fast", "general")
+    )  # fmt: skip
+    assert fast.path == "fast" and general.path == "general"
+    assert fast.adapter.keys() == general.adapter.keys()
+    assert read_architecture(base).adapter_parameters(4, lora.target_modules) == fast.master_N.numel()
 
 
 def test_what_peft_wrote_is_read(tmp_path: Path) -> None:

@@ -10,63 +10,43 @@ Settings and names are those of the `gguf` package; what changes in a tensor fol
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hivetune.errors import UsageError
+from hivetune.models.families import EXPERT_SETTINGS, FAMILIES, Gguf
 
 Config = Mapping[str, Any]
 Setting = tuple[str, int | float | str]
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """`name` as in GGUF; `member` of gguf.MODEL_ARCH."""
-
-    name: str
-    member: str
-    interleaved: bool = False
-    norm_plus_one: bool = False
-    activations: tuple[str, ...] = ("silu", "swish")
-    head_dim_written: bool = False
-    rope_written: bool = True
+# The names in config.json of the activation that llama.cpp runs for a family, the usual one first.
+ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_pytorch_tanh": ("gelu_pytorch_tanh", "gelu")}
 
 
-GELU = ("gelu_pytorch_tanh", "gelu")
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("llama", "LLAMA", interleaved=True, head_dim_written=True),
-    "mistral": Architecture("llama", "LLAMA", interleaved=True, head_dim_written=True),
-    "qwen2": Architecture("qwen2", "QWEN2"),
-    "qwen3": Architecture("qwen3", "QWEN3", head_dim_written=True),
-    "gemma": Architecture("gemma", "GEMMA", norm_plus_one=True, activations=GELU, head_dim_written=True),
-    "gemma2": Architecture("gemma2", "GEMMA2", norm_plus_one=True, activations=GELU, head_dim_written=True),
-    "gemma3_text": Architecture("gemma3", "GEMMA3", norm_plus_one=True, activations=GELU, head_dim_written=True),
-    "phi3": Architecture("phi3", "PHI3"),
-}
-
-
-def find_architecture(config: Config) -> Architecture:
-    """Raises UsageError for a model that this version does not write as GGUF, before anything is read."""
+def find_gguf(config: Config) -> Gguf:
+    """How llama.cpp stores this model. Raises UsageError for one that can't be exported, before anything is read."""
     kind = str(config.get("model_type"))
-    if kind not in ARCHITECTURES:
+    family = FAMILIES.get(kind)
+    if family is None or family.gguf is None:
+        known = sorted(name for name, family in FAMILIES.items() if family.gguf)
         raise UsageError(
-            f"GGUF export does not know the architecture {kind!r}",
-            hint=f"known: {', '.join(sorted(ARCHITECTURES))}; --to merged works for every model",
+            f"GGUF export does not support the architecture {kind!r}",
+            hint=f"supported: {', '.join(known)}; --to merged works for every model",
         )
-    found = ARCHITECTURES[kind]
-    activation = config.get("hidden_activation") or config.get("hidden_act", found.activations[0])
-    if activation not in found.activations:
-        raise UsageError(f"llama.cpp runs {found.name} with {found.activations[0]}, this model needs {activation}")
-    if config.get("num_local_experts") or config.get("num_experts"):
-        raise UsageError("GGUF export does not write mixture-of-experts models", hint="use --to merged")
-    return found
+    name, activations = family.gguf.architecture, ACTIVATIONS[family.activation]
+    activation = config.get("hidden_activation") or config.get("hidden_act", activations[0])
+    if activation not in activations:
+        raise UsageError(f"llama.cpp runs {name} with {activations[0]}, this model needs {activation}")
+    if any(config.get(setting) for setting in EXPERT_SETTINGS):
+        raise UsageError("GGUF export does not support mixture-of-experts models", hint="use --to merged")
+    return family.gguf
 
 
 def head_dim(config: Config) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def settings(config: Config, architecture: Architecture) -> list[Setting]:
+def settings(config: Config, gguf: Gguf) -> list[Setting]:
     """(key below the architecture's name, value): int is written as u32, float as f32."""
     heads = config["num_attention_heads"]
     found: list[Setting] = [
@@ -79,17 +59,17 @@ def settings(config: Config, architecture: Architecture) -> list[Setting]:
         ("attention.layer_norm_rms_epsilon", float(config["rms_norm_eps"])),
         ("vocab_size", config["vocab_size"]),
     ]
-    if architecture.head_dim_written or head_dim(config) * heads != config["hidden_size"]:
+    if gguf.writes_head_dim or head_dim(config) * heads != config["hidden_size"]:
         found += [("attention.key_length", head_dim(config)), ("attention.value_length", head_dim(config))]
-    return found + _rope(config, architecture) + _windows(config, architecture)
+    return found + _rope(config, gguf) + _windows(config, gguf)
 
 
-def _rope(config: Config, architecture: Architecture) -> list[Setting]:
+def _rope(config: Config, gguf: Gguf) -> list[Setting]:
     rope = rope_parameters(config)
     kind = rope["rope_type"]
     share = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
-    if share != 1.0 and architecture.name != "phi3":
-        raise UsageError(f"GGUF export does not write {architecture.name} with a partial rotary factor")
+    if share != 1.0 and not gguf.partial_rotary:
+        raise UsageError(f"GGUF export does not write {gguf.architecture} with a partial rotary factor")
     found: list[Setting] = [
         ("rope.freq_base", float(rope["rope_theta"])),
         ("rope.dimension_count", int(head_dim(config) * share)),
@@ -109,26 +89,24 @@ def _rope(config: Config, architecture: Architecture) -> list[Setting]:
     raise UsageError(f"GGUF export does not write the rope type {kind!r}", hint="use --to merged")
 
 
-def _windows(config: Config, architecture: Architecture) -> list[Setting]:
+def _windows(config: Config, gguf: Gguf) -> list[Setting]:
     """Sliding windows and soft caps of Gemma 2 and 3, window of Phi 3. Others run with full attention in llama.cpp."""
-    window = config.get("sliding_window")
-    if architecture.name in ("llama", "qwen2", "qwen3"):
-        used = config.get("use_sliding_window", architecture.name == "llama")
-        if window and used and window < config["max_position_embeddings"]:
-            # Up to the window both are the same; beyond it llama.cpp would attend to more than was trained.
-            return [("context_length", int(window))]
-        return []
-    found: list[Setting] = []
-    if window and architecture.name in ("gemma2", "gemma3", "phi3"):
-        found.append(("attention.sliding_window", int(window)))
-    if architecture.name == "gemma2":
-        found.append(("attn_logit_softcapping", float(config.get("attn_logit_softcapping") or 50.0)))
-        found.append(("final_logit_softcapping", float(config.get("final_logit_softcapping") or 30.0)))
+    family, window = FAMILIES[config["model_type"]], config.get("sliding_window")
+    rows: list[Setting] = []
+    if window and gguf.windows:
+        rows.append(("attention.sliding_window", int(window)))
+    elif window and config.get("use_sliding_window", family.sliding != "asked for"):
+        # Up to the window both are the same; beyond it llama.cpp would attend to more than was trained.
+        rows += [("context_length", int(window))] if window < config["max_position_embeddings"] else []
+    if gguf.softcaps:
+        attention, logits = gguf.softcaps
+        rows.append(("attn_logit_softcapping", float(config.get("attn_logit_softcapping") or attention)))
+        rows.append(("final_logit_softcapping", float(config.get("final_logit_softcapping") or logits)))
     scalar = config.get("query_pre_attn_scalar")
     ratio = config["hidden_size"] // config["num_attention_heads"]
-    if architecture.name in ("gemma2", "gemma3") and scalar not in (None, head_dim(config), ratio):
-        raise UsageError(f"llama.cpp scales {architecture.name}'s queries by the head size, this model by {scalar}")
-    return found
+    if family.query_scalar and scalar not in (None, head_dim(config), ratio):
+        raise UsageError(f"llama.cpp scales {gguf.architecture}'s queries by the head size, this model by {scalar}")
+    return rows
 
 
 def rope_parameters(config: Config) -> dict[str, Any]:
@@ -168,9 +146,9 @@ def rope_factors(config: Config) -> list[float] | None:
     return factors
 
 
-def reordered_heads(name: str, config: Config, architecture: Architecture) -> int | None:
+def reordered_heads(name: str, config: Config, gguf: Gguf) -> int | None:
     """Number of heads whose rows of this transformers tensor are reordered, or None for tensors that stay."""
-    if not architecture.interleaved:
+    if not gguf.interleaved:
         return None
     if ".q_proj." in name:
         return int(config["num_attention_heads"])

@@ -25,9 +25,8 @@ except ModuleNotFoundError as error:
 
 from hivetune.base.disk import DISK, read_json
 from hivetune.engine.convert.gguf_arch import (
-    Architecture,
     Config,
-    find_architecture,
+    find_gguf,
     head_dim,
     reordered_heads,
     rope_factors,
@@ -38,6 +37,7 @@ from hivetune.engine.convert.gguf_vocab import read_vocabulary
 from hivetune.engine.convert.lora_file import Lora, Module, read_lora
 from hivetune.engine.convert.weights import Array, Stored, open_weights
 from hivetune.errors import HivetuneError, UsageError
+from hivetune.models.families import FAMILIES, Gguf
 from hivetune.process.child import Heartbeat, Task, run_child
 
 SKIPPED = ("rotary_emb.inv_freq", ".rotary_emb.", ".masked_bias")
@@ -56,20 +56,20 @@ class Entry:
 def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     model = Path(task["model"])
     config = read_json(model / "config.json")
-    architecture = find_architecture(config)
+    family = find_gguf(config)
     adapter = read_lora(Path(task["adapter"])) if task.get("adapter") else None
     if task["kind"] == "check":
         recipe = {"default": "F16", "embedding": "F16"}
-        entries = list(_model_entries(model, config, architecture, recipe, adapter))
+        entries = list(_model_entries(model, config, family, recipe, adapter))
         vocabulary = read_vocabulary(model, int(config["vocab_size"]))
         return {"tensors": len(entries), "pre_tokenizer": vocabulary.settings["ggml.pre"]}
     file = task.folder / Path(task["file"]).name
-    writer = gguf.GGUFWriter(file, architecture.name)
+    writer = gguf.GGUFWriter(file, family.architecture)
     if task["kind"] == "model":
-        entries = list(_model_entries(model, config, architecture, task["recipe"], adapter))
-        _write_model_settings(writer, task, model, config, architecture)
+        entries = list(_model_entries(model, config, family, task["recipe"], adapter))
+        _write_model_settings(writer, task, model, config, family)
     elif adapter is not None:
-        entries = _adapter_entries(adapter, config, architecture)
+        entries = _adapter_entries(adapter, config, family)
         writer.add_type("adapter")
         writer.add_name(task["name"])
         writer.add_string("adapter.type", "lora")
@@ -101,17 +101,15 @@ def _write(writer: gguf.GGUFWriter, file: Path, entries: list[Entry], heartbeat:
     DISK.sync(file)
 
 
-def _write_model_settings(
-    writer: gguf.GGUFWriter, task: Task, model: Path, config: Config, architecture: Architecture
-) -> None:
+def _write_model_settings(writer: gguf.GGUFWriter, task: Task, model: Path, config: Config, family: Gguf) -> None:
     recipe = task["recipe"]
     writer.add_type("model")
     writer.add_name(task["name"])
     writer.add_file_type(int(recipe["file_type"]))
     if recipe["name"] not in ("f32", "f16", "bf16"):
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    for key, value in dict(settings(config, architecture)).items():
-        _add(writer, f"{architecture.name}.{key}", value)
+    for key, value in dict(settings(config, family)).items():
+        _add(writer, f"{family.architecture}.{key}", value)
     vocabulary = read_vocabulary(model, int(config["vocab_size"]))
     for key, value in vocabulary.settings.items():
         _add(writer, f"tokenizer.{key}", value)
@@ -133,13 +131,13 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _model_entries(
     model: Path,
     config: Config,
-    architecture: Architecture,
+    family: Gguf,
     recipe: Mapping[str, Any],
     adapter: Lora | None,
 ) -> Iterator[Entry]:
     """Every tensor of the folder under its GGUF name, in the order of the layers. Raises UsageError for a stranger."""
     blocks = int(config["num_hidden_layers"])
-    names = _names(architecture, blocks)
+    names = _names(family, blocks)
     factors = rope_factors(config)
     if factors is not None:
         array = np.asarray(factors, dtype=np.float32)
@@ -153,10 +151,10 @@ def _model_entries(
             continue
         name = names.get_name(source, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise UsageError(f"{architecture.name} in GGUF has no place for the tensor {source}")
+            raise UsageError(f"{family.architecture} in GGUF has no place for the tensor {source}")
         change = adapter.modules.get(source.removesuffix(".weight")) if adapter else None
         kind = tensor_type(name, stored.shape, recipe, blocks)
-        found[name] = Entry(name, kind, stored.shape, _reader(source, stored, change, (config, architecture)))
+        found[name] = Entry(name, kind, stored.shape, _reader(source, stored, change, (config, family)))
     strangers = [name for name in (adapter.modules if adapter else ()) if f"{name}.weight" not in weights]
     if strangers:
         raise UsageError(f"the adapter changes {strangers[0]}, which {model} does not have", hint="another base model?")
@@ -166,18 +164,16 @@ def _model_entries(
         yield found[name]
 
 
-def _reader(
-    source: str, stored: Stored, change: Module | None, where: tuple[Config, Architecture]
-) -> Callable[[], Array]:
+def _reader(source: str, stored: Stored, change: Module | None, where: tuple[Config, Gguf]) -> Callable[[], Array]:
     """Reads a tensor when its turn comes: merged, in llama.cpp's order, float32."""
-    config, architecture = where
-    heads = reordered_heads(source, config, architecture)
+    config, family = where
+    heads = reordered_heads(source, config, family)
 
     def read() -> Array:
         array: Array = stored.read()
         if change is not None:
             array = np.add(array, change.product())
-        if architecture.norm_plus_one and source.endswith("norm.weight"):
+        if FAMILIES[config["model_type"]].norm_plus_one and source.endswith("norm.weight"):
             array = np.add(array, np.float32(1))
         return array if heads is None else interleave(array, heads, head_dim(config))
 
@@ -193,20 +189,20 @@ def interleave(array: Array, heads: int, size: int) -> Array:
     return reordered
 
 
-def _adapter_entries(adapter: Lora, config: Config, architecture: Architecture) -> list[Entry]:
+def _adapter_entries(adapter: Lora, config: Config, family: Gguf) -> list[Entry]:
     """A and B of each module in float32.
 
     llama.cpp knows one alpha for the file and divides it by each module's rank; where modules differ (rank or alpha
     patterns, rsLoRA) the rest of the scale goes into B.
     """
-    names = _names(architecture, int(config["num_hidden_layers"]))
+    names = _names(family, int(config["num_hidden_layers"]))
     found = {}
     for source, module in adapter.modules.items():
         name = names.get_name(source)
         if name is None or name in ("token_embd", "output"):
             raise UsageError(f"a GGUF adapter can't change {source}", hint="use --to gguf, which merges the adapter")
         rest = module.scale / (adapter.alpha / module.rank)
-        heads = reordered_heads(f"{source}.", config, architecture)
+        heads = reordered_heads(f"{source}.", config, family)
         found[f"{name}.weight.lora_a"] = _half(name, module.a, 1.0, None)
         found[f"{name}.weight.lora_b"] = _half(
             name, module.b, rest, None if heads is None else (heads, head_dim(config))
@@ -222,8 +218,8 @@ def _half(name: str, stored: Stored, scale: float, reorder: tuple[int, int] | No
     return Entry(name, "F32", stored.shape, read)
 
 
-def _names(architecture: Architecture, blocks: int) -> gguf.TensorNameMap:
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.member], blocks)
+def _names(family: Gguf, blocks: int) -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.member], blocks)
 
 
 def _order(name: str) -> tuple[int, int, str]:

@@ -6,7 +6,6 @@ Shapes: R rank, I inputs and O outputs of a linear module, N all adapter weights
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
@@ -16,52 +15,16 @@ from torch import Tensor
 from hivetune.base.disk import read_json, write_atomic, write_json
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
+from hivetune.models.architecture import Linear
+from hivetune.models.targets import peft_targets
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
 PREFIX = "base_model.model."
-ALL_LINEAR = "all-linear"
 
 
-@dataclass(frozen=True)
-class Target:
-    """One linear module that gets an adapter. `transposed`: its weight is stored [I, O] (GPT-2's Conv1D)."""
-
-    name: str
-    inputs: int
-    outputs: int
-    transposed: bool = False
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """PEFT's names of A [R, I] and B [O, R]."""
-        return f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight"
-
-
-def choose_targets(linear: Iterable[Target], wanted: str | list[str], *, head: str | None) -> list[Target]:
-    """The targets among the model's `linear` modules, in their order; `head` (lm_head) is only ever named explicitly.
-
-    A wanted name matches as in PEFT: the whole module name, or its end after a dot.
-    Raises UsageError naming what no module answers to, with the names that exist.
-    """
-    linear = list(linear)
-    if wanted == ALL_LINEAR:
-        return [target for target in linear if target.name != head]
-    wanted = [wanted] if isinstance(wanted, str) else wanted
-    unknown = [end for end in wanted if not any(_matches(target.name, end) for target in linear)]
-    if unknown or not wanted:
-        what = ", ".join(map(repr, unknown)) or "in an empty list"
-        ends = sorted({target.name.rpartition(".")[2] for target in linear if target.name != head})
-        raise UsageError(
-            f"lora.target_modules: the model has no linear module {what}",
-            hint=f"use {ALL_LINEAR}, or some of: {', '.join(ends)}",
-        )
-    chosen = [target for target in linear if any(_matches(target.name, end) for end in wanted)]
-    if any(target.name == head for target in chosen):
-        raise UsageError(
-            f"lora.target_modules: {head} turns into token scores and can't have an adapter here",
-            hint=f"leave it out, or use {ALL_LINEAR}",
-        )
-    return chosen
+def parameter_names(module: str) -> tuple[str, str]:
+    """PEFT's names of A [R, I] and B [O, R] of a linear module."""
+    return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
 
 
 def scaling(lora: LoraConfig) -> float:
@@ -70,13 +33,13 @@ def scaling(lora: LoraConfig) -> float:
 
 
 def allocate(
-    targets: Iterable[Target], rank: int, *, dtype: torch.dtype, device: torch.device
+    linears: Iterable[Linear], rank: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A flat buffer of zeros and its views by PEFT name: A and B of each target one after the other."""
+    """A flat buffer of zeros and its views by PEFT name: A and B of each module (full names) one after the other."""
     shapes: dict[str, tuple[int, int]] = {}
-    for target in targets:
-        name_a, name_b = target.names
-        shapes[name_a], shapes[name_b] = (rank, target.inputs), (target.outputs, rank)
+    for linear in linears:
+        name_a, name_b = parameter_names(linear.name)
+        shapes[name_a], shapes[name_b] = (rank, linear.inputs), (linear.outputs, rank)
     master_N = torch.zeros(sum(math.prod(shape) for shape in shapes.values()), dtype=dtype, device=device)
     views, start = {}, 0
     for name, shape in shapes.items():
@@ -114,8 +77,6 @@ def write_adapter(
 ) -> None:
     """PEFT's two files, fp32, each whole or not at all. `base`, `revision`: where PEFT finds the base model."""
     names = [name.removeprefix(PREFIX).removesuffix(".lora_A.weight") for name in adapter if ".lora_A." in name]
-    ends = sorted({name.rpartition(".")[2] for name in names})
-    wanted = [lora.target_modules] if isinstance(lora.target_modules, str) else list(lora.target_modules)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -125,7 +86,7 @@ def write_adapter(
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.rslora,
-        "target_modules": ends if wanted == [ALL_LINEAR] else wanted,
+        "target_modules": peft_targets(names, lora.target_modules),
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,

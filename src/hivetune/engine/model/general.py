@@ -22,9 +22,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.adapter import Target, allocate, choose_targets, same_views, scaling
+from hivetune.engine.model.adapter import allocate, parameter_names, same_views, scaling
 from hivetune.engine.model.protocol import Document, halved
 from hivetune.errors import MachineNotFit
+from hivetune.models.architecture import Linear
+from hivetune.models.targets import match_targets
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
 CHUNK_LOGITS = 32 << 20
@@ -173,7 +175,7 @@ class GeneralModel:
         grads = same_views(self.grad_N, self.adapter)
         for target in self.targets:
             parameters = []
-            for name in target.names:
+            for name in parameter_names(target.name):
                 parameter = nn.Parameter(self.adapter[name])
                 parameter.grad = grads[name]  # autograd adds to a gradient that exists
                 parameters.append(parameter)
@@ -245,18 +247,18 @@ def require_bitsandbytes() -> None:
         )
 
 
-def find_targets(module: nn.Module, lora: LoraConfig) -> list[Target]:
-    """The linear modules that get an adapter."""
+def find_targets(module: nn.Module, lora: LoraConfig) -> list[Linear]:
+    """The linear modules that get an adapter, by full name. Raises UsageError as `match_targets`."""
     head = module.get_output_embeddings()
-    linear, head_name = [], None
+    linears, head_name = {}, None
     for name, child in module.named_modules():
         if child is head:
             head_name = name
         if isinstance(child, nn.Linear):
-            linear.append(Target(name, child.in_features, child.out_features))
-        elif isinstance(child, Conv1D):
-            linear.append(Target(name, child.nx, child.nf, transposed=True))
-    return choose_targets(linear, lora.target_modules, head=head_name)
+            linears[name] = Linear(name, child.in_features, child.out_features)
+        elif isinstance(child, Conv1D):  # GPT-2: its weight is stored [inputs, outputs]
+            linears[name] = Linear(name, child.nx, child.nf)
+    return [linears[name] for name in match_targets(linears, lora.target_modules, head=head_name)]
 
 
 def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:

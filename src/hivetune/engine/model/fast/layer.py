@@ -248,7 +248,7 @@ def _turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[
     """Norms of the heads of q and k where the model has them, then their rotation, in place."""
     spec, rope = walk.spec, walk.spec.layers[index].rope
     inner = {}
-    if spec.qk_norm:
+    if spec.family.head_norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
             inner[name] = _inner_norm(walk, index, name, qkv_TW[:, columns], spec.head_dim, slot)
             qkv_TW[:, columns] = walk.buffer("normed", len(qkv_TW), columns.stop - columns.start)
@@ -263,7 +263,7 @@ def _turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
     if rope is not None:
         both = dqkv_TW[:, : spec.q_width + spec.kv_width]
         walk.ops.rope(both, *walk.batch.angles[rope], spec.head_dim, inverse=True)
-    if spec.qk_norm:
+    if spec.family.head_norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
             dqkv_TW[:, columns] = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], kept)
 
@@ -273,7 +273,7 @@ def _sandwich(
 ) -> Tensor:
     """The delta of the stream: the product's output, normed once more in Gemma 2 and 3."""
     delta_SD = y_SW[:, : walk.spec.hidden]
-    if not walk.spec.sandwich:
+    if not walk.spec.family.sandwich_norms:
         return delta_SD
     inner[name] = _inner_norm(walk, index, name, delta_SD, walk.spec.hidden, slot)
     return walk.buffer("normed", *delta_SD.shape)
@@ -282,7 +282,7 @@ def _sandwich(
 def _sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Kept, dy_SW: Tensor) -> None:
     dy_SD = dy_SW[:, : walk.spec.hidden]
     dy_SD.copy_(dx_SD)
-    if walk.spec.sandwich:
+    if walk.spec.family.sandwich_norms:
         dy_SD.copy_(_inner_norm_backward(walk, index, name, dy_SD, kept))
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-GEMMA = ("gemma", "gemma2", "gemma3_text")
-# Where a config leaves head_dim out, these families do not mean hidden / heads.
-HEAD_DIMS = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256}
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", *GEMMA)
+from hivetune.models.architecture import parse_architecture
+from hivetune.models.families import FAMILIES, Family
+
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_tanh": "gelu"}
 
 
@@ -42,13 +41,9 @@ class Rope:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Sizes are in elements. `sandwich`: norms after attention and MLP too (Gemma 2 and 3).
+    """Sizes are in elements; `family` says the rest (models/families.py). rms norms add `eps` to the mean square."""
 
-    norm_offset: 1 where the stored norm weight is the distance from one (Gemma). merged: checkpoints that hold
-    q/k/v and gate/up as one matrix each, under the names in `member_names` (Phi-3).
-    """
-
-    family: str
+    family: Family
     hidden: int
     heads: int
     kv_heads: int
@@ -59,10 +54,6 @@ class ModelSpec:
     activation: str
     layers: tuple[LayerSpec, ...]
     ropes: tuple[Rope, ...]
-    norm_offset: float
-    qk_norm: bool
-    sandwich: bool
-    merged: bool
     tied: bool
     embed_scale: float
     attention_scale: float
@@ -89,88 +80,84 @@ def read_spec(folder: Path) -> ModelSpec:
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The spec of a config.json of transformers 4 or 5. Raises NotFast with the reason."""
-    family = config.get("model_type", "")
-    _refuse(config, family)
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or HEAD_DIMS.get(family) or config["hidden_size"] // heads
-    layers, ropes = _layers(config, family, head_dim)
-    gemma = family in GEMMA
+    family = _known_family(config)
+    sizes = parse_architecture(config, "config.json")
+    layers, ropes = _layers(config, family, sizes.head_size)
+    by = config.get("query_pre_attn_scalar", family.query_scalar) if family.query_scalar else sizes.head_size
     return ModelSpec(
         family=family,
-        hidden=config["hidden_size"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=head_dim,
-        ffn=config["intermediate_size"],
-        vocab=config["vocab_size"],
+        hidden=sizes.hidden,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_size,
+        ffn=sizes.ffn,
+        vocab=sizes.vocabulary,
         eps=config.get("rms_norm_eps", 1e-6),
-        activation=ACTIVATIONS[_activation(config)],
+        activation=ACTIVATIONS[_activation(config, family)],
         layers=layers,
         ropes=ropes,
-        norm_offset=1.0 if gemma else 0.0,
-        qk_norm=family in ("qwen3", "gemma3_text"),
-        sandwich=family in ("gemma2", "gemma3_text"),
-        merged=family == "phi3",
-        tied=config.get("tie_word_embeddings", gemma or family == "smollm3"),
-        embed_scale=math.sqrt(config["hidden_size"]) if gemma else 1.0,
-        attention_scale=(config.get("query_pre_attn_scalar", 256) if family in GEMMA[1:] else head_dim) ** -0.5,
-        attention_softcap=config.get("attn_logit_softcapping") if family in GEMMA[1:] else None,
-        logit_softcap=config.get("final_logit_softcapping") if family in GEMMA[1:] else None,
+        tied=sizes.tied,
+        embed_scale=math.sqrt(sizes.hidden) if family.scaled_embedding else 1.0,
+        attention_scale=by**-0.5,
+        attention_softcap=config.get("attn_logit_softcapping") if family.softcaps else None,
+        logit_softcap=config.get("final_logit_softcapping") if family.softcaps else None,
     )
 
 
-def _activation(config: Mapping[str, Any]) -> str:
-    if config.get("model_type") == "gemma":
-        # Older Gemma checkpoints say "gelu" and were trained with the tanh form (huggingface/transformers#29402).
-        return "gelu_pytorch_tanh" if config.get("hidden_act", "gelu") == "gelu" else str(config["hidden_act"])
-    return str(config.get("hidden_activation") or config.get("hidden_act", "silu"))
+def _activation(config: Mapping[str, Any], family: Family) -> str:
+    name = str(config.get("hidden_activation") or config.get("hidden_act") or family.activation)
+    return family.activation if family.gelu_is_tanh and name == "gelu" else name
 
 
-def _refuse(config: Mapping[str, Any], family: str) -> None:
-    if family not in FAMILIES:
-        raise NotFast(f"the fast path does not know model_type {family!r}")
-    if _activation(config) not in ACTIVATIONS:
-        raise NotFast(f"the fast path does not know the activation {_activation(config)!r}")
+def _known_family(config: Mapping[str, Any]) -> Family:
+    """The family if the fast path computes this config exactly. Raises NotFast with the reason."""
+    name = config.get("model_type", "")
+    family = FAMILIES.get(name)
+    if family is None or not family.fast:
+        raise NotFast(f"the fast path does not know model_type {name!r}")
+    if _activation(config, family) not in ACTIVATIONS:
+        raise NotFast(f"the fast path does not know the activation {_activation(config, family)!r}")
     if config.get("quantization_config"):
         raise NotFast("the weights are stored quantized")
     if config.get("use_bidirectional_attention"):
         raise NotFast("attention is bidirectional")
     if config.get("attention_dropout"):
         raise NotFast("attention_dropout is not 0")
+    return family
 
 
-def _layers(config: Mapping[str, Any], family: str, head_dim: int) -> tuple[tuple[LayerSpec, ...], tuple[Rope, ...]]:
+def _layers(config: Mapping[str, Any], family: Family, head_dim: int) -> tuple[tuple[LayerSpec, ...], tuple[Rope, ...]]:
     count = config["num_hidden_layers"]
     sliding = _sliding(config, family, count)
     window = config.get("sliding_window")
-    if family == "gemma3_text":
+    if family.local_rope:
         local, wide = _gemma3_rope(config)
         ropes: tuple[Rope, ...] = (_rope(config, local, head_dim), _rope(config, wide, head_dim))
         kinds: list[int | None] = [0 if is_sliding else 1 for is_sliding in sliding]
     else:
         ropes = (_rope(config, _rope_parameters(config), head_dim),)
         kinds = [0] * count
-    if family == "smollm3":
-        interval = config.get("no_rope_layer_interval", 4)
+    if family.no_rope_interval:
+        interval = config.get("no_rope_layer_interval", family.no_rope_interval)
         used = config.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(count)]
         kinds = [0 if flag else None for flag in used]
     layers = tuple(LayerSpec(kind, window if on else None) for kind, on in zip(kinds, sliding, strict=True))
     return layers, ropes
 
 
-def _sliding(config: Mapping[str, Any], family: str, count: int) -> list[bool]:
+def _sliding(config: Mapping[str, Any], family: Family, count: int) -> list[bool]:
     """For each layer, whether it looks back only `sliding_window` positions, with each family's default."""
     if config.get("sliding_window") is None:
         return [False] * count
-    if family in ("mistral", "phi3"):
+    if family.sliding == "always":
         return [True] * count
-    if family in ("qwen2", "qwen3", "smollm3"):
+    if family.sliding == "asked for":
         if not config.get("use_sliding_window"):
             return [False] * count
         default = [index >= config.get("max_window_layers", 28) for index in range(count)]
-    elif family == "gemma2":
+    elif family.sliding == "alternating":
         default = [index % 2 == 0 for index in range(count)]
-    elif family == "gemma3_text":
+    elif family.sliding == "all but each sixth":
         pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
         default = [(index + 1) % pattern != 0 for index in range(count)]
     else:

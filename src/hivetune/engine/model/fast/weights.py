@@ -4,7 +4,7 @@ Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +13,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.adapter import Target, choose_targets
+from hivetune.engine.model.adapter import parameter_names
 from hivetune.engine.model.fast.spec import ModelSpec, NotFast
+from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear
+from hivetune.models.families import GroupName, Width
+from hivetune.models.targets import match_targets
 
 # Ranks are padded to this many columns: aligned rows, and no ever-new skinny shapes (docs/decisions).
 RANK_MULTIPLE = 16
@@ -123,35 +126,21 @@ class Checkpoint:
         return name if name.startswith("lm_head") else self._prefix + name
 
 
-def member_names(spec: ModelSpec) -> dict[str, list[tuple[str, int]]]:
-    """For each group its modules below `model.layers.I.` with their output sizes, in the order of the merged rows."""
-    q, kv, ffn, hidden = spec.q_width, spec.kv_width, spec.ffn, spec.hidden
-    apart = {
-        "qkv": [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
-        "gate_up": [("mlp.gate_proj", ffn), ("mlp.up_proj", ffn)],
-    }
-    as_one = {"qkv": [("self_attn.qkv_proj", q + 2 * kv)], "gate_up": [("mlp.gate_up_proj", 2 * ffn)]}
-    return {
-        **(as_one if spec.merged else apart),
-        "o": [("self_attn.o_proj", hidden)],
-        "down": [("mlp.down_proj", hidden)],
-    }
+def projections(spec: ModelSpec) -> dict[GroupName, list[Linear]]:
+    """For each group its modules (names below `model.layers.I.`), in the order of the merged matrix's rows."""
+    widths: dict[Width, int] = {"hidden": spec.hidden, "q": spec.q_width, "kv": spec.kv_width, "ffn": spec.ffn}
+    groups: dict[GroupName, list[Linear]] = {}
+    for part in spec.family.projections:
+        outputs = sum(widths[width] for width in part.outputs)
+        groups.setdefault(part.group, []).append(Linear(part.name, widths[part.inputs], outputs))
+    return groups
 
 
 def find_targets(spec: ModelSpec, lora: LoraConfig) -> set[str]:
-    """Full names of the modules that get an adapter. Raises UsageError for names that the model does not have."""
-    linear = [
-        Target(f"model.layers.{index}.{name}", group_inputs(spec, group), size)
-        for index in range(len(spec.layers))
-        for group, names in member_names(spec).items()
-        for name, size in names
-    ]
-    head = Target("lm_head", spec.hidden, spec.vocab)
-    return {target.name for target in choose_targets([*linear, head], lora.target_modules, head="lm_head")}
-
-
-def group_inputs(spec: ModelSpec, group: str) -> int:
-    return {"o": spec.q_width, "down": spec.ffn}.get(group, spec.hidden)
+    """Full names of the modules that get an adapter. Raises UsageError as `match_targets`."""
+    parts = [linear.name for group in projections(spec).values() for linear in group]
+    names = [f"model.layers.{index}.{name}" for index in range(len(spec.layers)) for name in parts]
+    return set(match_targets([*names, OUTPUT_EMBEDDING], lora.target_modules, head=OUTPUT_EMBEDDING))
 
 
 def read_weights(
@@ -163,59 +152,49 @@ def read_weights(
     checkpoint = Checkpoint(folder)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
 
+    offset = 1.0 if spec.family.norm_plus_one else 0.0
+
     def norm(name: str) -> Tensor:
-        return (checkpoint.read(f"{name}.weight").to(wide) + spec.norm_offset).to(device)
+        return (checkpoint.read(f"{name}.weight").to(wide) + offset).to(device)
 
     embedding_VD = checkpoint.read("embed_tokens.weight").to(device, dtype)
     head_VD = embedding_VD if spec.tied else checkpoint.read("lm_head.weight").to(device, dtype)
     weights = Weights(embedding_VD, head_VD, norm("norm"))
     for index in range(len(spec.layers)):
         groups = {
-            group: _read_group(checkpoint, f"layers.{index}", names, targets, columns, dtype, device)
-            for group, names in member_names(spec).items()
+            group: _read_group(checkpoint, f"layers.{index}", linears, targets, columns, dtype, device)
+            for group, linears in projections(spec).items()
         }
-        weights.layers.append(Layer(**groups, norms_D=_read_norms(norm, f"layers.{index}", spec)))
+        norms_D = {purpose: norm(f"layers.{index}.{name}") for purpose, name in spec.family.norms.items()}
+        weights.layers.append(Layer(**groups, norms_D=norms_D))
     return weights
-
-
-def _read_norms(norm: Callable[[str], Tensor], layer: str, spec: ModelSpec) -> dict[str, Tensor]:
-    names = {"input": "input_layernorm", "mlp": "post_attention_layernorm"}
-    if spec.sandwich:
-        names |= {
-            "after_attention": "post_attention_layernorm",
-            "mlp": "pre_feedforward_layernorm",
-            "after_mlp": "post_feedforward_layernorm",
-        }
-    if spec.qk_norm:
-        names |= {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
-    return {key: norm(f"{layer}.{name}") for key, name in names.items()}
 
 
 def _read_group(
     checkpoint: Checkpoint,
     layer: str,
-    names: list[tuple[str, int]],
+    linears: list[Linear],
     targets: set[str],
     columns: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Group:
     members, start = [], 0
-    for name, size in names:
-        members.append(Member(f"model.{layer}.{name}", start, size))
-        start += size
+    for linear in linears:
+        members.append(Member(f"model.{layer}.{linear.name}", start, linear.outputs))
+        start += linear.outputs
     adapted = tuple(member for member in members if member.name in targets)
     for place, member in enumerate(adapted):
         member.rank_at = place * columns
     ranks = -(-len(adapted) * columns // RANK_MULTIPLE) * RANK_MULTIPLE
-    first = checkpoint.read(f"{layer}.{names[0][0]}.weight")
-    weight_NRK = torch.zeros(start + ranks, first.shape[1], dtype=dtype, device=device)
+    weight_NRK = torch.zeros(start + ranks, linears[0].inputs, dtype=dtype, device=device)
     bias_N = None
-    for member, (name, _) in zip(members, names, strict=True):
-        weight_NRK[member.start : member.stop] = checkpoint.read(f"{layer}.{name}.weight").to(device)
-        if checkpoint.has(f"{layer}.{name}.bias"):
+    for member, linear in zip(members, linears, strict=True):
+        name = f"{layer}.{linear.name}"
+        weight_NRK[member.start : member.stop] = checkpoint.read(f"{name}.weight").to(device)
+        if checkpoint.has(f"{name}.bias"):
             bias_N = torch.zeros(start, dtype=dtype, device=device) if bias_N is None else bias_N
-            bias_N[member.start : member.stop] = checkpoint.read(f"{layer}.{name}.bias").to(device)
+            bias_N[member.start : member.stop] = checkpoint.read(f"{name}.bias").to(device)
     return Group(weight_NRK, tuple(members), bias_N, start, adapted)
 
 
@@ -249,9 +228,9 @@ def bind_adapter(
             at -= group.downs_RK.numel()
         for member in group.adapted:
             member.down_RK, member.d_down_RK = view(lora.r, group.inputs)
-            adapter[f"base_model.model.{member.name}.lora_A.weight"] = member.down_RK
+            adapter[parameter_names(member.name)[0]] = member.down_RK
         for member in group.adapted:
             member.up_NR, member.d_up_NR = view(member.size, lora.r)
-            adapter[f"base_model.model.{member.name}.lora_B.weight"] = member.up_NR
+            adapter[parameter_names(member.name)[1]] = member.up_NR
             member.scaled_up_RN = torch.zeros(columns, member.size, dtype=group.weight_NRK.dtype, device=device)
     return master_N, grad_N, adapter

@@ -1,0 +1,173 @@
+"""The one table of model families. To add a family, add its entry to `FAMILIES`; plan, fast path and GGUF read it.
+
+A family is what transformers calls `model_type`. Each entry says how it differs from Llama, from the definitions of
+the models in transformers and of the architectures in llama.cpp. Data only: the arithmetic lies with whoever needs it
+(models/architecture.py counts, engine/model/fast/ computes, engine/convert/gguf_arch.py translates). A family that is
+not listed trains on the general path, and the plan counts it as if it were Llama and says so.
+
+Widths: hidden D, queries H * E, keys G * E (and values), MLP F; H query heads, G key-value heads, E channels a head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Width = Literal["hidden", "q", "kv", "ffn"]
+GroupName = Literal["qkv", "o", "gate_up", "down"]
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One linear module of a decoder layer; `name` below `model.layers.I.`.
+
+    outputs: the widths whose sum is its output. group: the fast path's merged matrix that it is a part of.
+    bias: which setting gives it one (`attention_bias`, `mlp_bias`; "qkv": also `Family.qkv_bias`), or "never".
+    """
+
+    name: str
+    inputs: Width
+    outputs: tuple[Width, ...]
+    group: GroupName
+    bias: Literal["qkv", "attention", "mlp", "never"]
+
+
+SEPARATE = (
+    Projection("self_attn.q_proj", "hidden", ("q",), "qkv", "qkv"),
+    Projection("self_attn.k_proj", "hidden", ("kv",), "qkv", "qkv"),
+    Projection("self_attn.v_proj", "hidden", ("kv",), "qkv", "qkv"),
+    Projection("self_attn.o_proj", "q", ("hidden",), "o", "attention"),
+    Projection("mlp.gate_proj", "hidden", ("ffn",), "gate_up", "mlp"),
+    Projection("mlp.up_proj", "hidden", ("ffn",), "gate_up", "mlp"),
+    Projection("mlp.down_proj", "ffn", ("hidden",), "down", "mlp"),
+)
+FUSED = (
+    Projection("self_attn.qkv_proj", "hidden", ("q", "kv", "kv"), "qkv", "never"),
+    Projection("self_attn.o_proj", "q", ("hidden",), "o", "never"),
+    Projection("mlp.gate_up_proj", "hidden", ("ffn", "ffn"), "gate_up", "never"),
+    Projection("mlp.down_proj", "ffn", ("hidden",), "down", "never"),
+)
+
+# Norms of a layer: what they are for, and their name below `model.layers.I.`. Llama calls the norm before the MLP
+# `post_attention_layernorm`; Gemma 2 and 3 give that name to the one after attention.
+PRE_NORMS = {"input": "input_layernorm", "mlp": "post_attention_layernorm"}
+SANDWICH_NORMS = {
+    "input": "input_layernorm",
+    "after_attention": "post_attention_layernorm",
+    "mlp": "pre_feedforward_layernorm",
+    "after_mlp": "post_feedforward_layernorm",
+}
+HEAD_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """How llama.cpp names and stores a family.
+
+    architecture: `general.architecture`. member: of `gguf.MODEL_ARCH`. interleaved: it rotates neighbouring channels,
+    so the rows of q and k are reordered. writes_head_dim: key and value length are written even when they are
+    hidden / heads. windows: it attends within sliding windows; for others the context is cut to the window.
+    softcaps: defaults of attention's and the logits' soft cap where the file leaves them out.
+    """
+
+    architecture: str
+    member: str
+    interleaved: bool = False
+    writes_head_dim: bool = False
+    windows: bool = False
+    partial_rotary: bool = False
+    softcaps: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Differences from Llama. Settings that a config.json may leave out: `head_dim`, `tied`, `activation`,
+    `query_scalar` are the defaults.
+
+    head_dim: None means hidden / heads. tied: the output embedding is the input embedding. qkv_bias: q, k and v always
+    have one. head_norms: norms of E channels on queries and keys. sandwich_norms: norms after attention and MLP too.
+    norm_plus_one: the stored weight is the distance from 1. scaled_embedding: multiplied by sqrt(hidden).
+    gelu_is_tanh: "gelu" means its tanh form. query_scalar: scores are divided by the root of
+    `query_pre_attn_scalar`. softcaps: `attn_logit_softcapping` and `final_logit_softcapping` count.
+    sliding: which layers see a window only: every one, those that the config asks for, every second (the even ones),
+    all but each sixth. local_rope: windowed layers rotate by `rope_local_base_freq`. no_rope_interval: each layer of
+    this number rotates nothing.
+    fast: the fast path computes it exactly. gguf: None if it can't be exported as GGUF yet.
+    """
+
+    head_dim: int | None = None
+    tied: bool = False
+    qkv_bias: bool = False
+    head_norms: bool = False
+    sandwich_norms: bool = False
+    norm_plus_one: bool = False
+    scaled_embedding: bool = False
+    activation: str = "silu"
+    gelu_is_tanh: bool = False
+    query_scalar: int | None = None
+    softcaps: bool = False
+    sliding: Literal["never", "always", "asked for", "alternating", "all but each sixth"] = "never"
+    local_rope: bool = False
+    no_rope_interval: int | None = None
+    projections: tuple[Projection, ...] = SEPARATE
+    fast: bool = True
+    gguf: Gguf | None = None
+
+    @property
+    def norms(self) -> Mapping[str, str]:
+        """Purpose -> name of each norm of a layer."""
+        norms = SANDWICH_NORMS if self.sandwich_norms else PRE_NORMS
+        return {**norms, **HEAD_NORMS} if self.head_norms else norms
+
+
+LLAMA = Family(gguf=Gguf("llama", "LLAMA", interleaved=True, writes_head_dim=True))
+GELU = "gelu_pytorch_tanh"
+FAMILIES: Mapping[str, Family] = {
+    "llama": LLAMA,
+    "mistral": Family(sliding="always", gguf=LLAMA.gguf),
+    # Multiplies embeddings, residuals, scores and logits by settings of its own: counted like Llama, not computed so.
+    "granite": Family(fast=False),
+    "smollm3": Family(tied=True, sliding="asked for", no_rope_interval=4),
+    "qwen2": Family(qkv_bias=True, sliding="asked for", gguf=Gguf("qwen2", "QWEN2")),
+    "qwen3": Family(
+        head_norms=True, head_dim=128, sliding="asked for", gguf=Gguf("qwen3", "QWEN3", writes_head_dim=True)
+    ),
+    "phi3": Family(projections=FUSED, sliding="always", gguf=Gguf("phi3", "PHI3", windows=True, partial_rotary=True)),
+    "gemma": Family(
+        tied=True,
+        head_dim=256,
+        norm_plus_one=True,
+        scaled_embedding=True,
+        activation=GELU,
+        # Its older checkpoints say "gelu" and were trained with the tanh form (huggingface/transformers#29402).
+        gelu_is_tanh=True,
+        gguf=Gguf("gemma", "GEMMA", writes_head_dim=True),
+    ),
+    "gemma2": Family(
+        tied=True,
+        head_dim=256,
+        sandwich_norms=True,
+        norm_plus_one=True,
+        scaled_embedding=True,
+        activation=GELU,
+        query_scalar=256,
+        softcaps=True,
+        sliding="alternating",
+        gguf=Gguf("gemma2", "GEMMA2", writes_head_dim=True, windows=True, softcaps=(50.0, 30.0)),
+    ),
+    "gemma3_text": Family(
+        tied=True,
+        head_dim=256,
+        head_norms=True,
+        sandwich_norms=True,
+        norm_plus_one=True,
+        scaled_embedding=True,
+        activation=GELU,
+        query_scalar=256,
+        softcaps=True,
+        sliding="all but each sixth",
+        local_rope=True,
+        gguf=Gguf("gemma3", "GEMMA3", writes_head_dim=True, windows=True),
+    ),
+}
+# Settings that say that a layer holds experts; none of the families above does.
+EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

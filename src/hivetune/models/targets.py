@@ -1,0 +1,80 @@
+"""The one matcher of `lora.target_modules`: which linear modules get an adapter, as PEFT understands the setting.
+
+The plan, both implementations of the model and the adapter's files use it, so what one accepts the others accept.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from hivetune.errors import UsageError
+
+ALL_LINEAR = "all-linear"
+PLAIN_NAME = re.compile(r"[\w.]+")
+
+
+def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: str | None) -> list[str]:
+    """Those of the model's linear modules `names` that get an adapter, in their order.
+
+    wanted: "all-linear" (every linear module but `head`, the output embedding), a list of names (a whole module name,
+    or its end after a dot), or a regular expression that matches the whole module name. A single plain name means a
+    list of it. Source: PEFT, `LoraConfig.target_modules` and `check_target_module_exists`.
+
+    Raises UsageError for a name or pattern that no module answers to, naming those that exist, for an empty list,
+    an invalid pattern, and for `head`.
+    """
+    names = list(names)
+    if is_all_linear(wanted):
+        return [name for name in names if name != head]
+    if isinstance(wanted, str) and not PLAIN_NAME.fullmatch(wanted):
+        pattern = _compiled(wanted)
+        chosen = [name for name in names if pattern.fullmatch(name)]
+        unknown = [] if chosen else [wanted]
+    else:
+        ends = [wanted] if isinstance(wanted, str) else list(wanted)
+        unknown = [end for end in ends if not any(_ends_with(name, end) for name in names)]
+        chosen = [name for name in names if any(_ends_with(name, end) for end in ends)]
+    if unknown or not chosen:
+        known = sorted({_last(name) for name in names if name != head})
+        what = f"no linear module matches {', '.join(map(repr, unknown))}" if unknown else "the list is empty"
+        raise UsageError(f"lora.target_modules: {what}", hint=f"use {ALL_LINEAR}, or some of: {', '.join(known)}")
+    if head in chosen:
+        raise UsageError(
+            f"lora.target_modules: {head} is the output embedding; an adapter on it is unsupported",
+            hint=f"leave it out, or use {ALL_LINEAR}",
+        )
+    return chosen
+
+
+def is_all_linear(wanted: str | Sequence[str]) -> bool:
+    """PEFT takes the word in any case."""
+    return isinstance(wanted, str) and wanted.lower() == ALL_LINEAR
+
+
+def peft_targets(adapted: Iterable[str], wanted: str | Sequence[str]) -> str | list[str]:
+    """`target_modules` of an adapter_config.json, so that PEFT puts the adapters on the same modules as `adapted`.
+
+    "all-linear" is written out as names: other programs (vLLM, llama.cpp's converter) read names only.
+    """
+    if is_all_linear(wanted):
+        return sorted({_last(name) for name in adapted})
+    if isinstance(wanted, str):
+        return [wanted] if PLAIN_NAME.fullmatch(wanted) else wanted
+    return list(wanted)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(
+            f"lora.target_modules: {pattern!r} is not a regular expression: {error}",
+            hint="use all-linear, a list of names such as [q_proj, v_proj], or a pattern such as .*_proj",
+        ) from None
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return name == end or name.endswith("." + end)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
