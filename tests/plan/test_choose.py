@@ -161,7 +161,7 @@ def test_this_machines_card_is_used_and_a_missing_one_is_said() -> None:
     with pytest.raises(UsageError, match="xpu"):
         target_of_machine(a_machine(card), Profile("x"), "xpu")
     unknown = Card("cuda", 0, "NVIDIA Tomorrow 1", 32 * GB, 30 * GB, "999")
-    with pytest.raises(MachineNotFit, match="nothing is known of NVIDIA Tomorrow 1"):
+    with pytest.raises(MachineNotFit, match="NVIDIA Tomorrow 1 are unknown"):
         target_of_machine(a_machine(unknown), Profile("x"))
 
 

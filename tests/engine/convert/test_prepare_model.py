@@ -137,7 +137,7 @@ def test_the_template_is_found_wherever_it_is_kept(template: str, source: Path, 
 
 @pytest.mark.parametrize("name", ["./nowhere", "nowhere", "a/b/c", "missing.gguf", ""])
 def test_a_name_that_is_nothing(name: str) -> None:
-    with pytest.raises(UsageError, match="not here") as caught:
+    with pytest.raises(UsageError, match="not found") as caught:
         kind_of(name)
     assert "smollm2-135m" in caught.value.hint
 
@@ -270,7 +270,7 @@ def test_gguf_without_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_prepared_folder_of_something_else(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no prepared model"):
+    with pytest.raises(UsageError, match="not a prepared model folder"):
         models.read_prepared(tmp_path)
 
 

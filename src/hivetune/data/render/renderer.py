@@ -222,7 +222,9 @@ def load_renderer(model_folder: Path) -> Renderer:
         path = model_folder / "chat_template.jinja"
         template = path.read_text(encoding="utf-8") if path.exists() else settings.get("chat_template")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{model_folder} is no prepared model: {error}", hint="hivetune fetch MODEL") from None
+        raise UsageError(
+            f"{model_folder} is not a prepared model folder: {error}", hint="hivetune fetch MODEL"
+        ) from None
     except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
         raise UsageError(f"{model_folder}/tokenizer.json can't be read: {error}", hint="hivetune fetch MODEL") from None
     if not isinstance(template, str) or not template.strip():

@@ -20,7 +20,7 @@ Setting = tuple[str, int | float | str]
 
 
 # The names in config.json of the activation that llama.cpp runs for a family, the usual one first.
-ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_pytorch_tanh": ("gelu_pytorch_tanh", "gelu")}
+LLAMA_CPP_ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_pytorch_tanh": ("gelu_pytorch_tanh", "gelu")}
 
 
 def find_gguf(config: Config) -> Gguf:
@@ -33,7 +33,7 @@ def find_gguf(config: Config) -> Gguf:
             f"GGUF export does not support the architecture {kind!r}",
             hint=f"supported: {', '.join(known)}; --to merged works for every model",
         )
-    name, activations = family.gguf.architecture, ACTIVATIONS[family.activation]
+    name, activations = family.gguf.architecture, LLAMA_CPP_ACTIVATIONS[family.activation]
     activation = config.get("hidden_activation") or config.get("hidden_act", activations[0])
     if activation not in activations:
         raise UsageError(f"llama.cpp runs {name} with {activations[0]}, this model needs {activation}")
