@@ -7,15 +7,17 @@ import typer
 
 from hivetune.cli.output import emit, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
-from hivetune.data.prepare.clean import quarantine_path
+from hivetune.data.prepare.clean import duplicates_path, quarantine_path
 from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare as prepare_rows
 from hivetune.data.prepare.prepare import read_report
+from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, UsageError
 from hivetune.walk.fetch import fetch_model
 
 SHOWN_PROBLEMS = 10
+SHOWN_PAIRS = 3
 NO_MODEL = "none"
 
 Sources = Annotated[
@@ -50,6 +52,8 @@ def check(
     show_report(found.document)
     if clean is not None:
         show(f"passed: {clean}   rejected, to mend and feed again: {quarantine_path(clean)}")
+        if found.document["duplicates"]:
+            show(f"left out as duplicates, each with the row that stays: {duplicates_path(clean)}")
     if html is not None:
         show(f"report: {html}")
     emit(found.document)  # the one document, also when the data is refused
@@ -125,13 +129,17 @@ def show_report(document: dict[str, Any]) -> None:
     counts = [("rows in", document["rows_in"], "")]
     for split, count in document["splits"].items():
         counts.append((split, count, "usable"))
-    counts.append(("duplicates", document["duplicates"], f"{document['near_duplicates']:,} of them nearly equal"))
+    counts.append(("duplicates", document["duplicates"], duplicate_kinds(document)))
     for name, label in (("rejected", "rejected"), ("set_aside", "set aside")):
         for reason, count in document[name].items():
             counts.append((f"{label}: {reason}", count, REASONS[reason].meaning))
     table("", ("rows", "count", ""), [(n, f"{c:,}", why) for n, c, why in counts], numeric=("count",))
     for reason, count in document["changed"].items():
         show(f"changed: {count:,} rows, {reason}: {REASONS[reason].meaning}")
+    near = [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"]
+    for pair in near[:SHOWN_PAIRS]:
+        show(f"nearly equal: {pair['source']} is left out, {pair['same_as']} stays ({pair['share']:.0%} in common)")
+    _show_groups(document)
     lengths = document["lengths"]
     show(
         f"length in {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "
@@ -147,3 +155,15 @@ def show_report(document: dict[str, Any]) -> None:
     left = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - SHOWN_PROBLEMS
     if left > 0:
         say(f"... and {left:,} more: --clean OUT writes each with its place, --html shows them")
+
+
+def _show_groups(document: dict[str, Any]) -> None:
+    """What could not be kept on one side, or not be held out, because it is too large a part of the rows."""
+    groups = document["groups"]
+    if groups["broken_up"]:
+        show(f"splits: {groups['broken_up']:,} rows are of a session or user too large to be kept on one side")
+    if groups["too_large"]:
+        show(
+            f"splits: {groups['too_large']:,} rows are trained because they belong together and are more than is to be"
+            f" held out"
+        )

@@ -4,6 +4,7 @@
     trained.u8     1 where a token is trained, in the same places
     offsets.u64    row i is tokens[offsets[i]:offsets[i + 1]]
     rows.sqlite    who said what, from where, in which split
+    duplicates.jsonl  rows that were left out because another row says the same, each with that row
     metadata.json  the distribution; report.json, report.html: what was done to the rows
     manifest.json  names, sizes and hashes, written last
 
@@ -34,6 +35,7 @@ CREATE TABLE rows (
   messages TEXT NOT NULL, tools TEXT, checker TEXT
 );
 """
+DROPPED_FILE = "duplicates.jsonl"
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 

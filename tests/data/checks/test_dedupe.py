@@ -1,18 +1,31 @@
 """Duplicates: exact ones by content, near ones as MinHash over word triples estimates them."""
 
+import json
 import random
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from conftest import chat
 from data.prepare.faults import WORDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig
-from hivetune.data.checks.dedupe import NUM_PERM, Table, bands_for, near_duplicates, signature
+from hivetune.data.checks.dedupe import (
+    BAND_VALUES,
+    LEAK_THRESHOLD,
+    NUM_BANDS,
+    Near,
+    Rows,
+    Table,
+    near_copies,
+    sketch,
+)
+from hivetune.data.checks.lessons import compare, lesson_hashes, lesson_of
 from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.split import question
 from hivetune.data.rows.read import content_id
 from hivetune.records import Message
 
@@ -32,62 +45,175 @@ def test_the_table_grows_far_beyond_its_start() -> None:
     assert all(table.put(key * 7919 + 1, 0) == key for key in range(5000))
 
 
-def said(text: str) -> tuple[Message, ...]:
-    return (
-        Message("system", "the same for all rows"),
-        Message("user", text[: len(text) // 3]),
-        Message("assistant", text),
+def said(asked: str, answer: str) -> tuple[Message, ...]:
+    return (Message("system", "the same for all rows"), Message("user", asked), Message("assistant", answer))
+
+
+def search(*conversations: Sequence[Message], threshold: float = 0.85) -> Near:
+    """What is found among rows that have no times; of copies the one with the lower number stays."""
+    sketches = b"".join(map(sketch, conversations))
+    rows = Rows(
+        lesson=lambda row: lesson_of(conversations[row]),
+        question=lambda row: hash(question(conversations[row])),
+        rank=lambda row: (float(row),),
     )
+    return near_copies(memoryview(sketches), threshold, rows)
 
 
-def jaccard(one: str, other: str) -> float:
-    def triples(text: str) -> set[tuple[str, ...]]:
-        words = " ".join(m.content for m in said(text)[1:]).lower().split()
-        return set(zip(words, words[1:], words[2:], strict=False))
-
-    a, b = triples(one), triples(other)
-    return len(a & b) / len(a | b)
+PLAIN_WORDS = [word for word in WORDS if word.isalpha()]  # a number that differs is a lesson of its own
 
 
-def test_near_duplicates_are_those_above_the_threshold() -> None:
-    """Pairs with 0 to 14 changed words. The estimate may be wrong within 4 standard errors (0.13) of the threshold."""
+def words(rng: random.Random, number: int) -> list[str]:
+    return [rng.choice(PLAIN_WORDS) for _ in range(number)]
+
+
+def test_near_copies_are_those_above_the_threshold_and_leaks_those_somewhat_below() -> None:
+    """Pairs of 100 words with 0 to 14 of them changed, each alone; each pair is compared word by word when it is found.
+
+    Of pairs at the lowest share that counts (0.7) one in a hundred may be missed, above 0.8 none.
+    """
     rng = random.Random(5)
-    texts, truth = [], {}
+    conversations, truth = [], {}
     for pair in range(150):
-        words = [rng.choice(WORDS) for _ in range(rng.randrange(60, 120))]
-        texts.append(" ".join(words))
-        for _ in range(pair % 15):
-            words[rng.randrange(len(words))] = f"new{rng.random()}"
-        texts.append(" ".join(words))
-        truth[2 * pair + 1] = jaccard(texts[-2], texts[-1])
-    signatures = array("I")
-    for text in texts:
-        signatures.frombytes(signature(said(text)))
-    found = near_duplicates(memoryview(signatures).cast("B"), 0.7)
-    for row in range(0, len(texts), 2):
-        assert found[row] == row
-        similarity = truth[row + 1]
-        if similarity > 0.83:
-            assert found[row + 1] == row
-        if similarity < 0.57:
-            assert found[row + 1] == row + 1
-    assert sum(1 for s in truth.values() if s > 0.83) > 20
-    assert sum(1 for s in truth.values() if s < 0.57) > 20
+        text = words(rng, 100)
+        asked = words(rng, 40)
+        conversations.append(said(" ".join(asked), " ".join(text)))
+        for place in rng.sample(range(0, 100, 6), pair % 15):
+            text[place] = "".join(rng.choice("abcdefgh") for _ in range(12))
+        conversations.append(said(" ".join(asked), " ".join(text)))
+        truth[2 * pair, 2 * pair + 1] = compare(*map(lesson_of, conversations[-2:])).share
+    found = search(*conversations)
+    assert {(other, row) for row, other, _ in found.copies} == {pair for pair, share in truth.items() if share >= 0.85}
+    assert all(share == truth[other, row] for row, other, share in found.copies)
+    assert {pair for pair, share in truth.items() if share >= 0.8} <= set(found.leaks)
+    assert set(found.leaks) <= {pair for pair, share in truth.items() if share >= 0.7}
+    assert 30 < len(found.copies) < len(found.leaks) < 140
+
+
+INSTRUCTION = " ".join(
+    f"Rule {word}: read the review below with care, weigh what it praises and what it blames, and then say in one word"
+    f" how the guest felt about the {word}."
+    for word in ("food", "room", "staff", "price", "place")
+)
+
+
+def test_many_questions_behind_one_instruction_are_different_questions() -> None:
+    """1,000 reviews of 6 to 15 words behind 130 shared ones, two answers; 20 longer ones come twice, a word apart."""
+    rng = random.Random(1)
+    rows = [
+        said(f"{INSTRUCTION} {' '.join(words(rng, 6 + rng.randrange(10)))}", rng.choice(("positive", "negative")))
+        for _ in range(1000)
+    ]
+    assert search(*rows) == Near([], [])
+    for _ in range(20):
+        review = words(rng, 60)
+        rows += [
+            said(f"{INSTRUCTION} {' '.join([*review[:30], word, *review[31:]])}", "mixed") for word in ("so", "as")
+        ]
+    found = search(*rows)
+    assert {(row, other) for row, other, _ in found.copies} == {(row + 1, row) for row in range(1000, 1040, 2)}
+    assert sorted(found.leaks) == [(row, row + 1) for row in range(1000, 1040, 2)]
+
+
+@pytest.mark.parametrize("rows", [2, 5, 12, 40])
+def test_few_questions_behind_one_instruction_are_different_questions_too(rows: int) -> None:
+    rng = random.Random(rows)
+    asked = [f"{INSTRUCTION} {' '.join(words(rng, 8))}" for _ in range(rows)]
+    assert search(*(said(one, "positive") for one in asked)).copies == []
+
+
+def test_one_question_with_different_calls_is_kept() -> None:
+    cities = [f"{one}{other}" for one in "ABCDEFGHIJ" for other in "abcdefghij"]
+    rows = [
+        (
+            Message("user", "Find the weather of tomorrow for the city that the customer named above. " * 5),
+            Message(
+                "assistant",
+                "I look that up for you at once, one moment, please, it does not take long. " * 5,
+                tool_calls=({"type": "function", "function": {"name": "weather", "arguments": {"city": city}}},),
+            ),
+        )
+        for city in cities
+    ]
+    assert search(*rows).copies == []
+    again = (rows[0][0], replace(rows[0][1], content=rows[0][1].content.replace("moment", "minute", 1)))
+    assert [(row, other) for row, other, _ in search(*rows, again).copies] == [(100, 0)]
+
+
+def test_one_question_again_and_again_with_nearly_the_same_answer_is_one_row() -> None:
+    """More rows than a crowd has: what all of them share is the row itself."""
+    rng = random.Random(3)
+    answer = words(rng, 60)
+    rows = []
+    for number in range(50):
+        varied = [*answer]
+        varied[number] = rng.choice(("indeed", "perhaps", "mostly"))
+        rows.append(said("How is the service doing right now?", " ".join(varied)))
+    copies = search(*rows).copies
+    assert {row for row, _, _ in copies} == set(range(1, 50))
+
+
+def test_another_number_is_another_lesson() -> None:
+    rng = random.Random(4)
+    text = " ".join(words(rng, 80))
+    assert search(said("What do I owe?", f"{text} 120 euros"), said("What do I owe?", f"{text} 130 euros")).copies == []
+
+
+def test_the_next_answer_of_a_history_is_another_lesson() -> None:
+    """20 turns that are all but equal: the last answer is new."""
+    rng = random.Random(6)
+    turns = [said(" ".join(words(rng, 12)), " ".join(words(rng, 25)))[1:] for _ in range(21)]
+    histories = [tuple(message for turn in turns[:end] for message in turn) for end in (19, 20, 21)]
+    assert search(*histories).copies == []
+
+
+def test_lessons_of_a_history_are_those_of_its_beginnings() -> None:
+    turns = [said(f"question {i}", f"answer {i}")[1:] for i in range(3)]
+    whole = lesson_hashes([message for turn in turns for message in turn])
+    assert len(whole) == 3
+    for end in (1, 2):
+        assert lesson_hashes([message for turn in turns[:end] for message in turn]) == whole[:end]
+    read_only = [replace(turns[0][1], weight=0)]
+    assert lesson_hashes([turns[0][0], *read_only, *turns[1]]) != whole[:2]
+    assert lesson_hashes(turns[0], ({"name": "tool"},)) != whole[:1]
+
+
+def test_the_order_of_the_rows_does_not_matter() -> None:
+    rng = random.Random(8)
+    texts = [(words(rng, 20), words(rng, 30)) for _ in range(60)]
+    for asked, answer in texts[:40]:
+        changed = [*answer]
+        changed[rng.randrange(30)] = "other"
+        texts.append((asked, changed))
+    texts += [([*INSTRUCTION.split(), *words(rng, 6)], ["positive"]) for _ in range(60)]
+    rows = [said(" ".join(asked), " ".join(answer)) for asked, answer in texts]
+    order = [*range(len(rows))]
+    rng.shuffle(order)
+
+    def found(numbers: list[int]) -> tuple[set[tuple[int, int]], set[frozenset[int]]]:
+        sketches = b"".join(sketch(rows[number]) for number in numbers)
+        about = Rows(
+            lesson=lambda row: lesson_of(rows[numbers[row]]),
+            question=lambda row: hash(question(rows[numbers[row]])),
+            rank=lambda row: (float(numbers[row]),),
+        )
+        near = near_copies(memoryview(sketches), 0.7, about)
+        return (
+            {(numbers[row], numbers[other]) for row, other, _ in near.copies},
+            {frozenset((numbers[one], numbers[other])) for one, other in near.leaks},
+        )
+
+    assert found(order) == found([*range(len(rows))])
 
 
 def test_bands_miss_at_most_one_pair_in_a_hundred() -> None:
-    for threshold in (0.5, 0.7, 0.85, 0.95):
-        rows = bands_for(threshold)
-        assert (1 - threshold**rows) ** (NUM_PERM // rows) <= 0.01
-    assert bands_for(0.95) > bands_for(0.5)
+    assert (1 - LEAK_THRESHOLD**BAND_VALUES) ** NUM_BANDS <= 0.011
 
 
 def test_text_without_spaces_is_compared_by_characters() -> None:
     text = "".join(chr(0x4E00 + i * 7 % 900) for i in range(300))
-    signatures = array("I")
-    for one in (text, text[:150] + "界" + text[151:], text[::-1]):
-        signatures.frombytes(signature((Message("user", one), Message("assistant", one))))
-    assert list(near_duplicates(memoryview(signatures).cast("B"), 0.85)) == [0, 0, 2]
+    rows = [said(one, one) for one in (text, text[:150] + "界" + text[151:], text[::-1])]
+    assert [(row, other) for row, other, _ in search(*rows).copies] == [(1, 0)]
 
 
 def test_equal_ids_mean_equal_lessons() -> None:
@@ -117,5 +243,61 @@ def test_duplicates_are_counted_and_shown(write_rows: Callable[..., Path]) -> No
     document = check(DataConfig(path=str(path))).document
     assert (document["exact_duplicates"], document["near_duplicates"], document["usable"]) == (1, 1, 2)
     examples = [(e["kind"], e["source"], e["same_as"]) for e in document["duplicate_examples"]]
-    assert examples == [("exact", f"{path}:2", f"{path}:1"), ("near", f"{path}:3", f"{path}:1")]
+    assert examples == [("exact", f"{path}:2", f"{path}:1"), ("near", f"{path}:1", f"{path}:3")]
+    assert 0.85 < document["duplicate_examples"][1]["share"] < 1
     assert check(DataConfig(path=str(path), near_duplicates=0)).usable == 3
+
+
+def history(turns: int, **more: object) -> dict[str, object]:
+    said = [{"role": role, "content": f"{role} {i}"} for i in range(turns) for role in ("user", "assistant")]
+    return {"messages": said, **more}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_longest_of_a_growing_history_stays(write_rows: Callable[..., Path], order: int) -> None:
+    rows = [history(turns) for turns in range(1, 6)][::order]
+    document = check(DataConfig(path=str(write_rows(rows)), near_duplicates=0)).document
+    assert (document["beginnings"], document["duplicates"], document["usable"]) == (4, 4, 1)
+    assert {e["same_as"].rpartition(":")[2] for e in document["duplicate_examples"]} == {"5" if order > 0 else "1"}
+
+
+def test_a_beginning_stays_where_the_longer_row_does_not_train_its_answer(write_rows: Callable[..., Path]) -> None:
+    longer = history(2)
+    longer["messages"][1]["weight"] = 0  # type: ignore[index]
+    assert check(DataConfig(path=str(write_rows([history(1), longer])))).usable == 2
+    other = {
+        "messages": [
+            *history(1)["messages"],
+            {"role": "user", "content": "more"},  # type: ignore[misc]
+            {"role": "assistant", "content": "no"},
+        ]
+    }
+    assert check(DataConfig(path=str(write_rows([history(2), other])))).usable == 2
+
+
+def test_of_equal_rows_the_oldest_stays(write_rows: Callable[..., Path]) -> None:
+    rows = [chat("What is it?", "A hive.", timestamp=time) for time in (1_700_000_300, 1_700_000_100, 1_700_000_200)]
+    path = write_rows(rows)
+    document = check(DataConfig(path=str(path))).document
+    assert {(e["source"], e["same_as"]) for e in document["duplicate_examples"]} == {
+        (f"{path}:1", f"{path}:2"),
+        (f"{path}:3", f"{path}:2"),
+    }
+
+
+def test_dropped_rows_are_written_with_the_row_that_they_resemble(
+    write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    rng = random.Random(2)
+    text = words(rng, 100)
+    rows = [chat("What is it?", " ".join(text)), chat("What is it?", " ".join([*text[:50], "changed", *text[51:]]))]
+    path = write_rows([*rows, rows[0]])
+    clean = tmp_path / "out" / "clean.jsonl"
+    check(DataConfig(path=str(path)), clean=clean)
+    near, exact = map(json.loads, (tmp_path / "out" / "clean.duplicates.jsonl").read_text().splitlines())
+    gone, stays = sorted((1, 2), key=lambda number: near["source"] != f"{path}:{number}")
+    assert (near["kind"], near["source"], near["same_as"]) == ("near", f"{path}:{gone}", f"{path}:{stays}")
+    assert near["messages"][1]["content"] == rows[gone - 1]["messages"][1]["content"]
+    assert near["same_as_messages"][1]["content"] == rows[stays - 1]["messages"][1]["content"]
+    assert (exact["kind"], exact["source"], exact["same_as"]) == ("exact", f"{path}:3", f"{path}:1")
+    assert "messages" not in exact

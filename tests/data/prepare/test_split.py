@@ -1,18 +1,23 @@
 """A row's side is its own: it never depends on other rows, and what belongs together stays together."""
 
+import math
+import random
+from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import chat
+from data.prepare.faults import WORDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig, parse_config
-from hivetune.data.prepare.prepare import prepare
-from hivetune.data.prepare.split import group_hash, group_key, split_of
+from hivetune.data.prepare.prepare import check, prepare
+from hivetune.data.prepare.split import Ties, group_hash, split_of, tie_hashes
+from hivetune.data.prepare.split import sides as split_sides
 from hivetune.records import Example, Message
 
 
@@ -28,18 +33,11 @@ def test_shares_only_ever_grow_out_of_training_rows(place: int, validation: floa
         assert split_of(place, validation, 0.2 + more) == "test"
 
 
-def test_the_same_question_is_on_one_side() -> None:
+def test_one_question_is_one_key() -> None:
     one, other = example("What  is\nthis?", "a"), example("what is this?", "another answer")
-    assert group_key(one, "none") == group_key(other, "none")
-    assert group_key(example("what is that?", "a"), "none") != group_key(one, "none")
-
-
-def test_what_is_grouped() -> None:
-    row = example("q", "a", session="s", user="u")
-    assert group_key(row, "auto") == group_key(row, "session") == "session:s"
-    assert group_key(row, "user") == "user:u"
-    assert group_key(row, "none").startswith("question:")
-    assert group_key(example("q", "a"), "user") == group_key(row, "none")
+    assert tie_hashes(one) == tie_hashes(other)
+    assert tie_hashes(example("what is that?", "a"))[0] != tie_hashes(one)[0]
+    assert tie_hashes(example("q", "a", session="s", user="u"))[1:] == (group_hash("session:s"), group_hash("user:u"))
 
 
 def test_shares_hold_for_every_stratum() -> None:
@@ -75,6 +73,114 @@ def test_sessions_and_users_are_never_divided(
     found = sides(write_rows(rows), chatml, group_by=group_by)
     for group in range(30):
         assert len({found[f"answer {i}"] for i in range(group, 300, 30)}) == 1
+
+
+def test_what_is_asked_in_two_sessions_ties_them(write_rows: Callable[..., Path], chatml: Path) -> None:
+    """590 questions, each asked in two sessions and answered in two ways: never on both sides."""
+    rows = [chat(f"question {i}", f"answer {i} {n}", session=f"s{n}-{i}") for n in range(2) for i in range(590)]
+    found = sides(write_rows(rows), chatml)
+    assert all(found[f"answer {i} 0"] == found[f"answer {i} 1"] for i in range(590))
+    assert Counter(found.values())["test"] > 60
+
+
+def test_rows_that_say_nearly_the_same_are_on_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
+    """200 rows with a copy that has 2 of 60 words changed in question and answer: not equal, but no evidence either."""
+    rng = random.Random(3)
+    rows = []
+    for i in range(200):
+        asked, answer = ([rng.choice(WORDS) for _ in range(60)] for _ in range(2))
+        rows.append(chat(" ".join(asked), " ".join([*answer, f"one{i}"]), session=f"a{i}"))
+        for place in (15, 40):
+            asked[place] = answer[place] = "changed"
+        rows.append(chat(" ".join(asked), " ".join([*answer, f"two{i}"]), session=f"b{i}"))
+    found = {
+        answer.split()[-1]: split for answer, split in sides(write_rows(rows), chatml, near_duplicates=0.95).items()
+    }
+    assert len(found) == 400
+    assert sum(found[f"one{i}"] != found[f"two{i}"] for i in range(200)) == 0
+
+
+def test_copies_under_new_sessions_move_no_row(write_rows: Callable[..., Path], chatml: Path) -> None:
+    rows = [chat(f"question {i}", f"answer {i}", session=f"s{i}") for i in range(400)]
+    before = sides(write_rows(rows, "old.jsonl"), chatml)
+    held_out = [row for row in rows if before[row["messages"][1]["content"]] != "train"]
+    for name in ("own", "shared"):
+        copies = [{**row, "session": f"new {i}" if name == "own" else "new"} for i, row in enumerate(held_out)]
+        assert sides(write_rows([*rows, *copies], f"{name}.jsonl"), chatml) == before
+
+
+def test_newer_rows_that_tie_old_groups_follow_the_older_one(write_rows: Callable[..., Path], chatml: Path) -> None:
+    rows = [chat(f"question {i}", f"answer {i}", session=f"s{i}", time=1_700_000_000 + i) for i in range(100)]
+    before = sides(write_rows(rows, "old.jsonl"), chatml)
+    newer = [chat(f"question {i}", f"new answer {i}", session=f"n{i}", time=1_800_000_000 + i) for i in range(100)]
+    after = sides(write_rows([*newer, *rows], "new.jsonl"), chatml)
+    assert {answer: after[answer] for answer in before} == before
+    assert all(after[f"new answer {i}"] == before[f"answer {i}"] for i in range(100))
+
+
+@settings(derandomize=True, max_examples=60)
+@given(st.data(), st.sampled_from(["auto", "session", "user", "none"]))
+def test_sides_depend_on_the_set_of_rows_and_divide_no_group(data: st.DataObject, group_by: str) -> None:
+    """Random ties: in any order the same sides, and whoever asks the same or is nearly the same is on one side."""
+    number = st.integers(0, 12)
+    rows = data.draw(st.lists(st.tuples(number, number, number, st.sampled_from([1.0, 2.0, math.inf])), max_size=40))
+    alike = data.draw(st.lists(st.tuples(*[st.integers(0, max(0, len(rows) - 1))] * 2), max_size=5)) if rows else []
+    config = DataConfig(path="x", group_by=group_by, test=0.3, validation=0.3)
+    order = data.draw(st.permutations(range(len(rows))))
+
+    def found(places: Sequence[int]) -> list[int]:
+        mixed = [
+            tuple(group_hash(f"{name} {value}") if value else 0 for name, value in zip("qsu", rows[i][:3], strict=True))
+            for i in places
+        ]
+        ties = Ties(
+            *(array("Q", column) for column in zip(*mixed, strict=True)), array("d", [rows[i][3] for i in places])
+        )
+        ties.question[:] = array("Q", [value or 7 for value in ties.question])
+        where = {row: place for place, row in enumerate(places)}
+        pairs = [(where[one], where[other]) for one, other in alike]
+        side = split_sides(range(len(places)), ties, pairs, config).side
+        return [side[where[row]] for row in range(len(rows))]
+
+    if rows:
+        side = found(range(len(rows)))
+        assert found(order) == side
+        for one, other in alike:
+            assert side[one] == side[other]
+        level = {"session": 1, "user": 2}.get(group_by)
+        for i, row in enumerate(rows):
+            for j in range(i):
+                assert row[0] != rows[j][0] or side[i] == side[j]
+                assert not level or not row[level] or row[level] != rows[j][level] or side[i] == side[j]
+
+
+def test_what_is_too_large_for_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
+    """One session with half of the rows: `auto` divides it so that something can be held out, `session` trains it."""
+    rows = [chat(f"question {i}", f"answer {i}", session="loud" if i % 2 else f"s{i}") for i in range(400)]
+    path = write_rows(rows)
+    loud = [f"answer {i}" for i in range(1, 400, 2)]
+    auto, strict = sides(path, chatml), sides(path, chatml, group_by="session")
+    assert Counter(auto[answer] for answer in loud)["test"] > 5
+    assert Counter(strict[answer] for answer in loud) == {"train": 200}
+    groups = check(DataConfig(path=str(path))).document["groups"]
+    assert (groups["groups"], groups["largest"], groups["broken_up"], groups["too_large"]) == (400, 1, 200, 0)
+    groups = check(DataConfig(path=str(path), group_by="session")).document["groups"]
+    assert (groups["largest"], groups["broken_up"], groups["too_large"]) == (200, 0, 200)
+
+
+def test_one_question_for_everything_is_trained(write_rows: Callable[..., Path]) -> None:
+    rows = [chat("Go on.", f"answer {i}", session=f"s{i}") for i in range(50)]
+    document = check(DataConfig(path=str(write_rows(rows)))).document
+    assert document["splits"] == {"train": 50, "validation": 0, "test": 0}
+    assert document["groups"]["too_large"] == 50
+
+
+def test_few_users_are_divided_by_session_and_many_are_not(write_rows: Callable[..., Path], chatml: Path) -> None:
+    few = [chat(f"question {i}", f"answer {i}", session=f"s{i}", user=f"u{i % 5}") for i in range(500)]
+    many = [chat(f"question {i}", f"answer {i}", session=f"s{i}", user=f"u{i % 125}") for i in range(500)]
+    assert len(set(sides(write_rows(few, "few.jsonl"), chatml).values())) == 3
+    found = sides(write_rows(many, "many.jsonl"), chatml)
+    assert all(len({found[f"answer {i}"] for i in range(user, 500, 125)}) == 1 for user in range(125))
 
 
 def test_balance_evens_out_training_and_keeps_the_evidence(write_rows: Callable[..., Path], chatml: Path) -> None:

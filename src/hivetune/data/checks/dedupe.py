@@ -1,26 +1,43 @@
 """Which rows are there already: exactly (64 bits of the content's hash) or nearly (MinHash over word triples).
 
-Nothing here holds rows: exact duplicates cost 16 bytes a row, near ones a file of signatures that is read band by
-band through one table of 64-bit keys, so memory does not grow with the number of bands (Leskovec, Rajaraman, Ullman:
-Mining of Massive Datasets, 3.4).
+Near copies are looked for in two steps, as in Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, 3.4. Rows that
+share one band of their MinHash are candidates; each pair of candidates is then compared word by word (lessons.py).
+Nothing here holds rows: sketches lie in a file, and a band is read in parts, so that memory stays bounded.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import eq
 
 from rensa import RMinHash
 
+from hivetune.data.checks.lessons import Lesson, Triple, compare, shared_triples, texts_of, triples_of, words_of
 from hivetune.records import Message
 
 NUM_PERM = 128  # the estimate's standard error at similarity 0.85 is then 0.03
-SIGNATURE_BYTES = NUM_PERM * 4
-LONGEST_WORDS = 20  # characters a word on average, above which text has no spaces
 SEED = 1
-MISSED = 0.01  # bands are chosen so that at most this share of pairs at the threshold is never compared
+BAND_VALUES = 5
+# 25 bands of 5 values: a pair with 0.7 of its triples in common is a candidate with probability 0.99, with 0.85 always.
+NUM_BANDS = NUM_PERM // BAND_VALUES
+KEY_BYTES = 8 * NUM_BANDS
+SKETCH_BYTES = KEY_BYTES + 2 * NUM_PERM
+LEAK_THRESHOLD = 0.7  # rows that share so much stay on one side of the split
+SLACK = 0.1  # the estimate may be so much too low (2.5 standard errors) before a pair is not looked at
+# More rows than this behind one band share a text, as an instruction: that text does not count when they are compared.
+CROWD_ROWS = 16
+CROWD_SAMPLE = 16
+CROWD_ESTIMATE = 0.5  # with a crowd's text left out few values remain, and the estimate is coarse
+PART_ROWS = 250_000  # keys of one band that are counted at a time: about 30 MB
+PRIME = (1 << 61) - 1
 MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Knuth, multiplicative hashing)
 MASK = (1 << 64) - 1
+NOBODY = 0xFFFFFFFF
 Progress = Callable[[int, int | None], None]
+Pair = tuple[int, int]
 
 
 class Table:
@@ -40,19 +57,28 @@ class Table:
     def put(self, key: int, value: int) -> int | None:
         """The value that `key` has already; None when it was free and now has `value`."""
         key = key or 1  # 0 marks a free slot
-        mask = self._size - 1
-        slot = ((key * MIX) & MASK) >> 20 & mask
-        keys = self._keys
-        while (found := keys[slot]) != 0:
-            if found == key:
-                return self._values[slot]
-            slot = (slot + 1) & mask
-        keys[slot] = key
+        slot = self._slot(key)
+        if self._keys[slot]:
+            return self._values[slot]
+        self._keys[slot] = key
         self._values[slot] = value
         self._used += 1
         if self._used * 3 > self._size * 2:
             self._grow()
         return None
+
+    def get(self, key: int) -> int | None:
+        slot = self._slot(key or 1)
+        return self._values[slot] if self._keys[slot] else None
+
+    def _slot(self, key: int) -> int:
+        """Where `key` is, or the free slot where it belongs."""
+        mask = self._size - 1
+        slot = ((key * MIX) & MASK) >> 20 & mask
+        keys = self._keys
+        while (found := keys[slot]) != 0 and found != key:
+            slot = (slot + 1) & mask
+        return slot
 
     def _grow(self) -> None:
         keys, values = self._keys, self._values
@@ -62,67 +88,183 @@ class Table:
                 self.put(key, value)
 
 
-def signature(messages: Sequence[Message]) -> bytes:
-    """MinHash of what was asked and answered (not of the system prompt, which rows share), 512 bytes."""
-    text = " ".join(m.content for m in messages if m.role != "system").lower()
-    words = text.split()
-    if len(words) * LONGEST_WORDS < len(text):  # Chinese or Japanese: no spaces, so characters stand in for words
-        words = list(text)
-    triples = zip(words, words[1:], words[2:], strict=False)
-    shingles = [" ".join(triple) for triple in triples] or [" ".join(words)]
-    sketch = RMinHash(NUM_PERM, SEED)
-    sketch.update(shingles)
-    return array("I", sketch.digest()).tobytes()
+def sketch(messages: Sequence[Message]) -> bytes:
+    """456 bytes: the keys of all bands (64 bits each) and 16 bits of each MinHash value."""
+    asked, learned, _ = texts_of(messages)
+    pieces = [" ".join(triple) for triple in triples_of(words_of(asked))]
+    pieces += ["=" + " ".join(triple) for triple in triples_of(words_of(learned))]
+    minhash = RMinHash(NUM_PERM, SEED)
+    minhash.update(pieces)
+    values = array("I", minhash.digest()).tobytes()
+    size = 4 * BAND_VALUES
+    keys = array("Q", [int.from_bytes(values[i * size : (i + 1) * size], "little") % PRIME for i in range(NUM_BANDS)])
+    return keys.tobytes() + memoryview(values).cast("H")[::2].tobytes()
 
 
-def bands_for(threshold: float) -> int:
-    """How many values make one band: as many as still let at most MISSED of the pairs at the threshold slip."""
-    for rows in (32, 16, 8, 4, 2):
-        if (1 - threshold**rows) ** (NUM_PERM // rows) <= MISSED:
-            return rows
-    return 1
+@dataclass(frozen=True, slots=True)
+class Near:
+    """`copies`: (row, the row that stays instead, share of words in common). `leaks`: pairs that stay together."""
+
+    copies: list[tuple[int, int, float]] = field(default_factory=list)
+    leaks: list[Pair] = field(default_factory=list)
 
 
-def near_duplicates(
-    signatures: memoryview, threshold: float, skipped: bytes = b"", progress: Progress = lambda _done, _total: None
-) -> array:  # type: ignore[type-arg]
-    """For each of the consecutive signatures (512 bytes) the earlier row that it nearly equals, else its own number.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the search asks about row i of the sketches. `rank`: of two copies the row with the lower one stays."""
 
-    Rows with a 1 in `skipped` take no part. A row that is a duplicate itself is nobody's original.
-    """
-    num_rows = len(signatures) // SIGNATURE_BYTES
-    words = signatures.cast("B").cast("I")
-    pairs = words.cast("B").cast("Q")
-    rows_per_band = bands_for(threshold)
-    num_bands = NUM_PERM // rows_per_band
-    needed = threshold * NUM_PERM
-    original = array("I", range(num_rows))
-    for band in range(num_bands):
-        table = Table(num_rows)
-        for row in range(num_rows):
-            if original[row] != row or (skipped and skipped[row]):
+    lesson: Callable[[int], Lesson]
+    question: Callable[[int], int]
+    rank: Callable[[int], tuple[float, ...]]
+
+
+def near_copies(
+    sketches: memoryview,
+    threshold: float,
+    rows: Rows,
+    skipped: bytes = b"",
+    progress: Progress = lambda _done, _total: None,
+) -> Near:
+    """Compare all rows of `sketches` but those marked in `skipped`. What is found depends on the set of rows alone."""
+    copies: list[tuple[int, int, float]] = []
+    leaks: list[Pair] = []
+    with closing(_Search(sketches, rows)) as search:
+        for band in range(NUM_BANDS):
+            for bucket in search.buckets(band, skipped):
+                search.take(bucket)
+            progress(band + 1, NUM_BANDS)
+        for one, other in search.pairs():
+            found = compare(rows.lesson(one), rows.lesson(other), search.shared(one, other))
+            if found.is_copy(threshold):
+                copies.append((one, other, found.share))
+            if found.is_leak(LEAK_THRESHOLD):
+                leaks.append((one, other))
+    return Near(_drop(copies, rows.rank), leaks)
+
+
+class _Search:
+    """The candidates, and the crowds: many rows with one text in common."""
+
+    def __init__(self, sketches: memoryview, rows: Rows):
+        self._keys, self._values = sketches.cast("Q"), sketches.cast("H")
+        self._rows = rows
+        self._num_rows = num_rows = len(sketches) // SKETCH_BYTES
+        self._pairs: set[int] = set()  # one << 32 | other
+        self._crowd_of = array("I", [NOBODY]) * num_rows
+        self._crowds: list[list[int]] = []  # a sample of each
+        self._sizes: list[int] = []
+        self._common = lru_cache(maxsize=64)(self._common_values)
+        self._shared = lru_cache(maxsize=64)(self._shared_triples)
+
+    def close(self) -> None:
+        """Let go of the file behind the sketches."""
+        self._keys.release()
+        self._values.release()
+
+    def buckets(self, band: int, skipped: bytes) -> Iterator[list[int]]:
+        """Rows that have one key in this band: two or more."""
+        keys = self._keys[band :: SKETCH_BYTES // 8]
+        num_parts = 1 + self._num_rows // PART_ROWS
+        for part in range(num_parts):
+            mine = keys if num_parts == 1 else [key for key in keys if key % num_parts == part]
+            several = {key for key, count in Counter(mine).items() if count > 1}
+            if not several:
                 continue
-            other = table.put(_band_key(words, pairs, row, band, rows_per_band), row)
-            if other is None:
-                continue
-            while original[other] != other:
-                other = original[other]
-            if _equal_values(words, row, other) >= needed:
-                original[row] = other
-        progress(band + 1, num_bands)
-    return original
+            found: dict[int, list[int]] = {}
+            for row, key in enumerate(keys):
+                if key in several and not (skipped and skipped[row]):
+                    found.setdefault(key, []).append(row)
+            yield from (bucket for bucket in found.values() if len(bucket) > 1)
+
+    def take(self, bucket: list[int]) -> None:
+        """Few rows: each with the best of them and with the one before it. Many: a crowd, and only equal questions."""
+        rank = self._rows.rank
+        if len(bucket) <= CROWD_ROWS:
+            self._add(sorted(bucket, key=rank))
+            return
+        self._remember_crowd(bucket)
+        questions: dict[int, list[int]] = {}
+        for row in bucket:
+            questions.setdefault(self._rows.question(row), []).append(row)
+        for same in questions.values():
+            if len(same) > 1:
+                self._add(sorted(same, key=rank))
+
+    def pairs(self) -> Iterator[Pair]:
+        """Candidates whose estimate is high enough, also when what their crowd shares is left out."""
+        for packed in sorted(self._pairs):
+            one, other = packed >> 32, packed & NOBODY
+            if self._is_likely(one, other):
+                yield one, other
+
+    def shared(self, one: int, other: int) -> frozenset[Triple]:
+        """What the crowds of two rows all ask; nothing when both ask exactly the same."""
+        if self._rows.question(one) == self._rows.question(other):
+            return frozenset()
+        crowds = {self._crowd_of[one], self._crowd_of[other]} - {NOBODY}
+        return frozenset().union(*(self._shared(crowd) for crowd in sorted(crowds)))
+
+    def _add(self, ordered: list[int]) -> None:
+        for place, row in enumerate(ordered[1:], 1):
+            for other in {ordered[0], ordered[place - 1]}:
+                packed = min(row, other) << 32 | max(row, other)
+                if packed not in self._pairs and self._is_likely(row, other):
+                    self._pairs.add(packed)
+
+    def _remember_crowd(self, bucket: list[int]) -> None:
+        """A row belongs to the largest crowd that it was seen in."""
+        number, size = len(self._crowds), len(bucket)
+        joined = False
+        for row in bucket:
+            known = self._crowd_of[row]
+            if known == NOBODY or self._sizes[known] < size:
+                self._crowd_of[row] = number
+                joined = True
+        if joined:
+            self._crowds.append(sorted(bucket, key=self._rows.rank)[:CROWD_SAMPLE])
+            self._sizes.append(size)
+
+    def _is_likely(self, one: int, other: int) -> bool:
+        a, b = self._row_values(one), self._row_values(other)
+        if sum(map(eq, a, b)) < (LEAK_THRESHOLD - SLACK) * NUM_PERM:
+            return False
+        crowd = self._crowd_of[one]
+        if crowd == NOBODY or crowd != self._crowd_of[other]:
+            return True
+        if self._rows.question(one) == self._rows.question(other):
+            return True
+        own = [x == y for x, y, common in zip(a, b, self._common(crowd), strict=True) if x != common or y != common]
+        return sum(own) >= CROWD_ESTIMATE * len(own)
+
+    def _row_values(self, row: int) -> memoryview:
+        start = (row * SKETCH_BYTES + KEY_BYTES) // 2
+        return self._values[start : start + NUM_PERM]
+
+    def _common_values(self, crowd: int) -> list[int]:
+        """For each place of a sketch the value that more than half of the crowd has, else -1."""
+        rows = [self._row_values(row) for row in self._crowds[crowd]]
+        most = (Counter(values).most_common(1)[0] for values in zip(*rows, strict=True))
+        return [value if 2 * count > len(rows) else -1 for value, count in most]
+
+    def _shared_triples(self, crowd: int) -> frozenset[Triple]:
+        return shared_triples(self._rows.lesson(row) for row in self._crowds[crowd])
 
 
-def _band_key(words: memoryview, pairs: memoryview, row: int, band: int, rows_per_band: int) -> int:
-    if rows_per_band == 1:
-        return words[row * NUM_PERM + band]
-    first = (row * NUM_PERM + band * rows_per_band) // 2
-    key = 0
-    for value in pairs[first : first + rows_per_band // 2]:
-        key = ((key ^ value) * MIX) & MASK
-    return key
-
-
-def _equal_values(words: memoryview, one: int, other: int) -> int:
-    a, b = one * NUM_PERM, other * NUM_PERM
-    return sum(map(eq, words[a : a + NUM_PERM], words[b : b + NUM_PERM]))
+def _drop(
+    copies: list[tuple[int, int, float]], rank: Callable[[int], tuple[float, ...]]
+) -> list[tuple[int, int, float]]:
+    """Best rows first: a row goes when a row that stays is its copy. A row that goes is nobody's original."""
+    alike: dict[int, dict[int, float]] = {}
+    for one, other, share in copies:
+        alike.setdefault(one, {})[other] = share
+        alike.setdefault(other, {})[one] = share
+    stays: set[int] = set()
+    gone = []
+    for row in sorted(alike, key=rank):
+        originals = stays & alike[row].keys()
+        if originals:
+            first = min(originals, key=rank)
+            gone.append((row, first, alike[row][first]))
+        else:
+            stays.add(row)
+    return gone

@@ -1,7 +1,9 @@
-"""The rows that passed, and the quarantine: each rejected row with reason and place, to be mended and fed again."""
+"""The rows that passed; beside them the quarantine (what is rejected, to be mended and fed again) and duplicates."""
 
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
@@ -9,9 +11,11 @@ from typing import IO, Any
 from hivetune.config import DataConfig
 from hivetune.data.checks.redact import PERSONAL, SECRETS, redact_value
 from hivetune.data.prepare.decide import REFUSED, Decisions, fates, open_result
+from hivetune.data.prepare.duplicates import write_dropped
 from hivetune.data.reasons import REASONS, severity_of
 from hivetune.data.rows.read import QUARANTINE_KEY
 from hivetune.data.snapshot import SPLITS
+from hivetune.errors import DoesNotFit
 
 
 def quarantine_path(clean: Path) -> Path:
@@ -19,24 +23,57 @@ def quarantine_path(clean: Path) -> Path:
     return clean.with_name(f"{clean.stem}.quarantine{clean.suffix or '.jsonl'}")
 
 
-def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig, out: Path) -> None:
-    """Usable rows as they came (what was redacted stays redacted), and the rejected ones beside them.
+def duplicates_path(clean: Path) -> Path:
+    """rows.jsonl -> rows.duplicates.jsonl"""
+    return clean.with_name(f"{clean.stem}.duplicates{clean.suffix or '.jsonl'}")
 
-    A line of the quarantine file is a row that `data check` reads again: mend its "row" and feed the file.
+
+def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig, out: Path) -> None:
+    """Usable rows as they came (what was redacted stays redacted); beside them the rejected ones and the duplicates.
+
+    A line of the quarantine file is a row that `data check` reads again: mend its "row" and feed the file. A file has
+    its name only when it is whole. Raises DoesNotFit when it can't be written.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with open(out, "wb") as clean, open(quarantine_path(out), "wb") as quarantine:
-        for number, path in enumerate(results):
-            with closing(open_result(path)) as database:
-                rows = database.execute(
-                    "SELECT source, reason, hint, changed, raw FROM rows JOIN bodies USING (n) ORDER BY n"
-                )
-                for (source, reason, hint, changed, raw), (_, fate) in zip(rows, fates(decisions, number), strict=True):
-                    if fate < len(SPLITS):
-                        clean.write(_redacted(raw, data) if changed and "redacted" in changed else raw)
-                        clean.write(b"\n")
-                    elif fate == REFUSED and severity_of(reason) == "reject":
-                        _quarantine(quarantine, source, reason, hint, raw)
+    try:
+        with _whole(quarantine_path(out)) as quarantine, _whole(duplicates_path(out)) as dropped, _whole(out) as clean:
+            _write_rows(results, decisions, data, clean, quarantine)
+            write_dropped(results, decisions, dropped)
+    except OSError as error:
+        raise DoesNotFit(
+            f"{out} cannot be written: {error.strerror}; no file of this name was made or changed",
+            hint="make room, or write to another disk",
+        ) from None
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name when all of it is on the disk, and is gone when that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_rows(
+    results: Sequence[Path], decisions: Decisions, data: DataConfig, clean: IO[bytes], quarantine: IO[bytes]
+) -> None:
+    for number, path in enumerate(results):
+        with closing(open_result(path)) as database:
+            rows = database.execute(
+                "SELECT source, reason, hint, changed, raw FROM rows JOIN bodies USING (n) ORDER BY n"
+            )
+            for (source, reason, hint, changed, raw), (_, fate) in zip(rows, fates(decisions, number), strict=True):
+                if fate < len(SPLITS):
+                    clean.write(_redacted(raw, data) if changed and "redacted" in changed else raw)
+                    clean.write(b"\n")
+                elif fate == REFUSED and severity_of(reason) == "reject":
+                    _quarantine(quarantine, source, reason, hint, raw)
 
 
 def _redacted(raw: bytes, data: DataConfig) -> bytes:

@@ -1,31 +1,40 @@
 """What can only be known from all rows together: duplicates, quotas, splits, balance; and the counts of the report.
 
-Reads the results of all chunks in order and keeps 8 to 40 bytes a row in flat arrays, never rows.
+Reads the results of all chunks in order and keeps about 60 bytes a row in flat arrays, never rows.
 """
 
+import math
 import mmap
+import shutil
 import sqlite3
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from hivetune.config import DataConfig
-from hivetune.data.checks.dedupe import Table, near_duplicates
-from hivetune.data.prepare.split import split_of
-from hivetune.data.snapshot import SPLITS
+from hivetune.data.checks.dedupe import Rows, Table, near_copies
+from hivetune.data.checks.lessons import Lesson, lesson_of
+from hivetune.data.prepare.split import Ties, sides
+from hivetune.data.snapshot import messages_from
 
 Progress = Callable[[int, int | None], None]
 
 # What became of a row; the first three are the splits in the order of SPLITS.
-TRAIN, VALIDATION, TEST, DUPLICATE, NEAR_DUPLICATE, REFUSED, QUOTA_SOURCE, QUOTA_SESSION, BALANCE = range(9)
+TRAIN, VALIDATION, TEST, DUPLICATE, BEGINNING, NEAR_DUPLICATE, REFUSED, QUOTA_SOURCE, QUOTA_SESSION, BALANCE = range(10)
+DUPLICATES = {DUPLICATE: "exact", BEGINNING: "beginning", NEAR_DUPLICATE: "near"}
 SET_ASIDE = {QUOTA_SOURCE: "quota-source", QUOTA_SESSION: "quota-session", BALANCE: "balance"}
 NO_VALUE = "-"  # the agent or category of rows that have none
-MAX_EXAMPLES = 20  # of each kind of duplicate
+CACHED_LESSONS = 500
 ADDRESS_SPACE = 1 << 64
-QUERY = "SELECT source, reason, changed, hash64, group64, length, trained, agent, category, session, layout FROM rows"
+QUERY = (
+    "SELECT source, layout, reason, hash64, question64, session64, user64, lesson64, time, length, agent, category"
+    " FROM rows ORDER BY n"
+)
 
 
 @dataclass
@@ -33,114 +42,209 @@ class Decisions:
     """One byte a row in input order, and everything that was counted on the way."""
 
     fate: array = field(default_factory=lambda: array("B"))  # type: ignore[type-arg]
-    examples: list[tuple[int, int]] = field(default_factory=list)  # (duplicate, the row it equals), the first few
-    near_examples: list[tuple[int, int]] = field(default_factory=list)
+    stays: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]  # the row that a row equals, or itself
+    shares: dict[int, float] = field(default_factory=dict)  # near duplicate: what it has in common with that row
     chunk_starts: list[int] = field(default_factory=list)  # row number at which each chunk begins
     reasons: Counter[str] = field(default_factory=Counter)  # of refused rows, rejected or set aside
     changed: Counter[str] = field(default_factory=Counter)
     files: dict[str, Counter[str]] = field(default_factory=dict)  # file: rows of each layout
+    groups: dict[str, int] = field(default_factory=dict)  # what was kept together, see split.Sides
 
     @property
     def num_rows(self) -> int:
         return len(self.fate)
 
-    def keep_example(self, row: int, original: int, *, near: bool = False) -> None:
-        kind = self.near_examples if near else self.examples
-        if len(kind) < MAX_EXAMPLES:
-            kind.append((row, original))
-
     def count(self, *fates: int) -> int:
         return sum(self.fate.count(one) for one in fates)
+
+    def drop(self, row: int, stays: int, fate: int) -> None:
+        self.fate[row], self.stays[row] = fate, stays
+
+    def place(self, row: int) -> tuple[int, int]:
+        """(chunk, number within the chunk) of a row."""
+        chunk = bisect_right(self.chunk_starts, row) - 1
+        return chunk, row - self.chunk_starts[chunk]
+
+    def original(self, row: int) -> int:
+        """The row that a duplicate equals, begins or resembles; another row may resemble that one and stay for both."""
+        kind = self.fate[row]
+        row = self.stays[row]
+        while self.stays[row] != row and self.fate[row] == kind:
+            row = self.stays[row]
+        return row
 
 
 @dataclass
 class _Columns:
-    """What later passes need of each usable row, in flat arrays of one entry a row of the input."""
+    """What later passes need of each usable row, in flat arrays of one entry a row of the input (about 60 bytes)."""
 
     hash64: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
-    group64: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
+    lesson64: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
+    length: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
     label: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
     source: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
-    session: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
+    ties: Ties = field(default_factory=lambda: Ties(array("Q"), array("Q"), array("Q"), array("d")))
 
 
 def decide(results: Sequence[Path], data: DataConfig, progress: Progress) -> Decisions:
     """The fate of every row. `results`: chunk results in input order. `progress` counts steps of the near search."""
-    decisions = Decisions()
-    columns = _Columns()
+    decisions, columns = Decisions(), _Columns()
     _first_pass(results, data, decisions, columns)
-    if data.near_duplicates > 0:
-        _drop_near(results, data.near_duplicates, decisions, progress)
+    _drop_beginnings(results, decisions, columns)
+    _count_changed(results, decisions)
+    alike = _drop_near(results, data.near_duplicates, decisions, columns, progress) if data.near_duplicates > 0 else []
     if data.quota_per_session is not None:
-        _limit(decisions, columns.session, columns.hash64, data.quota_per_session, QUOTA_SESSION)
+        _limit(decisions, columns.ties.session, columns.hash64, data.quota_per_session, QUOTA_SESSION)
     if data.quota_per_source is not None:
         _limit(decisions, columns.source, columns.hash64, data.quota_per_source, QUOTA_SOURCE)
-    for row, fate in enumerate(decisions.fate):
-        if fate == TRAIN:
-            decisions.fate[row] = SPLITS.index(split_of(columns.group64[row], data.validation, data.test))
+    rows = array("I", (row for row, fate in enumerate(decisions.fate) if fate == TRAIN))
+    found = sides(rows, columns.ties, alike, data)
+    for row in rows:
+        decisions.fate[row] = found.side[row]
+    decisions.groups = {
+        "groups": found.groups,
+        "largest": found.largest,
+        "broken_up": found.broken_up,
+        "too_large": found.too_large,
+    }
     if data.balance != "none":
         _balance(decisions, columns.label, columns.hash64)
     return decisions
 
 
 def _first_pass(results: Sequence[Path], data: DataConfig, decisions: Decisions, columns: _Columns) -> None:
-    """Counts, and exact duplicates: of rows with equal content the first one stays."""
+    """Counts, and exact duplicates: of rows with equal content the oldest one stays, without times the first."""
     seen = Table()
     labels: dict[str, int] = {}
     sources: dict[str, int] = {}
-    fate = decisions.fate
     for path in results:
-        decisions.chunk_starts.append(len(fate))
+        decisions.chunk_starts.append(decisions.num_rows)
         with closing(open_result(path)) as database:
-            for source, reason, changed, hash64, group64, _, _, agent, category, session, layout in database.execute(
-                QUERY + " ORDER BY n"
-            ):
-                row = len(fate)
+            for source, layout, reason, hash64, *about, length, agent, category in database.execute(QUERY):
+                row = decisions.num_rows
                 name = source.rpartition(":")[0] or source
                 decisions.files.setdefault(name, Counter())[layout or "-"] += 1
                 columns.source.append(sources.setdefault(name, len(sources)))
-                if reason is not None:
-                    decisions.reasons[reason] += 1
-                    fate.append(REFUSED)
-                    for flat in (columns.hash64, columns.group64, columns.label, columns.session):
-                        flat.append(0)
-                    continue
-                columns.hash64.append(hash64 % ADDRESS_SPACE)
-                columns.group64.append(group64 % ADDRESS_SPACE)
                 label = (agent if data.balance == "agent" else category) or NO_VALUE
                 columns.label.append(labels.setdefault(label, len(labels)))
-                columns.session.append(hash(session) % ADDRESS_SPACE if session else 0)
-                first = seen.put(hash64 % ADDRESS_SPACE, row)
-                if first is not None:
-                    decisions.keep_example(row, first)
-                elif changed:
+                _append(columns, hash64, length, *about)
+                decisions.stays.append(row)
+                decisions.fate.append(TRAIN if reason is None else REFUSED)
+                if reason is not None:
+                    decisions.reasons[reason] += 1
+                elif (first := seen.put(hash64 % ADDRESS_SPACE, row)) is not None:
+                    _drop_exact(decisions, columns.ties, row, first)
+
+
+def _append(
+    columns: _Columns,
+    hash64: int | None,
+    length: int | None,
+    question: int | None,
+    session: int | None,
+    user: int | None,
+    lesson: int | None,
+    time: float | None,
+) -> None:
+    columns.hash64.append((hash64 or 0) % ADDRESS_SPACE)
+    columns.lesson64.append((lesson or 0) % ADDRESS_SPACE)
+    columns.length.append(length or 0)
+    ties = columns.ties
+    for flat, value in ((ties.question, question), (ties.session, session), (ties.user, user)):
+        flat.append((value or 0) % ADDRESS_SPACE)
+    ties.time.append(math.inf if time is None else time)
+
+
+def _drop_exact(decisions: Decisions, ties: Ties, row: int, first: int) -> None:
+    """`first`: the first row with this content. A row that is older than the one that stayed takes its place."""
+    stays = first
+    while decisions.stays[stays] != stays:
+        stays = decisions.stays[stays]
+    if ties.time[row] < ties.time[stays]:
+        decisions.drop(stays, row, DUPLICATE)
+    else:
+        decisions.drop(row, stays, DUPLICATE)
+
+
+def _drop_beginnings(results: Sequence[Path], decisions: Decisions, columns: _Columns) -> None:
+    """Rows whose every answer is trained, after the same words, in a longer row: a history that grows turn by turn."""
+    ends = Table()
+    for row, fate in enumerate(decisions.fate):
+        if fate == TRAIN and columns.lesson64[row]:
+            ends.put(columns.lesson64[row], row)
+    for number, path in enumerate(results):
+        with closing(open_result(path)) as database:
+            for n, earlier in database.execute("SELECT n, earlier FROM rows WHERE earlier IS NOT NULL ORDER BY n"):
+                longer = decisions.chunk_starts[number] + n
+                if decisions.fate[longer] not in (TRAIN, BEGINNING):
+                    continue
+                for lesson in array("Q", earlier):
+                    shorter = ends.get(lesson)
+                    if shorter is not None and shorter != longer and decisions.fate[shorter] == TRAIN:
+                        decisions.drop(shorter, longer, BEGINNING)
+
+
+def _count_changed(results: Sequence[Path], decisions: Decisions) -> None:
+    for start, path in zip(decisions.chunk_starts, results, strict=True):
+        with closing(open_result(path)) as database:
+            for n, changed in database.execute("SELECT n, changed FROM rows WHERE changed IS NOT NULL"):
+                if decisions.fate[start + n] == TRAIN:
                     decisions.changed.update(changed.split(","))
-                fate.append(TRAIN if first is None else DUPLICATE)
 
 
-def _drop_near(results: Sequence[Path], threshold: float, decisions: Decisions, progress: Progress) -> None:
-    """Signatures lie in one file per chunk, for usable rows only; exact duplicates among them are left out."""
+def _drop_near(
+    results: Sequence[Path], threshold: float, decisions: Decisions, columns: _Columns, progress: Progress
+) -> list[tuple[int, int]]:
+    """Pairs of rows that say nearly the same though both stay. Sketches lie in one file a chunk, of usable rows."""
     rows = array("I", (row for row, fate in enumerate(decisions.fate) if fate != REFUSED))
-    joined = results[0].parent / "signatures.u32" if results else None
-    if joined is None or not rows:
-        return
+    if not rows:
+        return []
+    joined = results[0].parent / "sketches"
     with open(joined, "wb") as out:
         for path in results:
-            with open(f"{path}.signatures", "rb") as part:
-                while block := part.read(1 << 20):
-                    out.write(block)
-    with open(joined, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        skipped = bytes(1 if decisions.fate[row] == DUPLICATE else 0 for row in rows)
-        view = memoryview(mapped)
-        try:
-            found = near_duplicates(view, threshold, skipped, progress)
-        finally:
-            view.release()
+            with open(f"{path}.sketches", "rb") as part:
+                shutil.copyfileobj(part, out, 1 << 20)
+    ties = columns.ties
+    with (
+        open(joined, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+        closing(_Bodies(results, decisions)) as bodies,
+    ):
+        about = Rows(
+            lesson=lambda i: bodies.lesson(rows[i]),
+            question=lambda i: ties.question[rows[i]],
+            rank=lambda i: (ties.time[rows[i]], -columns.length[rows[i]], columns.hash64[rows[i]]),
+        )
+        skipped = bytes(decisions.fate[row] != TRAIN for row in rows)
+        found = near_copies(view, threshold, about, skipped, progress)
     joined.unlink()
-    for place, other in enumerate(found):
-        if other != place:
-            decisions.fate[rows[place]] = NEAR_DUPLICATE
-            decisions.keep_example(rows[place], rows[other], near=True)
+    for place, other, share in found.copies:
+        decisions.drop(rows[place], rows[other], NEAR_DUPLICATE)
+        decisions.shares[rows[place]] = share
+    return [(rows[one], rows[other]) for one, other in found.leaks]
+
+
+class _Bodies:
+    """What rows say, read when it is asked for; the database of the last chunk stays open."""
+
+    def __init__(self, results: Sequence[Path], decisions: Decisions):
+        self._results = results
+        self._decisions = decisions
+        self._open: tuple[int, sqlite3.Connection] | None = None
+        self.lesson = lru_cache(maxsize=CACHED_LESSONS)(self._lesson)
+
+    def _lesson(self, row: int) -> Lesson:
+        chunk, number = self._decisions.place(row)
+        if self._open is None or self._open[0] != chunk:
+            self.close()
+            self._open = chunk, open_result(self._results[chunk])
+        (text,) = self._open[1].execute("SELECT messages FROM bodies WHERE n = ?", (number,)).fetchone()
+        return lesson_of(messages_from(text))
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
 
 
 def _limit(decisions: Decisions, group: Sequence[int], order: Sequence[int], quota: int, fate: int) -> None:

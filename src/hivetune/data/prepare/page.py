@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.data.prepare.decide import Decisions
-from hivetune.data.prepare.report import Report
+from hivetune.data.prepare.report import Report, duplicate_kinds
 from hivetune.data.prepare.samples import Sample, choose_samples
 from hivetune.data.reasons import REASONS
 from hivetune.data.render.renderer import load_renderer
@@ -17,6 +17,7 @@ from hivetune.data.snapshot import SPLITS
 EXAMPLES_PER_REASON = 3
 SHOWN_NAMES = 20
 MAX_TEXT = 1500
+DUPLICATE_KINDS = {"exact": "equal", "beginning": "the beginning of a longer row", "near": "nearly equal"}
 STYLE = Path(__file__).with_name("page.css")
 
 
@@ -67,12 +68,11 @@ def _section(title: str, body: str, note: str = "") -> str:
 
 def _sum(document: Mapping[str, Any]) -> str:
     rejected, set_aside = sum(document["rejected"].values()), sum(document["set_aside"].values())
-    near = document["near_duplicates"]
     parts = [
         ("train", "train", document["splits"]["train"], "learned from"),
         ("validation", "validation", document["splits"]["validation"], "chooses the best step"),
         ("test", "test", document["splits"]["test"], "decides whether the new model is better"),
-        ("duplicates", "duplicates", document["duplicates"], f"{document['exact_duplicates']:,} exact, {near:,} near"),
+        ("duplicates", "duplicates", document["duplicates"], duplicate_kinds(document)),
         ("rejected", "rejected", rejected, "broken; can be mended and fed again"),
         ("set_aside", "set aside", set_aside, "fine, left out by policy"),
     ]
@@ -187,17 +187,24 @@ def _masks(samples: Sequence[Sample]) -> str:
 def _duplicates(document: Mapping[str, Any]) -> str:
     body = ""
     for pair in document["duplicate_examples"]:
-        first, second = _spoken(pair["first_text"]), _spoken(pair["text"])
-        shown = _difference(first, second) if pair["kind"] == "near" else escape(_short(second))
+        stays, gone = _spoken(pair["same_as_messages"]), _spoken(pair["messages"])
+        shown = escape(_short(gone)) if pair["kind"] == "exact" else _difference(stays, gone)
+        share = "" if pair["share"] is None else f", {pair['share']:.0%} of the words in common"
         body += (
-            f"<details><summary>{escape(pair['kind'])}: <code>{escape(pair['source'])}</code> equals "
-            f'<code>{escape(pair["same_as"])}</code></summary><div class="text">{shown}</div></details>'
+            f"<details><summary>{DUPLICATE_KINDS[pair['kind']]}: <code>{escape(pair['source'])}</code> is left out, "
+            f'<code>{escape(pair["same_as"])}</code> stays{share}</summary><div class="text">{shown}</div></details>'
         )
-    return _section("Duplicates", body, "The first row of each pair stays.")
+    return _section("Duplicates", body, "Examples; duplicates.jsonl (data check: with --clean) has every pair.")
 
 
-def _spoken(messages: str) -> str:
-    return "\n".join(turn["content"] for turn in json.loads(messages) if turn["role"] != "system")
+def _spoken(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What is said and called, without the system prompt."""
+    pieces = []
+    for turn in messages:
+        if turn["role"] != "system":
+            pieces.append(turn["content"])
+            pieces += [json.dumps(call, ensure_ascii=False) for call in turn.get("tool_calls", ())]
+    return "\n".join(pieces)
 
 
 def _difference(first: str, second: str) -> str:

@@ -23,15 +23,16 @@ from hivetune.data.intake.interactions import load_forgotten
 from hivetune.data.prepare.build import write_snapshot
 from hivetune.data.prepare.clean import write_clean
 from hivetune.data.prepare.decide import Decisions, decide
+from hivetune.data.prepare.duplicates import write_dropped
 from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
 from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.work import Job
-from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.data.snapshot import DROPPED_FILE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, UsageError
 
 Progress = Callable[[int, int | None], None]
-FORMAT = 1  # raised when the same input would give another snapshot
+FORMAT = 2  # raised when the same input would give another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
 INPUT_PREFIX = ".input-"  # then the process that spills unpacked input there
@@ -111,7 +112,6 @@ def make_job(data: DataConfig, model_folder: Path | None, max_length: int, *, ke
     return Job(
         columns=data.columns,
         system_prompts=data.system_prompts,
-        group_by=data.group_by,
         on_overlong=data.on_overlong,
         on_failed=data.on_failed,
         on_untrusted=data.on_untrusted,
@@ -202,6 +202,8 @@ def _publish(folder: Path, key: str, examined: Examined, model_folder: Path) -> 
         write_json(temporary / "report.json", report)
         metadata = {k: report[k] for k in ("splits", "agents", "categories", "tokens", "trained_tokens", "lengths")}
         write_json(temporary / "metadata.json", {"schema": 1, **metadata})
+        with open(temporary / DROPPED_FILE, "wb") as file:
+            write_dropped(examined.results, examined.decisions, file)
         write_page(temporary / "report.html", examined.report, examined.results, examined.decisions, model_folder)
         write_snapshot(temporary, examined.results, examined.decisions, key=key, report=report)
         if folder.exists():

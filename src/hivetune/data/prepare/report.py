@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Any
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.decide import (
+    BEGINNING,
     DUPLICATE,
+    DUPLICATES,
     NEAR_DUPLICATE,
     NO_VALUE,
     REFUSED,
@@ -21,6 +23,7 @@ from hivetune.data.prepare.decide import (
     fates,
     open_result,
 )
+from hivetune.data.prepare.duplicates import duplicate_examples
 from hivetune.data.reasons import REASONS, severity_of
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
@@ -75,7 +78,7 @@ def accounting(decisions: Decisions) -> dict[str, Any]:
         if count := decisions.count(fate):
             set_aside[reason] = count
     usable = decisions.count(*range(len(SPLITS)))
-    duplicates = decisions.count(DUPLICATE, NEAR_DUPLICATE)
+    duplicates = decisions.count(*DUPLICATES)
     rows_in = decisions.num_rows
     assert rows_in == usable + duplicates + sum(rejected.values()) + sum(set_aside.values())
     return {
@@ -97,7 +100,9 @@ def make_report(
         "schema": 1,
         **counts,
         "exact_duplicates": decisions.count(DUPLICATE),
+        "beginnings": decisions.count(BEGINNING),
         "near_duplicates": decisions.count(NEAR_DUPLICATE),
+        "groups": decisions.groups,
         "problems": problems[:MAX_PROBLEMS],
         "problems_left_out": max(
             0, sum(counts["rejected"].values()) + sum(counts["set_aside"].values()) - MAX_PROBLEMS
@@ -107,10 +112,18 @@ def make_report(
         "model": model,
         "max_length": max_length if model else None,
         "not_run": [] if model else list(NOT_RUN_WITHOUT_MODEL),
-        "duplicate_examples": _duplicate_examples(results, decisions),
+        "duplicate_examples": duplicate_examples(results, decisions),
         **distribution(results, decisions, has_tokens=model is not None),
     }
     return Report(document)
+
+
+def duplicate_kinds(document: Mapping[str, Any]) -> str:
+    """The duplicates of a report by kind, for people."""
+    return (
+        f"{document['exact_duplicates']:,} equal, {document['beginnings']:,} the beginning of a longer row, "
+        f"{document['near_duplicates']:,} nearly equal"
+    )
 
 
 def distribution(results: Sequence[Path], decisions: Decisions, *, has_tokens: bool) -> dict[str, Any]:
@@ -204,24 +217,3 @@ def _problems(results: Sequence[Path], decisions: Decisions) -> Iterator[dict[st
                     "severity": severity_of(name),
                 }
                 left -= 1
-
-
-def _duplicate_examples(results: Sequence[Path], decisions: Decisions) -> list[dict[str, Any]]:
-    found = []
-    for kind, pairs in (("exact", decisions.examples), ("near", decisions.near_examples)):
-        for row, original in pairs[:5]:
-            source, text = row_text(results, decisions, row)
-            first, first_text = row_text(results, decisions, original)
-            found.append({"kind": kind, "source": source, "same_as": first, "text": text, "first_text": first_text})
-    return found
-
-
-def row_text(results: Sequence[Path], decisions: Decisions, row: int) -> tuple[str, str]:
-    """(source, messages as JSON) of a usable or duplicate row."""
-    chunk = max(i for i, start in enumerate(decisions.chunk_starts) if start <= row)
-    with closing(open_result(results[chunk])) as database:
-        found: tuple[str, str] = database.execute(
-            "SELECT source, messages FROM rows JOIN bodies USING (n) WHERE n = ?",
-            (row - decisions.chunk_starts[chunk],),
-        ).fetchone()
-    return found

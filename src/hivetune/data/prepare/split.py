@@ -1,29 +1,30 @@
-"""Which rows are trained and which are held out, decided by each row alone.
+"""Which rows are trained and which are held out: rows that belong together are one group, and a group has one side.
 
-A row's split is a function of the hash of its group (session, user, or else its own question). So everything of one
-conversation, and every answer to one question, is on one side; each agent and category gets the same expected shares;
-and rows that are added later never move an old row. The price: shares are exact only on average.
+Rows are tied by what they say (the same question, or nearly the same row), by their session and by their user; a group
+is a connected component of these ties. The side of a group is a function of the hash of its oldest row's session (or
+question), so that no state is kept, the order of the input does not matter, and shares are exact only on average.
+docs/decisions/0012 says which promise gives way to which.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
+from hivetune.config import DataConfig
+from hivetune.data.checks.dedupe import Table
+from hivetune.data.snapshot import SPLITS
 from hivetune.records import Example, Message, Split
 
 SALT = b"hivetune split 1"
 SCALE = 1 << 64
-
-
-def group_key(example: Example, group_by: str) -> str:
-    """What must stay together: "session:...", "user:..." or the question itself.
-
-    A row without the wanted name falls back to its question, so that a question is never asked on both sides.
-    """
-    if group_by in ("auto", "session") and example.session:
-        return f"session:{example.session}"
-    if group_by == "user" and example.user:
-        return f"user:{example.user}"
-    return "question:" + question(example.messages)
+NONE = 0  # the hash of a session or user that a row does not name
+# Ties in the order in which groups grow: what rows say always counts.
+SAID, SESSION, USER = range(3)
+# With few users the side of one would decide the verdict: `auto` keeps a user together only up to this share of what is
+# held out (2 % of the rows by default).
+USERS_SHARE = 0.1
+LEVELS = {"none": (SAID,), "session": (SESSION,), "user": (USER,), "auto": (USER, SESSION, SAID)}
 
 
 def question(messages: Sequence[Message]) -> str:
@@ -37,6 +38,15 @@ def question(messages: Sequence[Message]) -> str:
     return "\n".join(asked) if asked else messages[0].content[:200]
 
 
+def tie_hashes(example: Example) -> tuple[int, int, int]:
+    """64 bits of the question, of the session and of the user; NONE where the row names none."""
+    return (
+        group_hash("question:" + question(example.messages)),
+        group_hash(f"session:{example.session}") if example.session else NONE,
+        group_hash(f"user:{example.user}") if example.user else NONE,
+    )
+
+
 def group_hash(key: str) -> int:
     """64 bits of `key`, uniform."""
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=SALT).digest(), "little")
@@ -48,3 +58,130 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
     if place < test:
         return "test"
     return "validation" if place < test + validation else "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """What ties rows, one entry a row of the input. `time`: seconds since 1970, infinite where unknown."""
+
+    question: array  # type: ignore[type-arg]
+    session: array  # type: ignore[type-arg]
+    user: array  # type: ignore[type-arg]
+    time: array  # type: ignore[type-arg]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """`side`: a number of SPLITS for each row of the input that takes part. The rest is for the report, in rows."""
+
+    side: bytearray
+    groups: int  # how many groups there are
+    largest: int
+    broken_up: int  # whose session or user is too large to be kept together (data.group_by: auto)
+    too_large: int  # that are trained because their group is larger than all that may be held out
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One way to group: the root of each row's group, the size of each group, and the largest that may be held out."""
+
+    root: array  # type: ignore[type-arg]
+    size: array  # type: ignore[type-arg]
+    limit: float
+
+    def fits(self, row: int) -> bool:
+        return bool(self.size[self.root[row]] <= self.limit)
+
+
+def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], data: DataConfig) -> Sides:
+    """The side of each of `rows` (numbers of rows of the input). `alike`: pairs of rows that say nearly the same.
+
+    A group that is larger than validation and test together can't be held out. `auto` then keeps only smaller groups
+    together (the session, else the question); where that is still too large, or data.group_by asks for it, the group is
+    trained.
+    """
+    wanted = LEVELS[data.group_by]
+    levels = _levels(rows, ties, alike, data)
+    side, level_of, broken_up, too_large = bytearray(len(ties.time)), bytearray(len(ties.time)), 0, 0
+    group = array("I", bytes(4 * len(ties.time)))
+    for row in rows:
+        number = next((number for number in wanted if levels[number].fits(row)), wanted[-1])
+        level, first = levels[number], levels[wanted[0]]
+        level_of[row], group[row] = number, level.root[row]
+        broken_up += level.size[level.root[row]] != first.size[first.root[row]]
+        too_large += not level.fits(row)
+    anchors = _anchors(rows, ties, group, level_of, data.group_by)
+    for row in rows:
+        if levels[level_of[row]].fits(row):
+            side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
+    kept = _sizes(rows, group)
+    return Sides(side, sum(map(bool, kept)), max(kept, default=0), broken_up, too_large)
+
+
+def _levels(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], data: DataConfig) -> list[_Level]:
+    """What rows say, then also sessions, then also users; as far as data.group_by needs them."""
+    limit = (data.validation + data.test) * len(rows)
+    parent = array("I", range(len(ties.time)))
+    member = bytearray(len(ties.time))
+    for row in rows:
+        member[row] = 1
+    for one, other in alike:
+        if member[one] and member[other]:
+            _join(parent, one, other)
+    levels = []
+    for number, tie in enumerate((ties.question, ties.session, ties.user)[: max(LEVELS[data.group_by]) + 1]):
+        _join_equal(parent, rows, tie)
+        roots = array("I", parent)
+        for row in rows:
+            roots[row] = _root(parent, row)
+        share = USERS_SHARE if number == USER and data.group_by == "auto" else 1.0
+        levels.append(_Level(roots, _sizes(rows, roots), max(1.0, share * limit)))
+    return levels
+
+
+def _join_equal(parent: array, rows: Sequence[int], tie: array) -> None:  # type: ignore[type-arg]
+    first = Table()
+    for row in rows:
+        value = tie[row]
+        if value != NONE and (other := first.put(value, row)) is not None:
+            _join(parent, other, row)
+
+
+def _root(parent: array, row: int) -> int:  # type: ignore[type-arg]
+    while (above := parent[row]) != row:
+        parent[row] = row = parent[above]
+    return row
+
+
+def _join(parent: array, one: int, other: int) -> None:  # type: ignore[type-arg]
+    one, other = _root(parent, one), _root(parent, other)
+    if one != other:
+        parent[max(one, other)] = min(one, other)
+
+
+def _sizes(rows: Sequence[int], roots: array) -> array:  # type: ignore[type-arg]
+    sizes = array("I", bytes(4 * len(roots)))
+    for row in rows:
+        sizes[roots[row]] += 1
+    return sizes
+
+
+def _anchors(
+    rows: Sequence[int],
+    ties: Ties,
+    group: array,  # type: ignore[type-arg]
+    level_of: bytearray,
+    group_by: str,
+) -> array:  # type: ignore[type-arg]
+    """For each group the hash that decides its side: of its oldest row; of rows without a time, the smallest hash."""
+    times = array("d", [float("inf")]) * len(group)
+    anchors = array("Q", [SCALE - 1]) * len(group)
+    for row in rows:
+        key = ties.user[row] if group_by == "user" else NONE
+        if level_of[row] != SAID:
+            key = key or ties.session[row]
+        key = key or ties.question[row]
+        root, time = group[row], ties.time[row]
+        if (time, key) < (times[root], anchors[root]):
+            times[root], anchors[root] = time, key
+    return anchors

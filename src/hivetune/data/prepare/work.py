@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.data.checks import redact
-from hivetune.data.checks.dedupe import signature
+from hivetune.data.checks.dedupe import sketch
+from hivetune.data.checks.lessons import lesson_hashes
 from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
 from hivetune.data.intake import interactions
 from hivetune.data.intake.files import Chunk
 from hivetune.data.intake.interactions import is_forgotten
-from hivetune.data.prepare.split import group_hash, group_key
+from hivetune.data.prepare.split import tie_hashes
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.renderer import Renderer, load_renderer
 from hivetune.data.rows.read import RawRow, content_id, parse_row, read_example, read_rows
@@ -35,14 +36,18 @@ SCHEMA = """
 PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-2000;
 CREATE TABLE rows (
   n INTEGER PRIMARY KEY, source TEXT NOT NULL, layout TEXT, reason TEXT, hint TEXT, changed TEXT,
-  id TEXT, hash64 INTEGER, group64 INTEGER, length INTEGER, trained INTEGER, agent TEXT, category TEXT, session TEXT
+  id TEXT, hash64 INTEGER,            -- of the content
+  question64 INTEGER, session64 INTEGER, user64 INTEGER,  -- what ties the row to others; 0: names none
+  lesson64 INTEGER, earlier BLOB,     -- its last lesson, and those before it (array "Q"); lessons.py
+  length INTEGER, trained INTEGER, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL
 );
 CREATE TABLE bodies (
-  n INTEGER PRIMARY KEY, interaction_id TEXT, user TEXT, time REAL, messages TEXT, tools TEXT, checker TEXT,
+  n INTEGER PRIMARY KEY, interaction_id TEXT, messages TEXT, tools TEXT, checker TEXT,
   tokens BLOB, mask BLOB, raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 14, 10
+ROW_COLUMNS, BODY_COLUMNS = 20, 8
+PARTLY_TRAINED = frozenset(("cut", "turns-not-trained"))  # not every answer of such a row is trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,6 @@ class Job:
 
     columns: Mapping[str, str]
     system_prompts: Mapping[str, str]
-    group_by: str
     on_overlong: str
     on_failed: str
     on_untrusted: str
@@ -89,43 +93,42 @@ class Worker:
         self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)
 
     def run(self, chunk: Chunk, out: Path) -> int:
-        """Examine every row of `chunk` and write `out` (and `out` + .signatures), whole or not at all."""
+        """Examine every row of `chunk` and write `out` (and `out` + .sketches), whole or not at all."""
         temporary = out.with_name(f".{out.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)
         database = sqlite3.connect(temporary, isolation_level=None)
         count = 0
-        signatures = open(f"{temporary}.signatures", "wb") if self._job.near else contextlib.nullcontext(None)  # noqa: SIM115
-        with contextlib.closing(database), signatures as sink:
+        sketches = open(f"{temporary}.sketches", "wb") if self._job.near else contextlib.nullcontext(None)  # noqa: SIM115
+        with contextlib.closing(database), sketches as sink:
             database.executescript(SCHEMA)
             rows: list[tuple[Any, ...]] = []
             bodies: list[tuple[Any, ...]] = []
             for raw in read_rows(chunk):
-                row, body, sketch = self._one(raw)
+                row, body, sketched = self._one(raw)
                 rows.append((count, *row))
                 bodies.append((count, *body))
-                if sink is not None and sketch:
-                    sink.write(sketch)
+                if sink is not None and sketched:
+                    sink.write(sketched)
                 count += 1
                 if len(rows) >= BATCH_ROWS:
                     _insert(database, rows, bodies)
             _insert(database, rows, bodies)
         if self._job.near:
-            os.rename(f"{temporary}.signatures", f"{out}.signatures")
+            os.rename(f"{temporary}.sketches", f"{out}.sketches")
         os.rename(temporary, out)
         return count
 
     def _one(self, raw: RawRow) -> tuple[tuple[Any, ...], tuple[Any, ...], bytes]:
-        """The two table rows, without their number, and the signature of a row that may be used."""
+        """The two table rows, without their number, and the sketch of a row that may be used."""
         source = _storable(raw.source)
         try:
             found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
-            refused = (source, None, error.reason, _storable(error.hint), None, None, None, None, length, None)
-            return (*refused, None, None, None), (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
+            refused = (source, None, error.reason, _storable(error.hint), *[None] * 8, length, *[None] * 6)
+            return refused, (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
         example, rendered = found.example, found.rendered
-        group = group_hash(group_key(example, self._job.group_by))
-        length = len(rendered.tokens) if rendered else sum(len(m.content) for m in example.messages)
+        lessons = lesson_hashes(example.messages, example.tools)
         row = (
             source,
             found.layout,
@@ -134,17 +137,19 @@ class Worker:
             ",".join(found.changed) or None,
             example.id,
             _signed(int(example.id[:16], 16)),
-            _signed(group),
-            length,
+            *map(_signed, tie_hashes(example)),
+            _signed(lessons[-1]) if lessons else None,
+            lessons[:-1].tobytes() if len(lessons) > 1 and PARTLY_TRAINED.isdisjoint(found.changed) else None,
+            len(rendered.tokens) if rendered else sum(len(m.content) for m in example.messages),
             rendered.trained.count(1) if rendered else None,
             example.agent,
             example.category,
             example.session,
+            example.user,
+            example.time,
         )
         body = (
             raw.interaction_id,
-            example.user,
-            example.time,
             messages_json(example.messages),
             json.dumps([dict(tool) for tool in example.tools]) if example.tools else None,
             json.dumps(example.checker) if example.checker else None,
@@ -152,7 +157,7 @@ class Worker:
             rendered.trained if rendered else None,
             raw.payload if self._job.keep_raw else None,
         )
-        return row, body, signature(example.messages) if self._job.near else b""
+        return row, body, sketch(example.messages) if self._job.near else b""
 
     def _examine_safely(self, raw: RawRow) -> Examined:
         try:

@@ -1,0 +1,83 @@
+"""Duplicates for people: each row that was dropped beside the row that stays, with places, texts and their share."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from hivetune.data.prepare.decide import DUPLICATE, DUPLICATES, Decisions, open_result
+
+SHOWN = 5  # of each kind, in the report
+QUERY = "SELECT source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n) WHERE n = ?"
+
+
+class _Rows:
+    """Reads rows by their number; the database that was read last stays open."""
+
+    def __init__(self, results: Sequence[Path], decisions: Decisions):
+        self._results = results
+        self._decisions = decisions
+        self._open: dict[int, sqlite3.Connection] = {}
+
+    def read(self, row: int) -> tuple[str, str | None, str | None, str | None, str]:
+        """(source, session, user, interaction id, messages as JSON)"""
+        chunk, number = self._decisions.place(row)
+        if chunk not in self._open:
+            self.close()
+            self._open[chunk] = open_result(self._results[chunk])
+        found: tuple[str, str | None, str | None, str | None, str] = (
+            self._open[chunk].execute(QUERY, (number,)).fetchone()
+        )
+        return found
+
+    def close(self) -> None:
+        for database in self._open.values():
+            database.close()
+        self._open.clear()
+
+
+def iter_dropped(
+    results: Sequence[Path], decisions: Decisions, kinds: Sequence[int] = tuple(DUPLICATES)
+) -> Iterator[dict[str, Any]]:
+    """One dropped row after the other, in input order: kind, places, whose it was, share of words in common, texts.
+
+    `share`: the smaller one of question and answer; None for what is equal.
+    """
+    with closing(_Rows(results, decisions)) as rows, closing(_Rows(results, decisions)) as originals:
+        for row, fate in enumerate(decisions.fate):
+            if fate in kinds:
+                source, session, user, identity, text = rows.read(row)
+                first, *_, first_text = originals.read(decisions.original(row))
+                share = decisions.shares.get(row)
+                yield {
+                    "kind": DUPLICATES[fate],
+                    "source": source,
+                    "same_as": first,
+                    "share": None if share is None else round(share, 3),
+                    "session": session,
+                    "user": user,
+                    "interaction_id": identity,
+                    "messages": json.loads(text),
+                    "same_as_messages": json.loads(first_text),
+                }
+
+
+def duplicate_examples(results: Sequence[Path], decisions: Decisions) -> list[dict[str, Any]]:
+    """The first few of each kind, as the report has them."""
+    kept = ("kind", "source", "same_as", "share", "messages", "same_as_messages")
+    return [
+        {name: pair[name] for name in kept}
+        for kind in DUPLICATES
+        for pair in islice(iter_dropped(results, decisions, (kind,)), SHOWN)
+    ]
+
+
+def write_dropped(results: Sequence[Path], decisions: Decisions, file: IO[bytes]) -> None:
+    """All of them as JSON Lines; of exact copies only the places, since the row that stays has their text."""
+    for pair in iter_dropped(results, decisions):
+        if pair["kind"] == DUPLICATES[DUPLICATE]:
+            del pair["messages"], pair["same_as_messages"]
+        file.write(json.dumps(pair, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
