@@ -28,7 +28,8 @@ class DataConfig(Section):
     validation: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out to choose the best step")
     test: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out for the verdict")
     group_by: Literal["auto", "session", "user", "none"] = Field(
-        default="auto", description="what stays on one side, beside what says the same; auto: sessions and users that are not too large"
+        default="auto",
+        description="kept on one side beside what says the same; auto: sessions and users that are not too large",
     )
     balance: Literal["none", "agent", "category"] = Field(
         default="none", description="equal rows per value, the rest set aside"
