@@ -7,7 +7,7 @@ import xllamacpp
 parser = argparse.ArgumentParser()
 for name in ("--model", "--alias", "--host"):
     parser.add_argument(name, required=True)
-for name in ("--port", "--parallel", "--ctx-size"):
+for name in ("--parallel", "--ctx-size"):
     parser.add_argument(name, type=int, required=True)
 parser.add_argument("--threads", type=int)
 parser.add_argument("--lora", action="append", default=[])
@@ -17,7 +17,6 @@ given = parser.parse_args()
 parameters = xllamacpp.CommonParams()
 parameters.model.path = given.model
 parameters.hostnames = [given.host]
-parameters.port = given.port
 parameters.n_parallel = given.parallel
 parameters.n_ctx = given.ctx_size
 parameters.api_keys = [os.environ["LLAMA_API_KEY"]]

@@ -1,5 +1,6 @@
 """The llama.cpp server as a child: asked, refused, killed, never left behind."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,8 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from gguf_families import write_model
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.gguf import write_model as write_gguf
 from hivetune.release.quantize import RECIPES
-from hivetune.serve.backend import ServerSettings, find_engine, open_backend
+from hivetune.serve.backend import Engine, ServerSettings, find_engine, open_backend
+from hivetune.serve.child import SocketConnection
 
 SMALL = ServerSettings(context_tokens=256, slots=2, threads=1)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -58,21 +58,33 @@ def test_it_answers_streams_and_ends(tiny: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_listens_on_loopback_and_wants_its_token(tiny: Path) -> None:
-    with open_backend(tiny, SMALL) as backend:
-        assert backend.url.startswith("http://127.0.0.1:")
-        body = json.dumps({"messages": HELLO}).encode()
-        request = urllib.request.Request(
-            f"{backend.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
-        )
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(request, timeout=10)
-        assert caught.value.code == 401
-        children = psutil.Process(backend.process.pid).children(recursive=True)
-        command_lines = [" ".join(p.cmdline()) for p in [psutil.Process(backend.process.pid), *children]]
-        assert not any(backend.token in line for line in command_lines)
+@pytest.mark.parametrize("engine", ["xllamacpp", "llama-server"])
+def test_nobody_else_can_be_asked_or_ask(
+    tiny: Path, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No port, which another user could listen on first; a socket in a folder that only its user enters; a token."""
+    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
+    with open_backend(tiny, replace(SMALL, engine=engine)) as backend:
+        family = [psutil.Process(backend.process.pid)]
+        family += family[0].children(recursive=True)
+        assert [connection for process in family for connection in process.net_connections("inet")] == []
+        assert backend.socket_path.parent.stat().st_mode & 0o077 == 0
+        assert backend.socket_path.stat().st_mode & 0o077 == 0
+        with contextlib.closing(SocketConnection(backend.socket_path, 10.0)) as stranger:
+            stranger.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO}))
+            assert stranger.getresponse().status == 401
+        assert not any(backend.token in word for process in family for word in process.cmdline())
         with pytest.raises(UsageError, match="refused"):
             backend.request("/v1/chat/completions", {"messages": "no list"})
+
+
+def test_a_folder_too_deep_for_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hivetune.serve.backend.check_files", lambda model, settings: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 90)))
+    (tmp_path / ("x" * 90)).mkdir()
+    with pytest.raises(MachineNotFit, match="too long") as caught, open_backend(tmp_path / "x.gguf"):
+        pass
+    assert "TMPDIR" in caught.value.hint
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A loss curve as a small SVG file: no library, no script, readable in any browser."""
 
+import html
 from pathlib import Path
 
 from hivetune.base.disk import write_atomic
@@ -32,7 +33,7 @@ def loss_chart(points: list[tuple[int, float, str]], *, title: str) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{MARGIN}" y="24" font-size="15" fill="#111827">{title}</text>',
+        f'<text x="{MARGIN}" y="24" font-size="15" fill="#111827">{html.escape(title)}</text>',
     ]
     for tick in range(5):
         loss = low + (high - low) * tick / 4

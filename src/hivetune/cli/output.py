@@ -1,10 +1,12 @@
 """How the command line speaks: data to stdout, everything else to stderr, one JSON document under `--json`.
 
-On a terminal: rich tables and progress bars with the time left. Elsewhere: plain lines, one per event.
+On a terminal: rich tables and progress bars with the time left. Elsewhere: plain lines, one per event. Whatever is said
+goes through `clean`: names of files and columns, messages and answers are other people's text.
 """
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +16,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 PLAIN_LINE_EVERY_S = 10.0
 PLAIN_WIDTH = 120  # columns of a table where there is no terminal
+
+# What a terminal obeys instead of showing it: C0 but tab and newline, DEL, C1, and the marks that turn the direction of
+# writing (CVE-2021-42574). A lone surrogate is a byte of a file name that is no UTF-8, which no terminal can be sent.
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 Report = Callable[[int, int | None], None]
 
@@ -29,6 +36,11 @@ class Mode:
 
 
 MODE = Mode()
+
+
+def clean(text: str) -> str:
+    """`text` as a terminal may be sent it: what it would obey is spelled out, such as \\x1b."""
+    return OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def err() -> Console:
@@ -49,26 +61,35 @@ def _console(*, stderr: bool) -> Console:
 def emit(document: dict[str, Any]) -> None:
     """The one JSON document of a command, on stdout; nothing without `--json`."""
     if MODE.json:
-        print(json.dumps({"schema": 1, **document}, ensure_ascii=False, allow_nan=False), flush=True)
+        text = json.dumps({"schema": 1, **document}, ensure_ascii=False, allow_nan=False)
+        print(OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
 
 
 def say(text: str = "") -> None:
     """One line for people, on stderr."""
-    err().print(text, markup=False)
+    err().print(clean(text), markup=False)
 
 
 def show(text: str) -> None:
     """What a person asked for: stdout, but stderr under `--json`, where stdout holds the document alone."""
-    (err() if MODE.json else out()).print(text, markup=False)
+    (err() if MODE.json else out()).print(clean(text), markup=False)
+
+
+def write(text: str) -> None:
+    """A piece of a model's answer, on stdout: as it is for a program that reads it, cleaned for a terminal."""
+    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:
     """A table of text cells where `show` writes; columns named in `numeric` are right-aligned."""
-    grid = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
+    grid = Table(
+        title=Text(clean(title)) if title else None, title_justify="left", title_style="bold", header_style="bold"
+    )
     for column in columns:
         grid.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*(str(cell) for cell in row))
+        grid.add_row(*(Text(clean(str(cell))) for cell in row))
     (err() if MODE.json else out()).print(grid)
 
 
@@ -79,7 +100,8 @@ def progress(label: str, unit: str = "") -> Iterator[Report]:
     if not console.is_terminal:
         yield _plain_progress(label, unit)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    label = clean(label)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -97,7 +119,7 @@ def _plain_progress(label: str, unit: str) -> Report:
             return
         last = now
         left = f", {duration((now - started) / done * (total - done))} left" if total and 0 < done < total else ""
-        print(f"{label}: {done:,}{f' of {total:,}' if total else ''} {unit}{left}", file=sys.stderr, flush=True)
+        say(f"{label}: {done:,}{f' of {total:,}' if total else ''} {unit}{left}")
 
     return report
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune.cli.output import MODE, emit, progress, say
+from hivetune.cli.output import MODE, emit, progress, say, write
 from hivetune.errors import UsageError
 from hivetune.release.export import export_run
 from hivetune.serve.backend import Backend, ServerSettings, open_backend
@@ -60,7 +60,7 @@ def _ask_once(backend: Backend, system: str | None, prompt: str, max_tokens: int
     messages.append({"role": "user", "content": prompt})
     answer = backend.complete(messages, max_tokens=max_tokens, temperature=temperature)
     if not MODE.json:
-        _write(answer.text + "\n")
+        write(answer.text + "\n")
     return {
         "answer": answer.text,
         "ended": answer.ended,
@@ -73,7 +73,7 @@ def _ask_once(backend: Backend, system: str | None, prompt: str, max_tokens: int
 def _converse(talk: Conversation) -> None:
     if sys.stdin.isatty():
         say(HELP)
-    run_chat(talk, _ask, _write)
+    run_chat(talk, _ask, write)
 
 
 def _ask() -> str | None:
@@ -82,8 +82,3 @@ def _ask() -> str | None:
         return input("> " if sys.stdin.isatty() else "")
     except (EOFError, KeyboardInterrupt):
         return None
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

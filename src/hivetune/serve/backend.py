@@ -1,4 +1,7 @@
-"""A llama.cpp server for one GGUF model and its adapters: started, asked, stopped. Loopback and a token, always.
+"""A llama.cpp server for one GGUF model and its adapters: started, asked, stopped. A socket of its user's, no port.
+
+The socket lies in a folder that only its user may enter, so nobody else can take its place and get token and prompts,
+as with a port, which any user of the machine may listen on first.
 
 llama.cpp reuses the prompt cache of another adapter unless a request names the scale of every adapter
 (ggml-org/llama.cpp#26207: answers become a mix of both). So every request here names them all, and the cache is off
@@ -21,10 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
+from hivetune.serve.child import SocketConnection
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
 Messages = Sequence[Mapping[str, Any]]
@@ -34,6 +37,7 @@ REQUEST_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 10.0
 CONTEXT_TOKENS = 4096
 LOG_TAIL_LINES = 5
+LONGEST_SOCKET_PATH = 103  # bytes: 108 on Linux and 104 on macOS, with the zero at the end
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,13 @@ def open_backend(
     program = find_engine(settings.engine)
     with tempfile.TemporaryDirectory(prefix="hivetune-serve-") as scratch:
         log = Path(scratch) / "server.log"
-        backend = _start(model, settings, program, log, timeout_s)
+        socket_path = Path(scratch) / "llama.sock"
+        if len(os.fsencode(socket_path)) > LONGEST_SOCKET_PATH:
+            raise MachineNotFit(
+                f"{socket_path} is too long for the name of a socket",
+                hint="set TMPDIR to a shorter folder, such as /tmp",
+            )
+        backend = _start(model, settings, program, socket_path, log, timeout_s)
         try:
             yield backend
         finally:
@@ -101,9 +111,9 @@ def find_engine(engine: Engine) -> str | None:
 class Backend:
     """Talks to one running server. Safe to call from several threads: each request has its own connection."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", url: str, token: str, scales: Sequence[float]):
+    def __init__(self, process: "subprocess.Popen[bytes]", socket_path: Path, token: str, scales: Sequence[float]):
         self.process = process
-        self.url = url
+        self.socket_path = socket_path
         self.token = token
         self.lora = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
 
@@ -191,22 +201,21 @@ class Backend:
         return {**request, "lora": self.lora} if self.lora else request
 
     def _open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> http.client.HTTPConnection:
-        address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=timeout_s)
+        connection = SocketConnection(self.socket_path, timeout_s)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         try:
             connection.request("GET" if data is None else "POST", path, data, headers)
         except OSError as error:
             connection.close()
-            raise HivetuneError(f"the server at {self.url} does not answer: {error}") from None
+            raise HivetuneError(f"the llama.cpp server does not answer: {error}") from None
         return connection
 
     def _response(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
         try:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise HivetuneError(f"the server at {self.url} broke off: {error or type(error).__name__}") from None
+            raise HivetuneError(f"the llama.cpp server broke off: {error or type(error).__name__}") from None
         if response.status != 200:
             text = response.read(2000).decode(errors="replace")
             raise UsageError(f"the server refused {path} ({response.status}): {_error_text(text)}")
@@ -220,7 +229,9 @@ def _error_text(text: str) -> str:
         return text
 
 
-def _start(model: Path, settings: ServerSettings, program: str | None, log: Path, timeout_s: float) -> Backend:
+def _start(
+    model: Path, settings: ServerSettings, program: str | None, socket_path: Path, log: Path, timeout_s: float
+) -> Backend:
     token = secrets.token_urlsafe(32)
     reader, writer = os.pipe()
     document = {
@@ -228,6 +239,7 @@ def _start(model: Path, settings: ServerSettings, program: str | None, log: Path
         "model": str(model.resolve()),
         "alias": model.stem,
         "adapters": [str(path.resolve()) for path, _ in settings.adapters],
+        "socket": str(socket_path),
         "token": token,
         "slots": settings.slots,
         "context_tokens": settings.context_tokens,
@@ -247,12 +259,12 @@ def _start(model: Path, settings: ServerSettings, program: str | None, log: Path
             )
     finally:
         os.close(writer)
-    backend = Backend(process, "", token, [scale for _, scale in settings.adapters])
+    backend = Backend(process, socket_path, token, [scale for _, scale in settings.adapters])
     try:
         assert process.stdin is not None
         process.stdin.write(json.dumps(document).encode() + b"\n")
         process.stdin.flush()
-        backend.url = _read_address(process, reader, log, timeout_s)
+        _wait_until_ready(process, reader, log, timeout_s)
         backend.request("/health", timeout_s=timeout_s)
     except BaseException:
         backend.stop()
@@ -262,16 +274,12 @@ def _start(model: Path, settings: ServerSettings, program: str | None, log: Path
     return backend
 
 
-def _read_address(process: "subprocess.Popen[bytes]", reader: int, log: Path, timeout_s: float) -> str:
-    """Waits for the line that the child writes when its model is loaded; the pipe closes when the child ends first."""
+def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path, timeout_s: float) -> None:
+    """Waits for the byte that the child writes when its model is loaded; the pipe closes when the child ends first."""
     ready, _, _ = select.select([reader], [], [], timeout_s)
-    text = os.read(reader, 200).decode("ascii", "replace").strip() if ready else ""
-    if text:
-        return text
+    if ready and os.read(reader, 1):
+        return
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
     why = "ended" if ready else f"was not ready after {timeout_s:.0f} s"
     process.kill()
-    raise MachineNotFit(
-        f"the llama.cpp server {why} while loading; its last lines:\n{tail}",
-        hint="free some memory or choose a smaller --quant; if the file is damaged, export it again",
-    )
+    raise MachineNotFit(f"the llama.cpp server {why} while loading; its last lines:\n{tail}", hint="hivetune doctor")

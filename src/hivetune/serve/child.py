@@ -1,11 +1,13 @@
 """The process that holds a llama.cpp server: `python -m hivetune.serve.child`, settings as one JSON line on stdin.
 
-It runs xllamacpp's server in itself, or a `llama-server` program as its own child, and says where on the pipe that
-the settings name. It ends when stdin closes, that is when whoever started it stops it or dies in any way: no orphan
-keeps a port and gigabytes.
+It runs xllamacpp's server in itself, or a `llama-server` program as its own child, listening on the socket that the
+settings name, and writes a byte to their pipe when it answers. It ends when stdin closes, that is when whoever started
+it stops it or dies in any way: no orphan keeps a socket and gigabytes.
 """
 
+import contextlib
 import ctypes
+import http.client
 import json
 import os
 import signal
@@ -14,8 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
+from pathlib import Path
 from typing import Any
 
 from hivetune.base.private import keep_private
@@ -23,6 +24,20 @@ from hivetune.base.private import keep_private
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.05
 GRACE_S = 5.0
+HEALTH_TIMEOUT_S = 1.0
+
+
+class SocketConnection(http.client.HTTPConnection):
+    """HTTP over a socket in the file system."""
+
+    def __init__(self, path: Path, timeout_s: float):
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
 
 
 def main() -> None:
@@ -42,8 +57,7 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
     parameters = xllamacpp.CommonParams()
     parameters.model.path = settings["model"]
     parameters.model_alias = {settings["alias"]}
-    parameters.hostnames = ["127.0.0.1"]
-    parameters.port = 0
+    parameters.hostnames = [settings["socket"]]
     parameters.api_keys = [settings["token"]]
     parameters.n_parallel = settings["slots"]
     parameters.n_ctx = settings["context_tokens"] * settings["slots"]
@@ -56,9 +70,10 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
         parameters.cpuparams.n_threads = settings["threads"]
         parameters.cpuparams_batch.n_threads = settings["threads"]
     parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in settings["adapters"]]
-    server = xllamacpp.Server(parameters)  # returns when the model is loaded
-    _report(settings, str(server.listening_address))
+    server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
+    _report_ready(settings)
     threading.Event().wait()
+    del server
 
 
 def _end_with_stdin() -> None:
@@ -68,11 +83,8 @@ def _end_with_stdin() -> None:
 
 
 def _run_program(settings: dict[str, Any]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [settings["program"], "--model", settings["model"], "--alias", settings["alias"]]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--parallel", str(settings["slots"])]
+    command += ["--host", settings["socket"], "--parallel", str(settings["slots"])]
     command += ["--ctx-size", str(settings["context_tokens"] * settings["slots"]), "--jinja", "--no-webui"]
     if settings["threads"]:
         command += ["--threads", str(settings["threads"])]
@@ -82,20 +94,20 @@ def _run_program(settings: dict[str, Any]) -> None:
     environment = {**os.environ, "LLAMA_API_KEY": settings["token"]}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_die_with_parent)
     threading.Thread(target=_stop_with_stdin, args=(process,), daemon=True).start()
-    url = f"http://127.0.0.1:{port}"
-    while process.poll() is None and not _healthy(url):
+    while process.poll() is None and not _healthy(Path(settings["socket"])):
         time.sleep(POLL_S)
     if process.poll() is None:
-        _report(settings, url)
+        _report_ready(settings)
     sys.exit(process.wait())
 
 
-def _healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+def _healthy(path: Path) -> bool:
+    with contextlib.closing(SocketConnection(path, HEALTH_TIMEOUT_S)) as connection:
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
 
 
 def _die_with_parent() -> None:
@@ -114,9 +126,9 @@ def _stop_with_stdin(process: "subprocess.Popen[bytes]") -> None:
     os._exit(0)
 
 
-def _report(settings: dict[str, Any], url: str) -> None:
-    with os.fdopen(settings["report_fd"], "w", encoding="ascii") as pipe:
-        pipe.write(url + "\n")
+def _report_ready(settings: dict[str, Any]) -> None:
+    os.write(settings["report_fd"], b".")
+    os.close(settings["report_fd"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""What is shown is other people's text: it is read by a person, never obeyed by a terminal."""
+
+import io
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hivetune.cli import output
+from hivetune.cli.output import MODE, clean, emit, progress, say, show, table, write
+
+CLIPBOARD = "\x1b]52;c;ZWNobyBoZWxsbw==\x07"
+EVIL = [CLIPBOARD, "\x9b2J", "\x1b[2J", "a\rb", "\x7f", "a\u202eb", "\udc9b.jsonl", "[link=http://x]y[/link]", "[/]"]
+
+
+@given(st.text(st.characters(blacklist_categories=())))
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    cleaned = clean(text)
+    assert not any((ord(c) < 32 and c not in "\t\n") or 127 <= ord(c) < 160 for c in cleaned)
+    cleaned.encode()
+    assert clean(cleaned) == cleaned
+
+
+def test_ordinary_text_stays_as_it_is() -> None:
+    text = "Grüße, 你好, שלום, 🙂\n\ttab"
+    assert clean(text) == text
+
+
+@pytest.mark.parametrize("evil", EVIL, ids=ascii)
+@pytest.mark.parametrize("speak", [say, show, lambda text: table(text, ("a", "b"), [(text, 1)]), "progress"])
+def test_every_way_to_speak_is_cleaned(
+    evil: str, speak: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, where rich writes escapes of its own: those of the text are not among them."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    if speak == "progress":
+        with progress(evil, "rows") as report:
+            report(1, 2)
+    else:
+        assert callable(speak)
+        speak(evil)
+    written = "".join(capsys.readouterr())
+    shown = "".join(written.split())
+    assert not any(bad in written for bad in ("\x1b]", "\x9b", "\x1b[2J", "\x7f", "\u202e"))
+    assert "".join(clean(evil).split()) in shown
+
+
+def test_the_document_is_clean_and_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODE, "json", True)
+    emit({"columns": EVIL})
+    written = capsys.readouterr().out
+    assert clean(written) == written
+    assert json.loads(written)["columns"] == EVIL
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_answer_is_cleaned_for_a_terminal_and_whole_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, expected in ((Terminal(), clean(CLIPBOARD)), (io.StringIO(), CLIPBOARD)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        write(CLIPBOARD)
+        assert stream.getvalue() == expected
+
+
+def test_a_long_line_is_one_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("x" * 500)
+    assert capsys.readouterr().err == "x" * 500 + "\n"
+    assert output.PLAIN_WIDTH < 500
