@@ -29,6 +29,7 @@ from hivetune.base.disk import home
 from hivetune.machine.probe import describe_machine, probe_machine
 from hivetune.models.prepared import find_prepared, folder_for
 from hivetune.process.parent import run_task
+from hivetune.process.protocol import PrepareModel
 
 LORA = {"r": 8, "alpha": 16}
 RATE = 2e-4
@@ -121,8 +122,7 @@ def parse() -> argparse.Namespace:
 def prepared_model() -> Path:
     if find_prepared(MODEL) is None:
         folder = folder_for(MODEL)
-        task = {"model": MODEL, "target": str(folder)}
-        run_task("prepare_model", task, folder.with_name(f".{folder.name}.task")).check(f"preparing {MODEL}")
+        run_task(PrepareModel(MODEL, folder), folder.with_name(f".{folder.name}.task")).check(f"preparing {MODEL}")
     return folder_for(MODEL)
 
 

@@ -45,14 +45,15 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared demo model (25 s), made once per session, or once at all with HIVETUNE_TEST_CACHE=FOLDER."""
     from hivetune.base.disk import manifest_problems
     from hivetune.process.parent import run_task
+    from hivetune.process.protocol import PrepareModel
 
     cache = os.environ.get("HIVETUNE_TEST_CACHE")
     parent = Path(cache) if cache else common_folder(tmp_path_factory) / "models"
     folder = parent / "smollm2-135m"
     with one_at_a_time(parent):
         if manifest_problems(folder):
-            task = {"model": "smollm2-135m", "target": str(folder)}
-            run_task("prepare_model", task, parent / "smollm2-135m.task").check("preparing the demo model")
+            task = PrepareModel("smollm2-135m", folder)
+            run_task(task, parent / "smollm2-135m.task").check("preparing the demo model")
     return folder
 
 

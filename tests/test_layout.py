@@ -18,8 +18,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ROOMS = (
     {"errors", "records", "__init__"},
     {"config", "base"},
-    {"process"},
     {"models", "run"},
+    {"process"},
     {"data"},
     {"machine"},
     {"plan"},

@@ -16,7 +16,8 @@ from hivetune.config import parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.engine.train import loop as train
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
-from hivetune.process.child import Heartbeat, Task
+from hivetune.process.child import Heartbeat
+from hivetune.process.protocol import Beat, Train
 
 SPLITS = ("train",) * 8 + ("validation", "test")
 
@@ -103,15 +104,14 @@ def run_training(folder: Path, model: Path, *, on_beat: Callable[[Heartbeat, int
     if on_beat is not None:
         steps = 0
 
-        def beat(kind: bytes) -> None:
+        def beat(beat: Beat) -> None:
             nonlocal steps
-            steps += kind == b"t"
+            steps += beat is Beat.ITEM
             on_beat(heartbeat, steps)
 
         heartbeat.beat = beat  # type: ignore[method-assign]
     run = folder / "run"
-    task = {"run": str(run), "model": str(model), "snapshot": str(folder / "snapshot")}
-    return train.main(Task(run, task), heartbeat)
+    return train.main(Train(run, model, folder / "snapshot"), heartbeat)
 
 
 def stop_after(steps: int) -> Callable[[Heartbeat, int], None]:

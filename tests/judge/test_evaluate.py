@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from hivetune.config import EvalConfig, GateConfig
 from hivetune.errors import UsageError
 from hivetune.judge.evaluate import by_agent, collect, plan_evaluation
 from hivetune.judge.gate import judge
+from hivetune.process.protocol import Generate
 from hivetune.records import Message
 
 WORD = {"name": "contains_any", "any": ["yes"], "must_end": True}
@@ -49,13 +51,14 @@ def held_out(**agents: int) -> HeldOut:
     return HeldOut(infos)
 
 
-def scores(snapshot: HeldOut, plan: dict[str, Any], answer: str = "yes") -> list[dict[str, Any]]:
+def scores(snapshot: HeldOut, plan: tuple[Sequence[int], Generate], answer: str = "yes") -> list[dict[str, Any]]:
+    rows, generate = plan
     lines: list[dict[str, Any]] = []
     for model, nll in (("base", 20.0), ("tuned", 10.0)):
-        lines += [{"model": model, "row": row, "nll": nll + row, "tokens": 10} for row in plan["rows"]]
+        lines += [{"model": model, "row": row, "nll": nll + row, "tokens": 10} for row in rows]
         lines += [
             {"model": model, "row": row, "answer": answer, "ended": True, "seconds": 0.5, "new_tokens": 3}
-            for row in plan["generate"]["rows"]
+            for row in generate.rows
         ]
     return lines
 
@@ -65,29 +68,28 @@ OUTCOME = {side: {"tokens_per_second": 40.0, "peak_memory_bytes": 1000} for side
 
 def test_prompts_are_stratified_and_every_agent_is_asked() -> None:
     snapshot = held_out(big=60, middle=30, lone=1)
-    plan = plan_evaluation(snapshot, EvalConfig(prompts=30))
-    chosen = plan["generate"]["rows"]
+    rows, generate = plan_evaluation(snapshot, EvalConfig(prompts=30))
+    chosen = list(generate.rows)
     agents = [snapshot.info(row).agent for row in chosen]
     assert snapshot.asked == ["test"]
     assert len(chosen) == 30 and chosen == sorted(set(chosen))
     assert agents.count("lone") == 1
     assert agents.count("big") in (19, 20) and agents.count("middle") in (9, 10)
-    assert plan["rows"] == list(range(91))
+    assert rows == tuple(range(91))
 
 
 def test_prompts_follow_the_contents_not_the_order() -> None:
     snapshot = held_out(a=40, b=20)
     reordered = HeldOut([Info(59 - info.row, info.id, info.source, info.agent) for info in snapshot.infos])
     ids = [
-        {s.info(row).id for row in plan_evaluation(s, EvalConfig(prompts=12))["generate"]["rows"]}
-        for s in (snapshot, reordered)
+        {s.info(row).id for row in plan_evaluation(s, EvalConfig(prompts=12))[1].rows} for s in (snapshot, reordered)
     ]
     assert ids[0] == ids[1]
 
 
 def test_fewer_rows_than_prompts() -> None:
-    assert plan_evaluation(held_out(a=3), EvalConfig(prompts=64))["generate"]["rows"] == [0, 1, 2]
-    assert plan_evaluation(held_out(a=3), EvalConfig(prompts=0))["generate"]["rows"] == []
+    assert plan_evaluation(held_out(a=3), EvalConfig(prompts=64))[1].rows == (0, 1, 2)
+    assert plan_evaluation(held_out(a=3), EvalConfig(prompts=0))[1].rows == ()
 
 
 def test_a_broken_checker_in_the_config_is_refused_before_anything_is_loaded() -> None:
@@ -100,7 +102,7 @@ def test_the_document_keeps_each_row_and_is_what_the_gate_reads() -> None:
     plan = plan_evaluation(snapshot, config)
     document = collect(snapshot, config, scores(snapshot, plan), OUTCOME, {"model": "m"})
     json.dumps(document, allow_nan=False)
-    assert [row["row"] for row in document["rows"]] == plan["rows"]
+    assert tuple(row["row"] for row in document["rows"]) == plan[0]
     assert all(answer[side]["success"] is True for answer in document["answers"] for side in ("base", "tuned"))
     assert document["answers"][0]["prompt"] == "well?"
     assert document["answers"][0]["reference"] == "yes"

@@ -9,6 +9,7 @@ import torch
 from hivetune.config import SuperviseConfig
 from hivetune.engine.device import cap_memory
 from hivetune.process.limits import LearnedLimits
+from hivetune.process.protocol import Beat
 
 DEFAULTS = SuperviseConfig()
 
@@ -32,34 +33,34 @@ def slow_rise(base_s: float, random_: random.Random, state: list[float] = [1.0])
 def test_no_false_alarm_in_ten_thousand_steps(base_s: float, step: Callable[[float, random.Random], float]) -> None:
     limits, random_ = LearnedLimits(DEFAULTS), random.Random(1)
 
-    def wait(kind: str, seconds: float) -> None:
-        assert seconds <= limits.allowed_s(), f"{seconds} s until {kind!r} were taken for a hang"
-        limits.beat(kind, seconds)
+    def wait(beat: Beat, seconds: float) -> None:
+        assert seconds <= limits.allowed_s(), f"{seconds} s until {beat} were taken for a hang"
+        limits.beat(beat, seconds)
 
-    wait("s", 40.0)
-    wait("k", 3.0)
-    wait("t", 300.0)  # the first step compiles for five minutes
+    wait(Beat.STARTING, 40.0)
+    wait(Beat.PREPARING, 3.0)
+    wait(Beat.ITEM, 300.0)  # the first step compiles for five minutes
     for number in range(10_000):
-        wait("t", step(base_s, random_))
+        wait(Beat.ITEM, step(base_s, random_))
         if number % 500 == 0:
-            wait("v", 0.1)
-            wait("v", 1500.0)  # validation
-            wait("c", 20.0)
-            wait("t", 400.0)  # saving on a slow disk, then a step
+            wait(Beat.VALIDATING, 0.1)
+            wait(Beat.VALIDATING, 1500.0)  # validation
+            wait(Beat.SAVING, 20.0)
+            wait(Beat.ITEM, 400.0)  # saving on a slow disk, then a step
 
 
 @pytest.mark.parametrize(("step_s", "allowed_s"), [(0.2, 60.0), (30.0, 150.0)])
 def test_a_hang_is_noticed_after_five_steps_or_a_minute(step_s: float, allowed_s: float) -> None:
     limits = LearnedLimits(DEFAULTS)
-    for kind in "skt" + "t" * 100:
-        limits.beat(kind, step_s)
+    for beat in (Beat.STARTING, Beat.PREPARING, *[Beat.ITEM] * 101):
+        limits.beat(beat, step_s)
     assert limits.allowed_s() == allowed_s
 
 
 def test_a_second_start_is_measured_by_the_first() -> None:
     first = LearnedLimits(DEFAULTS)
-    for kind, seconds in (("s", 2.0), ("k", 1.0), ("t", 30.0), ("t", 1.0)):
-        first.beat(kind, seconds)
+    for beat, seconds in ((Beat.STARTING, 2.0), (Beat.PREPARING, 1.0), (Beat.ITEM, 30.0), (Beat.ITEM, 1.0)):
+        first.beat(beat, seconds)
     assert first.start_s == 33.0
     assert LearnedLimits(DEFAULTS, first.start_s).allowed_s() == 5 * 33.0
     assert LearnedLimits(DEFAULTS).allowed_s() == DEFAULTS.start_timeout_s

@@ -8,22 +8,26 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_child import Play
 
 from hivetune.errors import DoesNotFit, HivetuneError
-from hivetune.process.parent import FixedLimits, Outcome, run_task, start_child
+from hivetune.process.limits import FixedLimits
+from hivetune.process.parent import run_task, start_child
+from hivetune.process.protocol import Beat, Outcome
 
 TINY = str(Path(__file__).with_name("tiny_child.py"))
 
 
-def run(folder: Path, **task: object) -> Outcome:
-    return run_task(TINY, task, folder, limits=FixedLimits(start_s=20, item_s=0.5))
+def run(folder: Path, do: str, memory_limit_bytes: int | None = None) -> Outcome:
+    limits = FixedLimits(start_s=20, item_s=0.5)
+    return run_task(Play(do), folder, module=TINY, limits=limits, memory_limit_bytes=memory_limit_bytes)
 
 
 def test_items_are_beats_and_the_result_comes_back(tmp_path: Path) -> None:
-    beats: list[str] = []
-    outcome = run_task(TINY, {"do": "items", "items": 5}, tmp_path, on_beat=beats.append)
+    beats: list[Beat] = []
+    outcome = run_task(Play("items", items=5), tmp_path, module=TINY, on_beat=beats.append)
     assert (outcome.status, outcome.returncode, outcome.check("it")) == ("done", 0, {"items": 5})
-    assert beats == ["s", *"ttttt"]
+    assert beats == [Beat.STARTING, *[Beat.ITEM] * 5]
 
 
 def test_an_error_for_people_keeps_its_words_and_exit_code(tmp_path: Path) -> None:
@@ -65,8 +69,8 @@ def test_silence_is_a_hang_and_is_ended(tmp_path: Path, do: str, state: str) -> 
 
 
 def test_sigterm_lets_it_save(tmp_path: Path) -> None:
-    child = start_child(TINY, {"do": "until_stopped"}, tmp_path)
-    while "t" not in child.wait_beats():
+    child = start_child(Play("until_stopped"), tmp_path, module=TINY)
+    while Beat.ITEM not in child.wait_beats():
         pass
     child.stop()
     outcome = child.outcome()
@@ -74,7 +78,7 @@ def test_sigterm_lets_it_save(tmp_path: Path) -> None:
 
 
 def test_environment_is_offline_and_first_in_line_for_the_oom_killer(tmp_path: Path) -> None:
-    outcome = run_task(TINY, {"do": "environment"}, tmp_path, environment={"MINE": "1", "HOME": None})
+    outcome = run_task(Play("environment"), tmp_path, module=TINY, environment={"MINE": "1", "HOME": None})
     environment = outcome.result["environment"]
     assert (environment["HF_HUB_OFFLINE"], environment["GOMP_SPINCOUNT"]) == ("1", "1000")
     assert environment["MINE"] == "1" and "HOME" not in environment
@@ -89,14 +93,14 @@ def test_memory_beyond_the_limit_is_an_error_that_is_told(tmp_path: Path) -> Non
 
 def test_files_are_passed_under_their_numbers(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    run_task(TINY, {"do": "write", "handle": writer}, tmp_path, pass_fds=[writer])
+    run_task(Play("write", handle=writer), tmp_path, module=TINY, pass_fds=[writer])
     assert os.read(reader, 10) == b"hello"
 
 
 def test_a_missing_package_is_said_with_the_command_that_mends_it(tmp_path: Path) -> None:
     script = tmp_path / "needs.py"
     script.write_text("import torch_that_is_not_there\n")
-    outcome = run_task(str(script), {}, tmp_path)
+    outcome = run_task(Play("nothing"), tmp_path, module=str(script))
     assert outcome.error is not None
     assert (outcome.error.type, outcome.returncode) == ("MachineNotFit", 4)
     assert "pip install" in outcome.error.hint
@@ -105,9 +109,10 @@ def test_a_missing_package_is_said_with_the_command_that_mends_it(tmp_path: Path
 @pytest.mark.parametrize("do", ["until_stopped", "stop_itself"])
 def test_the_child_dies_with_its_supervisor(tmp_path: Path, do: str) -> None:
     code = (
-        "import sys; from pathlib import Path; from hivetune.process.parent import *\n"
-        f"child = start_child({TINY!r}, {{'do': {do!r}}}, Path({str(tmp_path)!r}))\n"
-        "while 't' not in child.wait_beats(): pass\n"
+        f"import sys; sys.path.insert(0, {str(Path(TINY).parent)!r}); from tiny_child import *\n"
+        "from pathlib import Path; from hivetune.process.parent import *\n"
+        f"child = start_child(Play({do!r}), Path({str(tmp_path)!r}), module={TINY!r})\n"
+        "while Beat.ITEM not in child.wait_beats(): pass\n"
         "print(child.process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -1,21 +1,30 @@
-"""A child without torch for the tests of tasks: does what `task["do"]` says."""
+"""A child without torch for the tests of tasks: does what `Play.do` says."""
 
 import ctypes
 import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 
 from hivetune.errors import DoesNotFit
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, object]:
-    match task["do"]:
+@dataclass(frozen=True)
+class Play:
+    do: str
+    items: int = 0
+    handle: int = -1
+
+
+def main(task: Play, heartbeat: Heartbeat) -> dict[str, object]:
+    match task.do:
         case "items":
-            for _ in range(task["items"]):
-                heartbeat.beat(b"t")
-            return {"items": task["items"]}
+            for _ in range(task.items):
+                heartbeat.beat(Beat.ITEM)
+            return {"items": task.items}
         case "refuse":
             raise DoesNotFit("needs 9 GiB", hint="use a smaller model")
         case "crash":
@@ -26,13 +35,13 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, object]:
         case "exit":
             os._exit(3)
         case "stop_itself":
-            heartbeat.beat(b"t")
+            heartbeat.beat(Beat.ITEM)
             os.kill(os.getpid(), signal.SIGSTOP)
         case "hold_gil":
-            heartbeat.beat(b"t")
+            heartbeat.beat(Beat.ITEM)
             ctypes.PyDLL(None).sleep(3600)
         case "until_stopped":
-            heartbeat.beat(b"t")
+            heartbeat.beat(Beat.ITEM)
             while not heartbeat.stop_requested:
                 time.sleep(0.01)
             return {"status": "stopped", "saved": True}
@@ -41,9 +50,9 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, object]:
         case "allocate":
             return {"bytes": len(bytearray(1 << 30))}
         case "write":
-            os.write(task["handle"], b"hello")
+            os.write(task.handle, b"hello")
     return {}
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Play)

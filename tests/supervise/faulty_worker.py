@@ -17,7 +17,8 @@ from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train import loop as train
 from hivetune.engine.train import session
 from hivetune.engine.train.optimizer import AdamW
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Train
 
 DIVERGE_AFTER = 40
 
@@ -48,8 +49,8 @@ class Loud:
         return nll * 10 if float(self._model.master_N.abs().max()) > 10 else nll
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
-    fault = Path(task["run"]) / "fault.txt"
+def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
+    fault = task.run / "fault.txt"
     kind = fault.read_text() if fault.exists() else ""
     calls = 0
 
@@ -71,4 +72,4 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Train)

@@ -9,7 +9,8 @@ import torch
 from hivetune.engine.train import loop as train
 from hivetune.engine.train import session
 from hivetune.engine.train.checkpoint import TrainState, load_newest_good
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Train
 
 
 def forget(run: Path) -> tuple[TrainState | None, list[str]]:
@@ -19,10 +20,10 @@ def forget(run: Path) -> tuple[TrainState | None, list[str]]:
     return replace(state, exp_avg={name: torch.zeros_like(m) for name, m in state.exp_avg.items()}), problems
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
     session.load_newest_good = forget  # type: ignore[attr-defined]
     return train.main(task, heartbeat)
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Train)

@@ -16,7 +16,8 @@ from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.recover import replay
 from hivetune.engine.train import loop as train
 from hivetune.engine.train import session
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Replay, Train
 
 HIPBLASLT = (
     "CUDA error: HIPBLAS_STATUS_INTERNAL_ERROR when calling `hipblasLtMatmul` with transpose_mat1 1 transpose_mat2 0 "
@@ -45,13 +46,13 @@ class Scripted:
         return nll
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     def scripted(*given: Any, **named: Any) -> Any:
-        return Scripted(load_model(*given, **named), Path(task["run"]))
+        return Scripted(load_model(*given, **named), task.run)
 
     session.load_model = replay.load_model = scripted  # type: ignore[attr-defined]
-    return replay.main(task, heartbeat) if task.get("items") is not None else train.main(task, heartbeat)
+    return replay.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Train, Replay)

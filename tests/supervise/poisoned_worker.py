@@ -11,7 +11,8 @@ from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.recover import replay
 from hivetune.engine.train import loop as train
 from hivetune.engine.train import session
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Replay, Train
 
 KILL = 96
 
@@ -35,10 +36,10 @@ def poisoned_model(*arguments: Any, **named: Any) -> Any:
     return Poisoned(load_model(*arguments, **named))
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     session.load_model = replay.load_model = poisoned_model  # type: ignore[attr-defined]
-    return replay.main(task, heartbeat) if task.get("items") is not None else train.main(task, heartbeat)
+    return replay.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Train, Replay)

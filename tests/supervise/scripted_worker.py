@@ -1,7 +1,7 @@
 """A worker without torch that trains nothing but keeps every rule of the real one, and dies as RUN/script.json says.
 
 Its state is a chain of hashes over the rows of the steps, so that two runs ended alike only if they did the same steps.
-As a replay child (`"items"` in the task) it dies of the same rows. A scripted fault is
+As a replay child (the task is a `Replay`) it dies of the same rows. A scripted fault is
     {"do": ABORT TEXT or what below, and when: "step", "row", "tokens_above", "rank_above", "chance" (a share),
      "rung": it goes away while this holds of the choices or the environment, "device": and on the processor,
      "times": at most so often}
@@ -25,7 +25,8 @@ from hivetune.base.journal import Journal, read_journal
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError
 from hivetune.plan.steps import Amendment, append_amendment, read_plan
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Replay, Train
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.standby import Standby
@@ -98,21 +99,21 @@ class Script:
                 os.abort()
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
-    run = Path(task["run"])
-    choices = task.get("choices") or {}
+def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
+    run, choices = task.run, task.changes
     script = Script(run, choices)
-    if task.get("items") is not None:
+    if isinstance(task, Replay):
         return replay(task, heartbeat, script)
-    heartbeat.beat(b"k")
+    heartbeat.beat(Beat.PREPARING)
     script.meet(-1, (), 0)
-    plan, snapshot = read_plan(run), open_snapshot(Path(task["snapshot"]))
+    plan, snapshot = read_plan(run), open_snapshot(task.snapshot)
     found = checkpoints.newest_good(run)
     state = (found.folder / TENSORS).read_bytes() if found.folder else b"start"
     metrics = run / "metrics.jsonl"
+    assert task.standby is not None
     kept = [line for line in read_journal(metrics) if line["step"] <= found.step]
     write_atomic(metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
-    journal, standby = Journal(metrics), Standby(task["standby"])
+    journal, standby = Journal(metrics), Standby(task.standby)
     journal.append("started", step=found.step, pid=os.getpid())
     for step in range(found.step, len(plan.steps)):
         rows = plan.steps[step].rows
@@ -124,7 +125,7 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
         state = sha256_bytes(state + json.dumps([step, rows]).encode()).encode()
         seconds = max(time.perf_counter() - started, 1e-4)
         journal.append("step", step=step + 1, loss=1.0, seconds=seconds)
-        heartbeat.beat(b"t")
+        heartbeat.beat(Beat.ITEM)
         files = {TENSORS: state, STATE: json.dumps({"step": step + 1, "best": None}).encode()}
         standby.write(step + 1, files)
         if (step + 1) % 5 == 0 or step + 1 == len(plan.steps) or heartbeat.stop_requested:
@@ -135,13 +136,13 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
     return {"steps": len(plan.steps), "state": state.decode(), "train_seconds": seconds}
 
 
-def replay(task: Task, heartbeat: Heartbeat, script: Script) -> dict[str, Any]:
-    with Journal(task.folder / "items.jsonl") as journal:
+def replay(task: Replay, heartbeat: Heartbeat, script: Script) -> dict[str, Any]:
+    with Journal(task.journal) as journal:
         journal.append("ready")
-        for item in task["items"]:
-            script.meet(None, item["rows"], 0)
+        for item in task.items:
+            script.meet(None, item.rows, 0)
             journal.append("item", finite=True)
-            heartbeat.beat(b"t")
+            heartbeat.beat(Beat.ITEM)
     return {}
 
 
@@ -150,4 +151,4 @@ def quarantine(run: Path, step: int, row: int) -> None:
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Train, Replay)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hivetune.machine.faults import as_markdown, catalogue
-from hivetune.process.parent import ChildError, Outcome
+from hivetune.process.protocol import ChildError, Outcome
 from hivetune.supervise.diagnose import Evidence, diagnose, evidence_of
 
 CORPUS = yaml.safe_load(Path(__file__).with_name("corpus.yaml").read_text())

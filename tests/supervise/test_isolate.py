@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.plan.steps import most_quarantined
-from hivetune.supervise.isolate import Attempt, Ending, Findings, Item, isolate, most_children, within
+from hivetune.process.protocol import Item
+from hivetune.supervise.isolate import Attempt, Ending, Findings, isolate, most_children, within
 
 
 class Card:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from engine.models import documents, random_adapter, write_model
+from process.tiny_child import Play
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hivetune.config import LoraConfig, parse_config
@@ -191,7 +192,7 @@ def test_a_rung_reaches_the_process(rung: str, tmp_path: Path, monkeypatch: pyte
     environment, _ = settings_of((rung,))
     for name in environment:
         monkeypatch.setenv(name, "as it was")
-    outcome = run_task(TINY, {"do": "environment"}, tmp_path, environment=environment)
+    outcome = run_task(Play("environment"), tmp_path, module=TINY, environment=environment)
     found = outcome.result["environment"]
     assert environment and {name: found.get(name) for name in environment} == environment
 

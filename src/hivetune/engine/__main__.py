@@ -8,7 +8,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from hivetune.process.child import guard, missing_package, read_task, report_failure
+from hivetune.process.child import guard, missing_package, report_failure
+from hivetune.process.protocol import read_task
 
 
 def launch(module: str, task_file: str) -> None:

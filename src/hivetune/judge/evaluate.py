@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hivetune.config import EvalConfig
 from hivetune.errors import UsageError
 from hivetune.judge.checkers import check, validate
+from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
 
 SIDES = ("base", "tuned")
@@ -55,8 +56,8 @@ class HeldOut(Protocol):
     def info(self, row: int) -> Row: ...
 
 
-def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> dict[str, Any]:
-    """The fields of a score task: {"rows": [...], "generate": {"rows": [...], "new_tokens": n, "slots": n}}.
+def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, ...], Generate]:
+    """The rows whose loss is computed, and those that are answered.
 
     Raises UsageError for a broken checker in the config, before anything is loaded.
     """
@@ -64,7 +65,7 @@ def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> dict[str, Any]:
         validate(config.checker, "eval.checker")
     rows = snapshot.rows("test")
     chosen = choose_prompts([snapshot.info(row) for row in rows], config.prompts)
-    return {"rows": rows, "generate": {"rows": chosen, "new_tokens": config.new_tokens, "slots": config.slots}}
+    return tuple(rows), Generate(tuple(chosen), config.new_tokens, config.slots)
 
 
 def choose_prompts(rows: Iterable[Row], count: int) -> list[int]:
@@ -98,14 +99,14 @@ def collect(
     for line in scores:
         found[line["model"], "answer" if "answer" in line else "nll", int(line["row"])] = line
     problems: list[dict[str, Any]] = []
-    plan = plan_evaluation(snapshot, config)
+    rows, generate = plan_evaluation(snapshot, config)
     return {
         "schema": 1,
         "snapshot": snapshot.hash,
         **about,
         "settings": config.model_dump(mode="json"),
-        "rows": [_loss_row(snapshot.info(row), found) for row in plan["rows"]],
-        "answers": [_answer_row(snapshot.info(row), found, config, problems) for row in plan["generate"]["rows"]],
+        "rows": [_loss_row(snapshot.info(row), found) for row in rows],
+        "answers": [_answer_row(snapshot.info(row), found, config, problems) for row in generate.rows],
         **{side: dict(outcome.get(side) or {}) for side in SIDES},
         "problems": problems,
     }

@@ -1,7 +1,8 @@
 """The child's side of a task: guards, the task file, the heartbeat, and `outcome.json` written last.
 
-An engine module is a `main(task, heartbeat) -> dict` and ends with `if __name__ == "__main__": run_child(main)`.
-`process/parent.py` is the other side. This module imports no torch, so that the guards stand before it is loaded.
+An engine module is a `main(task, heartbeat) -> dict` and ends with `if __name__ == "__main__": run_child(main, KIND)`,
+KIND being its class of tasks (process/protocol.py). `process/parent.py` is the other side. This module imports no
+torch, so that the guards stand before it is loaded.
 """
 
 import contextlib
@@ -14,36 +15,21 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hivetune.base.disk import read_json, write_json
+from hivetune.base.disk import write_json
 from hivetune.base.private import keep_private
 from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.process.protocol import Beat, read_task
+from hivetune.run.folder import OUTCOME
 
-OUTCOME = "outcome.json"
-BEATS = {"s": "starting", "t": "step or item finished", "v": "validating", "c": "saving", "k": "compiling or probing"}
 PR_SET_PDEATHSIG = 1
 # The kernel kills the fattest process when memory runs out; this makes it the worker, never the desktop.
 OOM_SCORE = 500
 EXIT_ORPHANED = 70
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task file. `folder` is the only place that the child may write to."""
-
-    folder: Path
-    fields: Mapping[str, Any]
-
-    def __getitem__(self, key: str) -> Any:
-        return self.fields[key]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.fields.get(key, default)
 
 
 class Heartbeat:
@@ -55,15 +41,15 @@ class Heartbeat:
         if handle is not None:
             os.set_blocking(handle, False)
 
-    def beat(self, kind: bytes) -> None:
-        """Say what was just finished (`t`) or is about to begin (`s`, `v`, `c`, `k`). Never blocks.
+    def beat(self, beat: Beat) -> None:
+        """Say what was just finished or is about to begin. Never blocks.
 
         A full pipe (the supervisor is frozen) drops the beat: the bytes that it holds already say "alive".
         """
         if self._handle is None:
             return
         try:
-            os.write(self._handle, kind)
+            os.write(self._handle, beat.value)
         except BlockingIOError:
             return
         except BrokenPipeError:
@@ -92,40 +78,36 @@ def guard() -> None:
 
 def limit_memory(limit_bytes: int | None) -> None:
     """Above this much private memory an allocation fails, instead of the machine freezing. Not for devices: their
-    drivers map memory that is none."""
+    drivers map address space that holds no memory."""
     if limit_bytes is not None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = limit_bytes if most == resource.RLIM_INFINITY else min(limit_bytes, most)
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
 
 
-def read_task(path: Path) -> Task:
-    fields = read_json(path)
-    return Task(folder=Path(fields["folder"]), fields=fields)
+def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) -> None:
+    """Run `main` on the task file named by the first argument, write `outcome.json`, and end this process.
 
-
-def run_child(main: Callable[[Task, Heartbeat], dict[str, Any]]) -> None:
-    """Run `main` on the task named by the first argument, write `outcome.json`, and end this process.
-
-    `main` returns its result; `"status": "stopped"` in it means that it ended early because `stop_requested` was
-    true. Ends with `os._exit`: after a device fault a normal exit touches the dead device again and may hang.
+    `kinds` are the classes of tasks that `main` takes. It returns its result; `"status": "stopped"` in it means that
+    it ended early because `stop_requested` was true. Ends with `os._exit`: after a device fault a normal exit touches
+    the dead device again and may hang.
     """
     guard()
-    task = read_task(Path(sys.argv[1]))
+    envelope = read_task(Path(sys.argv[1]))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
-    heartbeat = Heartbeat(task.get("heartbeat_fd"))
+    heartbeat = Heartbeat(envelope.heartbeat_fd)
     signal.signal(signal.SIGTERM, heartbeat.request_stop)
-    if task.get("heartbeat_fd") is not None:
-        threading.Thread(target=_end_when_orphaned, args=(task["heartbeat_fd"],), daemon=True).start()
-    heartbeat.beat(b"s")
+    if envelope.heartbeat_fd is not None:
+        threading.Thread(target=_end_when_orphaned, args=(envelope.heartbeat_fd,), daemon=True).start()
+    heartbeat.beat(Beat.STARTING)
     try:
-        limit_memory(task.get("memory_limit_bytes"))
-        result = main(task, heartbeat)
-        write_json(task.folder / OUTCOME, {"schema": 1, "status": "done", "error": None, **result})
+        limit_memory(envelope.memory_limit_bytes)
+        result = main(envelope.task(*kinds), heartbeat)
+        write_json(envelope.folder / OUTCOME, {"schema": 1, "status": "done", "error": None, **result})
         code = 0
     except BaseException as error:  # noqa: BLE001 (the last frame of the process: everything is reported, nothing lost)
-        code = report_failure(task.folder, error)
+        code = report_failure(envelope.folder, error)
     _end(code)
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.private import check_own, open_plain
 from hivetune.errors import Busy
-
-LOG = "supervisor.log"
+from hivetune.run.folder import SUPERVISOR_LOG
 
 
 def resume_command(run: Path) -> list[str]:
@@ -27,7 +26,7 @@ def start_detached(run: Path) -> int:
     holder = lock_holder(run)
     if holder is not None:
         raise Busy(f"{run} goes on already, in process {holder.pid}", hint=f"follow it: hivetune watch {run}")
-    with open(open_plain(run / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+    with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
         process = subprocess.Popen(
             resume_command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

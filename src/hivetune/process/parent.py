@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
-from hivetune import errors
-from hivetune.base.disk import read_json, write_json
+from hivetune.base.disk import read_json
 from hivetune.base.private import make_folder, open_plain
+from hivetune.process.limits import FixedLimits, Limits
+from hivetune.process.protocol import ENTRIES, Beat, ChildError, Outcome, Status, write_task
+from hivetune.run.folder import OUTCOME, WORKER_LOG
 
-LOG = "child.log"
-TASK = "task.json"
-OUTCOME = "outcome.json"
+BEATS = {beat.value[0]: beat for beat in Beat}
+READ_BYTES = 65_536
 TAIL_BYTES = 16_384
 LOG_LIMIT_BYTES = 16 << 20
 POLL_S = 0.25
@@ -44,101 +45,6 @@ ENVIRONMENT = {
     "PYTHONFAULTHANDLER": "1",
 }
 
-# What a task's name starts: one engine module with a `main` each.
-ENTRIES = {
-    "merge": "hivetune.engine.convert.merge",
-    "prepare_model": "hivetune.engine.convert.prepare_model",
-    "probe": "hivetune.engine.measure.probe",
-    "replay": "hivetune.engine.recover.replay",
-    "salvage": "hivetune.engine.recover.salvage",
-    "score": "hivetune.engine.score.score",
-    "to_gguf": "hivetune.engine.convert.to_gguf",
-    "train": "hivetune.engine.train.loop",
-}
-
-Status = Literal["done", "stopped", "failed", "hung", "died"]
-
-
-@dataclass(frozen=True)
-class ChildError:
-    """The exception that ended the child, as it wrote it down."""
-
-    type: str
-    message: str
-    hint: str
-    exit_code: int
-    traceback: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a child ended. `signal` is set when one killed it; `result` is its `outcome.json` without status and error.
-
-    `state` is the kernel's word for a child that hung (R running, S sleeping, D uninterruptible, T stopped), and
-    `survived` is true when not even SIGKILL removed it (only a restart of the machine will).
-    """
-
-    status: Status
-    returncode: int | None
-    signal: int | None
-    seconds: float
-    result: Mapping[str, Any]
-    stderr_tail: str
-    error: ChildError | None = None
-    beat: str = ""
-    state: str = ""
-    survived: bool = False
-
-    def check(self, what: str) -> Mapping[str, Any]:
-        """The result of a child that is done or stopped; else raises its error with the exit code that it chose."""
-        if self.status in ("done", "stopped"):
-            return self.result
-        if self.error is not None:
-            kind = _ERRORS.get(self.error.exit_code, errors.HivetuneError)
-            prefix = "" if self.error.exit_code != 1 else f"{what} failed: {self.error.type}: "
-            raise kind(prefix + self.error.message, hint=self.error.hint)
-        tail = "\n".join(self.stderr_tail.splitlines()[-5:])
-        raise errors.HivetuneError(f"{what} {self.ending()}" + (f"; its last lines:\n{tail}" if tail else ""))
-
-    def ending(self) -> str:
-        """How it ended, in words."""
-        if self.status == "hung":
-            return f"gave no sign of life and was ended after {self.seconds:.0f} s"
-        if self.signal is not None:
-            return f"was killed by {signal.Signals(self.signal).name}"
-        return f"ended with exit code {self.returncode} and no outcome"
-
-
-class Limits(Protocol):
-    """Decides how long silence may last."""
-
-    def beat(self, kind: str, elapsed_s: float) -> None:
-        """A beat came, `elapsed_s` seconds of watched time after the one before."""
-
-    def allowed_s(self) -> float:
-        """Watched seconds of silence after which the child counts as hung."""
-
-
-@dataclass
-class FixedLimits:
-    """The same limits all along: `start_s` until the first item, then by the last beat."""
-
-    start_s: float = 900.0
-    item_s: float = 600.0
-    validate_s: float = 1800.0
-    save_s: float = 600.0
-    _kind: str = "s"
-    _started: bool = False
-
-    def beat(self, kind: str, elapsed_s: float) -> None:
-        self._kind = kind
-        self._started = self._started or kind == "t"
-
-    def allowed_s(self) -> float:
-        if self._kind in "sk" or not self._started:
-            return self.start_s
-        return {"v": self.validate_s, "c": self.save_s}.get(self._kind, self.item_s)
-
 
 @dataclass
 class Child:
@@ -151,28 +57,29 @@ class Child:
     log_start_bytes: int
     started: float = field(default_factory=time.monotonic)
     silent_s: float = 0.0
-    last_beat: str = ""
+    last_beat: Beat | None = None
     worked: bool = False
     _looked: float = field(default_factory=time.monotonic)
 
-    def wait_beats(self, timeout_s: float = POLL_S) -> str:
+    def wait_beats(self, timeout_s: float = POLL_S) -> list[Beat]:
         """Beats that came within `timeout_s` (at once when there are some, or when the child ended)."""
         watch = select.poll()
         watch.register(self.pipe, select.POLLIN)
-        beats = ""
+        data = b""
         if watch.poll(timeout_s * 1000):
-            beats = os.read(self.pipe, 65536).decode("ascii", "replace")
-            if not beats:  # the other end is closed: it ended, or is about to
+            data = os.read(self.pipe, READ_BYTES)
+            if not data:  # the other end is closed: it ended, or is about to
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout_s)
         now = time.monotonic()
         self.silent_s += min(now - self._looked, LARGEST_TICK_S)
         self._looked = now
-        for kind in beats:
-            self.limits.beat(kind, self.silent_s)
+        beats = [BEATS[byte] for byte in data if byte in BEATS]
+        for beat in beats:
+            self.limits.beat(beat, self.silent_s)
             self.silent_s = 0.0
-            self.last_beat = kind
-            self.worked = self.worked or kind == "t"
+            self.last_beat = beat
+            self.worked = self.worked or beat is Beat.ITEM
         return beats
 
     @property
@@ -242,7 +149,7 @@ class Child:
             signal=-code if code is not None and code < 0 else None,
             seconds=time.monotonic() - self.started,
             result=document,
-            stderr_tail=_tail(self.folder / LOG, self.log_start_bytes),
+            stderr_tail=_tail(self.folder / WORKER_LOG, self.log_start_bytes),
             error=ChildError(**error) if error else None,
             beat=self.last_beat,
             state=state,
@@ -255,29 +162,30 @@ class Child:
 
 
 def start_child(
-    module: str,
-    task: Mapping[str, Any],
+    task: object,
     folder: Path,
     *,
+    module: str | None = None,
     limits: Limits | None = None,
     environment: Mapping[str, str | None] | None = None,
     pass_fds: Sequence[int] = (),
+    memory_limit_bytes: int | None = None,
 ) -> Child:
-    """Start `module` (a name in `ENTRIES`, a dotted name, or the path of a script) in its own session.
+    """Start the child that does `task` (process/protocol.py), in its own session; `folder` gets its files and its log.
 
-    Output goes to `folder/child.log`. A variable that is None in `environment` is removed. `pass_fds` stay open under
-    the same numbers. Call it from a thread that lives as long as the child: the kernel ties the child to it.
+    `module` does it instead of the one in `ENTRIES`: a dotted name, or the path of a script. A variable that is None
+    in `environment` is removed. `pass_fds` stay open under the same numbers. Above `memory_limit_bytes` an allocation
+    of the child fails. Call it from a thread that lives as long as the child: the kernel ties the child to it.
     """
-    module = ENTRIES.get(module, module)
     make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
-    log_start_bytes = _prepare_log(folder / LOG)
+    log_start_bytes = _prepare_log(folder / WORKER_LOG)
     reader, writer = os.pipe()
     try:
-        write_json(folder / TASK, {"schema": 1, **task, "folder": str(folder.resolve()), "heartbeat_fd": writer})
-        with open(open_plain(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+        path = write_task(task, folder, heartbeat_fd=writer, memory_limit_bytes=memory_limit_bytes)
+        with open(open_plain(folder / WORKER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "hivetune.engine", module, str(folder / TASK)],
+                [sys.executable, "-m", "hivetune.engine", module or ENTRIES[type(task)], str(path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -294,44 +202,42 @@ def start_child(
 
 
 def run_task(
-    module: str,
-    task: Mapping[str, Any],
+    task: object,
     folder: Path,
     *,
+    module: str | None = None,
     limits: Limits | None = None,
     environment: Mapping[str, str | None] | None = None,
-    on_beat: Callable[[str], None] = lambda kind: None,
+    on_beat: Callable[[Beat], None] = lambda beat: None,
     pass_fds: Sequence[int] = (),
+    memory_limit_bytes: int | None = None,
 ) -> Outcome:
     """Run one task to its end and say how it ended; it never raises for what the child did (`Outcome.check` does).
 
-    `on_beat` gets each beat ("t": one item finished). Ctrl-C here ends the child first (SIGTERM, then SIGKILL).
+    `on_beat` gets each beat. Ctrl-C here ends the child first (SIGTERM, then SIGKILL). The rest as `start_child`.
     """
-    child = start_child(module, task, folder, limits=limits, environment=environment, pass_fds=pass_fds)
+    child = start_child(
+        task,
+        folder,
+        module=module,
+        limits=limits,
+        environment=environment,
+        pass_fds=pass_fds,
+        memory_limit_bytes=memory_limit_bytes,
+    )
     try:
         while not child.ended:
-            for kind in child.wait_beats():
-                on_beat(kind)
+            for beat in child.wait_beats():
+                on_beat(beat)
             if child.hung:
                 return child.end_hung()
-        for kind in child.wait_beats(0):
-            on_beat(kind)
+        for beat in child.wait_beats(0):
+            on_beat(beat)
     except BaseException:
         child.stop()
         raise
     child.kill()  # what it may have left running in its session
     return child.outcome()
-
-
-_ERRORS: dict[int, type[errors.HivetuneError]] = {
-    2: errors.UsageError,
-    3: errors.DataRefused,
-    4: errors.MachineNotFit,
-    5: errors.DoesNotFit,
-    6: errors.NotDeployed,
-    7: errors.RecoveryExhausted,
-    75: errors.Busy,
-}
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
@@ -344,7 +250,7 @@ def _prepare_log(path: Path) -> int:
     size = path.stat().st_size if path.exists() else 0
     if size <= LOG_LIMIT_BYTES:
         return size
-    path.replace(path.with_name(LOG + ".1"))
+    path.replace(path.with_name(WORKER_LOG + ".1"))
     return 0
 
 

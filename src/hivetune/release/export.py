@@ -22,6 +22,7 @@ from hivetune.base.private import check_own
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.models.prepared import read_prepared
 from hivetune.process.parent import run_task
+from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
 from hivetune.release.gguf import write_adapter, write_model
 from hivetune.release.ollama import write_modelfile
@@ -129,9 +130,9 @@ def _write(source: Source, work: Path, task: Path, recipe: Recipe | None, to: st
             shutil.copyfile(source.adapter / name, work / name)
         _copy_tokenizer(source.model, work)
     elif to == "merged":
-        merged = {"model": str(source.model), "adapter": str(source.adapter), "target": str(task / "merged")}
-        run_task("merge", merged, task, on_beat=lambda kind: progress(0, None)).check("merging")
-        for path in (task / "merged").iterdir():
+        merged = Merge(source.model, source.adapter, task / "merged")
+        run_task(merged, task, on_beat=lambda beat: progress(0, None)).check("merging")
+        for path in merged.target.iterdir():
             if path.name != MANIFEST:
                 os.rename(path, work / path.name)
     elif to == "gguf-adapter":

@@ -8,9 +8,13 @@ RECORD = "run.json"
 PLAN, PLAN_ROWS, AMENDMENTS = "plan.json", "plan.bin", "amendments.jsonl"
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 WORKER_LOG, SUPERVISOR_LOG = "child.log", "supervisor.log"
+# What each task's folder has; the run folder is that of its worker.
+TASK, OUTCOME = "task.json", "outcome.json"
 # PEFT's own two names; at the top of the folder when the run is done.
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 EVALUATION, VERDICT = "eval.json", "gate.json"
 LOSS_CURVE = "loss.svg"
 # Folders: of the measurement before step 0, of the scoring child, of the child that saves an adapter, of exports.
 PROBE, SCORING, SALVAGE, EXPORTS = "probe", "evaluation", "salvage", "export"
+# The folder of an isolation's children; the lines that the children of SCORING and ISOLATION write.
+ISOLATION, SCORES, ITEMS = "isolate", "scores.jsonl", "items.jsonl"

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hivetune.base.journal import Journal, read_journal
 from hivetune.config import SuperviseConfig
 from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
 from hivetune.process.limits import LearnedLimits
-from hivetune.process.parent import Child, Outcome, start_child
+from hivetune.process.parent import Child, start_child
+from hivetune.process.protocol import Beat, Outcome, Train
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
 from hivetune.run.folder import METRICS
@@ -28,12 +28,13 @@ TAIL_BYTES = 8192
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same over all attempts of a run. `worker`, `replay`: engine modules; `task`: the task's fields."""
+    """What stays the same over all attempts of a run. `worker`, `replay`: modules instead of the engine's own."""
 
     run: Path
-    worker: str
-    replay: str
-    task: dict[str, Any]
+    model: Path
+    snapshot: Path
+    worker: str | None
+    replay: str | None
     settings: SuperviseConfig
     events: Journal
     stop: StopRequest
@@ -49,24 +50,34 @@ class Ended:
     step: int
     durable: int
     diagnosis: Diagnosis | None = None
-    phase: str = ""
+    phase: Beat | None = None
     seconds: float = 0.0
     asked_to_stop: bool = field(default=False)
 
 
-def run_attempt(job: Job, number: int, rungs: tuple[str, ...], extra: dict[str, Any], limits: LearnedLimits) -> Ended:
+@dataclass(frozen=True)
+class Told:
+    """What the worker is told of this attempt: the memory that it may take, and how often it is likely to die."""
+
+    memory_limit_bytes: int | None = None
+    mean_time_between_faults_s: float | None = None
+
+
+def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limits: LearnedLimits) -> Ended:
     """Start the worker, watch it to its end, bring what it left in memory to disk, and say what happened."""
     environment, choices = settings_of(rungs)
     kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
     state_to_disk(job)  # what an earlier attempt left and a full disk refused
     try:
+        task = Train(job.run, job.model, job.snapshot, choices, job.standby.handles, told.mean_time_between_faults_s)
         child = start_child(
-            job.worker,
-            {**job.task, **extra, "choices": choices, "standby": list(job.standby.handles)},
+            task,
             job.run,
+            module=job.worker,
             limits=limits,
             environment=environment,
             pass_fds=job.standby.handles,
+            memory_limit_bytes=told.memory_limit_bytes,
         )
         pid = child.process.pid
         job.events.append("attempt", number=number, pid=pid, rungs=list(rungs), environment=environment)
@@ -123,7 +134,7 @@ def _watch(job: Job, child: Child) -> Outcome:
     next_sample = time.monotonic() + FIRST_SAMPLE_S
     while not child.ended:
         beats = child.wait_beats()
-        if "t" in beats:
+        if Beat.ITEM in beats:
             job.on_step(last_step(job.run))
         if child.hung:
             return child.end_hung()
@@ -173,7 +184,7 @@ def _journal_end(job: Job, ended: Ended) -> None:
         signal=outcome.signal,
         state=outcome.state,
         survived=outcome.survived,
-        phase=ended.phase,
+        phase=ended.phase.phase if ended.phase else "",
         step=ended.step,
         durable=ended.durable,
         seconds=round(ended.seconds, 3),

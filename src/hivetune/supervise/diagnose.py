@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hivetune.machine.faults import Fault, Sign, catalogue
-from hivetune.process.parent import Outcome
+from hivetune.process.protocol import Outcome
 
 # These say only that something ended; they are asked when nothing that says why was found anywhere.
 LAST_RESORT = frozenset({"program-error", "unknown"})

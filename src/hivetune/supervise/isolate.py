@@ -15,26 +15,18 @@ from typing import Any, Literal
 
 from hivetune.base.journal import read_journal
 from hivetune.plan.steps import Amendment, append_amendment
-from hivetune.process.parent import FixedLimits, Limits, Outcome, run_task
+from hivetune.process.limits import FixedLimits, Limits
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import Item, Outcome, Replay
+from hivetune.run.folder import ISOLATION, ITEMS
 from hivetune.supervise.ladder import settings_of
 
-MODULE = "hivetune.engine.recover.replay"
-FOLDER = "isolate"
-ITEMS = "items.jsonl"
 # Another matrix library or instruction set, wherever the run computes; variables of absent libraries do nothing.
 OTHER_RUNGS = ("blas", "isa")
 # Without a row that is known to be good: after so many failures and no row that is fine, it is not the rows.
 NOTHING_FINE = 3
 
 Verdict = Literal["row", "kernel", "chance", "machine"]
-
-
-@dataclass(frozen=True)
-class Item:
-    """Rows that are replayed together. `padded`: with untrained tokens behind each, so that every shape is another."""
-
-    rows: tuple[int, ...]
-    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,23 +162,17 @@ def replay_in_children(
     snapshot: Path,
     *,
     rungs: Sequence[str] = (),
-    module: str = MODULE,
+    module: str | None = None,
     limits: Callable[[], Limits] = FixedLimits,
 ) -> Callable[[Attempt], Ending]:
     """The `replay` that starts real children, with `rungs` in effect as in the worker that died."""
-    folder = run / FOLDER
+    folder = run / ISOLATION
 
     def replay(attempt: Attempt) -> Ending:
         shutil.rmtree(folder, ignore_errors=True)
         environment, choices = settings_of((*rungs, *OTHER_RUNGS) if attempt.other else rungs)
-        task: dict[str, Any] = {
-            "run": str(run),
-            "model": str(model),
-            "snapshot": str(snapshot),
-            "items": [{"rows": list(item.rows), "padded": item.padded} for item in attempt.items],
-            "choices": choices,
-        }
-        outcome = run_task(module, task, folder, limits=limits(), environment=environment)
+        task = Replay(run, model, snapshot, folder / ITEMS, attempt.items, choices)
+        outcome = run_task(task, folder, module=module, limits=limits(), environment=environment)
         ending = ending_of(outcome, folder)
         shutil.rmtree(folder, ignore_errors=True)
         return ending

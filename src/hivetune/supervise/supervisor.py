@@ -25,14 +25,15 @@ from hivetune.machine.faults import fault as fault_of
 from hivetune.machine.probe import Machine, disk_free_bytes, probe_machine
 from hivetune.plan.steps import most_quarantined, read_plan
 from hivetune.process.limits import LearnedLimits
-from hivetune.process.parent import Outcome, run_task
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import Beat, Outcome, Salvage
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
 from hivetune.run.folder import CONFIG, EVENTS, METRICS, SALVAGE
 from hivetune.run.standby import Standby
 from hivetune.run.status import quarantined
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
-from hivetune.supervise.attempt import Ended, Job, newest_step, run_attempt, state_to_disk
+from hivetune.supervise.attempt import Ended, Job, Told, newest_step, run_attempt, state_to_disk
 from hivetune.supervise.events import Events
 from hivetune.supervise.isolate import isolate, quarantine, replay_in_children, within
 from hivetune.supervise.ladder import (
@@ -49,8 +50,6 @@ from hivetune.supervise.ladder import (
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
 from hivetune.supervise.smaller import lower_rank, thin_out
 
-WORKER = "train"
-REPLAY = "replay"
 SMALLER = ("rank", "sample")
 # Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
 CHECKPOINTS_ON_DISK = 5
@@ -88,8 +87,8 @@ def supervise_run(
     model: Path,
     snapshot: Path,
     on_step: Callable[[int], None] = lambda step: None,
-    worker: str = WORKER,
-    replay: str = REPLAY,
+    worker: str | None = None,
+    replay: str | None = None,
     machine: Machine | None = None,
 ) -> RunOutcome:
     """Train `run` to its end, whatever happens to its workers; returns how it ended (`RunOutcome.check` raises it).
@@ -99,10 +98,9 @@ def supervise_run(
     were, DoesNotFit when the disk has no room for the run's checkpoints.
     """
     with lock(run), Events(run / EVENTS) as events, StopRequest() as stop, closing(Standby.create()) as standby:
-        task = {"run": str(run), "model": str(model), "snapshot": str(snapshot)}
-        job = Job(run, worker, replay, task, config.supervise, events, stop, standby, on_step)
+        job = Job(run, model, snapshot, worker, replay, config.supervise, events, stop, standby, on_step)
         supervisor = _Supervisor(job, config, machine or probe_machine(folder=run))
-        supervisor.begin(model, snapshot)
+        supervisor.begin()
         return supervisor.finish()
 
 
@@ -118,7 +116,7 @@ class _Supervisor:
         self.start_s: dict[tuple[str, ...], float] = {}
         self.started = time.monotonic()
 
-    def begin(self, model: Path, snapshot: Path) -> None:
+    def begin(self) -> None:
         """Adopt what an earlier supervisor left, and refuse what can't go well."""
         before = list(read_journal(self.job.run / EVENTS))
         self.job.events.append(
@@ -135,8 +133,8 @@ class _Supervisor:
         if self.rungs:
             self.job.events.append("remembered", rungs=list(self.rungs))
         for folder, what, hint in (
-            (model, "the model", f"hivetune fetch {self.config.model}"),
-            (snapshot, "the data", "train from the config again: hivetune train CONFIG"),
+            (self.job.model, "the model", f"hivetune fetch {self.config.model}"),
+            (self.job.snapshot, "the data", "train from the config again: hivetune train CONFIG"),
         ):
             problems = manifest_problems(folder)
             if problems:
@@ -154,7 +152,7 @@ class _Supervisor:
         while True:
             self.attempts += 1
             limits = self._limits()
-            ended = run_attempt(self.job, self.attempts, self.rungs, self._extra(), limits)
+            ended = run_attempt(self.job, self.attempts, self.rungs, self._told(), limits)
             if limits.started:
                 self.start_s[self.rungs] = limits.start_s
             if ended.outcome.status == "done":
@@ -190,7 +188,8 @@ class _Supervisor:
             quarantined=quarantined(self.job.run),
             rungs=self.rungs,
             tried=self.tried,
-            isolated=ended.phase in ("v", "c"),  # not a training row: validation and saving are not bisected
+            isolated=ended.phase
+            in (Beat.VALIDATING, Beat.SAVING),  # not a training row: validation and saving are not bisected
         )
         self.history.append(failure)
         self.job.events.append("failure", **_plain(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)
@@ -204,16 +203,16 @@ class _Supervisor:
     def _isolate(self, failure: Failure) -> Action:
         """Is it a row of the step? Quarantine it and go on; else what the ladder says next."""
         job = self.job
-        run, task = job.run, job.task
+        run = job.run
         self.history[-1] = replace(failure, isolated=True)
-        plan, data = read_plan(run), open_snapshot(Path(task["snapshot"]))
+        plan, data = read_plan(run), open_snapshot(job.snapshot)
         steps = plan.steps
         if failure.step >= len(steps):
             return next_action(self.history, self._bounds())
         before = steps[failure.step - 1].rows if failure.step else ()
         replay = replay_in_children(
             run,
-            Path(task["model"]),
+            job.model,
             data.folder,
             rungs=self.rungs,
             module=job.replay,
@@ -238,7 +237,7 @@ class _Supervisor:
 
     def _make_smaller(self, how: str) -> None:
         run = self.job.run
-        text = lower_rank(run) if how == "rank" else thin_out(run, Path(self.job.task["snapshot"]))
+        text = lower_rank(run) if how == "rank" else thin_out(run, self.job.snapshot)
         self.job.events.append("smaller", how=how, text=text)
 
     def _journal_action(self, action: Action) -> None:
@@ -263,15 +262,10 @@ class _Supervisor:
         self.job.events.append("disk_ready", free_bytes=disk_free_bytes(run))
         state_to_disk(self.job)
 
-    def _extra(self) -> dict[str, Any]:
-        """What the worker is told of this attempt: the memory it may take, and how often it is likely to die."""
-        extra: dict[str, Any] = {}
-        if not self._on_device():
-            extra["memory_limit_bytes"] = int(self.machine.memory_bytes * self.config.supervise.memory_share)
-        if self.history:
-            between_s = (time.monotonic() - self.started) / len(self.history)
-            extra["mean_time_between_faults_s"] = max(1.0, between_s)
-        return extra
+    def _told(self) -> Told:
+        memory_bytes = int(self.machine.memory_bytes * self.config.supervise.memory_share)
+        between_s = max(1.0, (time.monotonic() - self.started) / len(self.history)) if self.history else None
+        return Told(None if self._on_device() else memory_bytes, between_s)
 
     def _bounds(self) -> Bounds:
         settings = self.config.supervise
@@ -330,7 +324,7 @@ class _Supervisor:
 
     def _salvage(self) -> str:
         """The newest state as an adapter at the top of the folder."""
-        outcome = run_task("salvage", self.job.task, self.job.run / SALVAGE, environment=self._cpu_only())
+        outcome = run_task(Salvage(self.job.run, self.job.model), self.job.run / SALVAGE, environment=self._cpu_only())
         if outcome.status != "done":
             self.job.events.append("warning", text=f"the adapter could not be written: {outcome.ending()}")
             return "Its checkpoints are whole, but the adapter could not be written from them."

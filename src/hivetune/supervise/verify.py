@@ -33,7 +33,7 @@ from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.folder import ADAPTER, CONFIG, EVENTS, METRICS
-from hivetune.supervise.supervisor import WORKER, supervise_run
+from hivetune.supervise.supervisor import supervise_run
 
 STEPS, BATCH, VALIDATION_ROWS = 6, 4, 4
 # Shorter runs than this are over before they can be killed in the middle.
@@ -104,7 +104,7 @@ def verify_resume(
     folder: Path,
     progress: Progress = silent,
     *,
-    worker: str = WORKER,
+    worker: str | None = None,
 ) -> Verification:
     """Train a few steps of `config` twice below `folder`, once undisturbed and once killed KILLS times.
 

@@ -8,8 +8,9 @@ from hivetune.base.journal import DAMAGED, read_journal
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.evaluate import collect, plan_evaluation
 from hivetune.process.parent import run_task
+from hivetune.process.protocol import Beat, Score
 from hivetune.records import Progress, silent
-from hivetune.run.folder import ADAPTER, EVALUATION, SCORING
+from hivetune.run.folder import ADAPTER, EVALUATION, SCORES, SCORING
 from hivetune.walk.open import Run, adapter_hash
 
 
@@ -17,28 +18,30 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     """Base and tuned model on the held-out test rows: `eval.json`. Raises UsageError when nothing was trained."""
     if not (run.folder / ADAPTER).exists():
         raise UsageError(f"{run.folder} has no adapter yet", hint="train it first: hivetune train CONFIG")
-    planned = plan_evaluation(run.snapshot, run.config.eval)
+    rows, generate = plan_evaluation(run.snapshot, run.config.eval)
     folder = run.folder / SCORING
-    task = {
-        "model": str(run.model),
-        "adapter": str(run.folder),
-        "snapshot": str(run.snapshot.folder),
-        "dtype": run.config.dtype,
-        "device": run.config.device,
-        **planned,
-    }
-    total = 2 * (len(planned["rows"]) + len(planned["generate"]["rows"]))
+    task = Score(
+        model=run.model,
+        adapter=run.folder,
+        snapshot=run.snapshot.folder,
+        scores=folder / SCORES,
+        rows=rows,
+        generate=generate,
+        dtype=run.config.dtype,
+        device=run.config.device,
+    )
+    total = 2 * (len(rows) + len(generate.rows))
     done = 0
 
-    def beat(kind: str) -> None:
+    def on_beat(beat: Beat) -> None:
         nonlocal done
-        if kind == "t":
+        if beat is Beat.ITEM:
             done += 1
             progress(min(done, total), total)
 
-    result = run_task("score", task, folder, on_beat=beat).check("evaluation")
+    result = run_task(task, folder, on_beat=on_beat).check("evaluation")
     about = {"run": str(run.folder), "model": run.config.model, "adapter_sha256": adapter_hash(run.folder)}
-    evaluation = collect(run.snapshot, run.config.eval, read_scores(folder / "scores.jsonl"), result, about)
+    evaluation = collect(run.snapshot, run.config.eval, read_scores(task.scores), result, about)
     write_json(run.folder / EVALUATION, evaluation)
     return evaluation
 

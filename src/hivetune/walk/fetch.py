@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hivetune.models.prepared import find_prepared, folder_for
 from hivetune.process.parent import run_task
+from hivetune.process.protocol import PrepareModel
 from hivetune.records import Progress, silent
 
 # What huggingface_hub takes for yes in HF_HUB_OFFLINE.
@@ -23,9 +24,8 @@ def fetch_model(name: str, progress: Progress = silent) -> Path:
     folder = folder_for(name)
     beats = itertools.count(1)
     run_task(
-        "prepare_model",
-        {"model": name, "target": str(folder), "offline": os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE},
+        PrepareModel(name, folder, offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE),
         folder.with_name(f".{folder.name}.task"),
-        on_beat=lambda kind: progress(next(beats), None),
+        on_beat=lambda beat: progress(next(beats), None),
     ).check(f"preparing {name}")
     return folder

@@ -3,10 +3,11 @@
 import itertools
 
 from hivetune.base.disk import lock
-from hivetune.process.parent import OUTCOME, run_task
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import Probe
 from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
-from hivetune.run.folder import PROBE
+from hivetune.run.folder import OUTCOME, PROBE
 from hivetune.walk.open import Run
 
 
@@ -20,8 +21,8 @@ def probe_run(run: Run, progress: Progress = silent) -> None:
         if (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder):
             return
         beats = itertools.count(1)
-        task = {"run": str(run.folder), "model": str(run.model), "snapshot": str(run.snapshot.folder)}
-        outcome = run_task("probe", task, run.folder / PROBE, on_beat=lambda kind: progress(next(beats), None))
+        task = Probe(run.model, run.snapshot.folder, run.folder)
+        outcome = run_task(task, run.folder / PROBE, on_beat=lambda beat: progress(next(beats), None))
         if outcome.error is not None and outcome.error.exit_code != 1:
             (run.folder / PROBE / OUTCOME).unlink()
             outcome.check("the probe")

@@ -23,7 +23,8 @@ from hivetune.engine.convert.prepare_model import prepare
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models import prepared as models
 from hivetune.models.prepared import find_prepared, folder_for, kind_of, read_prepared
-from hivetune.process.parent import Outcome, run_task
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import Outcome, PrepareModel
 
 
 @pytest.fixture
@@ -155,9 +156,9 @@ def test_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fetch(name: str, folder: Path, **environment: str | None) -> Outcome:
     """As `hivetune fetch` does: in a child, with nobody's cache or token."""
-    task = {"model": name, "target": str(folder / "prepared"), "offline": environment.get("HF_HUB_OFFLINE") == "1"}
+    task = PrepareModel(name, folder / "prepared", offline=environment.get("HF_HUB_OFFLINE") == "1")
     clean = {"HF_HOME": str(folder / "hf"), "HF_TOKEN": None, "HF_ENDPOINT": None, "NO_PROXY": "*"}
-    return run_task("prepare_model", task, folder / "task", environment={**clean, **environment})
+    return run_task(task, folder / "task", environment={**clean, **environment})
 
 
 @pytest.mark.slow

@@ -18,8 +18,9 @@ from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import read_architecture
 from hivetune.plan.memory import Job
 from hivetune.plan.speed import PROBED, probe_key, read_probe
-from hivetune.process.child import Heartbeat, Task
+from hivetune.process.child import Heartbeat
 from hivetune.process.parent import run_task
+from hivetune.process.protocol import Probe, Train
 
 CPU = torch.device("cpu")
 QUICK = {"threads": 1, "kernels": "torch"}  # nothing is compiled
@@ -44,7 +45,7 @@ def test_the_probe_writes_choices_prediction_and_profile(tmp_path: Path, small_c
     model = write_model(tmp_path / "model")
     make_run(tmp_path, learnable_rows(60), choices=QUICK)
     run = tmp_path / "run"
-    task = Task(run, {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")})
+    task = Probe(model, tmp_path / "snapshot", run)
     told = probe.main(task, Heartbeat(None))
 
     choices = yaml.safe_load((run / "config.resolved.yaml").read_text())["choices"]
@@ -79,8 +80,8 @@ def test_a_probe_without_a_run_fills_the_profile_only(tmp_path: Path, small_cana
     make_run(tmp_path, learnable_rows(20), choices=QUICK)
     before = (tmp_path / "run/config.resolved.yaml").read_bytes()
     config = yaml.safe_load(before)["config"]
-    task = {"config": config, "choices": QUICK, "model": str(model), "snapshot": str(tmp_path / "snapshot")}
-    told = probe.main(Task(tmp_path / "probe", task), Heartbeat(None))
+    task = Probe(model, tmp_path / "snapshot", config=config, choices=QUICK)
+    told = probe.main(task, Heartbeat(None))
     assert told["choices"]["dtype"] == "float32"
     assert read_profile(told["fingerprint"]).probes
     assert (tmp_path / "run/config.resolved.yaml").read_bytes() == before
@@ -90,7 +91,7 @@ def test_a_choice_that_was_made_is_not_made_again(tmp_path: Path, small_canary: 
     model = write_model(tmp_path / "model")
     make_run(tmp_path, learnable_rows(20), choices={**QUICK, "dtype": "float32", "device": "cpu"}, dtype="bfloat16")
     run = tmp_path / "run"
-    task = Task(run, {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")})
+    task = Probe(model, tmp_path / "snapshot", run)
     assert probe.main(task, Heartbeat(None))["choices"]["dtype"] == "float32"
 
 
@@ -103,7 +104,7 @@ def test_what_does_not_fit_is_refused_before_a_weight_is_read(
     tight = replace(probe_machine(), memory_bytes=10**8, available_bytes=10**8)
     monkeypatch.setattr(probe, "probe_machine", lambda: tight)
     run = tmp_path / "run"
-    task = Task(run, {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")})
+    task = Probe(model, tmp_path / "snapshot", run)
     with pytest.raises(DoesNotFit, match="are needed at least, 90 MB may be used"):
         probe.main(task, Heartbeat(None))
 
@@ -134,7 +135,6 @@ def test_the_predicted_peak_holds_within_ten_percent(tmp_path: Path) -> None:
         rows.append((tokens, [0] * (len(tokens) // 2) + [1] * (len(tokens) - len(tokens) // 2)))
     make_run(tmp_path, rows, choices={"threads": 2}, max_steps=6, validate_every=1000)
     run = tmp_path / "run"
-    task = {"run": str(run), "model": str(model), "snapshot": str(tmp_path / "snapshot")}
-    run_task("probe", task, run / "probe").check("the probe")
-    peak = run_task("train", task, run).check("training")["prediction"]["peak"]
+    run_task(Probe(model, tmp_path / "snapshot", run), run / "probe").check("the probe")
+    peak = run_task(Train(run, model, tmp_path / "snapshot"), run).check("training")["prediction"]["peak"]
     assert abs(peak["off"]) < 0.10, peak

@@ -19,7 +19,8 @@ from hivetune.engine.model.protocol import Document
 from hivetune.engine.score import score
 from hivetune.engine.score.generate import Answer, answer_prompts, settle_module
 from hivetune.engine.train.feed import read_documents
-from hivetune.process.child import Heartbeat, Task
+from hivetune.process.child import Heartbeat
+from hivetune.process.protocol import Generate, Score
 
 PROMPTS = [[5, 9, 33, 12, 60, 7, 8], [40, 3, 17], [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], [9, 9, 4, 11], [50, 13]]
 
@@ -94,16 +95,10 @@ def trained(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def run_score(folder: Path, model: Path, out: Path, *, adapter: bool = True, **task: Any) -> tuple[dict, list[dict]]:
-    fields = {
-        "model": str(model),
-        "adapter": str(folder / "run") if adapter else None,
-        "snapshot": str(folder / "snapshot"),
-        "rows": [9, 19, 29, 39, 49],
-        "generate": {"rows": [9, 29, 59], "new_tokens": 8, "slots": 2},
-        **task,
-    }
+    fields = {"rows": (9, 19, 29, 39, 49), "generate": Generate((9, 29, 59), new_tokens=8, slots=2), **task}
     out.mkdir(exist_ok=True)
-    result = score.main(Task(out, fields), Heartbeat(None))
+    trained = folder / "run" if adapter else None
+    result = score.main(Score(model, trained, folder / "snapshot", out / "scores.jsonl", **fields), Heartbeat(None))
     return result, [json.loads(line) for line in (out / "scores.jsonl").read_text().splitlines()]
 
 
@@ -176,6 +171,8 @@ def test_a_loss_that_is_not_finite_is_null(
         adapter[next(name for name in adapter if "down_proj" in name)].fill_(torch.nan)
 
     monkeypatch.setattr(score, "fill", fill_poisoned)
-    result, lines = run_score(trained, tiny_model_folder, tmp_path / "score", generate={"rows": []})
+    result, lines = run_score(
+        trained, tiny_model_folder, tmp_path / "score", generate=Generate((), new_tokens=8, slots=2)
+    )
     assert [line["nll"] for line in lines if line["model"] == "tuned"] == [None] * 5
     assert result["tuned"]["loss"] is None and result["base"]["loss"] is not None

@@ -286,12 +286,12 @@ def run_two_ranks(folder: Path, model: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_ends_the_worker_with_a_checkpoint(tiny_model_folder: Path, tmp_path: Path) -> None:
     from hivetune.process.parent import start_child
+    from hivetune.process.protocol import Beat, Train
 
     make_run(tmp_path, learnable_rows(400), epochs=50, patience=None)
     run = tmp_path / "run"
-    task = {"run": str(run), "model": str(tiny_model_folder), "snapshot": str(tmp_path / "snapshot")}
-    child = start_child("train", task, run)
-    while "t" not in child.wait_beats():
+    child = start_child(Train(run, tiny_model_folder, tmp_path / "snapshot"), run)
+    while Beat.ITEM not in child.wait_beats():
         assert not child.ended
     child.process.send_signal(signal.SIGTERM)
     while not child.ended:

@@ -1,7 +1,5 @@
 """Adapter and base as one: W + scale * B A, formed in fp32 one tensor at a time, as a folder that transformers loads.
 
-Task: {"model": prepared folder, "adapter": PEFT folder, "target": folder, "dtype": "float32", "bfloat16" or "source"}.
-
 Shapes: R rank, I inputs and O outputs of a linear module.
 """
 
@@ -24,7 +22,8 @@ from transformers.pytorch_utils import Conv1D
 from hivetune.base.disk import read_json, write_json, write_manifest
 from hivetune.engine.model.adapter import PREFIX, read_adapter, scaling
 from hivetune.errors import UsageError
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Merge
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -35,10 +34,8 @@ KINDS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 SKIPPED = (INDEX, SINGLE, "manifest.json", "hivetune.json")
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
-    return merge(
-        Path(task["model"]), Path(task["adapter"]), Path(task["target"]), task.get("dtype", "source"), heartbeat
-    )
+def main(task: Merge, heartbeat: Heartbeat) -> dict[str, Any]:
+    return merge(task.model, task.adapter, task.target, task.dtype, heartbeat)
 
 
 def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -136,7 +133,7 @@ def _merge_file(source: Path, target: Path, plan: "MergePlan", heartbeat: Heartb
                     tensor = add_delta(tensor, delta, transposed=plan.is_transposed(name))
                     merged.add(plan.module_weight(name))
                 file.write(tensor.to(wanted).contiguous().view(-1).view(torch.uint8).numpy().data)
-                heartbeat.beat(b"t")
+                heartbeat.beat(Beat.ITEM)
     return merged
 
 
@@ -176,4 +173,4 @@ def _rewrite_config(model: Path, work: Path, plan: MergePlan) -> None:
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Merge)

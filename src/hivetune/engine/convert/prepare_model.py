@@ -2,7 +2,7 @@
 
 Weights are linked, not copied, where they are safetensors already. Pickles and remote code are refused. This module
 imports torch only for GGUF files and old tokenizers, so that a missing network is reported at once.
-Task: {"model": as typed, "target": folder, "offline": bool}; the result is the content of `hivetune.json`.
+The result of the task is the content of `hivetune.json`.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ from hivetune.base.disk import read_json, write_json, write_manifest
 from hivetune.engine.convert.hub import download
 from hivetune.errors import UsageError
 from hivetune.models.prepared import DESCRIPTION, PACKAGED, TEMPLATE, kind_of
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, PrepareModel
 
 INDEX = "model.safetensors.index.json"
 COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TEMPLATE)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
-    heartbeat.beat(b"k")
-    target = Path(task["target"])
-    return prepare(task["model"], target, offline=bool(task.get("offline")))
+def main(task: PrepareModel, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(Beat.PREPARING)
+    return prepare(task.model, task.target, offline=task.offline)
 
 
 def prepare(name: str, target: Path, *, offline: bool = False) -> dict[str, Any]:
@@ -191,4 +191,4 @@ def _link(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, PrepareModel)

@@ -1,11 +1,7 @@
-"""Task: write a GGUF file, of a whole model or of a LoRA adapter, from safetensors. Needs numpy and gguf, not torch.
-
-    {"kind": "model", "model": FOLDER, "adapter": FOLDER or null, "file": NAME, "recipe": {...}, "name": ...}
-    {"kind": "adapter", "model": FOLDER, "adapter": FOLDER, "file": NAME, "name": ...}
-    {"kind": "check", "model": FOLDER, "adapter": null}      all that can be refused, in a second, and no file
+"""Writes a GGUF file, of a whole model or of a LoRA adapter, from safetensors. Needs numpy and gguf, not torch.
 
 An adapter of a whole model is merged on the way: W + scale * B A in float32, then rounded once, to the file's type.
-The file lies in the task's folder. Tensors go through one at a time: memory is that of the largest one.
+Tensors go through one at a time: memory is that of the largest one.
 """
 
 import math
@@ -38,7 +34,8 @@ from hivetune.engine.convert.lora_file import Lora, Module, read_lora
 from hivetune.engine.convert.weights import Array, Stored, open_weights
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.families import FAMILIES, Gguf
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, CheckGguf, WriteGguf, WriteGgufAdapter
 
 SKIPPED = ("rotary_emb.inv_freq", ".rotary_emb.", ".masked_bias")
 
@@ -53,32 +50,31 @@ class Entry:
     read: Callable[[], Array]
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
-    model = Path(task["model"])
-    config = read_json(model / "config.json")
+def main(task: WriteGguf | WriteGgufAdapter | CheckGguf, heartbeat: Heartbeat) -> dict[str, Any]:
+    config = read_json(task.model / "config.json")
     family = find_gguf(config)
-    adapter = read_lora(Path(task["adapter"])) if task.get("adapter") else None
-    if task["kind"] == "check":
+    if isinstance(task, CheckGguf):
         recipe = {"default": "F16", "embedding": "F16"}
-        entries = list(_model_entries(model, config, family, recipe, adapter))
-        vocabulary = read_vocabulary(model, int(config["vocab_size"]))
+        entries = list(_model_entries(task.model, config, family, recipe, None))
+        vocabulary = read_vocabulary(task.model, int(config["vocab_size"]))
         return {"tensors": len(entries), "pre_tokenizer": vocabulary.settings["ggml.pre"]}
-    file = task.folder / Path(task["file"]).name
-    writer = gguf.GGUFWriter(file, family.architecture)
-    if task["kind"] == "model":
-        entries = list(_model_entries(model, config, family, task["recipe"], adapter))
-        _write_model_settings(writer, task, model, config, family)
+    adapter = read_lora(task.adapter) if task.adapter else None
+    writer = gguf.GGUFWriter(task.file, family.architecture)
+    if isinstance(task, WriteGguf):
+        entries = list(_model_entries(task.model, config, family, task.recipe, adapter))
+        _write_model_settings(writer, task, config, family)
     elif adapter is not None:
         entries = _adapter_entries(adapter, config, family)
         writer.add_type("adapter")
-        writer.add_name(task["name"])
+        writer.add_name(task.file.stem)
         writer.add_string("adapter.type", "lora")
         writer.add_float32("adapter.lora.alpha", adapter.alpha)
         writer.add_base_model_count(1)
-        writer.add_base_model_name(0, task["base_name"])
-    _write(writer, file, entries, heartbeat)
+        writer.add_base_model_name(0, task.base_name)
+    _write(writer, task.file, entries, heartbeat)
     counts = Counter(entry.kind for entry in entries)
-    return {"file": str(file), "size_bytes": file.stat().st_size, "tensors": len(entries), "types": dict(counts)}
+    size_bytes = task.file.stat().st_size
+    return {"file": str(task.file), "size_bytes": size_bytes, "tensors": len(entries), "types": dict(counts)}
 
 
 def _write(writer: gguf.GGUFWriter, file: Path, entries: list[Entry], heartbeat: Heartbeat) -> None:
@@ -95,22 +91,22 @@ def _write(writer: gguf.GGUFWriter, file: Path, entries: list[Entry], heartbeat:
         if numbers.shape != entry.shape:
             raise HivetuneError(f"{entry.name} has the shape {numbers.shape} instead of {entry.shape}")
         writer.write_tensor_data(encode(entry.name, numbers, entry.kind))
-        heartbeat.beat(b"t")
+        heartbeat.beat(Beat.ITEM)
     writer.flush()
     writer.close()
     DISK.sync(file)
 
 
-def _write_model_settings(writer: gguf.GGUFWriter, task: Task, model: Path, config: Config, family: Gguf) -> None:
-    recipe = task["recipe"]
+def _write_model_settings(writer: gguf.GGUFWriter, task: WriteGguf, config: Config, family: Gguf) -> None:
+    recipe = task.recipe
     writer.add_type("model")
-    writer.add_name(task["name"])
+    writer.add_name(task.file.stem)
     writer.add_file_type(int(recipe["file_type"]))
     if recipe["name"] not in ("f32", "f16", "bf16"):
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in dict(settings(config, family)).items():
         _add(writer, f"{family.architecture}.{key}", value)
-    vocabulary = read_vocabulary(model, int(config["vocab_size"]))
+    vocabulary = read_vocabulary(task.model, int(config["vocab_size"]))
     for key, value in vocabulary.settings.items():
         _add(writer, f"tokenizer.{key}", value)
 
@@ -231,4 +227,4 @@ def _order(name: str) -> tuple[int, int, str]:
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, WriteGguf, WriteGgufAdapter, CheckGguf)

@@ -1,7 +1,6 @@
 """A minute before the hours: GEMM rates, and two measured steps of the run itself, into the profile and its choices.
 
-Task: {"model": prepared folder, "snapshot": folder, "run": run folder}. Without "run": {"config": settings, "choices"}
-instead, and nothing but the profile is written. The formulas are in hivetune/plan; here is only what must be measured.
+The formulas are in hivetune/plan; here is only what must be measured.
 """
 
 import math
@@ -44,7 +43,8 @@ from hivetune.plan.speed import (
 )
 from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan
 from hivetune.plan.target import Target, target_of_machine
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Probe
 from hivetune.run.folder import CONFIG
 
 # Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
@@ -77,18 +77,16 @@ class Measured:
     canary_flops_per_s: float
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
-    run = Path(task["run"]) if task.get("run") else None
-    config, choices = (
-        read_resolved(run) if run else (parse_config(task["config"], "task"), dict(task.get("choices", {})))
-    )
-    snapshot = open_snapshot(Path(task["snapshot"]))
+def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
+    run = task.run
+    config, choices = read_resolved(run) if run else (parse_config(dict(task.config), "task"), dict(task.choices))
+    snapshot = open_snapshot(task.snapshot)
     plan = read_plan(run) if run else _plan_of(config, snapshot)
     settled = {**choose(config.device, config.dtype, choices), **choices}
     torch.set_num_threads(settled["threads"])
     device = torch.device(settled["device"])
-    heartbeat.beat(b"k")
-    architecture = read_architecture(Path(task["model"]))
+    heartbeat.beat(Beat.PREPARING)
+    architecture = read_architecture(task.model)
     machine = probe_machine()
     profile = read_profile(machine.fingerprint).with_rates(_device_name(device), canary_rates(device))
     target = target_of_machine(machine, profile, _device_name(device))
@@ -196,7 +194,7 @@ def measure(
     for step in documents:
         reset_peak_memory(model.device)
         model.backward(step, 0.0)  # buffers grow, kernels are chosen
-        heartbeat.beat(b"k")
+        heartbeat.beat(Beat.PREPARING)
         peaks.append(peak_memory_bytes(model.device))
     seconds: list[list[float]] = [[] for _ in steps]
     rates = []
@@ -208,7 +206,7 @@ def measure(
             float(torch.linalg.vector_norm(model.grad_N, dtype=torch.float64))  # waits for the device
             optimizer.update(model.grad_N, rate=0.0, number=1)
             of_step.append(time.perf_counter() - started)
-            heartbeat.beat(b"k")
+            heartbeat.beat(Beat.PREPARING)
         rates.append(own_canary(job.architecture, job.dtype, model.device))
     shapes = [micro_batch_shapes(job, layout_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps]
     points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
@@ -289,9 +287,9 @@ def _job_of(config: RunConfig, architecture: Architecture, settled: Mapping[str,
     return Job(architecture, adapters, settled["dtype"], kind, quantized=config.method == "qlora")
 
 
-def _load(task: Task, config: RunConfig, settled: Mapping[str, Any], chosen: plan_choose.Choice) -> LoraModel:
+def _load(task: Probe, config: RunConfig, settled: Mapping[str, Any], chosen: plan_choose.Choice) -> LoraModel:
     return load_model(
-        Path(task["model"]),
+        task.model,
         config.lora,
         method=config.method,
         dtype=DTYPES[settled["dtype"]],
@@ -301,7 +299,7 @@ def _load(task: Task, config: RunConfig, settled: Mapping[str, Any], chosen: pla
 
 
 def _right_choices(
-    task: Task,
+    task: Probe,
     config: RunConfig,
     settled: Mapping[str, Any],
     chosen: plan_choose.Choice,
@@ -350,4 +348,4 @@ def _wait(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Probe)

@@ -1,43 +1,38 @@
 """The throw-away child of isolation: replays rows of a run one after the other, so that its death names one of them.
 
-Task: {"run", "model", "snapshot", "items": [{"rows": [..], "padded": bool}, ..], "choices": {..} over those of the
-run}. Each finished item is one line of `items.jsonl`, on its way to the disk before the next one begins.
+Each finished item is one line of the task's journal, on its way to the disk before the next one begins.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hivetune.base.journal import Journal
-from hivetune.data.snapshot import open_snapshot
+from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import DTYPES, cap_memory, read_resolved, settle, with_changes
 from hivetune.engine.model.adapter import initialise
 from hivetune.engine.model.load import load_model
-from hivetune.engine.model.protocol import LoraModel
+from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.checkpoint import load_newest_good
 from hivetune.engine.train.feed import read_documents
 from hivetune.engine.train.watch import is_finite_step, padded
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Item, Replay
 
-ITEMS = "items.jsonl"
 
-
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
-    heartbeat.beat(b"k")
+def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(Beat.PREPARING)
     return replay(task, heartbeat, load(task))
 
 
-def load(task: Task) -> LoraModel:
+def load(task: Replay) -> LoraModel:
     """The run's model with the weights of its newest good checkpoint, or those of the start."""
-    run = Path(task["run"])
-    config, choices = read_resolved(run)
-    choices = with_changes(config, settle(run, config, choices, write=False), task.get("choices") or {})
+    config, choices = read_resolved(task.run)
+    choices = with_changes(config, settle(task.run, config, choices, write=False), task.changes)
     device = torch.device(choices["device"])
     cap_memory(device, config.supervise.memory_share)
     model = load_model(
-        Path(task["model"]),
+        task.model,
         config.lora,
         method=config.method,
         dtype=DTYPES[choices["dtype"]],
@@ -45,31 +40,31 @@ def load(task: Task) -> LoraModel:
         choices=choices,
     )
     initialise(model.adapter, config.seed)
-    state, _ = load_newest_good(run)
+    state, _ = load_newest_good(task.run)
     if state is not None:
         for name, view in model.adapter.items():
             view.copy_(state.param[name])
     return model
 
 
-def replay(task: Task, heartbeat: Heartbeat, model: LoraModel) -> dict[str, Any]:
+def replay(task: Replay, heartbeat: Heartbeat, model: LoraModel) -> dict[str, Any]:
     """Loss and gradient of each item alone. Waits for the device after each, so that a fault has its item's name."""
-    snapshot = open_snapshot(Path(task["snapshot"]))
+    snapshot = open_snapshot(task.snapshot)
     finished = 0
-    with Journal(task.folder / ITEMS) as journal:
+    with Journal(task.journal) as journal:
         journal.append("ready")
-        for item in task["items"]:
+        for item in task.items:
             finite = is_finite_step(model, _documents(snapshot, item))
             journal.append("item", finite=finite)
             finished += 1
-            heartbeat.beat(b"t")
+            heartbeat.beat(Beat.ITEM)
     return {"items": finished}
 
 
-def _documents(snapshot: Any, item: Mapping[str, Any]) -> list[Any]:
-    documents = read_documents(snapshot, item["rows"])
-    return [padded(document) for document in documents] if item["padded"] else documents
+def _documents(snapshot: Snapshot, item: Item) -> list[Document]:
+    documents = read_documents(snapshot, item.rows)
+    return [padded(document) for document in documents] if item.padded else documents
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Replay)

@@ -1,9 +1,8 @@
 """The adapter of a run that can't go on, from its checkpoints: the best by validation, else the last.
 
-Task: {"run", "model"}. Works without the base model's weights and without a device.
+Works without the base model's weights and without a device.
 """
 
-from pathlib import Path
 from typing import Any
 
 from hivetune.engine.device import read_resolved
@@ -11,12 +10,13 @@ from hivetune.engine.model.adapter import write_adapter
 from hivetune.engine.train.checkpoint import load, load_newest_good
 from hivetune.engine.train.session import base_name
 from hivetune.errors import HivetuneError
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Salvage
 from hivetune.run import checkpoints
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
-    run = Path(task["run"])
+def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:
+    run = task.run
     config, _ = read_resolved(run)
     state, problems = load_newest_good(run)
     if state is None:
@@ -26,10 +26,10 @@ def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
             state = load(checkpoints.folder_of(run, state.best["step"]))
         except (OSError, ValueError) as error:
             problems.append(f"the best step can't be read, the last is kept: {error}")
-    base, revision = base_name(Path(task["model"]))
+    base, revision = base_name(task.model)
     write_adapter(run, state.param, config.lora, base, revision)
     return {"adapter_step": state.step, "problems": problems}
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Salvage)

@@ -2,8 +2,6 @@
 
 The loss is that of the adapter beside the base, as trained. Answers of the tuned model come from the merged weights,
 as they are shipped; they are merged in place, so there is never a second model in memory.
-Task: {"model": prepared folder, "adapter": PEFT folder or null, "snapshot": folder, "rows": [..], "generate": {"rows":
-[..], "new_tokens": n, "slots": n}, "dtype", "device"}; lines go to `scores.jsonl` in the task's folder.
 """
 
 import gc
@@ -32,10 +30,10 @@ from hivetune.engine.model.protocol import Document
 from hivetune.engine.score.generate import Answer, answer_prompts, settle_module
 from hivetune.engine.train.feed import read_documents
 from hivetune.models.prepared import read_prepared
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Generate, Score
 from hivetune.run.folder import CONFIG
 
-SCORES = "scores.jsonl"
 # Rows whose loss is computed together: enough for the engine to pack them well, few enough to beat often.
 ROWS_TOGETHER = 32
 
@@ -80,28 +78,27 @@ class Scoring:
     heartbeat: Heartbeat
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
-    heartbeat.beat(b"k")
-    adapter = Path(task["adapter"]) if task.get("adapter") else None
-    choices = choose(task.get("device") or "auto", task.get("dtype") or "auto", choices_of(adapter))
+def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(Beat.PREPARING)
+    choices = choose(task.device, task.dtype, choices_of(task.adapter))
     torch.set_num_threads(choices["threads"])
-    write_atomic(task.folder / SCORES, b"")
-    with Journal(task.folder / SCORES) as lines:
+    write_atomic(task.scores, b"")
+    with Journal(task.scores) as lines:
         scoring = Scoring(
-            model=Path(task["model"]),
-            adapter=adapter,
-            snapshot=open_snapshot(Path(task["snapshot"])),
+            model=task.model,
+            adapter=task.adapter,
+            snapshot=open_snapshot(task.snapshot),
             device=torch.device(choices["device"]),
             dtype=DTYPES[choices["dtype"]],
             choices=choices,
-            sides={name: Side() for name in (("base", "tuned") if adapter else ("base",))},
+            sides={name: Side() for name in (("base", "tuned") if task.adapter else ("base",))},
             lines=lines,
             heartbeat=heartbeat,
         )
-        path = score_losses(scoring, task["rows"]) if task["rows"] else None
+        path = score_losses(scoring, task.rows) if task.rows else None
         gc.collect()
-        if task["generate"]["rows"]:
-            score_answers(scoring, **task["generate"])
+        if task.generate.rows:
+            score_answers(scoring, task.generate)
     return {**{name: side.summary() for name, side in scoring.sides.items()}, "path": path, "choices": choices}
 
 
@@ -137,15 +134,15 @@ def score_losses(scoring: Scoring, rows: Sequence[int]) -> str:
                 scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
                 side.nll += nll
                 side.tokens += tokens
-                scoring.heartbeat.beat(b"t")
+                scoring.heartbeat.beat(Beat.ITEM)
     return model.path
 
 
-def score_answers(scoring: Scoring, rows: Sequence[int], new_tokens: int, slots: int) -> None:
+def score_answers(scoring: Scoring, wanted: Generate) -> None:
     """A line {"model", "row", "answer", "ended", "seconds", "new_tokens"} for each row and model."""
     module = load_module(scoring.model, dtype=scoring.dtype, device=scoring.device, choices=scoring.choices)
     tokenizer = Tokenizer.from_file(str(scoring.model / "tokenizer.json"))
-    documents = read_documents(scoring.snapshot, rows)
+    documents = read_documents(scoring.snapshot, wanted.rows)
     asked = [split_last_answer(document) for document in documents]
     ends = set(read_prepared(scoring.model).eos_ids) | {answer[-1] for _, answer in asked}
     cached = settle_module(module, [prompt for prompt, _ in asked])  # and the warm-up
@@ -162,16 +159,24 @@ def score_answers(scoring: Scoring, rows: Sequence[int], new_tokens: int, slots:
             scoring.lines.append(
                 "answer",
                 model=name,
-                row=rows[answer.prompt],
+                row=wanted.rows[answer.prompt],
                 answer=text,
                 ended=answer.ended,
                 seconds=round(answer.seconds, 6),
                 new_tokens=len(answer.tokens),
             )
-            scoring.heartbeat.beat(b"t")
+            scoring.heartbeat.beat(Beat.ITEM)
 
         prompts = [prompt for prompt, _ in asked]
-        answer_prompts(module, prompts, ends=ends, new_tokens=new_tokens, slots=slots, cached=cached, on_answer=write)
+        answer_prompts(
+            module,
+            prompts,
+            ends=ends,
+            new_tokens=wanted.new_tokens,
+            slots=wanted.slots,
+            cached=cached,
+            on_answer=write,
+        )
         side.answer_seconds = time.perf_counter() - started
         side.peak_memory_bytes = peak_memory_bytes(scoring.device)
 
@@ -196,4 +201,4 @@ def merge_in_place(module: nn.Module, adapter: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Score)

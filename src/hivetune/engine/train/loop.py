@@ -1,8 +1,6 @@
 """The training loop: a plan, a snapshot and a model in; metrics, checkpoints and a PEFT adapter out.
 
-`hivetune train` starts this module in a child and watches it; nothing lies between that command and `train` below.
-Task: {"run": run folder, "model": prepared folder, "snapshot": folder, "standby": two handles or null,
-"choices": changes of a recovery over the run's own, "mean_time_between_faults_s"}.
+The supervisor starts this module in a child and watches it (docs/design.md shows the way from the command to here).
 """
 
 import hashlib
@@ -32,14 +30,15 @@ from hivetune.engine.train.session import (
 )
 from hivetune.engine.train.watch import Spike, after_spike, find_bad_rows, step_problem
 from hivetune.plan.steps import Amendment, append_amendment, most_quarantined
-from hivetune.process.child import Heartbeat, Task, run_child
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 
 # Gradients of activations below 6e-8 are zero in float16; a power of two changes nothing else (arXiv:1710.03740).
 FLOAT16_LOSS_SCALE = 1024.0
 
 
-def main(task: Task, heartbeat: Heartbeat) -> dict[str, Any]:
+def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
     run = open_run(task, heartbeat)
     progress = restore(run)
     test_numbers(run, progress.step)
@@ -75,7 +74,7 @@ def train(run: Run, progress: Progress, feed: Feed) -> Progress:
         numbers = {"loss": loss, "grad_norm": norm} if step.trained_tokens else {"loss": None, "grad_norm": None}
         tokens = {"tokens": sum(len(d.tokens_L) for d in documents), "trained_tokens": step.trained_tokens}
         journal(run, "step", step=progress.step, **numbers, lr=rate, **tokens, rows=len(documents), started=started)
-        run.heartbeat.beat(b"t")
+        run.heartbeat.beat(Beat.ITEM)
         progress = pause(run, progress)
         if stop:
             break
@@ -123,7 +122,7 @@ def validate(run: Run, progress: Progress) -> Progress:
     sums = torch.zeros(2, dtype=torch.float64)
     left_out: list[int] = []
     for start in range(0, len(run.validation_rows), VALIDATION_DOCUMENTS):
-        run.heartbeat.beat(b"v")
+        run.heartbeat.beat(Beat.VALIDATING)
         documents = run.world.share(read_documents(run.snapshot, run.validation_rows[start:][:VALIDATION_DOCUMENTS]))
         for document, nll in zip(documents, run.model.nll(documents).tolist(), strict=True):
             if math.isfinite(nll):
@@ -199,4 +198,4 @@ def _seed(seed: int, step: int, rank: int) -> int:
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, Train)

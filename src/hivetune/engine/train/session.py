@@ -33,7 +33,8 @@ from hivetune.engine.train.world import World, join_world
 from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.plan.steps import Plan, read_plan
-from hivetune.process.child import Heartbeat, Task
+from hivetune.process.child import Heartbeat
+from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 from hivetune.run.folder import METRICS
 from hivetune.run.standby import Standby
@@ -94,31 +95,30 @@ class Run:
         return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
 
 
-def open_run(task: Task, heartbeat: Heartbeat) -> Run:
+def open_run(task: Train, heartbeat: Heartbeat) -> Run:
     """Everything a run needs. Raises UsageError when plan, snapshot and checkpoints do not belong together."""
-    folder = Path(task["run"])
+    folder = task.run
     world = join_world()
     config, choices = read_resolved(folder)
-    heartbeat.beat(b"k")
-    choices = with_changes(config, settle(folder, config, choices, write=world.writes), task.get("choices") or {})
+    heartbeat.beat(Beat.PREPARING)
+    choices = with_changes(config, settle(folder, config, choices, write=world.writes), task.changes)
     plan = read_plan(folder)
-    snapshot = open_snapshot(Path(task["snapshot"]))
+    snapshot = open_snapshot(task.snapshot)
     if snapshot.hash != plan.snapshot_hash:
         raise UsageError(f"{folder}: its plan was made for other data", hint="train into another folder")
     device = world.place(torch.device(choices["device"]))
     cap_memory(device, config.supervise.memory_share)
     model = load_model(
-        Path(task["model"]),
+        task.model,
         config.lora,
         method=config.method,
         dtype=DTYPES[choices["dtype"]],
         device=device,
         choices=choices,
     )
-    handles = task.get("standby")
     return Run(
         folder=folder,
-        model_folder=Path(task["model"]),
+        model_folder=task.model,
         config=config,
         plan=plan,
         snapshot=snapshot,
@@ -126,9 +126,9 @@ def open_run(task: Task, heartbeat: Heartbeat) -> Run:
         optimizer=AdamW(model.master_N, weight_decay=config.weight_decay),
         saver=Saver(
             folder,
-            standby=Standby(handles) if handles and world.writes else None,
+            standby=Standby(task.standby) if task.standby and world.writes else None,
             every_s=config.supervise.checkpoint_every_s,
-            mean_time_between_faults_s=task.get("mean_time_between_faults_s", MEAN_TIME_BETWEEN_FAULTS_S),
+            mean_time_between_faults_s=task.mean_time_between_faults_s or MEAN_TIME_BETWEEN_FAULTS_S,
         ),
         metrics=Journal(folder / METRICS),
         world=world,
@@ -195,7 +195,7 @@ def save_when_due(run: Run, progress: Progress) -> None:
 def save_now(run: Run, progress: Progress) -> None:
     """On disk when this returns. Raises OSError: what must not be lost can't be kept."""
     if run.world.writes:
-        run.heartbeat.beat(b"c")
+        run.heartbeat.beat(Beat.SAVING)
         run.saver.save(_state(run, progress))
         _journal_saves(run, progress.step)
 

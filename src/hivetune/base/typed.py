@@ -1,0 +1,71 @@
+"""Frozen dataclasses as plain JSON values and back: the fields of a record that crosses a border are declared once."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses as objects, paths as text, tuples as lists; everything else as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def from_plain(kind: type[T], value: Any) -> T:
+    """The `kind` that `to_plain` made these values of; fields with a default may be missing.
+
+    Raises ValueError naming the field that is unknown, missing or of another type.
+    """
+    read: T = _read(kind, value, kind.__name__)
+    return read
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, UnionType):
+        if value is None and NoneType in inner:
+            return None
+        return _read(next(each for each in inner if each is not NoneType), value, where)
+    if origin is tuple and isinstance(value, list):
+        if inner[-1] is Ellipsis:
+            return tuple(_read(inner[0], item, where) for item in value)
+        return tuple(_read(each, item, where) for each, item in zip(inner, value, strict=True))
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return _read_record(kind, value, where)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if origin is Literal:
+        fits = value in inner
+    else:
+        expected = origin or kind
+        fits = isinstance(value, expected) and (expected is not int or not isinstance(value, bool))
+    if not fits:
+        raise ValueError(f"{where}: {value!r} is not of the type {getattr(kind, '__name__', kind)}")
+    return value
+
+
+def _read_record(kind: Any, value: Mapping[str, Any], where: str) -> Any:
+    hints = get_type_hints(kind)
+    unknown = sorted(value.keys() - hints.keys())
+    if unknown:
+        raise ValueError(f"{where}: unknown field {unknown[0]!r}")
+    read = {name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+    try:
+        return kind(**read)
+    except TypeError as error:
+        raise ValueError(f"{where}: {error}") from None

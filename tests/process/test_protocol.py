@@ -1,0 +1,62 @@
+"""A task that crosses the border is the same on both sides, and each kind of task has one module that does it."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.process import protocol
+from hivetune.process.protocol import ENTRIES, CheckGguf, Generate, Item, Merge, Replay, Score, Train
+
+TASKS = [
+    Train(Path("run"), Path("model"), Path("data"), {"dtype": "float32"}, (5, 6), 60.0),
+    Train(Path("run"), Path("model"), Path("data")),
+    Replay(Path("run"), Path("model"), Path("data"), Path("items"), (Item((3,)), Item((4, 5), padded=True))),
+    Score(Path("model"), None, Path("data"), Path("scores"), (1, 2), Generate((2,), new_tokens=8, slots=2)),
+]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_written_is_what_is_read(task: object, tmp_path: Path) -> None:
+    path = protocol.write_task(task, tmp_path, heartbeat_fd=3, memory_limit_bytes=1 << 30)
+    envelope = protocol.read_task(path)
+    assert envelope.task(type(task)) == task
+    assert (envelope.folder, envelope.heartbeat_fd, envelope.memory_limit_bytes) == (tmp_path, 3, 1 << 30)
+
+
+def test_a_task_for_another_module_is_refused(tmp_path: Path) -> None:
+    path = protocol.write_task(CheckGguf(Path("model")), tmp_path)
+    with pytest.raises(ValueError, match="a task CheckGguf, not Train or Replay"):
+        protocol.read_task(path).task(Train, Replay)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": "m", "adapter": "a"}, "target"),
+        ({"model": "m", "adapter": "a", "target": "t", "typo": 1}, "unknown field 'typo'"),
+        ({"model": "m", "adapter": "a", "target": 5}, "Merge.target: 5 is not of the type Path"),
+    ],
+)
+def test_fields_that_do_not_fit_are_named(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        protocol.Envelope("Merge", Path("folder"), fields).task(Merge)
+
+
+@pytest.mark.parametrize("kind", ENTRIES, ids=lambda kind: kind.__name__)
+def test_each_kind_of_task_has_a_module_that_takes_it(kind: type) -> None:
+    """Read, not imported: some need packages that this test does without."""
+    spec = importlib.util.find_spec(ENTRIES[kind])
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    (started,) = (line for line in source.splitlines() if line.strip().startswith("run_child(main"))
+    assert kind.__name__ in started
+    assert kind.__name__ in next(line for line in source.splitlines() if line.startswith("def main("))
+
+
+def test_every_task_class_has_an_entry() -> None:
+    parts = {Item, Generate, protocol.Envelope, protocol.Outcome, protocol.ChildError, protocol.Beat}
+    classes = {c for _, c in inspect.getmembers(protocol, inspect.isclass) if c.__module__ == protocol.__name__}
+    assert classes - parts == set(ENTRIES)
