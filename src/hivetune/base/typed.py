@@ -33,30 +33,28 @@ def from_plain(kind: type[T], value: Any) -> T:
 
 def _read(kind: Any, value: Any, where: str) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (Union, UnionType):
-        if value is None and NoneType in inner:
-            return None
-        return _read(next(each for each in inner if each is not NoneType), value, where)
+    if origin in (Union, UnionType):  # `X | None`, the only union in use
+        return None if value is None else _read(next(each for each in inner if each is not NoneType), value, where)
     if origin is tuple and isinstance(value, list):
-        if inner[-1] is Ellipsis:
-            return tuple(_read(inner[0], item, where) for item in value)
-        return tuple(_read(each, item, where) for each, item in zip(inner, value, strict=True))
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        return tuple(_read(each, item, where) for each, item in zip(kinds, value, strict=True))
     if is_dataclass(kind) and isinstance(value, Mapping):
         return _read_record(kind, value, where)
     if kind is Path and isinstance(value, str):
         return Path(value)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if kind is float and type(value) is int:
         return float(value)
-    if origin is Literal:
-        fits = value in inner
-    else:
-        expected = origin or kind
-        fits = isinstance(value, expected) and (expected is not int or not isinstance(value, bool))
-    if not fits:
+    if not _fits(origin or kind, inner, value):
         raise ValueError(f"{where}: {value!r} is not of the type {getattr(kind, '__name__', kind)}")
     return value
+
+
+def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
+    if kind is Any:
+        return True
+    if kind is Literal:
+        return value in inner
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _read_record(kind: Any, value: Mapping[str, Any], where: str) -> Any:
