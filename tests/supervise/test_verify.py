@@ -9,7 +9,7 @@ from tiny_run import make_run
 from hivetune.data.snapshot import open_snapshot
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
-from hivetune.supervise.verify import ADAPTER, Verification, compare, excerpt_of, verify_resume
+from hivetune.supervise.verify import ADAPTER, Verification, excerpt_of, verify_resume
 
 FORGETFUL = str(Path(__file__).with_name("forgetful_worker.py"))
 
@@ -58,22 +58,22 @@ def run_with(folder: Path, adapter: bytes) -> Path:
 
 def test_differences_are_relative_to_the_largest_value(tmp_path: Path) -> None:
     one, other = run_with(tmp_path / "a", tensors(1, -4)), run_with(tmp_path / "b", tensors(1.5, -4))
-    found = {each.file: each for each in compare(one, other)}
+    found = {each.file: each for each in compare_runs(one, other)}
     assert found[TENSORS].identical and found[STATE].identical
     assert (found[ADAPTER].identical, found[ADAPTER].difference) == (False, 0.125)
     on_cpu = Verification(tuple(found.values()), 6, 2, (2, 4), "cpu", 1.0)
     on_card = Verification(tuple(found.values()), 6, 2, (2, 4), "cuda", 1.0)
     assert not on_cpu.passed and not on_card.passed
-    close = compare(one, run_with(tmp_path / "c", tensors(1, -4.00001)))
+    close = compare_runs(one, run_with(tmp_path / "c", tensors(1, -4.00001)))
     assert not Verification(tuple(close), 6, 2, (), "cpu", 1.0).passed
     assert Verification(tuple(close), 6, 2, (), "cuda", 1.0).passed
-    assert not compare(one, run_with(tmp_path / "d", tensors(1)))[2].identical
+    assert not compare_runs(one, run_with(tmp_path / "d", tensors(1)))[2].identical
 
 
 def test_runs_of_different_length_are_not_compared(tmp_path: Path) -> None:
     one, other = run_with(tmp_path / "a", b""), run_with(tmp_path / "b", b"")
     checkpoints.commit(other, 7, {TENSORS: tensors(1), STATE: b"{}"})
-    assert [each.identical for each in compare(one, other)] == [False]
+    assert [each.identical for each in compare_runs(one, other)] == [False]
 
 
 def test_an_excerpt_holds_the_same_rows(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def to_plain(value: Any) -> Any:
@@ -22,12 +22,12 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def from_plain(kind: type[T], value: Any) -> T:
+def from_plain(kind: type[_T], value: Any) -> _T:
     """The `kind` that `to_plain` made these values of; fields with a default may be missing.
 
     Raises ValueError naming the field that is unknown, missing or of another type.
     """
-    read: T = _read(kind, value, kind.__name__)
+    read: _T = _read(kind, value, kind.__name__)
     return read
 
 

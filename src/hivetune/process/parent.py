@@ -22,8 +22,8 @@ from hivetune.process.limits import FixedLimits, Limits
 from hivetune.process.protocol import ENTRIES, Beat, ChildError, Outcome, Status, write_task
 from hivetune.run.folder import OUTCOME, WORKER_LOG
 
-BEATS = {beat.value[0]: beat for beat in Beat}
-READ_BYTES = 65_536
+_BEATS = {beat.value[0]: beat for beat in Beat}
+PIPE_BYTES = 65_536
 TAIL_BYTES = 16_384
 LOG_LIMIT_BYTES = 16 << 20
 POLL_S = 0.25
@@ -67,14 +67,14 @@ class Child:
         watch.register(self.pipe, select.POLLIN)
         data = b""
         if watch.poll(timeout_s * 1000):
-            data = os.read(self.pipe, READ_BYTES)
+            data = os.read(self.pipe, PIPE_BYTES)
             if not data:  # the other end is closed: it ended, or is about to
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout_s)
         now = time.monotonic()
         self.silent_s += min(now - self._looked, LARGEST_TICK_S)
         self._looked = now
-        beats = [BEATS[byte] for byte in data if byte in BEATS]
+        beats = [_BEATS[byte] for byte in data if byte in _BEATS]
         for beat in beats:
             self.limits.beat(beat, self.silent_s)
             self.silent_s = 0.0

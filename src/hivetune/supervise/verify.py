@@ -137,7 +137,7 @@ def verify_resume(
         raise HivetuneError(f"the run of {steps} steps was over before it could be killed", hint="try again")
     choices = yaml.safe_load((calm / CONFIG).read_text(encoding="utf-8"))["choices"]
     return Verification(
-        files=tuple(compare(calm, killed)),
+        files=tuple(compare_runs(calm, killed)),
         steps=steps,
         kills=killer.kills,
         resumed_from=tuple(e["durable"] for e in read_journal(killed / EVENTS) if e["event"] == "failure"),
@@ -146,7 +146,7 @@ def verify_resume(
     )
 
 
-def compare(one: Path, other: Path) -> list[Compared]:
+def compare_runs(one: Path, other: Path) -> list[Compared]:
     """The newest checkpoints and the adapters of two runs."""
     newest = [checkpoints.newest_good(run).folder for run in (one, other)]
     if newest[0] is None or newest[1] is None or newest[0].name != newest[1].name:
