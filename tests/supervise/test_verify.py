@@ -9,7 +9,7 @@ from tiny_run import make_run
 from hivetune.data.snapshot import open_snapshot
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
-from hivetune.supervise.verify import ADAPTER, Verification, excerpt_of, verify_resume
+from hivetune.supervise.verify import ADAPTER, Verification, compare_runs, excerpt_of, verify_resume
 
 FORGETFUL = str(Path(__file__).with_name("forgetful_worker.py"))
 
