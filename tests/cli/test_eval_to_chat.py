@@ -98,6 +98,26 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     assert code == 0
 
 
+def test_the_walk_from_verdict_to_champion(place: Workplace) -> None:
+    """Registered with what was judged and exported, promoted only with a reason, rolled back, explained."""
+    run = str(place.run)
+    assert place.document("eval", run)[0] == 0
+    _, verdict = place.document("gate", run)
+    code, release = place.document("register", run, "--as", "adder")
+    assert (code, release["release"], release["verdict"]) == (0, "adder@1", verdict["verdict"])
+    assert place.document("register", run, "--as", "adder")[1]["new"] is False
+    code, promoted = place.document("promote", "adder@1", "--force", "--reason", "a test")
+    assert (code, promoted["aliases"]) == (0, ["champion"])
+    code, why = place.document("why", "adder")
+    assert code == 0 and why["judgement"]["verdict"] == verdict["verdict"]
+    assert why["data"]["trained"] > 0 and why["settings"]["lora"]["r"] == 4 and why["machine"]["fingerprint"]
+    code, refused = place.document("rollback", "adder")
+    assert code == 2 and "no previous release" in refused["error"]["message"]
+    assert place.document("registry", "--prune")[1]["releases"] == []
+    code, text, _ = place.call("registry")
+    assert code == 0 and "adder@1" in text and "champion" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -108,6 +128,8 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
         (("export", "/nowhere", "--to", "gguf"), 2, "is not a run folder"),
         (("chat", "/nowhere.gguf", "--prompt", "x"), 2, "cannot read"),
         (("chat", "OUT", "--agent", "z", "--prompt", "x"), 2, "it has: a, b"),
+        (("register", "OUT", "--as", "No Name"), 2, "can't be the name of a release"),
+        (("promote", "addre"), 2, "no release is called"),
         (("chat", "OUT", "--json"), 2, "--json needs --prompt"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collecting import collect_now, query, total
+from data.intake.collecting import collect_now, query, total
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
@@ -131,17 +131,22 @@ def snapshot(folder: Path, name: str, *, users: list[str | None] = (), ids: list
     with closing(open_database()) as database:
         database.execute("INSERT INTO snapshots VALUES (?, ?, 1)", (name, str(folder)))
         database.execute("INSERT INTO runs VALUES (?, ?, 1, ?)", (f"runs/{name}", name, name))
+        database.execute(
+            "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, proof, created)"
+            " VALUES (?, 1, ?, 'm', '', '', ?, '{}', 1)",
+            (name, f"runs/{name}", name),
+        )
 
 
-def test_snapshots_and_runs_are_named(log: Path, tmp_path: Path) -> None:
+def test_snapshots_runs_and_releases_are_named(log: Path, tmp_path: Path) -> None:
     ids = query("SELECT id FROM interactions WHERE user = 'alice' ORDER BY rowid")
     snapshot(tmp_path / "a", "by-id", users=[None, None, None], ids=[*ids, None])
     snapshot(tmp_path / "b", "by-user", users=["alice", "bob"], ids=[None, None])
     snapshot(tmp_path / "c", "clean", users=["bob"], ids=[None])
     result = forgotten("user", "alice")
-    assert [(taint.snapshot, taint.rows, taint.runs) for taint in result.taints] == [
-        ("by-id", 2, ("runs/by-id",)),
-        ("by-user", 1, ("runs/by-user",)),
+    assert [(taint.snapshot, taint.rows, taint.runs, taint.releases) for taint in result.taints] == [
+        ("by-id", 2, ("runs/by-id",), ("by-id@1",)),
+        ("by-user", 1, ("runs/by-user",), ("by-user@1",)),
     ]
     (tmp_path / "a" / "rows.sqlite").unlink()
     again = forgotten("user", "alice")  # the ids are gone from the store, the taint is not
@@ -165,6 +170,7 @@ def test_the_command(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         "refused": 0,
         "snapshots": [],
         "runs": [],
+        "releases": [],
         "unchecked": [],
     }
     monkeypatch.setattr(MODE, "json", False)

@@ -1,8 +1,9 @@
-"""`hive.db`: interactions, runs and snapshots in one SQLite file, and the migrations that made its tables.
+"""`hive.db`: interactions, runs, snapshots and releases in one SQLite file, and the migrations that made its tables.
 
 WAL, so that readers never wait; commits survive a power cut.
 """
 
+import contextlib
 import os
 import sqlite3
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from hivetune.base.disk import home
 from hivetune.base.private import make_folder
-from hivetune.errors import UsageError
+from hivetune.errors import Busy, DoesNotFit, HivetuneError, UsageError
 
 # One table says which of these ran; entries are appended, never edited.
 MIGRATIONS: tuple[str, ...] = (
@@ -50,6 +51,30 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX interactions_session ON interactions(session);
     CREATE INDEX interactions_user ON interactions(user);
     """,
+    """
+    CREATE TABLE releases (            -- artefacts in releases/NAME/VERSION; a row here makes a release
+      name TEXT NOT NULL, version INTEGER NOT NULL,
+      run TEXT NOT NULL,               -- the folder that it was copied from; may be gone
+      model TEXT NOT NULL, model_sha256 TEXT NOT NULL, adapter_sha256 TEXT NOT NULL, snapshot TEXT NOT NULL,
+      verdict TEXT,                    -- of the gate; NULL: never judged
+      proof TEXT NOT NULL,             -- JSON: what was proven of its exports
+      created REAL NOT NULL,
+      withdrawn TEXT NOT NULL DEFAULT '',  -- why it was rolled back
+      pruned INTEGER NOT NULL DEFAULT 0,   -- its artefacts were deleted on purpose
+      PRIMARY KEY (name, version)
+    );
+    CREATE INDEX releases_snapshot ON releases(snapshot);
+    CREATE TABLE aliases (
+      name TEXT NOT NULL, alias TEXT NOT NULL, version INTEGER NOT NULL,
+      PRIMARY KEY (name, alias), FOREIGN KEY (name, version) REFERENCES releases(name, version)
+    );
+    CREATE TABLE alias_history (
+      number INTEGER PRIMARY KEY, name TEXT NOT NULL, alias TEXT NOT NULL,
+      version INTEGER, previous INTEGER,   -- NULL: none
+      time REAL NOT NULL, by TEXT NOT NULL, reason TEXT NOT NULL, forced INTEGER NOT NULL
+    );
+    CREATE TABLE desired (name TEXT PRIMARY KEY, version INTEGER NOT NULL, time REAL NOT NULL);
+    """,
 )
 
 
@@ -72,6 +97,22 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+@contextlib.contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK. Raises DoesNotFit (disk full), Busy (held for more than 30 s)."""
+    try:
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+    except sqlite3.OperationalError as error:
+        raise _explain(error) from error
 
 
 def _create_private(path: Path) -> None:
@@ -124,3 +165,15 @@ def _statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+
+
+def _explain(error: sqlite3.OperationalError) -> HivetuneError | sqlite3.OperationalError:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_FULL or (code is not None and code & 0xFF == sqlite3.SQLITE_IOERR):
+        return DoesNotFit(
+            f"hive.db cannot be written: {error}; nothing of this batch was stored or acknowledged",
+            hint="free space in the home folder (or set HIVETUNE_HOME), then run the same command again",
+        )
+    if code == sqlite3.SQLITE_BUSY:
+        return Busy("another process holds hive.db for more than 30 s", hint="wait for it, then run this again")
+    return error

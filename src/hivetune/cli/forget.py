@@ -21,7 +21,7 @@ def forget(
         str | None, typer.Option(help="One interaction, by id or place (file:line), and its copies.")
     ] = None,
 ) -> None:
-    """Remove a user, session, source or row from the store for good, and name each snapshot and run it taints.
+    """Remove a user, session, source or row from the store for good, and name each snapshot, run and release it taints.
 
     Later collections pass it over. Files it came from are not touched, nor are snapshots and runs: prepare and train
     again without it, then delete what is named here.
@@ -46,10 +46,17 @@ def _document(forgotten: Forgotten) -> dict[str, Any]:
         "interactions": forgotten.interactions,
         "refused": forgotten.refused,
         "snapshots": [
-            {"hash": taint.snapshot, "path": taint.path, "rows": taint.rows, "runs": list(taint.runs)}
+            {
+                "hash": taint.snapshot,
+                "path": taint.path,
+                "rows": taint.rows,
+                "runs": list(taint.runs),
+                "releases": list(taint.releases),
+            }
             for taint in forgotten.taints
         ],
         "runs": sorted({run for taint in forgotten.taints for run in taint.runs}),
+        "releases": sorted({release for taint in forgotten.taints for release in taint.releases}),
         "unchecked": list(forgotten.unchecked),
     }
 
@@ -61,8 +68,16 @@ def _show(forgotten: Forgotten) -> None:
         f"{forgotten.kind} {forgotten.value}: {forgotten.interactions:,} interactions removed, and kept out from now on"
     )
     if forgotten.taints:
-        rows = [[taint.path or taint.snapshot, taint.rows, "\n".join(taint.runs) or "-"] for taint in forgotten.taints]
-        table("Tainted", ("snapshot", "rows", "runs"), rows, numeric=("rows",))
+        rows = [
+            [
+                taint.path or taint.snapshot,
+                taint.rows,
+                "\n".join(taint.runs) or "-",
+                "\n".join(taint.releases) or "-",
+            ]
+            for taint in forgotten.taints
+        ]
+        table("Tainted", ("snapshot", "rows", "runs", "releases"), rows, numeric=("rows",))
     else:
         say("no snapshot that is there holds any of it")
     for path in forgotten.unchecked:

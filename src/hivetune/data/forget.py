@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hivetune.data.intake.interactions import load_forgotten, tombstone, transaction
+from hivetune.base.database import transaction
+from hivetune.data.intake.interactions import load_forgotten, tombstone
 from hivetune.errors import Busy, UsageError
 
 Kind = Literal["user", "session", "source", "row"]
@@ -22,12 +23,14 @@ ROWS_FILE = "rows.sqlite"
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """A snapshot that holds forgotten rows (at least `rows`; its folder may be gone), and the runs trained on it."""
+    """A snapshot that holds forgotten rows (at least `rows`; its folder may be gone), the runs trained on it, and the
+    releases (NAME@VERSION) made from those."""
 
     snapshot: str
     path: str
     rows: int
     runs: tuple[str, ...]
+    releases: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,5 +166,9 @@ def _read_taints(database: sqlite3.Connection, kind: Kind, value: str) -> tuple[
     taints = []
     for snapshot, path, rows in database.execute(query, tombstone(kind, value)).fetchall():
         runs = database.execute("SELECT path FROM runs WHERE snapshot = ? ORDER BY created", (snapshot,))
-        taints.append(Taint(snapshot, path, rows, tuple(run for (run,) in runs)))
+        releases = database.execute(
+            "SELECT name || '@' || version FROM releases WHERE snapshot = ? AND NOT pruned ORDER BY name, version",
+            (snapshot,),
+        )
+        taints.append(Taint(snapshot, path, rows, tuple(r for (r,) in runs), tuple(r for (r,) in releases)))
     return tuple(taints)

@@ -4,7 +4,6 @@ A batch is one transaction: rows, refused deliveries, the source's cursor and it
 a source may do only once the rows are safe (acknowledge, move on) it does after `commit` has returned.
 """
 
-import contextlib
 import hashlib
 import json
 import sqlite3
@@ -13,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.base.database import transaction
 from hivetune.data.rows.fields import Fields, extract
-from hivetune.errors import Busy, DoesNotFit, HivetuneError
+from hivetune.errors import Busy
 
 KEPT_RAW_BYTES = 4096  # of a refused delivery: enough to see what it was
 
@@ -103,22 +103,6 @@ def commit(database: sqlite3.Connection, batch: Batch) -> Tally:
             _move_cursor(database, batch.cursor)
         _count(database, batch.source, tally)
     return tally
-
-
-@contextlib.contextmanager
-def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK. Raises DoesNotFit and Busy as `commit` does."""
-    try:
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
-    except sqlite3.OperationalError as error:
-        raise _explain(error) from error
 
 
 def read_cursor(database: sqlite3.Connection, key: str) -> str | None:
@@ -263,15 +247,3 @@ def _storable(text: str) -> str:
 
 def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def _explain(error: sqlite3.OperationalError) -> HivetuneError | sqlite3.OperationalError:
-    code = getattr(error, "sqlite_errorcode", None)
-    if code == sqlite3.SQLITE_FULL or (code is not None and code & 0xFF == sqlite3.SQLITE_IOERR):
-        return DoesNotFit(
-            f"hive.db cannot be written: {error}; nothing of this batch was stored or acknowledged",
-            hint="free space in the home folder (or set HIVETUNE_HOME), then run the same command again",
-        )
-    if code == sqlite3.SQLITE_BUSY:
-        return Busy("another process holds hive.db for more than 30 s", hint="wait for it, then run this again")
-    return error

@@ -1,0 +1,159 @@
+"""`hivetune register`, `registry`, `why`, `promote`, `rollback`: what is kept, what is champion, and why."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hivetune.base.database import open_database
+from hivetune.cli.output import emit, say, show, size, table
+from hivetune.release import registry
+from hivetune.release.registry import Release
+from hivetune.walk.register import explain, forgotten_rows, register_run, who
+
+ReleaseArgument = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in words; kept in the history.")]
+
+
+def register(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; see: hivetune runs")],
+    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Name of the release: a-z, 0-9 and '-'.")],
+) -> None:
+    """Keep a run's adapter, exports, verdict and settings as the next version of NAME. It becomes the candidate."""
+    release, new = register_run(run, name)
+    with _database() as database:
+        document = _document(database, release)
+    show(f"{release.label}: {'registered' if new else 'registered already'}, {release.verdict or 'not judged'}")
+    show(f"next: hivetune promote {release.label}" if release.verdict == "deploy" else f"next: hivetune eval {run}")
+    emit({**document, "new": new})
+
+
+def show_registry(
+    prune: Annotated[bool, typer.Option("--prune", help="List what nothing uses and how much it holds.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: delete it.")] = False,
+) -> None:
+    """All releases with their aliases and verdicts. With --prune: what can go, and how much it frees."""
+    with _database() as database:
+        if prune:
+            _prune(database, delete=yes)
+            return
+        documents = [_document(database, release) for release in registry.releases(database)]
+    if not documents:
+        say("nothing is registered yet; hivetune register RUN --as NAME")
+    else:
+        columns = ("release", "aliases", "verdict", "model", "created", "note")
+        table("", columns, [_line(document) for document in documents])
+    emit({"releases": documents})
+
+
+def why(release: ReleaseArgument) -> None:
+    """Where a release comes from and what speaks for it: verdict, data, settings, machine, history."""
+    with _database() as database:
+        document = explain(database, release)
+    show(f"{document['release']}: {', '.join(document['aliases']) or 'no alias'}")
+    show(f"  adapter {document['adapter_sha256'][:16]} of {document['model']}, run {document['run']}")
+    if document["withdrawn"]:
+        show(f"  rolled back: {document['withdrawn']}")
+    if document["forgotten_rows"]:
+        show(f"  holds at least {document['forgotten_rows']} rows that were forgotten since; train again without them")
+    if not document["pruned"]:
+        _show_evidence(document)
+    for move in document["history"]:
+        forced = ", forced" if move["forced"] else ""
+        show(f"  {_time(move['time'])} {move['alias']} by {move['by']}{forced}: {move['reason'] or 'no reason given'}")
+    emit(document)
+
+
+def promote(
+    release: ReleaseArgument,
+    reason: ReasonOption = "",
+    force: Annotated[bool, typer.Option("--force", help="Also what the gate refused; needs --reason.")] = False,
+) -> None:
+    """Make a release the champion of its name: what NAME means and what is served. The old one becomes previous."""
+    with _database() as database:
+        promoted = registry.promote(database, release, by=who(), reason=reason, force=force)
+        document = _document(database, promoted)
+    show(f"{promoted.label} is the champion")
+    emit(document)
+
+
+def rollback(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
+    """Return to the previous champion; the present one is withdrawn and not promoted again by itself."""
+    with _database() as database:
+        champion, withdrawn = registry.rollback(database, name, by=who(), reason=reason)
+        document = _document(database, champion)
+    show(f"{champion.label} is the champion again; {withdrawn.label} is withdrawn")
+    emit({**document, "rolled_back": withdrawn.label})
+
+
+@contextmanager
+def _database() -> Iterator[sqlite3.Connection]:
+    database = open_database()
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _prune(database: sqlite3.Connection, *, delete: bool) -> None:
+    found = registry.unused(database)
+    for release, size_bytes in found:
+        show(f"{release.label}: {size(size_bytes)}, {'deleted' if delete else 'unused'}")
+        if delete:
+            registry.prune(database, release)
+    total = sum(size_bytes for _, size_bytes in found)
+    words = "freed" if delete else "can be freed with: hivetune registry --prune --yes"
+    show(f"{size(total)} {words}" if found else "every release is in use")
+    listed = [{"release": release.label, "size_bytes": size_bytes} for release, size_bytes in found]
+    emit({"pruned": delete, "size_bytes": total, "releases": listed})
+
+
+def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:
+    return {
+        "release": release.label,
+        "name": release.name,
+        "version": release.version,
+        "aliases": list(release.aliases),
+        "verdict": release.verdict,
+        "model": release.model,
+        "adapter_sha256": release.adapter_sha256,
+        "folder": str(release.folder),
+        "created": release.created,
+        "withdrawn": release.withdrawn or None,
+        "pruned": release.pruned,
+        "forgotten_rows": forgotten_rows(database, release.snapshot),
+    }
+
+
+def _line(document: dict[str, Any]) -> tuple[object, ...]:
+    notes = [
+        "rolled back" if document["withdrawn"] else "",
+        "pruned" if document["pruned"] else "",
+        f"{document['forgotten_rows']} forgotten rows" if document["forgotten_rows"] else "",
+    ]
+    return (
+        document["release"],
+        ", ".join(document["aliases"]) or "-",
+        document["verdict"] or "not judged",
+        document["model"],
+        _time(document["created"]),
+        ", ".join(note for note in notes if note) or "-",
+    )
+
+
+def _show_evidence(document: dict[str, Any]) -> None:
+    data = document["data"]
+    show(f"  rows: {data['trained']} trained, {data['held_out']} held out; snapshot {data['path']}")
+    show(f"  verdict: {document['verdict'] or 'never judged'}")
+    for reason in (document["judgement"] or {}).get("reasons", ()):
+        show(f"    {reason}")
+    for kind, paths in document["exports"].items():
+        show(f"  export {kind}: {', '.join(paths)}")
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

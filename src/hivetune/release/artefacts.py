@@ -1,0 +1,106 @@
+"""The folder of a release below `releases/NAME/VERSION/`: copied from a run, hashed, read-only, never changed again.
+
+    adapter_config.json, adapter_model.safetensors   the adapter as trained
+    exports/KIND/                                    the exports of that adapter that were there and whole
+    config.resolved.yaml, run.json, eval.json, gate.json
+    manifest.json                                    name, size and SHA-256 of each file; written last
+
+The run folder can be deleted afterwards. What is served is what lies here.
+"""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import DISK, MANIFEST, Disk, manifest_problems, read_json, write_manifest
+from hivetune.base.private import make_folder
+from hivetune.errors import DoesNotFit, HivetuneError
+from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, RECORD, VERDICT
+
+EXPORTED = "exports"
+REQUIRED = (ADAPTER_CONFIG, ADAPTER, CONFIG, RECORD)
+OPTIONAL = (EVALUATION, VERDICT)
+SPARE_BYTES = 16 << 20
+
+
+def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DISK) -> None:
+    """Make `target` from a finished run: aside first, then renamed, so that it is whole or not there.
+
+    A folder that is there already was left by a registration that did not reach the registry; it is replaced.
+    Raises DoesNotFit without the room, HivetuneError for a file of the run that is missing.
+    """
+    files = _files_of(run, str(about["adapter_sha256"]))
+    needed = sum(path.stat().st_size for path in files.values()) + SPARE_BYTES
+    make_folder(target.parent)
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise DoesNotFit(
+            f"the release needs about {needed / 1e6:,.0f} MB, {target.parent} has {free / 1e6:,.0f} MB free",
+            hint="free some space; hivetune registry --prune says what is no longer used",
+        )
+    work = target.with_name(f".{target.name}.tmp")
+    for leftover in (work, target):
+        remove(leftover)
+    make_folder(work)
+    for name, path in files.items():
+        make_folder((work / name).parent)
+        shutil.copyfile(path, work / name)
+        disk.sync(work / name)
+    write_manifest(work, {"kind": "release", **about}, disk=disk)
+    for path in work.rglob("*"):
+        if path.is_file():
+            path.chmod(0o400)
+    disk.rename(work, target)
+    disk.sync(target.parent)
+
+
+def problems_of(folder: Path) -> list[str]:
+    """What differs from the manifest, in words; empty when every file is as it was registered."""
+    return manifest_problems(folder)
+
+
+def remove(folder: Path) -> int:
+    """Delete a release's folder, read-only files included; the bytes that it freed."""
+    if not folder.exists():
+        return 0
+    size_bytes = size_of(folder)
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(path.stat().st_mode | stat.S_IRWXU)
+    shutil.rmtree(folder)
+    return size_bytes
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def exports_in(folder: Path) -> dict[str, list[str]]:
+    """Kind of export -> its main files, relative to `folder`."""
+    found = {}
+    for kind in sorted(path for path in (folder / EXPORTED).glob("*") if path.is_dir()):
+        names = sorted(str(path.relative_to(folder)) for path in kind.glob("*.gguf"))
+        found[kind.name] = names or [str(kind.relative_to(folder))]
+    return found
+
+
+def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
+    missing = [name for name in REQUIRED if not (run / name).is_file()]
+    if missing:
+        raise HivetuneError(f"{run} has no {missing[0]}", hint=f"train it to its end: hivetune resume {run}")
+    files = {name: run / name for name in (*REQUIRED, *OPTIONAL) if (run / name).is_file()}
+    for folder in sorted((run / EXPORTS).glob("*")):
+        if folder.name.startswith(".") or not (folder / MANIFEST).is_file():
+            continue
+        if read_json(folder / MANIFEST).get("adapter_sha256") != adapter_sha256:
+            continue  # of an earlier adapter of this run
+        problems = manifest_problems(folder)
+        if problems:
+            raise HivetuneError(f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {run}")
+        for root, _, names in os.walk(folder):
+            for name in names:
+                path = Path(root) / name
+                files[str(Path(EXPORTED) / folder.name / path.relative_to(folder))] = path
+    return files

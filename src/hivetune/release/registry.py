@@ -1,0 +1,312 @@
+"""Releases in `hive.db`: what was registered, which version each alias names, and what was champion when and why.
+
+A release is NAME@VERSION. `champion` is what NAME means and what should be served, `candidate` the newest that nobody
+promoted yet, `previous` what a rollback returns to. One transaction moves an alias, its history and `desired` together,
+so a registry that is killed, copied or restored is in an old or a new state, never in a third. Artefacts lie below
+`releases/NAME/VERSION/` (artefacts.py); a row of the table, not a folder, makes a release.
+"""
+
+import difflib
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hivetune.base.database import transaction
+from hivetune.base.disk import DISK, Disk, home
+from hivetune.errors import HivetuneError, NotDeployed, UsageError
+from hivetune.release.artefacts import copy_run, problems_of, remove, size_of
+
+Alias = Literal["champion", "candidate", "previous"]
+ALIASES: tuple[Alias, ...] = ("champion", "candidate", "previous")
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+LONGEST_NAME = 64
+RESERVED = ("base",)  # what a request names to get the model without an adapter
+
+
+@dataclass(frozen=True)
+class Release:
+    """One row of `releases`. `verdict` is the gate's, None where nothing was judged; hashes are SHA-256.
+
+    `withdrawn`: why it was rolled back, else empty. `pruned`: its artefacts were deleted on purpose.
+    """
+
+    name: str
+    version: int
+    run: str
+    model: str
+    model_sha256: str
+    adapter_sha256: str
+    snapshot: str
+    verdict: str | None
+    proof: Mapping[str, Any]
+    created: float
+    withdrawn: str = ""
+    pruned: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @property
+    def folder(self) -> Path:
+        return home() / "releases" / self.name / str(self.version)
+
+    def check(self) -> None:
+        """Raises HivetuneError when a file of it is missing or not what was registered."""
+        if self.pruned:
+            raise UsageError(f"the artefacts of {self.label} were pruned", hint=f"register its run again: {self.run}")
+        problems = problems_of(self.folder)
+        if problems:
+            raise HivetuneError(
+                f"{self.label} is damaged: {self.folder}: {problems[0]}",
+                hint=f"restore the folder from a backup, or serve another release: hivetune rollback {self.name}",
+            )
+
+
+@dataclass(frozen=True)
+class Move:
+    """One line of the history of an alias. `version` None: the alias was removed."""
+
+    alias: str
+    version: int | None
+    previous: int | None
+    time: float
+    by: str
+    reason: str
+    forced: bool
+
+
+def check_name(name: str) -> str:
+    """A name that a release can have. Raises UsageError."""
+    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME or name in RESERVED:
+        raise UsageError(
+            f"{name!r} can't be the name of a release",
+            hint=f"use lower-case letters, digits and '-', at most {LONGEST_NAME} characters, not {RESERVED[0]!r}",
+        )
+    return name
+
+
+def register(
+    database: sqlite3.Connection, run: Path, name: str, about: Mapping[str, Any], *, by: str, disk: Disk = DISK
+) -> tuple[Release, bool]:
+    """The release of a run's adapter under `name`, and whether it is new. It becomes the candidate.
+
+    `about` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else its manifest shall
+    keep. An adapter that is registered under this name already keeps its version. Raises UsageError, DoesNotFit, Busy.
+    """
+    check_name(name)
+    known = [r for r in releases(database, name) if _same(r, about) and not r.pruned]
+    if known and not problems_of(known[-1].folder):
+        if known[-1].verdict != about["verdict"]:
+            with transaction(database):
+                _set(database, known[-1], "verdict", about["verdict"])
+        return find(database, known[-1].label), False
+    version = known[-1].version if known else _next_version(database, name)
+    copy_run(run, home() / "releases" / name / str(version), {"name": name, "version": version, **about}, disk=disk)
+    with transaction(database):
+        if not known:
+            if version != _next_version(database, name):
+                raise HivetuneError(f"another process registered {name}@{version} at the same time", hint="try again")
+            columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
+            values = (name, version, str(run), *(about[key] for key in columns), json.dumps(about["proof"]))
+            database.execute(
+                f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*values, time.time()),
+            )
+            _move(database, name, "candidate", version, by=by, reason="registered", forced=False)
+    return find(database, f"{name}@{version}"), not known
+
+
+def find(database: sqlite3.Connection, reference: str) -> Release:
+    """The release of NAME, NAME@VERSION or NAME@ALIAS. Raises UsageError naming what is there."""
+    name, _, which = reference.partition("@")
+    known = releases(database, name)
+    if not known:
+        names = [row[0] for row in database.execute("SELECT DISTINCT name FROM releases ORDER BY name")]
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "see them: hivetune registry"
+        raise UsageError(f"no release is called {name!r}", hint=hint)
+    if which.isdigit():
+        found = [release for release in known if release.version == int(which)]
+    else:
+        alias = which or "champion"
+        if alias not in ALIASES:
+            raise UsageError(f"{reference}: unknown alias {alias!r}", hint=f"use a version or {', '.join(ALIASES)}")
+        found = [release for release in known if alias in release.aliases]
+    if not found:
+        there = ", ".join("/".join((str(release.version), *release.aliases)) for release in known)
+        hint = f"{name} has {there}" + ("" if which else f"; promote one: hivetune promote {name}@VERSION")
+        raise UsageError(f"{reference}: no such release" if which else f"{name} has no champion yet", hint=hint)
+    return found[0]
+
+
+def releases(database: sqlite3.Connection, name: str | None = None) -> list[Release]:
+    """All releases, or those of a name, oldest version first."""
+    aliases: dict[tuple[str, int], list[str]] = {}
+    for row in database.execute("SELECT name, version, alias FROM aliases ORDER BY alias"):
+        aliases.setdefault((row[0], row[1]), []).append(row[2])
+    columns = "name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof, created, withdrawn"
+    rows = database.execute(
+        f"SELECT {columns}, pruned FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
+    )
+    found = []
+    for row in rows:
+        fields = dict(zip((*columns.split(", "), "pruned"), row, strict=True))
+        fields |= {"proof": json.loads(fields["proof"]), "pruned": bool(fields["pruned"])}
+        found.append(Release(**fields, aliases=tuple(aliases.get((fields["name"], fields["version"]), ()))))
+    return found
+
+
+def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: str = "", force: bool = False) -> Release:
+    """Make a release the champion of its name, and what should be served. The champion so far becomes `previous`.
+
+    Raises NotDeployed for one that the gate did not pass or that was rolled back, unless `force` with a `reason`;
+    UsageError, HivetuneError for damaged artefacts. Promoting the champion changes nothing.
+    """
+    release = find(database, reference)
+    if "champion" in release.aliases:
+        return release
+    if force and not reason:
+        raise UsageError("--force needs --reason", hint="say why in words; the registry keeps them")
+    refusal = _refusal(release)
+    if refusal and not force:
+        raise NotDeployed(f"{release.label}: {refusal}", hint="to promote it all the same: --force --reason WORDS")
+    release.check()
+    with transaction(database):
+        previous = _at(database, release.name, "champion")
+        _set(database, release, "withdrawn", "")
+        _move(database, release.name, "champion", release.version, by=by, reason=reason, forced=bool(refusal))
+        if previous is not None:
+            _move(database, release.name, "previous", previous, by=by, reason=f"{release.label} promoted", forced=False)
+        if _at(database, release.name, "candidate") == release.version:
+            _move(database, release.name, "candidate", None, by=by, reason="promoted", forced=False)
+        _want(database, release.name, release.version)
+    return find(database, release.label)
+
+
+def rollback(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> tuple[Release, Release]:
+    """The champion withdrawn and the previous one in its place: (new champion, withdrawn).
+
+    A withdrawn release is not promoted again without force. Raises UsageError when there is nothing to return to.
+    """
+    champion = find(database, name)
+    earlier = [release for release in releases(database, champion.name) if "previous" in release.aliases]
+    if not earlier:
+        raise UsageError(
+            f"{champion.label} has no previous release to return to",
+            hint=f"promote another version: hivetune promote {champion.name}@VERSION",
+        )
+    earlier[0].check()
+    with transaction(database):
+        words = reason or "rolled back"
+        _set(database, champion, "withdrawn", words)
+        _move(database, champion.name, "champion", earlier[0].version, by=by, reason=words, forced=False)
+        before = _champion_before(database, champion.name, {champion.version, earlier[0].version})
+        _move(database, champion.name, "previous", before, by=by, reason=words, forced=False)
+        _want(database, champion.name, earlier[0].version)
+    return find(database, earlier[0].label), find(database, champion.label)
+
+
+def history(database: sqlite3.Connection, name: str) -> list[Move]:
+    """Every move of every alias of a name, oldest first."""
+    rows = database.execute(
+        "SELECT alias, version, previous, time, by, reason, forced FROM alias_history WHERE name = ? ORDER BY number",
+        (name,),
+    )
+    return [
+        Move(alias, version, previous, moved, who, reason, bool(forced))
+        for alias, version, previous, moved, who, reason, forced in rows
+    ]
+
+
+def desired(database: sqlite3.Connection) -> dict[str, int]:
+    """Name -> version that should be served."""
+    return dict(database.execute("SELECT name, version FROM desired ORDER BY name").fetchall())
+
+
+def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
+    """Releases that no alias and nobody who serves names, with the bytes that pruning would free."""
+    wanted = desired(database)
+    return [
+        (release, size_of(release.folder))
+        for release in releases(database)
+        if not release.pruned and not release.aliases and wanted.get(release.name) != release.version
+    ]
+
+
+def prune(database: sqlite3.Connection, release: Release) -> int:
+    """Delete the artefacts of an unused release; its row and history stay. Returns the bytes freed.
+
+    The row says so first: a crash leaves files that are no release, never a release without files.
+    """
+    if all(release.label != other.label for other, _ in unused(database)):
+        raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
+    with transaction(database):
+        _set(database, release, "pruned", 1)
+    return remove(release.folder)
+
+
+def _same(release: Release, about: Mapping[str, Any]) -> bool:
+    return (release.adapter_sha256, release.model_sha256) == (about["adapter_sha256"], about["model_sha256"])
+
+
+def _refusal(release: Release) -> str:
+    if release.withdrawn:
+        return f"it was rolled back: {release.withdrawn}"
+    if release.verdict is None:
+        return "it was never judged: hivetune eval RUN, then register it again"
+    return "" if release.verdict == "deploy" else f"the gate said {release.verdict}"
+
+
+def _next_version(database: sqlite3.Connection, name: str) -> int:
+    row = database.execute("SELECT coalesce(max(version), 0) + 1 FROM releases WHERE name = ?", (name,)).fetchone()
+    return int(row[0])
+
+
+def _at(database: sqlite3.Connection, name: str, alias: Alias) -> int | None:
+    row = database.execute("SELECT version FROM aliases WHERE name = ? AND alias = ?", (name, alias)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _champion_before(database: sqlite3.Connection, name: str, without: set[int]) -> int | None:
+    """The newest earlier champion that can be returned to."""
+    usable = {release.version for release in releases(database, name) if not release.withdrawn and not release.pruned}
+    for move in reversed(history(database, name)):
+        if move.alias == "champion" and move.version in usable - without:
+            return move.version
+    return None
+
+
+def _move(
+    database: sqlite3.Connection, name: str, alias: Alias, version: int | None, *, by: str, reason: str, forced: bool
+) -> None:
+    """Inside a transaction: the alias and its history together."""
+    before = _at(database, name, alias)
+    if before == version:
+        return
+    if version is None:
+        database.execute("DELETE FROM aliases WHERE name = ? AND alias = ?", (name, alias))
+    else:
+        database.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?, ?)", (name, alias, version))
+    database.execute(
+        "INSERT INTO alias_history (name, alias, version, previous, time, by, reason, forced)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (name, alias, version, before, time.time(), by, reason, forced),
+    )
+
+
+def _want(database: sqlite3.Connection, name: str, version: int) -> None:
+    database.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", (name, version, time.time()))
+
+
+def _set(database: sqlite3.Connection, release: Release, column: str, value: object) -> None:
+    database.execute(
+        f"UPDATE releases SET {column} = ? WHERE name = ? AND version = ?", (value, release.name, release.version)
+    )

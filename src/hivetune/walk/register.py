@@ -1,0 +1,118 @@
+"""The station after the verdict: a run becomes a release, with its verdict and everything that `why` tells later."""
+
+import getpass
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from hivetune import __version__
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, read_json, sha256_file
+from hivetune.base.journal import read_journal
+from hivetune.errors import HivetuneError, UsageError
+from hivetune.release.artefacts import exports_in
+from hivetune.release.registry import Release, find, history, register
+from hivetune.run.folder import ADAPTER, EVALUATION, EVENTS
+from hivetune.walk.open import Run, adapter_hash, load_run
+from hivetune.walk.verdict import judge_run, verdict_document
+
+
+def register_run(folder: Path, name: str) -> tuple[Release, bool]:
+    """Register the adapter of a run as the next version of `name`: the release, and whether it is new.
+
+    Raises UsageError for a run without adapter or an unusable name, DoesNotFit, Busy, HivetuneError for damage.
+    """
+    run = load_run(folder)
+    if not (folder / ADAPTER).is_file():
+        raise UsageError(f"{folder} has no adapter yet", hint=f"train it to its end: hivetune resume {folder}")
+    database = open_database()
+    try:
+        return register(database, run.folder, name, _about(run), by=who())
+    finally:
+        database.close()
+
+
+def who() -> str:
+    """The user's name, for the history of aliases."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no such user in this container
+        return "unknown"
+
+
+def explain(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
+    """`why NAME@VERSION`: where a release comes from and what speaks for it. Raises UsageError, HivetuneError."""
+    release = find(database, reference)
+    document: dict[str, Any] = {
+        "release": release.label,
+        "aliases": list(release.aliases),
+        "created": release.created,
+        "run": release.run,
+        "model": release.model,
+        "model_sha256": release.model_sha256,
+        "adapter_sha256": release.adapter_sha256,
+        "withdrawn": release.withdrawn or None,
+        "pruned": release.pruned,
+        "forgotten_rows": forgotten_rows(database, release.snapshot),
+        "proof": dict(release.proof),
+        "history": [
+            {"alias": move.alias, "time": move.time, "by": move.by, "reason": move.reason, "forced": move.forced}
+            for move in history(database, release.name)
+            if release.version == move.version
+        ],
+    }
+    if release.pruned:
+        return document
+    release.check()
+    about = read_json(release.folder / MANIFEST)
+    return document | {
+        "folder": str(release.folder),
+        "exports": exports_in(release.folder),
+        **{key: about[key] for key in ("verdict", "judgement", "data", "settings", "machine", "hivetune")},
+    }
+
+
+def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
+    """How many rows of a snapshot were forgotten after it was made, at least."""
+    row = database.execute("SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ?", (snapshot,)).fetchone()
+    return int(row[0])
+
+
+def _about(run: Run) -> dict[str, Any]:
+    """What the release's manifest keeps; nothing of it needs the run folder or the snapshot afterwards."""
+    record, manifest = run.record, run.snapshot.manifest
+    verdict = _verdict(run)
+    started = [entry for entry in read_journal(run.folder / EVENTS) if entry["event"] == "supervisor_started"]
+    return {
+        "model": run.config.model,
+        "model_sha256": sha256_file(run.model / MANIFEST),
+        "adapter_sha256": adapter_hash(run.folder),
+        "snapshot": run.snapshot.hash,
+        "verdict": None if verdict is None else verdict["verdict"],
+        "judgement": verdict,
+        "proof": {},
+        "data": {
+            "snapshot": run.snapshot.hash,
+            "path": str(run.snapshot.folder),
+            "rows": manifest["accounting"],
+            "trained": len(run.snapshot.rows("train")),
+            "held_out": len(run.snapshot.rows("validation")) + len(run.snapshot.rows("test")),
+        },
+        "settings": record["identity"]["settings"],
+        "machine": {key: started[-1].get(key) for key in ("fingerprint", "versions")} if started else None,
+        "hivetune": __version__,
+    }
+
+
+def _verdict(run: Run) -> dict[str, Any] | None:
+    """The verdict on the present adapter; None where it was not evaluated."""
+    if not (run.folder / EVALUATION).exists():
+        return None
+    try:
+        return verdict_document(judge_run(run))
+    except UsageError:  # the evaluation is of an earlier adapter: as good as none
+        return None
+    except (KeyError, ValueError) as error:
+        raise HivetuneError(
+            f"{run.folder / EVALUATION} is damaged: {error}", hint=f"hivetune eval {run.folder}"
+        ) from None

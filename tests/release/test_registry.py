@@ -1,0 +1,294 @@
+"""Releases: aliases and their history move together, artefacts never change, and no crash leaves a third state."""
+
+import hashlib
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from supervise.disks import CountingDisk, PowerCut
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, write_json, write_manifest
+from hivetune.errors import HivetuneError, NotDeployed, UsageError
+from hivetune.release import registry
+from hivetune.release.registry import Release, find, history, promote, register, releases, rollback
+
+
+@pytest.fixture
+def database(own_home: Path) -> Iterator[sqlite3.Connection]:
+    with closing(open_database()) as opened:
+        yield opened
+
+
+def finished_run(folder: Path, number: int = 0, *, export: bool = False) -> Path:
+    """What training, evaluation and export leave of a run, as far as the registry reads it."""
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"weights %d" % number)
+    (folder / "config.resolved.yaml").write_text("config: {}\n")
+    write_json(folder / "run.json", {"name": "demo"})
+    if export:
+        exported = folder / "export" / "gguf-f16"
+        exported.mkdir(parents=True)
+        (exported / "demo-f16.gguf").write_bytes(b"GGUF" * 100)
+        write_manifest(exported, {"adapter_sha256": about(folder)["adapter_sha256"]})
+    return folder
+
+
+def about(run: Path, verdict: str | None = "deploy", snapshot: str = "s") -> dict[str, Any]:
+    sha256 = hashlib.sha256((run / "adapter_model.safetensors").read_bytes()).hexdigest()
+    more = {"model": "m", "model_sha256": "0" * 64, "snapshot": snapshot, "proof": {}}
+    return {**more, "adapter_sha256": sha256, "verdict": verdict}
+
+
+def add(database: sqlite3.Connection, tmp_path: Path, number: int, verdict: str | None = "deploy") -> Release:
+    run = finished_run(tmp_path / f"run{number}", number)
+    return register(database, run, "helpdesk", about(run, verdict), by="test")[0]
+
+
+def aliases(database: sqlite3.Connection, name: str = "helpdesk") -> dict[str, int]:
+    return dict(database.execute("SELECT alias, version FROM aliases WHERE name = ?", (name,)).fetchall())
+
+
+def test_a_release_keeps_its_files_when_the_run_is_gone(database: sqlite3.Connection, tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", export=True)
+    release, new = register(database, run, "helpdesk", about(run), by="test")
+    shutil.rmtree(run)
+    assert new and release.label == "helpdesk@1" and release.aliases == ("candidate",)
+    release.check()
+    assert (release.folder / "exports/gguf-f16/demo-f16.gguf").read_bytes() == b"GGUF" * 100
+    assert all(path.stat().st_mode & 0o777 == 0o400 for path in release.folder.rglob("*") if path.is_file())
+
+
+def test_the_same_adapter_is_registered_once_and_takes_a_later_verdict(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    run = finished_run(tmp_path / "run")
+    register(database, run, "helpdesk", about(run, None), by="test")
+    release, new = register(database, run, "helpdesk", about(run, "deploy"), by="test")
+    assert (release.version, release.verdict, new) == (1, "deploy", False)
+
+
+def test_names_mean_the_champion_and_aliases_move_together(database: sqlite3.Connection, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no release is called 'helpdesk'"):
+        find(database, "helpdesk")
+    first, second = add(database, tmp_path, 1), add(database, tmp_path, 2)
+    with pytest.raises(UsageError, match="has no champion yet") as error:
+        find(database, "helpdesk")
+    assert "1, 2/candidate" in error.value.hint
+    promote(database, first.label, by="ann", reason="first")
+    promote(database, "helpdesk@candidate", by="ann", reason="better")
+    assert aliases(database) == {"champion": 2, "previous": 1}
+    assert find(database, "helpdesk").label == second.label
+    assert registry.desired(database) == {"helpdesk": 2}
+    moves = [(move.alias, move.version, move.by) for move in history(database, "helpdesk") if move.alias == "champion"]
+    assert moves == [("champion", 1, "ann"), ("champion", 2, "ann")]
+    for wrong, words in (
+        ("helpdesc", "did you mean 'helpdesk'"),
+        ("helpdesk@9", "1/previous"),
+        ("helpdesk@x", "use a"),
+    ):
+        with pytest.raises(UsageError) as error:
+            find(database, wrong)
+        assert words in error.value.hint
+
+
+@pytest.mark.parametrize("verdict", [None, "iterate", "abort", "not-enough-evidence"])
+def test_what_the_gate_refused_is_promoted_only_with_a_reason(
+    verdict: str | None, database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    release = add(database, tmp_path, 1, verdict)
+    with pytest.raises(NotDeployed):
+        promote(database, release.label, by="ann")
+    with pytest.raises(UsageError, match="needs --reason"):
+        promote(database, release.label, by="ann", force=True)
+    promote(database, release.label, by="ann", force=True, reason="a customer asked")
+    (move,) = [move for move in history(database, "helpdesk") if move.alias == "champion"]
+    assert move.forced and move.reason == "a customer asked"
+
+
+def test_a_rollback_returns_and_never_comes_back_by_itself(database: sqlite3.Connection, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        promote(database, add(database, tmp_path, number).label, by="ann")
+    champion, withdrawn = rollback(database, "helpdesk", by="ann", reason="complaints")
+    assert (champion.version, withdrawn.version, withdrawn.withdrawn) == (2, 3, "complaints")
+    assert aliases(database) == {"champion": 2, "previous": 1}
+    with pytest.raises(NotDeployed, match="rolled back: complaints"):
+        promote(database, "helpdesk@3", by="cycle")
+    champion, _ = rollback(database, "helpdesk", by="ann", reason="again")
+    assert champion.version == 1 and aliases(database) == {"champion": 1}
+    with pytest.raises(UsageError, match="no previous release"):
+        rollback(database, "helpdesk", by="ann", reason="and again")
+
+
+def test_damaged_artefacts_are_not_promoted(database: sqlite3.Connection, tmp_path: Path) -> None:
+    release = add(database, tmp_path, 1)
+    path = release.folder / "adapter_model.safetensors"
+    path.chmod(0o600)
+    path.write_bytes(b"weightz 1")
+    with pytest.raises(HivetuneError, match=r"helpdesk@1 is damaged: .*adapter_model.safetensors"):
+        promote(database, release.label, by="ann")
+    assert aliases(database) == {"candidate": 1}
+
+
+def test_only_what_nothing_names_is_pruned(database: sqlite3.Connection, tmp_path: Path) -> None:
+    for number in (1, 2, 3, 4):
+        promote(database, add(database, tmp_path, number).label, by="ann")
+    unused = registry.unused(database)
+    assert [release.version for release, _ in unused] == [1, 2] and all(size_bytes > 0 for _, size_bytes in unused)
+    with pytest.raises(UsageError, match="in use"):
+        registry.prune(database, find(database, "helpdesk@previous"))
+    assert registry.prune(database, unused[0][0]) == unused[0][1]
+    assert not unused[0][0].folder.exists()
+    with pytest.raises(UsageError, match="were pruned"):
+        find(database, "helpdesk@1").check()
+    with pytest.raises(UsageError, match="were pruned"):
+        promote(database, "helpdesk@1", by="ann")
+
+
+@pytest.mark.parametrize("name", ["", "Helpdesk", "a b", "-a", "a-", "a@b", "../a", "a" * 65, "base"])
+def test_names_are_plain(name: str, database: sqlite3.Connection, tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run")
+    with pytest.raises(UsageError, match="can't be the name"):
+        register(database, run, name, about(run), by="test")
+
+
+def test_a_crash_at_any_operation_leaves_the_old_or_the_new_state(database: sqlite3.Connection, tmp_path: Path) -> None:
+    """Cut before each disk operation in turn, then registered again: one release, whole, at its own version."""
+    run = finished_run(tmp_path / "run", export=True)
+    whole = CountingDisk()
+    register(database, run, "count", about(run), by="test", disk=whole)
+    for cut_at in range(len(whole.operations)):
+
+        def cut(number: int, _operation: str, cut_at: int = cut_at) -> None:
+            if number == cut_at:
+                raise PowerCut
+
+        name = f"cut{cut_at}"
+        with pytest.raises(PowerCut):
+            register(database, run, name, about(run), by="test", disk=CountingDisk(cut))
+        assert releases(database, name) == [] and aliases(database, name) == {}
+        release, new = register(database, run, name, about(run), by="test")
+        assert new and release.label == f"{name}@1"
+        release.check()
+        assert sorted(path.name for path in release.folder.parent.iterdir()) == ["1"]
+
+
+KILLED = """
+import os, signal, sqlite3, sys
+from pathlib import Path
+from hivetune.base import database
+from hivetune.release import registry
+opened = database.open_database()
+seen = 0
+def trace(statement):
+    global seen
+    if statement.startswith(("BEGIN", "INSERT", "DELETE", "UPDATE", "COMMIT")):
+        if seen == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen += 1
+opened.set_trace_callback(trace)
+registry.rollback(opened, "helpdesk", by="test", reason="killed")
+opened.set_trace_callback(None)
+print(seen)
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_statement_of_a_rollback_leaves_the_old_or_the_new_state(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    for number in (1, 2, 3):
+        promote(database, add(database, tmp_path, number).label, by="ann")
+    old, old_history = aliases(database), len(history(database, "helpdesk"))
+    for statement in range(20):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(statement)], capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            assert int(done.stdout) == statement > 5
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert (aliases(database), len(history(database, "helpdesk"))) == (old, old_history)
+        assert registry.desired(database) == {"helpdesk": 3}
+    assert aliases(database) == {"champion": 2, "previous": 1}
+    assert registry.desired(database) == {"helpdesk": 2}
+
+
+def test_a_home_that_was_copied_or_restored_works(
+    database: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promote(database, add(database, tmp_path, 1).label, by="ann")
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copytree(home(), tmp_path / "restored")
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "restored"))
+    with closing(open_database()) as restored:
+        release = find(restored, "helpdesk")
+        release.check()
+        assert release.folder.is_relative_to(tmp_path / "restored")
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from(["deploy", "iterate", None])),
+        st.tuples(st.just("promote"), st.integers(1, 6)),
+        st.tuples(st.just("force"), st.integers(1, 6)),
+        st.tuples(st.just("rollback"), st.just(0)),
+        st.tuples(st.just("prune"), st.just(0)),
+    ),
+    max_size=14,
+)
+
+
+@given(script=actions)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_done_the_registry_stays_sound(
+    script: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("registry")
+    monkeypatch.setenv("HIVETUNE_HOME", str(folder / "home"))
+    with closing(open_database()) as database:
+        added = 0
+        for action, value in script:
+            try:
+                if action == "add":
+                    added += 1
+                    add(database, folder, added, value)
+                elif action in ("promote", "force"):
+                    reason = "forced" if action == "force" else ""
+                    promote(database, f"helpdesk@{value}", by="x", reason=reason, force=action == "force")
+                elif action == "rollback":
+                    rollback(database, "helpdesk", by="x", reason="")
+                else:
+                    for release, _ in registry.unused(database):
+                        registry.prune(database, release)
+            except HivetuneError:
+                pass  # a refusal changes nothing; what must hold is below
+            holds(database)
+
+
+def holds(database: sqlite3.Connection) -> None:
+    known = {release.version: release for release in releases(database)}
+    now = aliases(database)
+    for version in now.values():
+        known[version].check()  # whatever an alias names is there and whole
+    assert registry.desired(database) == ({"helpdesk": now["champion"]} if "champion" in now else {})
+    if "champion" in now:
+        champion = known[now["champion"]]
+        assert not champion.withdrawn and now.get("previous") != champion.version
+        moves = [m for m in history(database, "helpdesk") if m.alias == "champion"]
+        assert moves[-1].version == champion.version
+        forced = [m for m in moves if m.version == champion.version and m.forced]
+        assert champion.verdict == "deploy" or forced  # never what the gate refused, unless somebody said why
+    assert "previous" not in now or not known[now["previous"]].withdrawn
+    assert json.dumps([list(m.__dict__.values()) for m in history(database, "helpdesk")])
