@@ -20,7 +20,7 @@ from typing import Any
 import platformdirs
 
 from hivetune.base.private import check_own, make_folder, open_plain
-from hivetune.errors import Busy, UsageError
+from hivetune.errors import Busy
 
 MANIFEST = "manifest.json"
 HASH_CHUNK_BYTES = 1 << 20
@@ -128,13 +128,6 @@ def manifest_problems(folder: Path) -> list[str]:
         elif sha256_file(path) != sha256:
             problems.append(f"{name}: its hash is not the recorded one")
     return problems
-
-
-def check_name(name: str) -> str:
-    """A name that is safe as a file name. Raises UsageError."""
-    if not name or name.startswith(".") or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
-        raise UsageError(f"{name!r} is no usable name", hint="use letters, digits, '.', '_' and '-'; no leading dot")
-    return name
 
 
 @dataclass(frozen=True)

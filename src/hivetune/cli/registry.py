@@ -13,7 +13,7 @@ from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show, size, table
 from hivetune.release import registry
 from hivetune.release.registry import Release
-from hivetune.walk.register import explain, forgotten_rows, register_run, who
+from hivetune.walk.register import explain_release, forgotten_rows, register_run, who
 
 ReleaseArgument = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in words; kept in the history.")]
@@ -53,7 +53,7 @@ def show_registry(
 def why(release: ReleaseArgument) -> None:
     """Where a release comes from and what speaks for it: verdict, data, settings, machine, history."""
     with _database() as database:
-        document = explain(database, release)
+        document = explain_release(database, release)
     show(f"{document['release']}: {', '.join(document['aliases']) or 'no alias'}")
     show(f"  adapter {document['adapter_sha256'][:16]} of {document['model']}, run {document['run']}")
     if document["withdrawn"]:

@@ -23,7 +23,7 @@ from hivetune.release.artefacts import copy_run, problems_of, remove, size_of
 
 Alias = Literal["champion", "candidate", "previous"]
 ALIASES: tuple[Alias, ...] = ("champion", "candidate", "previous")
-NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+RELEASE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 LONGEST_NAME = 64
 RESERVED = ("base",)  # what a request names to get the model without an adapter
 
@@ -82,9 +82,9 @@ class Move:
     forced: bool
 
 
-def check_name(name: str) -> str:
+def check_release_name(name: str) -> str:
     """A name that a release can have. Raises UsageError."""
-    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME or name in RESERVED:
+    if not RELEASE_NAME.fullmatch(name) or len(name) > LONGEST_NAME or name in RESERVED:
         raise UsageError(
             f"{name!r} can't be the name of a release",
             hint=f"use lower-case letters, digits and '-', at most {LONGEST_NAME} characters, not {RESERVED[0]!r}",
@@ -100,7 +100,7 @@ def register(
     `about` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else its manifest shall
     keep. An adapter that is registered under this name already keeps its version. Raises UsageError, DoesNotFit, Busy.
     """
-    check_name(name)
+    check_release_name(name)
     known = [r for r in releases(database, name) if _same(r, about) and not r.pruned]
     if known and not problems_of(known[-1].folder):
         if known[-1].verdict != about["verdict"]:

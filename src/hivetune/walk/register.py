@@ -40,7 +40,7 @@ def who() -> str:
         return "unknown"
 
 
-def explain(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
+def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
     """`why NAME@VERSION`: where a release comes from and what speaks for it. Raises UsageError, HivetuneError."""
     release = find(database, reference)
     document: dict[str, Any] = {
