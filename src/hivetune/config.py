@@ -168,11 +168,6 @@ def parse_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
         raise UsageError("\n".join(_explain(problem, where) for problem in error.errors())) from None
 
 
-def dump_config(config: RunConfig) -> str:
-    """YAML that `load_config` reads back to an equal config."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
 def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
     """Every setting as a dotted name."""
     keys = []

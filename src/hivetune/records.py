@@ -61,16 +61,6 @@ class Rendered:
     trained: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a row was not used as it came. `severity`: reject (broken, mendable), set_aside (by policy), warn (used)."""
-
-    source: str
-    reason: str
-    hint: str
-    severity: Literal["reject", "set_aside", "warn"] = "reject"
-
-
 @dataclass(frozen=True)
 class Accounting:
     """Law 1: every row that came in is in exactly one place. The same keys in every report."""

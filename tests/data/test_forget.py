@@ -13,7 +13,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.cli import forget as command
 from hivetune.cli.output import MODE
-from hivetune.data.forget import Forgotten, Kind, forget
+from hivetune.data.forget import ForgetKind, Forgotten, forget
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.errors import UsageError
 
@@ -42,7 +42,7 @@ def log(tmp_path: Path) -> Path:
     return log
 
 
-def forgotten(kind: Kind, value: str) -> Forgotten:
+def forgotten(kind: ForgetKind, value: str) -> Forgotten:
     with closing(open_database()) as database:
         return forget(database, kind, value)
 
@@ -60,7 +60,7 @@ def prompts() -> list[str]:
         ("source", "LOG", []),
     ],
 )
-def test_rows_go_and_stay_away(log: Path, kind: Kind, value: str, left: list[str]) -> None:
+def test_rows_go_and_stay_away(log: Path, kind: ForgetKind, value: str, left: list[str]) -> None:
     value = value.replace("LOG", str(log))
     assert forgotten(kind, value).interactions == 5 - len(left)
     assert prompts() == left

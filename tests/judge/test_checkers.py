@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.errors import UsageError
-from hivetune.judge.checkers import CHECKERS, check, validate
+from hivetune.judge.checkers import CHECKERS, answer_succeeds, find_checker
 
 KEYERROR = {"name": "contains_any", "any": ["KeyError", "mapping"]}
 
@@ -48,15 +48,15 @@ KEYERROR = {"name": "contains_any", "any": ["KeyError", "mapping"]}
     ],
 )
 def test_checkers(answer: str, checker: dict[str, Any], expected: bool) -> None:
-    assert check(answer, checker) is expected
+    assert answer_succeeds(answer, checker) is expected
 
 
 def test_an_answer_cut_at_the_limit_fails_where_it_must_end() -> None:
-    assert check("KeyError", KEYERROR, ended=False)
-    assert not check("KeyError", {**KEYERROR, "must_end": True}, ended=False)
-    assert check("KeyError", {**KEYERROR, "must_end": True}, ended=True)
-    assert not check("anything", {"name": "ends_by_itself"}, ended=False)
-    assert check("anything", {"name": "ends_by_itself"}, ended=True)
+    assert answer_succeeds("KeyError", KEYERROR, ended=False)
+    assert not answer_succeeds("KeyError", {**KEYERROR, "must_end": True}, ended=False)
+    assert answer_succeeds("KeyError", {**KEYERROR, "must_end": True}, ended=True)
+    assert not answer_succeeds("anything", {"name": "ends_by_itself"}, ended=False)
+    assert answer_succeeds("anything", {"name": "ends_by_itself"}, ended=True)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_an_answer_cut_at_the_limit_fails_where_it_must_end() -> None:
 )
 def test_a_wrong_checker_is_named_not_failed(checker: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        validate(checker)
+        find_checker(checker)
     assert message in str(caught.value)
 
 
 @pytest.mark.slow
 def test_a_pattern_that_explodes_is_stopped_in_time() -> None:
     with pytest.raises(UsageError, match="took longer than 2 s"):
-        check("a" * 60 + "!", {"name": "regex", "pattern": r"(a+)+$"})
+        answer_succeeds("a" * 60 + "!", {"name": "regex", "pattern": r"(a+)+$"})
 
 
 @given(st.text(max_size=300))
@@ -98,7 +98,7 @@ def test_no_answer_breaks_a_checker(answer: str) -> None:
         ("number_close", {"value": 1}),
         ("not_empty", {}),
     ):
-        assert check(answer, {"name": name, **arguments}) in (True, False)
+        assert answer_succeeds(answer, {"name": name, **arguments}) in (True, False)
 
 
 def test_every_checker_is_documented() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hivetune.config import EvalConfig, GateConfig
 from hivetune.errors import UsageError
-from hivetune.judge.evaluate import by_agent, collect, plan_evaluation
+from hivetune.judge.evaluate import by_agent, evaluation_document, plan_evaluation
 from hivetune.judge.gate import judge
 from hivetune.process.protocol import Generate
 from hivetune.records import Message
@@ -100,7 +100,7 @@ def test_a_broken_checker_in_the_config_is_refused_before_anything_is_loaded() -
 def test_the_document_keeps_each_row_and_is_what_the_gate_reads() -> None:
     snapshot, config = held_out(a=12, b=12), EvalConfig(prompts=8, checker=WORD)
     plan = plan_evaluation(snapshot, config)
-    document = collect(snapshot, config, scores(snapshot, plan), OUTCOME, {"model": "m"})
+    document = evaluation_document(snapshot, config, scores(snapshot, plan), OUTCOME, {"model": "m"})
     json.dumps(document, allow_nan=False)
     assert tuple(row["row"] for row in document["rows"]) == plan[0]
     assert all(answer[side]["success"] is True for answer in document["answers"] for side in ("base", "tuned"))
@@ -116,7 +116,7 @@ def test_the_document_keeps_each_row_and_is_what_the_gate_reads() -> None:
 
 def test_a_row_without_checker_counts_in_loss_only() -> None:
     snapshot, config = held_out(a=8), EvalConfig(prompts=8)
-    document = collect(snapshot, config, scores(snapshot, plan_evaluation(snapshot, config)), OUTCOME, {})
+    document = evaluation_document(snapshot, config, scores(snapshot, plan_evaluation(snapshot, config)), OUTCOME, {})
     assert [answer["base"]["success"] for answer in document["answers"]] == [None] * 8
     assert judge(document, GateConfig()).metrics[2].n == 0
 
@@ -126,7 +126,7 @@ def test_missing_and_infinite_scores_stay_visible() -> None:
     lines = scores(snapshot, plan_evaluation(snapshot, config))
     lines = [line for line in lines if not (line["model"] == "tuned" and line["row"] == 3)]
     lines[0]["nll"] = math.nan
-    document = collect(snapshot, config, lines, OUTCOME, {})
+    document = evaluation_document(snapshot, config, lines, OUTCOME, {})
     assert document["rows"][0]["base"] == "not finite"
     assert document["rows"][3]["tuned"] is None
     assert judge(document, GateConfig()).verdict == "abort"
@@ -135,7 +135,7 @@ def test_missing_and_infinite_scores_stay_visible() -> None:
 def test_a_row_with_a_broken_checker_is_a_problem_not_a_failure() -> None:
     snapshot = HeldOut([Info(0, "x", "f:1", None, checker={"name": "nope"})])
     config = EvalConfig()
-    document = collect(snapshot, config, scores(snapshot, plan_evaluation(snapshot, config)), OUTCOME, {})
+    document = evaluation_document(snapshot, config, scores(snapshot, plan_evaluation(snapshot, config)), OUTCOME, {})
     assert document["answers"][0]["tuned"]["success"] is None
     assert "nope" in document["problems"][0]["problem"]
     assert document["problems"][0]["source"] == "f:1"

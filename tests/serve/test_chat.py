@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.serve.chat import Conversation, run_chat
+from hivetune.serve.chat import Chat, run_chat
 
 
 class Echo:
@@ -20,9 +20,9 @@ class Echo:
         yield str(len(messages))
 
 
-def talk(lines: list[str], **settings: Any) -> tuple[Echo, Conversation, str]:
+def talk(lines: list[str], **settings: Any) -> tuple[Echo, Chat, str]:
     backend, written = Echo(), []
-    conversation = Conversation(backend, **settings)  # type: ignore[arg-type]
+    conversation = Chat(backend, **settings)  # type: ignore[arg-type]
     queue = iter(lines)
     run_chat(conversation, lambda: next(queue, None), written.append)
     return backend, conversation, "".join(written)
@@ -57,7 +57,7 @@ def test_an_answer_that_is_interrupted_is_kept_as_far_as_it_came() -> None:
             raise KeyboardInterrupt
 
     written: list[str] = []
-    conversation = Conversation(Interrupted())  # type: ignore[arg-type]
+    conversation = Chat(Interrupted())  # type: ignore[arg-type]
     queue = iter(["go on"])
     run_chat(conversation, lambda: next(queue, None), written.append)
     assert "".join(written) == "half (stopped)\n"
@@ -71,4 +71,4 @@ def test_a_failing_server_ends_the_chat_with_its_error() -> None:
             yield ""
 
     with pytest.raises(RuntimeError):
-        run_chat(Conversation(Broken()), lambda: "hi", lambda text: None)  # type: ignore[arg-type]
+        run_chat(Chat(Broken()), lambda: "hi", lambda text: None)  # type: ignore[arg-type]

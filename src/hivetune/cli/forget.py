@@ -6,7 +6,7 @@ import typer
 
 from hivetune.base.database import open_database
 from hivetune.cli.output import MODE, emit, say, table
-from hivetune.data.forget import Forgotten, Kind
+from hivetune.data.forget import ForgetKind, Forgotten
 from hivetune.data.forget import forget as run_forget
 from hivetune.errors import UsageError
 
@@ -26,7 +26,7 @@ def forget(
     Later collections pass it over. Files it came from are not touched, nor are snapshots and runs: prepare and train
     again without it, then delete what is named here.
     """
-    options: dict[Kind, str | None] = {"user": user, "session": session, "source": source, "row": row}
+    options: dict[ForgetKind, str | None] = {"user": user, "session": session, "source": source, "row": row}
     chosen = [(kind, value) for kind, value in options.items() if value]
     if len(chosen) != 1:
         raise UsageError("say whom to forget", hint="one of --user, --session, --source, --row")

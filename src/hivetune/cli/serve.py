@@ -10,7 +10,7 @@ from hivetune.cli.output import MODE, emit, progress, say, write
 from hivetune.errors import UsageError
 from hivetune.release.export import export_run
 from hivetune.serve.backend import Backend, ServerSettings, open_backend
-from hivetune.serve.chat import HELP, Conversation, run_chat
+from hivetune.serve.chat import HELP, Chat, run_chat
 from hivetune.walk.open import load_run
 
 
@@ -31,7 +31,7 @@ def chat(
     model = _model_file(name, quant)
     with open_backend(model, ServerSettings(threads=threads)) as backend:
         if prompt is None:
-            _converse(Conversation(backend, system, max_tokens, temperature))
+            _converse(Chat(backend, system, max_tokens, temperature))
         else:
             emit(_ask_once(backend, system, prompt, max_tokens, temperature))
 
@@ -70,7 +70,7 @@ def _ask_once(backend: Backend, system: str | None, prompt: str, max_tokens: int
     }
 
 
-def _converse(talk: Conversation) -> None:
+def _converse(talk: Chat) -> None:
     if sys.stdin.isatty():
         say(HELP)
     run_chat(talk, _ask, write)

@@ -17,7 +17,7 @@ from hivetune.base.database import transaction
 from hivetune.data.intake.interactions import load_forgotten, tombstone
 from hivetune.errors import Busy, UsageError
 
-Kind = Literal["user", "session", "source", "row"]
+ForgetKind = Literal["user", "session", "source", "row"]
 ROWS_FILE = "rows.sqlite"
 
 
@@ -37,7 +37,7 @@ class Taint:
 class Forgotten:
     """What was removed, what is tainted, and snapshots that could not be looked into (their rows are gone)."""
 
-    kind: Kind
+    kind: ForgetKind
     value: str
     interactions: int
     refused: int
@@ -45,7 +45,7 @@ class Forgotten:
     unchecked: tuple[str, ...]
 
 
-def forget(database: sqlite3.Connection, kind: Kind, value: str) -> Forgotten:
+def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgotten:
     """Remove and keep out every interaction of `value`, and name what it taints; may be repeated.
 
     `row` takes the id of an interaction or its place (`file:line`, `stream:id`), and takes its exact copies with it.
@@ -73,7 +73,7 @@ def forget(database: sqlite3.Connection, kind: Kind, value: str) -> Forgotten:
 _Found = list[tuple[str, str, str]]  # id, content id, source
 
 
-def _find(database: sqlite3.Connection, kind: Kind, value: str) -> _Found:
+def _find(database: sqlite3.Connection, kind: ForgetKind, value: str) -> _Found:
     select = "SELECT id, content_id, source FROM interactions WHERE "
     if kind == "source":
         return [row for name in _names(value) for row in database.execute(select + OF_SOURCE, _of_source(name))]
@@ -98,7 +98,7 @@ def _names(value: str) -> list[str]:
     return list(dict.fromkeys((value, os.path.realpath(value), os.path.relpath(value))))
 
 
-def _remove_refused(database: sqlite3.Connection, kind: Kind, value: str) -> int:
+def _remove_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) -> int:
     """What could not be read has no columns: whose it was only shows in the text itself."""
     if kind in ("user", "session"):
         needle = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -109,7 +109,7 @@ def _remove_refused(database: sqlite3.Connection, kind: Kind, value: str) -> int
     return removed
 
 
-def _bury(database: sqlite3.Connection, kind: Kind, value: str, found: _Found) -> None:
+def _bury(database: sqlite3.Connection, kind: ForgetKind, value: str, found: _Found) -> None:
     stones = {tombstone(kind, name) for name in (_names(value) if kind == "source" else [value])}
     if kind == "row":
         for identity, content, _ in found:
@@ -118,7 +118,7 @@ def _bury(database: sqlite3.Connection, kind: Kind, value: str, found: _Found) -
     database.executemany("INSERT OR IGNORE INTO forgotten VALUES (?, ?, ?)", [(*stone, now) for stone in stones])
 
 
-def _record_taints(database: sqlite3.Connection, kind: Kind, value: str, found: _Found) -> tuple[str, ...]:
+def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, found: _Found) -> tuple[str, ...]:
     """Look into every snapshot and remember the tainted ones: once forgotten, the ids are nowhere else."""
     unchecked = []
     for snapshot, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
@@ -137,7 +137,7 @@ def _record_taints(database: sqlite3.Connection, kind: Kind, value: str, found: 
     return tuple(unchecked)
 
 
-def _count_rows(rows_file: Path, kind: Kind, value: str, found: _Found) -> int:
+def _count_rows(rows_file: Path, kind: ForgetKind, value: str, found: _Found) -> int:
     """Rows of a snapshot that come from what is forgotten, by interaction id and by what the snapshot itself says."""
     snapshot = sqlite3.connect(f"file:{urllib.parse.quote(str(rows_file))}?mode=ro&immutable=1", uri=True)
     try:
@@ -158,7 +158,7 @@ def _count_rows(rows_file: Path, kind: Kind, value: str, found: _Found) -> int:
         snapshot.close()
 
 
-def _read_taints(database: sqlite3.Connection, kind: Kind, value: str) -> tuple[Taint, ...]:
+def _read_taints(database: sqlite3.Connection, kind: ForgetKind, value: str) -> tuple[Taint, ...]:
     query = (
         "SELECT snapshot, coalesce(path, ''), rows FROM tainted LEFT JOIN snapshots ON hash = snapshot"
         " WHERE kind = ? AND value = ? ORDER BY time"

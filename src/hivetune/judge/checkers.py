@@ -32,20 +32,20 @@ class Checker:
     arguments: Mapping[str, tuple[type | tuple[type, ...], bool]]
 
 
-def check(answer: str, checker: Arguments, *, ended: bool = True) -> bool:
+def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True) -> bool:
     """Whether `answer` succeeds. `ended`: the model ended it by itself.
 
     Raises UsageError for an unknown checker or wrong arguments, naming the nearest, and for a pattern
     that takes too long: neither may count as the model's failure.
     """
-    known = validate(checker)
+    known = find_checker(checker)
     must_end = checker["name"] == "ends_by_itself" or checker.get("must_end", False)
     if must_end and not ended:
         return False
     return known.test(answer, checker)
 
 
-def validate(checker: Arguments, where: str = "checker") -> Checker:
+def find_checker(checker: Arguments, where: str = "checker") -> Checker:
     """The checker that these arguments name. Raises UsageError; nothing is run."""
     name = checker.get("name")
     if not isinstance(name, str) or name not in CHECKERS:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from hivetune.config import EvalConfig
 from hivetune.errors import UsageError
-from hivetune.judge.checkers import check, validate
+from hivetune.judge.checkers import answer_succeeds, find_checker
 from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
 
@@ -26,7 +26,7 @@ EMPTY_ANSWER: Mapping[str, Any] = {
 }
 
 
-class Row(Protocol):
+class HeldOutRow(Protocol):
     """What a snapshot says about a row (data/snapshot.py, RowInfo)."""
 
     @property
@@ -53,7 +53,7 @@ class HeldOut(Protocol):
     @property
     def hash(self) -> str: ...
     def rows(self, split: Split) -> list[int]: ...
-    def info(self, row: int) -> Row: ...
+    def info(self, row: int) -> HeldOutRow: ...
 
 
 def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, ...], Generate]:
@@ -62,17 +62,17 @@ def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, .
     Raises UsageError for a broken checker in the config, before anything is loaded.
     """
     if config.checker is not None:
-        validate(config.checker, "eval.checker")
+        find_checker(config.checker, "eval.checker")
     rows = snapshot.rows("test")
     chosen = choose_prompts([snapshot.info(row) for row in rows], config.prompts)
     return tuple(rows), Generate(tuple(chosen), config.new_tokens, config.slots)
 
 
-def choose_prompts(rows: Iterable[Row], count: int) -> list[int]:
+def choose_prompts(rows: Iterable[HeldOutRow], count: int) -> list[int]:
     """At most `count` row numbers, ascending: shares as in `rows` per agent and category, each of them at least once
     where there is room. Depends on the rows' contents only, so that runs on the same snapshot answer the same prompts.
     """
-    strata: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    strata: dict[tuple[str, str], list[HeldOutRow]] = defaultdict(list)
     for row in rows:
         strata[row.agent or "", row.category or ""].append(row)
     places = []
@@ -82,7 +82,7 @@ def choose_prompts(rows: Iterable[Row], count: int) -> list[int]:
     return sorted(row for _, _, row in sorted(places)[:count])
 
 
-def collect(
+def evaluation_document(
     snapshot: HeldOut,
     config: EvalConfig,
     scores: Iterable[Mapping[str, Any]],
@@ -135,14 +135,14 @@ def _agent_summary(agent: str, evaluation: Mapping[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def _loss_row(info: Row, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
+def _loss_row(info: HeldOutRow, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
     lines = {side: found.get((side, "nll", info.row)) for side in SIDES}
     tokens = next((int(line["tokens"]) for line in lines.values() if line is not None), None)
     return {**_identity(info), "tokens": tokens, **{side: _nll(line) for side, line in lines.items()}}
 
 
 def _answer_row(
-    info: Row,
+    info: HeldOutRow,
     found: Mapping[tuple[str, str, int], Mapping[str, Any]],
     config: EvalConfig,
     problems: list[dict[str, Any]],
@@ -157,7 +157,7 @@ def _answer_row(
             continue
         row[side] = {key: line.get(key) for key in EMPTY_ANSWER}
         try:
-            success = None if checker is None else check(line["answer"], checker, ended=bool(line["ended"]))
+            success = None if checker is None else answer_succeeds(line["answer"], checker, ended=bool(line["ended"]))
         except UsageError as error:
             problems.append({"row": info.row, "source": info.source, "model": side, "problem": error.message})
             success = None
@@ -168,7 +168,7 @@ def _answer_row(
     return row
 
 
-def _identity(info: Row) -> dict[str, Any]:
+def _identity(info: HeldOutRow) -> dict[str, Any]:
     return {
         "row": info.row,
         "id": info.id,
@@ -186,5 +186,5 @@ def _nll(line: Mapping[str, Any] | None) -> float | str | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else "not finite"
 
 
-def _rank(row: Row) -> bytes:
+def _rank(row: HeldOutRow) -> bytes:
     return hashlib.blake2b(f"prompts/{row.id}".encode(), digest_size=8).digest()

@@ -26,7 +26,7 @@ from hivetune.judge.statistics import (
 from hivetune.records import Metric, Verdict
 
 Evaluation = Mapping[str, Any]
-Outcome = Literal["passed", "abort", "missed", "undecided", "reported"]
+FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Finding:
     """One metric, what it says about deploying, and why in words."""
 
     metric: Metric
-    outcome: Outcome
+    outcome: FindingOutcome
     reason: str = ""
 
 
 def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
-    """The verdict on an evaluation as `judge.evaluate.collect` makes it (docs/formats.md, eval.json)."""
+    """The verdict on an evaluation as `judge.evaluate.evaluation_document` makes it (docs/formats.md, eval.json)."""
     findings = [
         _loss(evaluation, config),
         _perplexity(evaluation),
@@ -204,10 +204,12 @@ def _ratio_finding(
     return make("missed", f"{seen}: not shown to stay within {limit:g}")
 
 
-def _outcomes(metric: Metric, ci95: Interval | None, threshold: float | None) -> Callable[[Outcome, str], Finding]:
+def _outcomes(
+    metric: Metric, ci95: Interval | None, threshold: float | None
+) -> Callable[[FindingOutcome, str], Finding]:
     """Makes the findings of one metric, which differ in outcome and reason only."""
 
-    def make(outcome: Outcome, reason: str) -> Finding:
+    def make(outcome: FindingOutcome, reason: str) -> Finding:
         passed = None if outcome == "reported" else outcome == "passed"
         whole = replace(metric, ci95=ci95, threshold=threshold, passed=passed, required=threshold is not None)
         return Finding(whole, outcome, reason)

@@ -10,7 +10,7 @@ from importlib import resources
 
 import yaml
 
-CARD = "(?i:cuda|hip|rocm|triton|thccheck)"
+_CARD = "(?i:cuda|hip|rocm|triton|thccheck)"
 # Below this the old and the new CUDA runtime give one number to different errors; there the words decide.
 LEAST_CUDA_NUMBER = 98
 
@@ -19,7 +19,7 @@ def code_pattern(family: str, code: str) -> str:
     """A regular expression for `code` of `family` (cuda, hsa, xid, errno, signal) as it stands in logs.
 
     Raises KeyError for a code that the family does not document."""
-    return FAMILIES[family](code)
+    return _PATTERN_OF[family](code)
 
 
 def _cuda(code: str) -> str:
@@ -29,8 +29,8 @@ def _cuda(code: str) -> str:
     found = [rf"(?:hip|cuda)Error(?:{camel})\b", rf"CUDA_ERROR_(?:{capitals})\b"]
     if int(code) >= LEAST_CUDA_NUMBER:
         failed = r"[ -]?(?i:runtime |driver |api )?(?i:error|failure)\w*(?: \(error)?(?: code)?[ :=#(]+"
-        found += [rf"{CARD}\w*{failed}{code}\b", rf"\b[Ee]rror {code}: "]
-    found += [rf"{CARD}[^\n]{{0,60}}(?i:{words[1:]})\b" if words.startswith("~") else rf"(?i:{words})\b"]
+        found += [rf"{_CARD}\w*{failed}{code}\b", rf"\b[Ee]rror {code}: "]
+    found += [rf"{_CARD}[^\n]{{0,60}}(?i:{words[1:]})\b" if words.startswith("~") else rf"(?i:{words})\b"]
     return "|".join(found)
 
 
@@ -76,7 +76,7 @@ def _documented() -> Mapping[str, Mapping[int, str]]:
     return found
 
 
-FAMILIES = {
+_PATTERN_OF = {
     "cuda": _cuda,
     "hsa": _hsa,
     "xid": _xid,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from hivetune.base.disk import home
 from hivetune.machine.nvml import read_nvidia
 
-Kind = Literal["cpu", "cuda", "rocm"]
+CardKind = Literal["cpu", "cuda", "rocm"]
 # The instruction sets that decide how fast a GEMM is, in rising order of what they give.
 ISA = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
 AMD_VENDOR = "0x1002"
@@ -28,7 +28,7 @@ AMD_VENDOR = "0x1002"
 class Card:
     """One GPU as its driver shows it. Sizes in bytes; `free_bytes` is what nobody holds now."""
 
-    kind: Kind
+    kind: CardKind
     index: int
     name: str
     memory_bytes: int

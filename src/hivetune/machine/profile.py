@@ -1,4 +1,4 @@
-"""What was measured on a machine, kept per fingerprint: rates, backends that are correct, choices that worked.
+"""What was measured on a machine, kept per fingerprint: rates, points of a probe, choices that worked.
 
 One file a machine, `home()/profiles/FINGERPRINT.json`. The engine writes it (probe, doctor, recovery); everything else
 reads it. A changed driver, card, torch or core count is another fingerprint, so nothing here is ever stale.
@@ -12,18 +12,17 @@ from typing import Any
 
 from hivetune.base.disk import home, read_json, write_json
 
-SCHEMA = 1
+_SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class Profile:
-    """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `correct`: backend -> passed its check.
+    """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM.
     `choices`: what a run should start with here (recovery writes what helped). `probes`: model and setting -> points.
     """
 
     fingerprint: str
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    correct: Mapping[str, bool] = field(default_factory=dict)
     choices: Mapping[str, Any] = field(default_factory=dict)
     probes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -47,14 +46,14 @@ def read_profile(fingerprint: str) -> Profile:
         content = read_json(profile_path(fingerprint))
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return Profile(fingerprint)
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+    if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
         return Profile(fingerprint)
-    parts = {name: content[name] for name in ("rates", "correct", "choices", "probes") if name in content}
+    parts = {name: content[name] for name in ("rates", "choices", "probes") if name in content}
     return Profile(fingerprint, **{name: part for name, part in parts.items() if isinstance(part, dict)})
 
 
 def write_profile(profile: Profile) -> Path:
     path = profile_path(profile.fingerprint)
     content = {key: value for key, value in vars(profile).items() if key != "fingerprint"}
-    write_json(path, {"schema": SCHEMA, "fingerprint": profile.fingerprint, **content})
+    write_json(path, {"schema": _SCHEMA, "fingerprint": profile.fingerprint, **content})
     return path

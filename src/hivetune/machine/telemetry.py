@@ -57,7 +57,7 @@ def process_tree(pid: int) -> dict[str, Any]:
 
 def read_cards(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Used and total memory, temperature, watts, busy share and whether heat or power holds the clocks back."""
-    return [*read_amd(root), *read_nvidia()]
+    return [*read_amd(root), *_sample_nvidia()]
 
 
 def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
     return cards
 
 
-def read_nvidia() -> list[dict[str, Any]]:
+def _sample_nvidia() -> list[dict[str, Any]]:
     """NVIDIA cards from their driver's library, called directly."""
     try:
         library = ctypes.CDLL(LIBRARY)

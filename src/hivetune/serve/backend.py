@@ -30,7 +30,7 @@ from hivetune.models.gguf_header import read_header
 from hivetune.serve.child import SocketConnection
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
-Messages = Sequence[Mapping[str, Any]]
+ApiMessages = Sequence[Mapping[str, Any]]
 
 START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 600.0
@@ -119,7 +119,7 @@ class Backend:
 
     def complete(
         self,
-        messages: Messages,
+        messages: ApiMessages,
         *,
         max_tokens: int = 256,
         temperature: float = 0.0,
@@ -145,7 +145,7 @@ class Backend:
             logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in found),
         )
 
-    def stream(self, messages: Messages, *, max_tokens: int = 1024, temperature: float = 0.0) -> Iterator[str]:
+    def stream(self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0) -> Iterator[str]:
         """The answer piece by piece. The prompt cache is on: within a chat the adapters never change."""
         request = {**self._chat_request(messages, max_tokens, temperature), "stream": True, "cache_prompt": True}
         connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
@@ -159,7 +159,7 @@ class Backend:
                     for choice in json.loads(data).get("choices", []):
                         yield choice["delta"].get("content") or ""
 
-    def prompt_ids(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+    def prompt_ids(self, messages: ApiMessages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The token ids that this server makes of a chat, up to where the answer begins."""
         body: dict[str, Any] = {"messages": list(messages)}
         if tools:
@@ -189,7 +189,7 @@ class Backend:
             self.process.kill()
             self.process.wait()
 
-    def _chat_request(self, messages: Messages, max_tokens: int, temperature: float) -> dict[str, Any]:
+    def _chat_request(self, messages: ApiMessages, max_tokens: int, temperature: float) -> dict[str, Any]:
         request: dict[str, Any] = {
             "messages": list(messages),
             "max_tokens": max_tokens,
@@ -282,4 +282,7 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
     why = "ended" if ready else f"was not ready after {timeout_s:.0f} s"
     process.kill()
-    raise MachineNotFit(f"the llama.cpp server {why} while loading; its last lines:\n{tail}", hint="hivetune doctor")
+    raise MachineNotFit(
+        f"the llama.cpp server {why} while loading; its last lines:\n{tail}",
+        hint="free some memory or choose a smaller --quant; if the file is damaged, export it again",
+    )

@@ -9,7 +9,7 @@ HELP = "/exit or Ctrl-D ends, /new begins a new conversation, /undo takes the la
 
 
 @dataclass
-class Conversation:
+class Chat:
     """Messages of a chat in the API's form. `system` stays first through `/new`."""
 
     backend: Backend
@@ -42,7 +42,7 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
 
-def run_chat(talk: Conversation, ask: Callable[[], str | None], write: Callable[[str], None]) -> None:
+def run_chat(talk: Chat, ask: Callable[[], str | None], write: Callable[[str], None]) -> None:
     """Turn after turn until `ask` returns None or `/exit`. Ctrl-C ends the answer, not the chat."""
     while (text := ask()) is not None:
         command = text.strip()

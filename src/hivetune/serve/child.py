@@ -21,9 +21,9 @@ from typing import Any
 
 from hivetune.base.private import keep_private
 
-PR_SET_PDEATHSIG = 1
-POLL_S = 0.05
-GRACE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.05
+_GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 1.0
 
 
@@ -95,7 +95,7 @@ def _run_program(settings: dict[str, Any]) -> None:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_die_with_parent)
     threading.Thread(target=_stop_with_stdin, args=(process,), daemon=True).start()
     while process.poll() is None and not _healthy(Path(settings["socket"])):
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
     if process.poll() is None:
         _report_ready(settings)
     sys.exit(process.wait())
@@ -112,7 +112,7 @@ def _healthy(path: Path) -> bool:
 
 def _die_with_parent() -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _stop_with_stdin(process: "subprocess.Popen[bytes]") -> None:
@@ -120,7 +120,7 @@ def _stop_with_stdin(process: "subprocess.Popen[bytes]") -> None:
         pass
     process.terminate()
     try:
-        process.wait(GRACE_S)
+        process.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
         process.kill()
     os._exit(0)

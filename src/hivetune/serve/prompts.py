@@ -15,7 +15,7 @@ SHOWN_TOKENS = 6
 
 
 @dataclass(frozen=True)
-class Difference:
+class PromptDifference:
     """One conversation whose prompts differ. `at` is the first token that does; texts begin there."""
 
     source: str
@@ -24,7 +24,9 @@ class Difference:
     served: str
 
 
-def compare_prompts(backend: Backend, renderer: Renderer, examples: Iterable[Example]) -> tuple[int, list[Difference]]:
+def compare_prompts(
+    backend: Backend, renderer: Renderer, examples: Iterable[Example]
+) -> tuple[int, list[PromptDifference]]:
     """(conversations that were compared, those that differ). Raises RenderError for one that can't be rendered."""
     checked, differences = 0, []
     for example in examples:
@@ -36,7 +38,7 @@ def compare_prompts(backend: Backend, renderer: Renderer, examples: Iterable[Exa
             at = next((i for i, (a, b) in enumerate(zip(trained, served, strict=False)) if a != b), -1)
             at = at if at >= 0 else min(len(trained), len(served))
             shown = [renderer.decode(ids[at : at + SHOWN_TOKENS]) for ids in (trained, served)]
-            differences.append(Difference(example.source, at, *shown))
+            differences.append(PromptDifference(example.source, at, *shown))
     return checked, differences
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from hivetune.base.disk import write_json
 from hivetune.base.journal import DAMAGED, read_journal
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.judge.evaluate import collect, plan_evaluation
+from hivetune.judge.evaluate import plan_evaluation
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, Score
 from hivetune.records import Progress, silent
@@ -41,7 +41,7 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
 
     result = run_task(task, folder, on_beat=on_beat).check("evaluation")
     about = {"run": str(run.folder), "model": run.config.model, "adapter_sha256": adapter_hash(run.folder)}
-    evaluation = collect(run.snapshot, run.config.eval, read_scores(task.scores), result, about)
+    evaluation = evaluation_document(run.snapshot, run.config.eval, read_scores(task.scores), result, about)
     write_json(run.folder / EVALUATION, evaluation)
     return evaluation
 

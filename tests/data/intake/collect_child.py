@@ -11,7 +11,7 @@ from hivetune.data.intake.collect import collect
 from hivetune.data.intake.sources import jsonl, redis_stream, sqlite
 from hivetune.data.intake.sources.parse import parse_sources
 
-jsonl.BATCH_ROWS = redis_stream.BATCH_ROWS = sqlite.PAGE_ROWS = int(sys.argv[1])
+jsonl._BATCH_ROWS = redis_stream._BATCH_ROWS = sqlite.PAGE_ROWS = int(sys.argv[1])
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 print("ready", flush=True)

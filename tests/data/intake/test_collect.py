@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.data.intake import collect as collect_module
-from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Tally, commit
+from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Tally, commit_batch
 from hivetune.data.intake.sources.parse import parse_map, parse_sources
 from hivetune.data.rows.fields import as_feedback, as_success, as_time, extract
 from hivetune.errors import Busy, DoesNotFit, UsageError
@@ -41,16 +41,16 @@ def delivery(number: int, content: dict[str, Any] | None = None) -> Delivery:
 
 def test_a_batch_adds_up(database: sqlite3.Connection) -> None:
     batch = Batch("log", [delivery(1), delivery(2), delivery(1)])
-    tally = commit(database, batch)
+    tally = commit_batch(database, batch)
     assert (tally.delivered, tally.stored, tally.duplicates) == (3, 2, 1)
-    assert commit(database, batch).duplicates == 3
+    assert commit_batch(database, batch).duplicates == 3
     assert database.execute("SELECT * FROM intake").fetchall() == [("log", 2, 4, 0, 0)]
 
 
 def test_rows_and_cursor_are_one_transaction(database: sqlite3.Connection) -> None:
-    commit(database, Batch("log", [delivery(1)], (), Cursor("k", None, "1")))
+    commit_batch(database, Batch("log", [delivery(1)], (), Cursor("k", None, "1")))
     with pytest.raises(Busy):
-        commit(database, Batch("log", [delivery(2)], (), Cursor("k", None, "2")))
+        commit_batch(database, Batch("log", [delivery(2)], (), Cursor("k", None, "2")))
     assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
     assert database.execute("SELECT position FROM cursors").fetchall() == [("1",)]
     assert not database.in_transaction
@@ -58,7 +58,7 @@ def test_rows_and_cursor_are_one_transaction(database: sqlite3.Connection) -> No
 
 def test_text_that_is_no_utf8_is_kept_as_it_came(database: sqlite3.Connection) -> None:
     strange = {"prompt": "half \ud83d of it", "user": "\udcff"}
-    commit(database, Batch("log", [delivery(1, strange)]))
+    commit_batch(database, Batch("log", [delivery(1, strange)]))
     text = database.execute("SELECT row FROM interactions").fetchone()[0]
     assert json.loads(text) == strange
 
@@ -110,13 +110,13 @@ def test_documents_go_on_where_they_ended(tmp_path: Path, monkeypatch: pytest.Mo
     """A CSV file, interrupted after its first batch and longer later."""
     path = tmp_path / "old.csv"
     path.write_text("prompt,completion\n" + "".join(f"question {n},answer\n" for n in range(10)))
-    monkeypatch.setattr("hivetune.data.intake.sources.documents.BATCH_ROWS", 4)
+    monkeypatch.setattr("hivetune.data.intake.sources.documents._BATCH_ROWS", 4)
     reader = parse_sources([str(path)])[0]
     with closing(open_database()) as database:
         reader.open(database, False, threading.Event())
         batch = reader.read()
         assert batch
-        commit(database, batch)
+        commit_batch(database, batch)
         reader.close()
     assert total(str(path)) == (6, 0, 0, 0)
     with open(path, "a") as file:

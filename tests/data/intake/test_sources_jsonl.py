@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.base.database import open_database
-from hivetune.data.intake.interactions import commit
+from hivetune.data.intake.interactions import commit_batch
 from hivetune.data.intake.sources import jsonl
 from hivetune.data.intake.sources.jsonl import JsonlReader
 from hivetune.errors import Busy, UsageError
@@ -122,7 +122,7 @@ def follow_once(reader: JsonlReader) -> int:
 
 def drain(reader: JsonlReader, database: object) -> Iterator[int]:
     while batch := reader.read():
-        yield commit(database, batch).stored  # type: ignore[arg-type]
+        yield commit_batch(database, batch).stored  # type: ignore[arg-type]
         reader.confirm()
 
 
@@ -318,11 +318,11 @@ def test_two_collectors_of_one_log_do_not_step_over_each_other(log: Path) -> Non
             reader.open(database, False, threading.Event())
         batch = first.read()
         assert batch
-        commit(database, batch)
+        commit_batch(database, batch)
         other = second.read()
         assert other
         with pytest.raises(Busy, match="another collector"):
-            commit(database, other)
+            commit_batch(database, other)
 
 
 OPERATIONS = st.lists(

@@ -16,7 +16,7 @@ from programs import require_program
 
 from hivetune.base.database import open_database
 from hivetune.data.intake import collect as collecting_module
-from hivetune.data.intake.interactions import commit
+from hivetune.data.intake.interactions import commit_batch
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.data.intake.sources.redis_server import Server, parse_server
 from hivetune.data.intake.sources.redis_stream import RedisReader, entry_row
@@ -127,13 +127,13 @@ def test_nothing_is_acknowledged_before_it_is_stored(server: RedisServer) -> Non
         second.open(database, False, threading.Event())
         again = second.read()
         assert again
-        commit(database, again)
+        commit_batch(database, again)
         second.close()  # dies here: stored, not acknowledged
         third = reader_of(server)
         third.open(database, False, threading.Event())
         once_more = third.read()
         assert once_more
-        assert commit(database, once_more).duplicates == 10
+        assert commit_batch(database, once_more).duplicates == 10
         third.confirm()
         third.close()
     assert (stored_numbers(), pending(server)) == (list(range(10)), 0)
@@ -176,7 +176,7 @@ def test_a_deleted_entry_that_is_stored_is_no_loss(server: RedisServer) -> None:
         first.open(database, False, threading.Event())
         batch = first.read()
         assert batch
-        commit(database, batch)
+        commit_batch(database, batch)
         first.close()
     server.client.xtrim("chats", maxlen=0)
     assert total(f"{server.url}?stream=chats&consumer=me") == (0, 0, 0, 0)

@@ -16,7 +16,7 @@ from operator import eq
 from rensa import RMinHash
 
 from hivetune.data.checks.lessons import Lesson, Triple, compare, shared_triples, texts_of, triples_of, words_of
-from hivetune.records import Message
+from hivetune.records import Message, Progress
 
 NUM_PERM = 128  # the estimate's standard error at similarity 0.85 is then 0.03
 SEED = 1
@@ -36,7 +36,6 @@ PRIME = (1 << 61) - 1
 MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Knuth, multiplicative hashing)
 MASK = (1 << 64) - 1
 NOBODY = 0xFFFFFFFF
-Progress = Callable[[int, int | None], None]
 Pair = tuple[int, int]
 
 

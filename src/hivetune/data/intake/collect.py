@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune.base.database import open_database
-from hivetune.data.intake.interactions import Tally, commit
+from hivetune.data.intake.interactions import Tally, commit_batch
 from hivetune.data.intake.sources.delivered import Reader
 
 TICK_S = 0.1
@@ -82,7 +82,7 @@ def _drain(reader: Reader, collected: Collected, *, follow: bool, stop: threadin
         while not stop.is_set():
             batch = reader.read()
             if batch:
-                tally = commit(database, batch)
+                tally = commit_batch(database, batch)
                 reader.confirm()
                 collected.add(reader.name, tally)
             elif follow:

@@ -19,8 +19,8 @@ from hivetune.base.disk import home
 from hivetune.data.rows.formats import convert_lines, file_format, open_bytes
 from hivetune.errors import UsageError
 
-Kind = Literal["lines", "numbered", "oversize", "store"]
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+ChunkKind = Literal["lines", "numbered", "oversize", "store"]
+_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 COMPRESSED = (".gz", ".zst")
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
@@ -33,7 +33,7 @@ class Chunk:
     ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines.
     """
 
-    kind: Kind
+    kind: ChunkKind
     path: str
     name: str
     start: int
@@ -54,10 +54,6 @@ class Inputs:
     digest: str
     formats: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def num_lines(self) -> int:
-        return sum(chunk.rows for chunk in self.chunks)
-
 
 def find_sources(paths: str | Sequence[str]) -> list[str]:
     """File names, "-" and "store", in order, each once. Folders and globs are sorted. Raises UsageError."""
@@ -68,7 +64,9 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
         elif os.path.isdir(path):
             inside = [str(p) for p in sorted(Path(path).rglob("*")) if p.is_file() and _is_known(p.name)]
             if not inside:
-                raise UsageError(f"{path} holds no data files", hint=f"known: {', '.join(SUFFIXES)}, also .gz and .zst")
+                raise UsageError(
+                    f"{path} holds no data files", hint=f"known: {', '.join(_SUFFIXES)}, also .gz and .zst"
+                )
             found += inside
         elif os.path.exists(path):
             found.append(path)
@@ -127,7 +125,7 @@ def _is_known(name: str) -> bool:
     lower = name.lower()
     for suffix in COMPRESSED:
         lower = lower.removesuffix(suffix)
-    return lower.endswith(SUFFIXES) and not name.startswith(".")
+    return lower.endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def _spool(path: str) -> None:
@@ -158,7 +156,7 @@ def _problem_chunk(path: str, name: str, line: int, problem: str) -> Chunk:
     return Chunk("numbered", path, name, 0, len(text), 1, True, 1)
 
 
-def _cut(path: str, name: str, kind: Kind, chunk_bytes: int, digest: "hashlib._Hash | None") -> Iterator[Chunk]:
+def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashlib._Hash | None") -> Iterator[Chunk]:
     """Chunks of whole lines; a line of more than MAX_LINE_BYTES becomes a chunk that nobody reads."""
     start = boundary = offset = 0  # of the chunk, behind its last line break, of the block
     first = 1

@@ -1,7 +1,7 @@
 """Interactions in hive.db: a batch of deliveries becomes rows exactly once.
 
 A batch is one transaction: rows, refused deliveries, the source's cursor and its counts are all there or none is. What
-a source may do only once the rows are safe (acknowledge, move on) it does after `commit` has returned.
+a source may do only once the rows are safe (acknowledge, move on) it does after `commit_batch` has returned.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ class Tally:
             self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
-def commit(database: sqlite3.Connection, batch: Batch) -> Tally:
+def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
     """All of `batch` in one transaction that survives a power cut.
 
     A delivery that is there already (same place and content, or same content with an id of its own) is a duplicate; one
@@ -125,7 +125,7 @@ def iter_refused(database: sqlite3.Connection, *, since: float, limit: int) -> I
     )
 
 
-def content_id(row: Mapping[str, Any]) -> str:
+def row_hash(row: Mapping[str, Any]) -> str:
     """32 hex digits of what the row says, whatever the order of its keys."""
     return _hash(json.dumps(row, sort_keys=True, separators=(",", ":")))
 
@@ -161,7 +161,7 @@ def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
     forgotten = load_forgotten(database)
     for delivery in batch.deliveries:
         fields = extract(delivery.row)
-        content = content_id(delivery.row)
+        content = row_hash(delivery.row)
         identity = interaction_id(delivery, content, fields.own_id)
         who = {"session": fields.session, "user": fields.user, "row": identity, "content": content}
         if is_forgotten(forgotten, (delivery.origin, delivery.place), **who):

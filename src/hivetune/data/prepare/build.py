@@ -12,7 +12,7 @@ from hivetune.base.disk import write_manifest
 from hivetune.data.prepare.decide import Decisions, fates, open_result
 from hivetune.data.snapshot import ROWS_SCHEMA, SPLITS
 
-BATCH_ROWS = 1000
+_BATCH_ROWS = 1000
 READ = (
     "SELECT n, id, interaction_id, source, agent, category, session, user, time, length, trained, messages, tools,"
     " checker, tokens, mask FROM rows JOIN bodies USING (n) ORDER BY n"
@@ -52,7 +52,7 @@ def write_snapshot(
                     digest.update(mask)
                     offsets.append(offsets[-1] + len(mask))
                     batch.append((len(offsets) - 2, identity, *about[:2], SPLITS[fate], *about[2:]))
-                    if len(batch) >= BATCH_ROWS:
+                    if len(batch) >= _BATCH_ROWS:
                         _insert(database, batch)
         _insert(database, batch)
         database.execute("CREATE INDEX rows_split ON rows(split)")

@@ -10,7 +10,7 @@ import sqlite3
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,8 +21,7 @@ from hivetune.data.checks.dedupe import Rows, Table, near_copies
 from hivetune.data.checks.lessons import Lesson, lesson_of
 from hivetune.data.prepare.split import Ties, sides
 from hivetune.data.snapshot import messages_from
-
-Progress = Callable[[int, int | None], None]
+from hivetune.records import Progress
 
 # What became of a row; the first three are the splits in the order of SPLITS.
 TRAIN, VALIDATION, TEST, DUPLICATE, BEGINNING, NEAR_DUPLICATE, REFUSED, QUOTA_SOURCE, QUOTA_SESSION, BALANCE = range(10)
@@ -31,7 +30,7 @@ SET_ASIDE = {QUOTA_SOURCE: "quota-source", QUOTA_SESSION: "quota-session", BALAN
 NO_VALUE = "-"  # the agent or category of rows that have none
 CACHED_LESSONS = 500
 ADDRESS_SPACE = 1 << 64
-QUERY = (
+_QUERY = (
     "SELECT source, layout, reason, hash64, question64, session64, user64, lesson64, time, length, agent, category"
     " FROM rows ORDER BY n"
 )
@@ -120,7 +119,7 @@ def _first_pass(results: Sequence[Path], data: DataConfig, decisions: Decisions,
     for path in results:
         decisions.chunk_starts.append(decisions.num_rows)
         with closing(open_result(path)) as database:
-            for source, layout, reason, hash64, *about, length, agent, category in database.execute(QUERY):
+            for source, layout, reason, hash64, *about, length, agent, category in database.execute(_QUERY):
                 row = decisions.num_rows
                 name = source.rpartition(":")[0] or source
                 decisions.files.setdefault(name, Counter())[layout or "-"] += 1

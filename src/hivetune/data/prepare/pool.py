@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO
 
 from hivetune.data.intake.files import Chunk
-from hivetune.data.prepare.work import Job, Worker, job_json
+from hivetune.data.prepare.work import ChunkJob, Worker, job_json
 from hivetune.errors import HivetuneError
+from hivetune.records import Progress
 
-Progress = Callable[[int, int | None], None]
 # Below this a child's start (0.3 s with a tokenizer) costs more than it saves.
 CHILDREN_FROM_BYTES = 1 << 20
 MAX_WORKERS = 16  # each holds its own tokenizer, 30 to 150 MB
@@ -35,7 +35,7 @@ def result_path(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.sqlite"
 
 
-def run_chunks(job: Job, chunks: Sequence[Chunk], folder: Path, progress: Progress, *, workers: int) -> None:
+def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: Progress, *, workers: int) -> None:
     """Write the result of every chunk into `folder`. `progress` counts lines.
 
     Raises HivetuneError when a child dies, and whatever the room's functions raise for a missing model.
@@ -58,7 +58,7 @@ def run_chunks(job: Job, chunks: Sequence[Chunk], folder: Path, progress: Progre
 
 
 def _run_children(
-    job: Job,
+    job: ChunkJob,
     todo: deque[tuple[int, Chunk]],
     folder: Path,
     progress: Callable[[int], None],

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from hivetune.data.prepare.duplicates import write_dropped
 from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
 from hivetune.data.prepare.report import Report, make_report
-from hivetune.data.prepare.work import Job
+from hivetune.data.prepare.work import ChunkJob
 from hivetune.data.snapshot import DROPPED_FILE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, UsageError
+from hivetune.records import Progress, silent
 
-Progress = Callable[[int, int | None], None]
 FORMAT = 2  # raised when the same input would give another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
@@ -39,12 +39,8 @@ INPUT_PREFIX = ".input-"  # then the process that spills unpacked input there
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "hivetune.json")
 
 
-def silent(_done: int, _total: int | None) -> None:
-    pass
-
-
 @dataclass(frozen=True)
-class Examined:
+class ExaminedRows:
     """All rows after every check. The files at `results` live as long as the work folder."""
 
     inputs: Inputs
@@ -108,8 +104,8 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     return snapshot
 
 
-def make_job(data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool) -> Job:
-    return Job(
+def make_job(data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool) -> ChunkJob:
+    return ChunkJob(
         columns=data.columns,
         system_prompts=data.system_prompts,
         on_overlong=data.on_overlong,
@@ -134,15 +130,15 @@ def _forgotten() -> tuple[tuple[str, str], ...]:
         return tuple(sorted(load_forgotten(database)))
 
 
-def _examine(inputs: Inputs, job: Job, data: DataConfig, work: Path, progress: Progress) -> Examined:
+def _examine(inputs: Inputs, job: ChunkJob, data: DataConfig, work: Path, progress: Progress) -> ExaminedRows:
     run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
     results = tuple(result_path(work, number) for number in range(len(inputs.chunks)))
     decisions = decide(results, data, silent)
     report = make_report(results, decisions, data, model=job.model_folder, max_length=job.max_length)
-    return Examined(inputs, results, decisions, report)
+    return ExaminedRows(inputs, results, decisions, report)
 
 
-def _key(inputs: Inputs, job: Job, config: RunConfig, model_folder: Path) -> str:
+def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path) -> str:
     """Everything that can change a byte of the snapshot."""
     model = {name: sha256_file(model_folder / name) for name in MODEL_FILES if (model_folder / name).exists()}
     settings = {k: v for k, v in config.data.model_dump(mode="json").items() if k not in ("path", "max_rejected")}
@@ -191,7 +187,7 @@ def _check_room(folder: Path, inputs: Inputs) -> None:
         )
 
 
-def _publish(folder: Path, key: str, examined: Examined, model_folder: Path) -> None:
+def _publish(folder: Path, key: str, examined: ExaminedRows, model_folder: Path) -> None:
     """The finished folder under its name, at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")

@@ -13,7 +13,7 @@ from hivetune.data.snapshot import SPLITS
 
 NUM_RANDOM = 4
 MAX_TOKENS = 1200
-QUERY = "SELECT n, source, length, trained, changed, hash64 FROM rows WHERE reason IS NULL ORDER BY n"
+_QUERY = "SELECT n, source, length, trained, changed, hash64 FROM rows WHERE reason IS NULL ORDER BY n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def choose_samples(
     for number, path in enumerate(results):
         fate_of = dict(fates(decisions, number))
         with closing(open_result(path)) as database:
-            for n, _, length, trained, changed, hash64 in database.execute(QUERY):
+            for n, _, length, trained, changed, hash64 in database.execute(_QUERY):
                 if fate_of[n] >= len(SPLITS):
                     continue
                 for one in best:

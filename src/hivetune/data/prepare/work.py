@@ -29,10 +29,10 @@ from hivetune.data.render.renderer import Renderer, load_renderer
 from hivetune.data.rows.read import RawRow, content_id, parse_row, read_example, read_rows
 from hivetune.records import Example, Message, Rendered
 
-BATCH_ROWS = 500
+_BATCH_ROWS = 500
 # Rows leave few cycles behind; looking for them after every 700 objects costs 6 % of the time.
 GC_THRESHOLD = 50_000
-SCHEMA = """
+_SCHEMA = """
 PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-2000;
 CREATE TABLE rows (
   n INTEGER PRIMARY KEY, source TEXT NOT NULL, layout TEXT, reason TEXT, hint TEXT, changed TEXT,
@@ -51,7 +51,7 @@ PARTLY_TRAINED = frozenset(("cut", "turns-not-trained"))  # not every answer of 
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ChunkJob:
     """What all chunks of one preparation have in common; plain values, because it travels as JSON."""
 
     columns: Mapping[str, str]
@@ -69,7 +69,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ExaminedRow:
     """A row after all checks that need no other row. `rendered` is None without a model."""
 
     example: Example
@@ -81,7 +81,7 @@ class Examined:
 class Worker:
     """Examines rows under one job."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: ChunkJob):
         self._job = job
         self._renderer: Renderer | None = load_renderer(Path(job.model_folder)) if job.model_folder else None
         checks: list[Callable[[Messages], None]] = list(CHECKS)
@@ -100,7 +100,7 @@ class Worker:
         count = 0
         sketches = open(f"{temporary}.sketches", "wb") if self._job.near else contextlib.nullcontext(None)  # noqa: SIM115
         with contextlib.closing(database), sketches as sink:
-            database.executescript(SCHEMA)
+            database.executescript(_SCHEMA)
             rows: list[tuple[Any, ...]] = []
             bodies: list[tuple[Any, ...]] = []
             for raw in read_rows(chunk):
@@ -110,7 +110,7 @@ class Worker:
                 if sink is not None and sketched:
                     sink.write(sketched)
                 count += 1
-                if len(rows) >= BATCH_ROWS:
+                if len(rows) >= _BATCH_ROWS:
                     _insert(database, rows, bodies)
             _insert(database, rows, bodies)
         if self._job.near:
@@ -159,13 +159,13 @@ class Worker:
         )
         return row, body, sketch(example.messages) if self._job.near else b""
 
-    def _examine_safely(self, raw: RawRow) -> Examined:
+    def _examine_safely(self, raw: RawRow) -> ExaminedRow:
         try:
             return self.examine(raw)
         except RecursionError:  # JSON, Jinja and our own walks all have their limits near each other
             raise RowRefused("too-deep") from None
 
-    def examine(self, raw: RawRow) -> Examined:
+    def examine(self, raw: RawRow) -> ExaminedRow:
         """One row through everything that needs no other row. Raises RowRefused."""
         job = self._job
         layout, example = read_example(raw, job.columns)
@@ -179,9 +179,9 @@ class Worker:
         if prompt is not None and example.messages[0].role == "user":
             example = replace(example, messages=(Message("system", prompt), *example.messages))
         if self._renderer is None:
-            return Examined(example, layout, None, tuple(changed))
+            return ExaminedRow(example, layout, None, tuple(changed))
         example, rendered = self._fitted(self._renderer, example, changed)
-        return Examined(example, layout, rendered, tuple(changed))
+        return ExaminedRow(example, layout, rendered, tuple(changed))
 
     def _redacted(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], list[str]]:
         changed = []
@@ -233,13 +233,13 @@ class TooLong(RowRefused):
 def _keep_forgotten_out(raw: RawRow, example: Example, forgotten: frozenset[tuple[str, str]]) -> None:
     """Files still hold what was forgotten; the store does not."""
     name = raw.source.rpartition(":")[0]
-    content = interactions.content_id(parse_row(raw.payload))
+    content = interactions.row_hash(parse_row(raw.payload))
     sources = (name, os.path.realpath(name))
     if is_forgotten(forgotten, sources, session=example.session, user=example.user, row=raw.source, content=content):
         raise RowRefused("forgotten")
 
 
-def _apply_policies(example: Example, job: Job) -> None:
+def _apply_policies(example: Example, job: ChunkJob) -> None:
     if job.on_failed == "set_aside":
         if example.success is False:
             raise RowRefused("failed")
@@ -294,7 +294,7 @@ def _insert(database: sqlite3.Connection, rows: list[tuple[Any, ...]], bodies: l
     bodies.clear()
 
 
-def job_json(job: Job) -> str:
+def job_json(job: ChunkJob) -> str:
     return json.dumps(asdict(job))
 
 
@@ -303,7 +303,7 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
     gc.set_threshold(GC_THRESHOLD, 20, 20)
-    worker = Worker(Job(**json.loads(sys.stdin.readline())))
+    worker = Worker(ChunkJob(**json.loads(sys.stdin.readline())))
     for line in sys.stdin:
         task = json.loads(line)
         count = worker.run(Chunk(**task["chunk"]), Path(task["out"]))

@@ -8,7 +8,6 @@ import codecs
 import csv
 import gzip
 import importlib
-import io
 import json
 import lzma
 import math
@@ -21,7 +20,7 @@ from hivetune.errors import MachineNotFit, UsageError
 BLOCK_CHARS = 1 << 20
 MAX_ROW_CHARS = 16 << 20
 DELIMITERS = (",", ";", "\t", "|")
-Place = tuple[int, str, str]  # place, "r" or "p", text without line breaks
+PlacedRow = tuple[int, str, str]  # place, "r" or "p", text without line breaks
 
 
 class ByteStream(Protocol):
@@ -35,7 +34,6 @@ class _Stream:
     def __init__(self, file: BinaryIO, errors: tuple[type[Exception], ...]):
         self._file = file
         self._errors = errors
-        self._block = 0
 
     def read(self, size: int) -> tuple[bytes, str | None]:
         pieces: list[bytes] = []
@@ -125,7 +123,7 @@ def convert_lines(path: str, known: str, out: str) -> None:
             file.write(f"{place}\t{mark}\t{text}\n")
 
 
-def _json_rows(stream: ByteStream) -> Iterator[Place]:
+def _json_rows(stream: ByteStream) -> Iterator[PlacedRow]:
     """Elements of an array, or objects one after the other, without ever holding more than one of them."""
     source = _Text(stream)
     decoder = json.JSONDecoder()
@@ -199,7 +197,7 @@ class _Text:
             yield rest
 
 
-def _csv_rows(stream: ByteStream, delimiter: str | None) -> Iterator[Place]:
+def _csv_rows(stream: ByteStream, delimiter: str | None) -> Iterator[PlacedRow]:
     source = _Text(stream)
     lines = source.lines()
     head = next(lines, "")
@@ -221,7 +219,7 @@ def _csv_rows(stream: ByteStream, delimiter: str | None) -> Iterator[Place]:
         yield place, "p", source.problem
 
 
-def _csv_row(place: int, header: list[str], fields: list[str]) -> Place:
+def _csv_row(place: int, header: list[str], fields: list[str]) -> PlacedRow:
     if len(fields) != len(header):
         return place, "p", f"csv-columns:{len(fields)} fields, the header has {len(header)}"
     return place, "r", json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=True)
@@ -232,7 +230,7 @@ def _chain(head: str, lines: Iterator[str]) -> Iterator[str]:
     yield from lines
 
 
-def _parquet_rows(path: str) -> Iterator[Place]:
+def _parquet_rows(path: str) -> Iterator[PlacedRow]:
     parquet = _package("pyarrow.parquet", "parquet")
     arrow = importlib.import_module("pyarrow")
     place = 1
@@ -263,8 +261,3 @@ def _package(module: str, extra: str) -> Any:
     except ImportError:
         name = module.split(".")[0]
         raise MachineNotFit(f"this file needs the package {name}", hint=f"pip install 'hivetune[{extra}]'") from None
-
-
-def text_stream(data: bytes) -> ByteStream:
-    """Bytes in memory as a stream; for rows that are at hand already."""
-    return _Stream(io.BytesIO(data), (OSError,))

@@ -21,10 +21,6 @@ def known_model(name: str) -> Mapping[str, Any] | None:
     return None
 
 
-def known_models() -> list[str]:
-    return list(_read("models.yaml"))
-
-
 def known_card(name: str) -> Mapping[str, Any]:
     """One entry of cards.yaml by its name, an alias, or the name its driver gives. Raises UsageError."""
     cards = _read("cards.yaml")
@@ -32,9 +28,9 @@ def known_card(name: str) -> Mapping[str, Any]:
     for known, card in cards.items():
         if wanted in (known.lower(), *(alias.lower() for alias in card.get("aliases", []))):
             return {"name": known, **card}
-    near = difflib.get_close_matches(name, list(cards), 1, cutoff=0.3)
+    near = difflib.get_close_matches(name, known_cards(), 1, cutoff=0.3)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(f"no card named {name!r} is known", hint=f"{hint}known: {', '.join(cards)}")
+    raise UsageError(f"no card named {name!r} is known", hint=f"{hint}known: {', '.join(known_cards())}")
 
 
 def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str, Any] | None:

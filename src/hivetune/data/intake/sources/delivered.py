@@ -16,8 +16,6 @@ DELETED_HINT = "the stream is trimmed before it is collected: raise MAXLEN, or c
 BINARY = "binary-column"
 BINARY_HINT = "leave the column out with map=, or store it as text"
 
-MAX_LINE_BYTES = 16 << 20  # as data files: reasons.py, line-too-large
-
 
 class Reader(Protocol):
     """One thread's worth of a source. `read` may be repeated after a failure: it brings the same rows again."""
@@ -86,7 +84,7 @@ def rename(row: Mapping[str, Any], column_map: Mapping[str, str]) -> dict[str, A
     return {name: value for name, value in row.items() if name not in used and name not in mapped} | mapped
 
 
-def refusal(origin: str, place: str, key: str, refused: RowRefused, raw: bytes) -> Refusal:
+def refused_delivery(origin: str, place: str, key: str, refused: RowRefused, raw: bytes) -> Refusal:
     return Refusal(origin, place, key, refused.reason, refused.hint, raw)
 
 

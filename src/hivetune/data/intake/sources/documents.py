@@ -10,11 +10,11 @@ from pathlib import Path
 
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
-from hivetune.data.intake.sources.delivered import refusal
+from hivetune.data.intake.sources.delivered import refused_delivery
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.read import RawRow, parse_row, read_rows
 
-BATCH_ROWS = 1000
+_BATCH_ROWS = 1000
 
 
 class DocumentReader:
@@ -44,7 +44,7 @@ class DocumentReader:
     def read(self) -> Batch | None:
         if self._database is None:
             raise ValueError("read before open")
-        rows = list(islice(self._rows, BATCH_ROWS))
+        rows = list(islice(self._rows, _BATCH_ROWS))
         if not rows:
             if self._path != "-" and self._state != _state(self._path):
                 self._start(self._database)
@@ -58,7 +58,7 @@ class DocumentReader:
                     raise raw.problem
                 deliveries.append(Delivery(self._path, raw.source, key, parse_row(raw.payload)))
             except RowRefused as refused:
-                refusals.append(refusal(self._path, raw.source, key, refused, raw.payload))
+                refusals.append(refused_delivery(self._path, raw.source, key, refused, raw.payload))
         taken = self._taken + len(rows)
         text = f"{self._digest} {taken}"
         self._next = taken, text

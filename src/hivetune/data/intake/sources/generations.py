@@ -24,7 +24,7 @@ DOCUMENTS = (".json", ".csv", ".tsv", ".parquet", ".json.gz", ".csv.gz", ".tsv.g
 CLOSE_AFTER_S = 60.0  # a writer may hold a renamed log open for a while
 SCAN_EVERY_S = 5.0
 
-Files = dict[str, os.stat_result]
+_Files = dict[str, os.stat_result]
 
 
 @dataclass(slots=True)
@@ -74,9 +74,9 @@ class Generations:
     def waiting(self) -> list[str]:
         return [track.waiting for track in self._tracks if track.waiting]
 
-    def files(self) -> Files:
+    def files(self) -> _Files:
         """The logs that the pattern names now: a file, the JSON Lines files of a folder, or the matches of a glob."""
-        found: Files = {}
+        found: _Files = {}
         for path in self._paths():
             status = _stat(path)
             if status and os.path.isfile(path) and not path.endswith(DOCUMENTS):
@@ -129,7 +129,7 @@ class Generations:
             *((track, False) for track in due),
         ]
 
-    def _scan_siblings(self, files: Files) -> None:
+    def _scan_siblings(self, files: _Files) -> None:
         """Look for renamed, copied and compressed generations in the folders of my logs, and for whole generations
         that came and went while nobody looked: rotated files younger than the log was when it was first seen."""
         logs: dict[tuple[str, str], int] = {}

@@ -5,14 +5,15 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from hivetune.data.intake.files import MAX_LINE_BYTES
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal
-from hivetune.data.intake.sources.delivered import MAX_LINE_BYTES, is_complete, parse_line, refusal
+from hivetune.data.intake.sources.delivered import is_complete, parse_line, refused_delivery
 from hivetune.data.intake.sources.generations import Generations, Track
 from hivetune.data.intake.sources.rotation import SAMPLE_BYTES, Position, open_unpacked, read_before_damage, sample_hash
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
-BATCH_ROWS = 1000
+_BATCH_ROWS = 1000
 CHUNK_BYTES = 1 << 20
 
 
@@ -39,7 +40,7 @@ class _Lines:
     def refuse(self, refused: RowRefused, text: bytes) -> None:
         origin, number = self.position.origin, self.line + 1
         key = f"{self.position.key}:{number}"
-        self.refusals.append(refusal(origin, f"{origin}:{number}", key, refused, text))
+        self.refusals.append(refused_delivery(origin, f"{origin}:{number}", key, refused, text))
 
 
 class JsonlReader:
@@ -135,7 +136,7 @@ class JsonlReader:
 
     def _split(self, position: Position, body: bytes, at_end: bool) -> _Lines:
         lines = _Lines(position, line=position.line, skipping=position.skipping)
-        while len(lines.deliveries) + len(lines.refusals) < BATCH_ROWS:
+        while len(lines.deliveries) + len(lines.refusals) < _BATCH_ROWS:
             end = body.find(b"\n", lines.consumed)
             if end < 0:
                 break

@@ -9,7 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.data.intake.interactions import Batch, Delivery, Refusal
-from hivetune.data.intake.sources.delivered import DELETED, DELETED_HINT, from_columns, parse_line, refusal, rename
+from hivetune.data.intake.sources.delivered import (
+    DELETED,
+    DELETED_HINT,
+    from_columns,
+    parse_line,
+    refused_delivery,
+    rename,
+)
 from hivetune.data.intake.sources.redis_server import (
     Server,
     check_eviction,
@@ -23,10 +30,10 @@ from hivetune.data.intake.sources.redis_server import (
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import MachineNotFit
 
-BATCH_ROWS = 500
+_BATCH_ROWS = 500
 BLOCK_MS = 1000
 CLAIM_AFTER_S = 60.0  # entries that a consumer has not acknowledged for so long are taken from it
-PATIENCE_S = 60.0
+_PATIENCE_S = 60.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
 CHECK_EVERY_S = 10.0
 WRAPPERS = ("data", "json", "payload", "event", "body")
@@ -50,7 +57,7 @@ class RedisReader:
         field: str | None = None,
         column_map: Mapping[str, str] | None = None,
         claim_after_s: float = CLAIM_AFTER_S,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = _PATIENCE_S,
     ):
         self.name = f"{server.shown}#{stream}"
         self.poll_s = 0.0  # the server makes us wait
@@ -161,14 +168,14 @@ class RedisReader:
 
     def _read_group(self, after: str, block_ms: int | None) -> list[Any]:
         answer = self._client.xreadgroup(
-            self._group, self._consumer, {self._stream: after}, count=BATCH_ROWS, block=block_ms
+            self._group, self._consumer, {self._stream: after}, count=_BATCH_ROWS, block=block_ms
         )
         return answer[0][1] if answer else []
 
     def _claim(self) -> Batch | None:
         idle_ms = int(self._claim_after_s * 1000)
         answer = self._client.xautoclaim(
-            self._stream, self._group, self._consumer, idle_ms, self._claim_from, count=BATCH_ROWS
+            self._stream, self._group, self._consumer, idle_ms, self._claim_from, count=_BATCH_ROWS
         )
         following, entries = answer[0], answer[1]
         deleted = answer[2] if len(answer) > 2 else []  # Redis 7 names them; 6.2 sends them as entries without fields
@@ -191,7 +198,7 @@ class RedisReader:
             try:
                 row = rename(entry_row(fields, self._field), self._map) if fields else None
             except RowRefused as refused:
-                refusals.append(refusal(self._stream, place, key, refused, repr(fields).encode()))
+                refusals.append(refused_delivery(self._stream, place, key, refused, repr(fields).encode()))
                 continue
             if row is not None:
                 moment = int(entry.partition(b"-")[0]) / 1000

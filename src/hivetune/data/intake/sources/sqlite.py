@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
-from hivetune.data.intake.sources.delivered import from_columns, parse_line, refusal, rename
+from hivetune.data.intake.sources.delivered import from_columns, parse_line, refused_delivery, rename
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import Busy, UsageError
 
@@ -82,7 +82,9 @@ class SqliteReader:
                 deliveries.append(self._delivery(cells))
             except RowRefused as refused:
                 place = self._name_of(cells)
-                refusals.append(refusal(self.name, place, place, refused, repr(cells).encode("utf-8", "replace")))
+                refusals.append(
+                    refused_delivery(self.name, place, place, refused, repr(cells).encode("utf-8", "replace"))
+                )
         value = page[-1]["#cursor"]
         ties = tuple(_fingerprint(cells) for cells in page if cells["#cursor"] == value)
         kept = self._place.ties if value == self._place.value else ()
