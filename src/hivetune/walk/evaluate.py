@@ -6,7 +6,7 @@ from typing import Any
 from hivetune.base.disk import write_json
 from hivetune.base.journal import DAMAGED, read_journal
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.judge.evaluate import plan_evaluation
+from hivetune.judge.evaluate import evaluation_document, plan_evaluation
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, Score
 from hivetune.records import Progress, silent
