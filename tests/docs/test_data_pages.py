@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from hivetune.data.reasons import REASONS
-from hivetune.data.rows.layouts import LAYOUTS
+from hivetune.data.rows.layouts.table import LAYOUTS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -23,4 +23,4 @@ def test_every_reason_is_documented_as_it_is() -> None:
 def test_every_layout_is_documented_in_its_order() -> None:
     page = (DOCS / "formats.md").read_text(encoding="utf-8")
     table = page.split("## Rows")[1].split("## Report")[0]
-    assert re.findall(r"^\| ([\w-]+) \|", table, flags=re.M)[2:] == [name for name, *_ in LAYOUTS]
+    assert re.findall(r"^\| ([\w-]+) \|", table, flags=re.M)[2:] == [layout.name for layout in LAYOUTS]

@@ -52,6 +52,26 @@ REASONS: dict[str, Reason] = {
     "unknown-layout": Reason(
         "reject", "no known columns", "map your columns, for example --columns prompt=my_question,completion=my_answer"
     ),
+    "unexplained-column": Reason(
+        "reject",
+        "a column looks like content, and the layout has no place for it",
+        "name the columns to learn from, for example --columns prompt=my_question,completion=my_answer",
+    ),
+    "one-message": Reason(
+        "reject",
+        "one message of a conversation: its turns are in rows of their own",
+        "join the messages of each conversation to one row with a list `messages`",
+    ),
+    "session-line": Reason(
+        "reject",
+        "one line of a coding agent's session, whose other lines are elsewhere",
+        "give the session's own file, as the agent wrote it",
+    ),
+    "earlier-turns-missing": Reason(
+        "reject",
+        "the record continues a conversation that only the provider has",
+        "log the whole conversation: previous_response_id names turns that are not in the row",
+    ),
     "wrong-type": Reason("reject", "a field has another type than its name promises", "make it a string"),
     "no-messages": Reason("reject", "the list of messages is empty", "give at least one question and its answer"),
     "unknown-role": Reason(
@@ -125,6 +145,14 @@ REASONS: dict[str, Reason] = {
     # By policy
     "failed": Reason("set_aside", "the row's own success is false", "data.on_failed: train would use it"),
     "disliked": Reason("set_aside", "the row's own feedback is negative", "data.on_failed: train would use it"),
+    "cut-off-answer": Reason(
+        "set_aside",
+        "the log says that the answer was cut at a token limit or stopped: its end would be learned as one",
+        "raise the limit where the answers are made",
+    ),
+    "not-a-model-call": Reason(
+        "set_aside", "a step of a trace that is no model's answer (a tool, a retriever, a chain)", "nothing is lost"
+    ),
     "untrusted": Reason(
         "set_aside", "the text to learn came from a tool or a web page", "data.on_untrusted: train would use it"
     ),
@@ -135,6 +163,17 @@ REASONS: dict[str, Reason] = {
     "quota-session": Reason("set_aside", "the session has more rows than data.quota_per_session", "raise the quota"),
     "balance": Reason("set_aside", "its agent or category has more rows than the others", "data.balance: none"),
     # Used, but changed; always counted
+    "merged-turns": Reason(
+        "warn", "consecutive turns of one role were joined to one, with an empty line between them", "nothing to do"
+    ),
+    "leading-answer": Reason("warn", "turns of the assistant before the first question were left out", "nothing to do"),
+    "trailing-turns": Reason("warn", "turns after the last answer were left out", "add the answer, if there is one"),
+    "other-answers": Reason(
+        "warn", "the record has several answers to one question: the first is learned", "keep the answer that you want"
+    ),
+    "other-branches": Reason(
+        "warn", "retries and edits that were given up are left out: the branch that was kept is learned", "nothing to do"
+    ),
     "redacted-secret": Reason("warn", "a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": Reason("warn", "personal data was replaced by a placeholder", "data.on_personal: keep"),
     "cut": Reason("warn", "the end was cut at max_length; the last answer's end is not trained", "raise max_length"),

@@ -168,11 +168,12 @@ class Worker:
     def examine(self, raw: RawRow) -> ExaminedRow:
         """One row through everything that needs no other row. Raises RowRefused."""
         job = self._job
-        layout, example = read_example(raw, job.columns)
+        layout, example, read_as = read_example(raw, job.columns)
         if self._forgotten:
             _keep_forgotten_out(raw, example, self._forgotten)
         check_messages(example.messages, self._checks)
-        messages, changed = self._redacted(example.messages)
+        messages, redacted = self._redacted(example.messages)
+        changed = [*read_as, *redacted]
         example = replace(example, messages=messages, id=content_id(messages, example.tools))
         _apply_policies(example, job)
         prompt = job.system_prompts.get(example.agent) if example.agent else None

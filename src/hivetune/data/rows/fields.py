@@ -1,20 +1,35 @@
 """Who, when and how well: the columns that are read out of a raw row, under the names that logs use for them."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
-SESSION = ("session_id", "session", "conversation_id", "thread_id", "chat_id")
-USER = ("user_id", "username", "user")
+# As plain_name writes them: sessionId, "Session ID", session.id and session-id are all session_id.
+SESSION = (
+    *("session_id", "session", "conversation_id", "thread_id", "chat_id", "chat_session_id", "conv_id", "dialog_id"),
+    *("dialogue_id", "conversation_uuid", "session_uuid", "conversation_hash", "gen_ai_conversation_id", "thread"),
+    "trace_id",
+)
+USER = (
+    *("user_id", "username", "user_name", "user", "end_user", "end_user_id", "enduser_id", "customer_id", "member_id"),
+    *("user_uuid", "account_id", "uid", "hashed_ip"),
+)
 AGENT = ("agent", "agent_name", "agent_id")
 CATEGORY = ("category", "domain", "task_type", "topic", "intent", "tool_used", "tool")
-TIME = ("timestamp", "time", "created_at", "created", "ts", "date")
+TIME = (
+    *("timestamp", "time", "created_at", "created", "ts", "date", "datetime", "create_time", "created_time"),
+    *("start_time", "started_at", "start_time_unix_nano"),
+)
 SUCCESS = ("success", "succeeded", "passed")
 FEEDBACK = ("feedback", "rating", "score", "thumbs")
 OWN_ID = ("interaction_id", "event_id", "id", "uuid")
-NESTED = ("metadata", "meta")
+NESTED = ("metadata", "meta", "extra", "attributes", "context", "request", "request_body", "body", "info")
+ANSWER_OF_USER = frozenset(("assistant", "bot", "gpt", "ai"))  # beside one of these, `user` is what was said
+INNER_ID = ("id", "_id", "$oid", "uuid", "name")  # of a session or user that is an object
 
 YES = frozenset(("true", "yes", "1", "success", "succeeded", "ok", "passed"))
 NO = frozenset(("false", "no", "0", "failure", "failed", "error"))
@@ -41,8 +56,9 @@ class Fields:
 
 def extract(row: Mapping[str, Any]) -> Fields:
     """Never raises: a value that makes no sense is None, and the row itself keeps it."""
-    nested = [row[key] for key in NESTED if isinstance(row.get(key), Mapping)]
-    places = (row, *nested)  # once a row: an eighth of the time of checking it went into asking for each field
+    plain = _plain(row)
+    nested = [_plain(plain[key]) for key in NESTED if isinstance(plain.get(key), Mapping)]
+    places = (plain, *nested)  # once a row: an eighth of the time of checking it went into asking for each field
     return Fields(
         own_id=_text(_find(places, OWN_ID)),
         session=_text(_find(places, SESSION)),
@@ -53,6 +69,26 @@ def extract(row: Mapping[str, Any]) -> Fields:
         success=as_success(_find(places, SUCCESS)),
         feedback=as_feedback(_find(places, FEEDBACK)),
     )
+
+
+@lru_cache(4096)
+def plain_name(name: str) -> str:
+    """`sessionId`, "Session ID", `session-id` and `session.id` as `session_id`."""
+    return _BREAKS.sub("_", _HUMPS.sub("_", name.strip())).lower()
+
+
+_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_BREAKS = re.compile(r"[\s.\-/]+")
+
+
+def _plain(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row by plain names; of two that become one the first counts."""
+    plain: dict[str, Any] = {}
+    for key, value in row.items():
+        plain.setdefault(plain_name(key), value)
+    if "user" in plain and not ANSWER_OF_USER.isdisjoint(plain):
+        del plain["user"]
+    return plain
 
 
 def as_time(value: Any) -> float | None:
@@ -103,7 +139,12 @@ def _find(places: Sequence[Mapping[str, Any]], names: tuple[str, ...]) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, str | int):
+    """An id or a name: text, a whole number (CSV and Parquet make 7.0 of 7), or an object that has an id."""
+    if isinstance(value, Mapping):
+        value = next((value[key] for key in INNER_ID if isinstance(value.get(key), str | int | float)), None)
+    if isinstance(value, float) and math.isfinite(value):
+        value = int(value) if value.is_integer() else value
+    elif isinstance(value, bool) or not isinstance(value, str | int):
         return None
     return str(value).encode("utf-8", "replace").decode()  # a lone surrogate cannot be stored
 

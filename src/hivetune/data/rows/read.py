@@ -5,12 +5,14 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.data.intake.files import Chunk
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import as_success, extract
-from hivetune.data.rows.layouts import Conversation, Row, map_columns, read_conversation
+from hivetune.data.rows.layouts.columns import map_columns, maps_content
+from hivetune.data.rows.layouts.said import Conversation, Row
+from hivetune.data.rows.layouts.table import read_conversation
 from hivetune.records import Example, Message
 
 BOM = b"\xef\xbb\xbf"
@@ -134,19 +136,23 @@ def _only_surrogates(payload: bytes) -> bool:
     return True
 
 
-def read_example(raw: RawRow, columns: Mapping[str, str]) -> tuple[str, Example]:
-    """(layout, example) of one row; the example's id is not set yet, since redaction may still change its text.
+class ReadRow(NamedTuple):
+    """A row as an Example, without its id: redaction may still change its text. `changed`: reasons of severity warn."""
 
-    Raises RowRefused with the reason.
-    """
+    layout: str
+    example: Example
+    changed: tuple[str, ...]
+
+
+def read_example(raw: RawRow, columns: Mapping[str, str]) -> ReadRow:
+    """One row, by its layout. Raises RowRefused with the reason."""
     if raw.problem is not None:
         raise raw.problem
     row = parse_row(raw.payload)
     if columns:
         row = map_columns(row, columns)
-    said = read_conversation(row)
-    stored = raw.stored or {}
-    return said.layout, _example(raw.source, row, said, stored)
+    said = read_conversation(row, mapped=maps_content(columns))
+    return ReadRow(said.layout, _example(raw.source, row, said, raw.stored or {}), said.changed)
 
 
 def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:

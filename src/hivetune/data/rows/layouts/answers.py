@@ -1,0 +1,234 @@
+"""What a model's API was asked and what it answered, whoever's API it is: requests and responses as they are logged.
+
+OpenAI (chat, completions, Responses, batch), Anthropic, Ollama, Gemini, Bedrock, Cohere, Hugging Face, LangChain.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.calls import calls_in_text, read_tools
+from hivetune.data.rows.layouts.said import Tools, objects, one_of, parsed
+from hivetune.data.rows.layouts.turns import ITEMS, ROLE_KEYS, read_messages, read_system, read_turn
+from hivetune.records import Message
+
+CUT_OFF = frozenset(("length", "max_tokens", "max_output_tokens", "max_length", "model_context_window_exceeded"))
+STOPPED = frozenset(("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "error", "cancelled"))
+SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "preamble", "system_prompt")
+ASKED = ("messages", "contents", "input", "prompt", "message", "inputText", "question", "query", "inputs")
+ANSWERED = ("answer", "output", "output_text", "response", "completion", "text", "result", "generated_text", "outputText")
+WRAPPERS = ("body", "kwargs", "json", "data", "outputBodyJson", "inputBodyJson")
+
+
+class Request(NamedTuple):
+    messages: list[Message]
+    tools: Tools
+
+
+def is_request(value: Any) -> bool:
+    """Whether an object says what a model was asked."""
+    value = _unwrapped(parsed(value))
+    return isinstance(value, dict) and any(isinstance(value.get(key), str | list) for key in ASKED)
+
+
+def read_request(value: Any) -> Request:
+    """Everything that stood in front of the answer: an object of some API, a list of turns, or a text.
+
+    Raises RowRefused: earlier-turns-missing, or what is wrong with a turn.
+    """
+    value = _unwrapped(parsed(value))
+    if isinstance(value, str):
+        return Request([Message("user", value)], ())
+    if isinstance(value, list):
+        return Request(read_messages(_flat(value), None), ())
+    if not isinstance(value, dict):
+        raise RowRefused("wrong-type", "the request: an object, a list of messages or a text")
+    if one_of(value, "previous_response_id", "conversation") is not None:
+        raise RowRefused("earlier-turns-missing")
+    asked = _asked(value)
+    system = one_of(value, *SYSTEMS)
+    if isinstance(asked, str):
+        messages = [*read_system(system), *_history(value), Message("user", asked)]
+    else:
+        messages = read_messages(asked, system)
+    tools = one_of(value, "tools", "functions", "toolConfig", "tool_config")
+    return Request(messages, read_tools(tools))
+
+
+def _asked(value: Mapping[str, Any]) -> Any:
+    asked = next((parsed(value[key]) for key in ASKED if value.get(key) not in (None, "", [])), None)
+    if isinstance(asked, list):
+        return _flat(asked)
+    if isinstance(asked, dict):
+        return [asked] if any(key in asked for key in ROLE_KEYS) else _asked(asked)
+    if not isinstance(asked, str):
+        raise RowRefused("unknown-layout", "the request holds no messages")
+    return asked
+
+
+def _history(value: Mapping[str, Any]) -> list[Message]:
+    history = parsed(one_of(value, "chat_history", "history"))
+    return read_messages(history, None) if isinstance(history, list) and history else []
+
+
+def _flat(turns: list[Any]) -> list[Any]:
+    """LangChain and LangSmith log a batch of one conversation."""
+    return turns[0] if len(turns) == 1 and isinstance(turns[0], list) else turns
+
+
+def is_response(value: Any) -> bool:
+    """Whether a value has the shape of some API's response. An answer that is JSON itself has not."""
+    value = _unwrapped(parsed(value))
+    if isinstance(value, list):
+        items = objects(_flat(value))
+        keys = ("role", "lc", "from", "generated_text", "message")
+        return items is not None and all(any(k in i for k in keys) or i.get("type") in ITEMS for i in items)
+    if not isinstance(value, dict):
+        return False
+    if any(isinstance(value.get(key), list) for key in ("choices", "candidates", "generations")):
+        return True
+    if isinstance(value.get("output"), list | dict):
+        return is_response(value["output"])
+    inner = value.get("message")
+    if isinstance(inner, dict) or isinstance(value.get("messages"), list):
+        return inner is None or "content" in inner or "role" in inner
+    if isinstance(value.get("content"), list | str) and ("role" in value or value.get("type") in ("message", "ai")):
+        return True
+    if isinstance(value.get("error"), dict | str) and value["error"]:
+        return True
+    ends = ("done", "done_reason", "stop_reason", "stopReason", "finish_reason", "completionReason", "results")
+    return any(end in value for end in ends) or "lc" in value
+
+
+def read_answer(value: Any) -> tuple[list[Message], tuple[str, ...]]:
+    """(the messages that were answered, what was left out) of a text, a turn or a response object.
+
+    Raises RowRefused: failed, cut-off-answer, unknown-layout, or what is wrong with a turn.
+    """
+    value = _unwrapped(parsed(value))
+    if isinstance(value, str):
+        return [_text_answer(value)], ()
+    if isinstance(value, list):
+        return _listed(value)
+    if not isinstance(value, dict):
+        raise RowRefused("no-answer", "the response is empty")
+    _refuse_failure(value)
+    for key, read in (("choices", _choices), ("candidates", _choices), ("generations", _generations)):
+        if isinstance(value.get(key), list):
+            if not value[key]:
+                raise RowRefused("no-answer", f"{key} is empty")
+            return read(value[key])
+    if isinstance(value.get("output"), list):
+        return read_messages(value["output"], None), ()
+    if isinstance(value.get("messages"), list):
+        return read_messages(_flat(value["messages"]), None), ()
+    if isinstance(value.get("message"), dict):
+        return read_turn(value["message"]), ()
+    if isinstance(value.get("results"), list) and value["results"]:
+        return read_answer(value["results"][0])
+    if any(key in value for key in ("role", "lc", "from")) or value.get("type") in ("message", "ai", "AIMessage"):
+        return read_turn({"role": "assistant", **value} if "role" not in value and "content" in value else value), ()
+    inner = parsed(one_of(value, *ANSWERED))
+    if inner is not None and (isinstance(inner, str) or is_response(inner)):
+        thoughts = value.get("thinking") if isinstance(value.get("thinking"), str) else None
+        messages, changed = read_answer(inner)
+        return [*messages[:-1], _with_thoughts(messages[-1], thoughts)], changed
+    if isinstance(value.get("content"), list | str):
+        return read_turn({"role": "assistant", "content": value["content"]}), ()
+    raise RowRefused("unknown-layout", f"the response has only {', '.join(str(key)[:30] for key in list(value)[:6])}")
+
+
+def _with_thoughts(message: Message, thoughts: str | None) -> Message:
+    if thoughts is None or message.reasoning:
+        return message
+    return Message(message.role, message.content, tool_calls=message.tool_calls, reasoning=thoughts)
+
+
+def _text_answer(text: str) -> Message:
+    rest, calls = calls_in_text(text)
+    return Message("assistant", rest, tool_calls=calls)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Batch files, proxies and Bedrock's log keep the body one level deeper."""
+    while isinstance(value, dict):
+        inner = next((parsed(value[key]) for key in WRAPPERS if isinstance(parsed(value.get(key)), dict | list)), None)
+        if inner is None or any(key in value for key in ("choices", "messages", "role", "candidates", "type")):
+            return value
+        status = value.get("status_code")
+        if isinstance(status, int) and status >= 400:
+            raise RowRefused("failed", f"the call failed with status {status}")
+        value = inner
+    return value
+
+
+def _refuse_failure(value: Mapping[str, Any]) -> None:
+    """A call that failed or an answer that breaks off: what is there must not be learned with an end behind it."""
+    status = one_of(value, "status_code", "statusCode")
+    if isinstance(status, int) and status >= 400:
+        raise RowRefused("failed", f"the call failed with status {status}")
+    if value.get("error"):
+        raise RowRefused("failed", f"the call failed: {str(one_of(value['error'], 'message') or value['error'])[:80]}")
+    details = value.get("incomplete_details")
+    if value.get("status") == "incomplete":
+        _refuse_cut(one_of(details, "reason") or "max_output_tokens")
+    if value.get("status") in ("failed", "cancelled"):
+        raise RowRefused("failed", f"the call is {value['status']}")
+    for key in ("stop_reason", "stopReason", "done_reason", "finish_reason", "completionReason"):
+        _refuse_cut(value.get(key))
+    if value.get("done") is False:
+        raise RowRefused("cut-off-answer", "one piece of a stream (done is false)")
+
+
+def _refuse_cut(reason: Any) -> None:
+    word = reason.lower() if isinstance(reason, str) else ""
+    if word in CUT_OFF:
+        raise RowRefused("cut-off-answer", f"the answer ended by {reason}, not by itself")
+    if word in STOPPED:
+        raise RowRefused("failed", f"the answer was stopped: {reason}")
+
+
+def _choices(choices: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
+    """The first choice; others answer the same question."""
+    choice = choices[0]
+    if not isinstance(choice, dict):
+        raise RowRefused("wrong-type", "choices: a list of objects")
+    _refuse_cut(one_of(choice, "finish_reason", "finishReason"))
+    changed = ("other-answers",) if len(choices) > 1 else ()
+    said = one_of(choice, "message", "content", "text")
+    if isinstance(said, str):
+        return [_text_answer(said)], changed
+    if not isinstance(said, dict):
+        raise RowRefused("no-answer", "the choice holds no message")
+    return read_turn({"role": "assistant", **said}), changed
+
+
+def _generations(generations: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
+    """LangChain's LLMResult: a list of prompts, each with a list of answers."""
+    several = generations[0] if isinstance(generations[0], list) else generations
+    if not several or not isinstance(several[0], dict):
+        raise RowRefused("no-answer", "generations is empty")
+    first = several[0]
+    info = one_of(first, "generation_info", "generationInfo")
+    _refuse_cut(one_of(info, "finish_reason", "finishReason", "done_reason"))
+    changed = ("other-answers",) if len(several) > 1 else ()
+    if isinstance(first.get("message"), dict):
+        return read_turn(first["message"]), changed
+    if isinstance(first.get("text"), str):
+        return [_text_answer(first["text"])], changed
+    raise RowRefused("no-answer", "the generation holds no message")
+
+
+def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
+    items = objects(_flat(value))
+    if items is None:
+        raise RowRefused("wrong-type", "the response: an object, a list of messages or a text")
+    if any(one_of(item, "object") == "chat.completion.chunk" for item in items):
+        raise RowRefused("cut-off-answer", "the pieces of a stream: log the whole answer")
+    if isinstance(items[0].get("generated_text"), str):
+        return [_text_answer(items[0]["generated_text"])], ("other-answers",) if len(items) > 1 else ()
+    if "message" in items[0] and "index" in items[0]:
+        return _choices(list(items))
+    if any(one_of(item, "finish_reason") for item in items):  # OpenTelemetry puts it into the message
+        _refuse_cut(next(reason for item in items if (reason := one_of(item, "finish_reason"))))
+    return read_messages(items, None), ()

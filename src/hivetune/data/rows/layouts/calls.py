@@ -1,0 +1,112 @@
+"""Tool calls and the tools that may be called: from the forms of each provider to OpenAI's, which templates know."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.said import Tools, one_of, parsed
+
+HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
+HERMES_RESPONSE = re.compile(r"\A\s*<tool_response>\s*(.*?)\s*</tool_response>\s*\Z", re.S)
+
+
+def read_call(call: Any) -> Mapping[str, Any]:
+    """A tool call with its arguments as an object: templates write them as JSON, and would quote a string twice.
+
+    Raises RowRefused("bad-tool-call").
+    """
+    function = call.get("function", call) if isinstance(call, dict) else None
+    name = one_of(function, "name", "toolName", "tool_name")
+    if not isinstance(function, dict) or not isinstance(name, str) or not name:
+        raise RowRefused("bad-tool-call")
+    arguments = parsed(one_of(function, "arguments", "args", "input", "parameters"))
+    if arguments is None or arguments == "":
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are no JSON object")
+    return _plain_call(name, arguments, one_of(call, "id", "call_id", "toolUseId", "toolCallId", "tool_call_id"))
+
+
+def free_call(name: str, text: str, call_id: Any) -> Mapping[str, Any]:
+    """A call of a tool that takes plain text (OpenAI's custom tools): the text under `input`."""
+    return _plain_call(name, {"input": text}, call_id)
+
+
+def _plain_call(name: str, arguments: Mapping[str, Any], call_id: Any) -> Mapping[str, Any]:
+    plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    if isinstance(call_id, str) and call_id:
+        plain["id"] = call_id
+    return plain
+
+
+def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    """An answer that holds Hermes' `<tool_call>{...}</tool_call>`: the text around them, and the calls.
+
+    A text where one of them is no JSON stays as it is.
+    """
+    if "<tool_call>" not in text:
+        return text, ()
+    calls = []
+    for piece in HERMES_CALL.findall(text):
+        call = parsed(piece)
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return text, ()
+        calls.append(read_call(call))
+    rest = HERMES_CALL.sub("", text)
+    return (text, ()) if "<tool_call>" in rest or not calls else (rest.strip(), tuple(calls))
+
+
+def result_text(value: Any) -> str:
+    """What a tool gave back, as text: strings and text parts as they are, anything else as JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        found = HERMES_RESPONSE.match(value) if "<tool_response>" in value else None
+        return found.group(1) if found else value
+    if isinstance(value, list) and all(isinstance(one_of(part, "text"), str) for part in value):
+        return "\n".join(part["text"] for part in value)
+    if isinstance(value, list) and any(one_of(part, "type") in ("image", "image_url", "document") for part in value):
+        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read_tools(tools: Any) -> Tools:
+    """The tools that a conversation may call, in OpenAI's form: a list, or the same as JSON text.
+
+    Raises RowRefused("wrong-type").
+    """
+    tools = parsed(tools)
+    if isinstance(tools, dict):  # Bedrock's toolConfig, or one tool alone
+        tools = tools["tools"] if isinstance(tools.get("tools"), list) else [tools] if tools else None
+    if tools is None or tools == "":
+        return ()
+    if isinstance(tools, list):
+        tools = [parsed(tool) for tool in tools]
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RowRefused("wrong-type", "tools: a list of objects")
+    found: list[Mapping[str, Any]] = []
+    for tool in tools:
+        several = one_of(tool, "functionDeclarations", "function_declarations")  # Gemini
+        found += [_tool(one) for one in several] if isinstance(several, list) else [_tool(tool)]
+    return tuple(found)
+
+
+def _tool(tool: Any) -> Mapping[str, Any]:
+    if not isinstance(tool, dict):
+        raise RowRefused("wrong-type", "tools: a list of objects")
+    if isinstance(tool.get("function"), dict) and tool.get("type") == "function":
+        return tool
+    inner = one_of(tool, "function", "toolSpec")
+    plain = inner if isinstance(inner, dict) else tool
+    if not isinstance(plain.get("name"), str):
+        return tool  # a provider's own tool, without a schema: as it came
+    schema = one_of(plain, "parameters", "input_schema", "inputSchema", "parametersJsonSchema")
+    if isinstance(schema, dict) and isinstance(schema.get("json"), dict):  # Bedrock
+        schema = schema["json"]
+    function = {"name": plain["name"]}
+    function |= {key: plain[key] for key in ("description", "strict") if plain.get(key) is not None}
+    if schema is not None:
+        function["parameters"] = schema
+    return {"type": "function", "function": function}

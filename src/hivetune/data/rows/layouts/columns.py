@@ -1,0 +1,212 @@
+"""What the other columns of a row are: facts and notes about it, media, or content that a layout has to explain.
+
+A row is read only if each part of it that looks like content is found again in its conversation. Names decide first,
+since a name means the same in every row of a file; a value is looked at only under a name that nobody knows.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from hivetune.data.rows.fields import AGENT, CATEGORY, FEEDBACK, NESTED, OWN_ID, SESSION, SUCCESS, TIME, USER, plain_name
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.said import Conversation, Layout, Row, first_of, parsed
+from hivetune.records import Message
+
+Kind = Literal["note", "media", "content", "unknown"]
+
+SYSTEM = ("system", "system_prompt", "system_message")
+TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
+PROMPTS = ("prompt", "instruction", "question", "query", "problem", "user_prompt", "user_message", "user_input")
+MORE_PROMPTS = ("human", "request", "message", "user_query", "user_request", "input", "inputs", "user", "ask")
+ASKED = (*PROMPTS, *MORE_PROMPTS)
+ANSWERS = ("completion", "response", "output", "answer", "outputs", "target", "targets", "solution", "reply")
+MORE_ANSWERS = ("assistant", "assistant_response", "ai_response", "bot_response", "model_response", "llm_response")
+OTHER_ANSWERS = ("model_output", "generated_text", "generation", "expected_output", "bot", "ai", "gpt")
+ANSWERED = (*ANSWERS, *MORE_ANSWERS, *OTHER_ANSWERS)
+CONTEXT = ("context", "passage", "background", "document", "paragraph")
+THOUGHTS = ("reasoning", "reasoning_content", "thinking", "thought", "thoughts", "cot", "complex_cot", "chain_of_thought")
+TURNS = ("messages", "conversations", "conversation", "chat", "dialogue", "dialog", "turns", "history", "chat_history")
+FACTS = (*SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK, *OWN_ID, *NESTED)
+
+MEDIA = frozenset(
+    "image images image_url image_urls image_path image_paths image_file img photo picture pictures audio audios "
+    "audio_path audio_url speech video videos video_path video_url pdf pixel_values".split()
+)
+CONTENT = frozenset(
+    (*SYSTEM, *ASKED, *ANSWERED, *CONTEXT, *THOUGHTS, *TURNS, "command", "tool_used", "text", "content", "answers")
+) | frozenset(
+    "documents passages contexts choices options candidates article articles abstract body code chunks "
+    "retrieved_documents retrieved_context rationale explanation explanations hint hints steps examples demonstrations "
+    "persona knowledge facts evidence summary highlights translation definition premise hypothesis schema sql role "
+    "label_text story dialogue_history best_answer correct_answer incorrect_answers chosen rejected "
+    "chosen_response rejected_response responses completions generations answers_list".split()
+)
+NOTES = (
+    frozenset(FACTS)
+    | frozenset(
+        "source sources url urls link dataset dataset_name data_source origin untrusted checker lang language languages "
+        "locale model models model_name engine provider generator teacher split subset config name title author authors "
+        "license licence version revision tags tag keywords labels_source hash sha256 md5 idx index row number order "
+        "turn turns_count num_turns level difficulty complexity quality grade path file filename file_name file_path "
+        "filepath repo repository dump date_published published updated updated_at modified duration latency cost usage "
+        "token_count tokens n_tokens finish_reason stop_reason status status_code error_code country state city region "
+        "ip hashed_ip header headers user_agent toxic toxicity redacted moderation openai_moderation "
+        "detoxify_moderation annotation annotations annotator annotators annotation_type reward_model parameters "
+        "params temperature max_tokens top_p top_k stop seed stream environment env release host hostname pid thread "
+        "instruct_reward gen_input_config pre_query_template input_generator conversation_hash avatar_url views "
+        "skip_prompt_formatting trace span parent kind event level_name logger severity program benchmark contamination "
+        "parent_run extra info prompt_name template task_name custom_id object system_fingerprint service_tier weight "
+        "weights loss enable_thinking reasoning_effort tool_choice parallel_tool_calls response_format logprobs".split()
+    )
+)
+NOTE_ENDS = (
+    "_id _ids _uuid _url _uri _hash _at _time _date _timestamp _score _scores _count _counts _length _len _tokens "
+    "_type _name _lang _language _model _source _version _explanation _config _params _rating _reward _quality "
+    "_status _path _file _index _idx _ms _seconds _cost _reason _category _probability _logprobs _ppl _flag"
+)
+NOTE_STARTS = "num_ is_ has_ n_ original_ raw_ gen_ meta_ metadata_ original source_ __"
+_NOTE_ENDS, _NOTE_STARTS = tuple(NOTE_ENDS.split()), tuple(NOTE_STARTS.split())
+
+MIN_WORDS = 3
+MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
+WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+MAX_VALUES = 200  # looked at inside one list or object
+
+
+def plain_row(row: Row) -> Row:
+    """`row` with names in lower case and snake_case: `systemPrompt`, "System Prompt" and `system_prompt` are one.
+
+    A name that would be there twice stays as it is.
+    """
+    names = [plain_name(key) for key in row]
+    if all(name == key for name, key in zip(names, row, strict=True)):
+        return row
+    plain: dict[str, Any] = {}
+    for name, (key, value) in zip(names, row.items(), strict=True):
+        plain[key if name in plain or (name != key and name in row) else name] = value
+    return plain
+
+
+def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
+    """`row` with our field names for the user's columns (`a.b` reaches into an object).
+
+    Who maps one column of the conversation maps them all: others that look like content are not looked at.
+    """
+    own = maps_content(columns)
+    used = frozenset(columns.values())
+    mapped = {key: value for key, value in row.items() if key not in used and not (own and is_content(key, value))}
+    for field, column in columns.items():
+        value: Any = row
+        for part in (column,) if column in row else tuple(column.split(".")):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            mapped[field] = value
+    return mapped
+
+
+def maps_content(columns: Mapping[str, str]) -> bool:
+    """Whether the user named a column of the conversation."""
+    return any(name in CONTENT or name in TOOLS for name in columns)
+
+
+def is_content(key: str, value: Any) -> bool:
+    """Whether a column would have to be explained by a layout."""
+    kind = kind_of(plain_name(key))
+    return kind in ("content", "media") or (kind == "unknown" and looks_like_content(value))
+
+
+@lru_cache(4096)
+def kind_of(name: str) -> Kind:
+    """What the name of a column says."""
+    if name in MEDIA:
+        return "media"
+    if (name in CONTENT or name in TOOLS) and name != "user":  # mostly who asked, not what
+        return "content"
+    if name in NOTES or name.endswith(_NOTE_ENDS) or name.startswith(_NOTE_STARTS):
+        return "note"
+    return "unknown"
+
+
+def unexplained(row: Row, layout: Layout, conversation: Conversation) -> str | None:
+    """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
+    messages = conversation.messages
+    for name, value in row.items():
+        if name in layout.explains or name in conversation.explained or value is None or value == "" or value == [] or value == {}:
+            continue
+        kind = kind_of(name)
+        if kind == "media":
+            raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
+        if name in layout.asks:
+            return name
+        if kind == "note" or name in layout.beside:
+            continue
+        if kind == "unknown" and not looks_like_content(value):
+            continue
+        if not _is_found(value, kind == "content", messages):
+            return name
+    return None
+
+
+def looks_like_content(value: Any) -> bool:
+    """Whether somebody wrote this: at least three words, or as many signs of a script without spaces."""
+    return any(_is_prose(text) for text in _texts(value))
+
+
+def _is_prose(text: str) -> bool:
+    if text.startswith("data:image/"):
+        return True
+    words = text.split(None, MIN_WORDS)
+    return (len(words) >= MIN_WORDS and any(c.isalpha() for c in text[:200])) or (
+        not text.isascii() and len(WIDE.findall(text)) >= MIN_WIDE_CHARS
+    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The strings in a value, at most MAX_VALUES, without keys."""
+    stack, seen = [value], 0
+    while stack and seen < MAX_VALUES:
+        item = stack.pop()
+        seen += 1
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+
+
+def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
+    """Whether all prose of `value` (all its texts, if its name says content) stands in the conversation, or the
+    conversation in it: a column that holds the whole row as one text adds nothing.
+    """
+    if isinstance(value, str):
+        inside = parsed(value)
+        value = value if isinstance(inside, str) else inside
+    texts = [text.strip() for text in _texts(value) if (named and text.strip()) or _is_prose(text)]
+    if not texts:
+        return True  # numbers: nothing that anybody said
+    said = [message.content for message in messages] + [message.reasoning for message in messages if message.reasoning]
+    if isinstance(value, str) and all(piece.strip() in value for piece in said):
+        return True
+    whole = "\n".join(said)
+    return all(text in whole for text in texts)
+
+
+def system_of(row: Row) -> Any:
+    """The system prompt in its own column."""
+    name = first_of(row, SYSTEM)
+    return row[name] if name else None
+
+
+def tools_of(row: Row) -> Any:
+    name = first_of(row, TOOLS)
+    return row[name] if name else None
+
+
+def thoughts_of(row: Row) -> str | None:
+    """What was thought before the answer, in a column of its own."""
+    name = first_of(row, THOUGHTS)
+    value = row[name] if name else None
+    return value if isinstance(value, str) and value.strip() else None

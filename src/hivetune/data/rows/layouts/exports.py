@@ -1,0 +1,245 @@
+"""Conversations as chat programs and coding agents export them: one record a conversation, often a tree of edits.
+
+Of a tree the branch that was kept is read; retries and edits that were given up are counted (`other-branches`).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.parts import split_thoughts
+from hivetune.data.rows.layouts.said import Conversation, Layout, Row, objects, one_of
+from hivetune.data.rows.layouts.turns import in_order, read_messages, read_system, read_turn
+from hivetune.records import Message
+
+# Contents that ChatGPT shows or keeps besides what was said.
+SILENT_CONTENT = ("user_editable_context", "model_editable_context", "reasoning_recap", "app_pairing_content")
+
+
+def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
+    """The nodes from the root to `leaf`. Raises RowRefused when they go in a circle."""
+    path: list[str] = []
+    seen: set[str] = set()
+    node: str | None = leaf
+    while node is not None and node in parents:
+        if node in seen:
+            raise RowRefused("wrong-type", "the messages' parents go in a circle")
+        seen.add(node)
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def _done(name: str, messages: list[Message], left_out: int) -> Conversation:
+    ordered, changed = in_order(messages)
+    return Conversation(name, ordered, changed=(("other-branches",) if left_out else ()) + changed)
+
+
+def _chatgpt(name: str, row: Row) -> Conversation:
+    """conversations.json: `mapping` of nodes, `current_node`."""
+    mapping = row["mapping"]
+    nodes = {key: node for key, node in mapping.items() if isinstance(node, dict)}
+    parents = {key: node.get("parent") for key, node in nodes.items()}
+    leaf = row.get("current_node")
+    if leaf not in nodes:
+        leaves = [key for key, node in nodes.items() if not node.get("children")]
+        leaf = max(leaves, key=lambda key: one_of(nodes[key].get("message"), "create_time") or 0, default="")
+    path = branch(parents, str(leaf))
+    messages: list[Message] = []
+    for key in path:
+        messages += _chatgpt_turn(nodes[key].get("message"))
+    spoken = [key for key in nodes if key not in path and _chatgpt_role(nodes[key].get("message")) == "assistant"]
+    return _done(name, messages, len(spoken))
+
+
+def _chatgpt_role(message: Any) -> Any:
+    return one_of(one_of(message, "author"), "role")
+
+
+def _chatgpt_turn(message: Any) -> list[Message]:
+    content = one_of(message, "content")
+    role = _chatgpt_role(message)
+    if not isinstance(content, dict) or role is None:
+        return []
+    kind = content.get("content_type")
+    hidden = one_of(message, "metadata")
+    hidden = hidden.get("is_visually_hidden_from_conversation") if isinstance(hidden, dict) else False
+    if kind in SILENT_CONTENT or (hidden and role == "system"):
+        return []
+    if kind == "thoughts":
+        thoughts = [str(one_of(item, "content", "summary") or "") for item in content.get("thoughts") or []]
+        return [Message("assistant", "", reasoning="\n".join(thoughts) or None)]
+    if role == "tool" or (role == "assistant" and message.get("recipient") not in (None, "all")):
+        tool = one_of(message.get("author"), "name") or message.get("recipient")
+        raise RowRefused("unsupported-content", f"ChatGPT's own tool {str(tool)[:40]} took part")
+    parts = content.get("parts")
+    if parts is None and isinstance(content.get("text"), str):
+        parts = [content["text"]]
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise RowRefused("unsupported-content", f"a message of type {str(kind)[:40]!r}: only text can be learned")
+    text = "\n".join(parts)
+    if role == "system" and not text.strip():
+        return []
+    if one_of(message, "status") == "in_progress" or _finish(message) in ("max_tokens", "interrupted"):
+        raise RowRefused("cut-off-answer", "an answer was stopped before its end")
+    return read_turn({"role": role, "content": text}) if text.strip() else []
+
+
+def _finish(message: Any) -> Any:
+    return one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
+
+
+def _claude(name: str, row: Row) -> Conversation:
+    """Claude's export: `chat_messages` with sender, text or content blocks, attachments."""
+    turns = objects(row["chat_messages"])
+    if turns is None:
+        raise RowRefused("no-messages")
+    ids = [turn.get("uuid") for turn in turns]
+    path = turns
+    if all(isinstance(one, str) for one in ids) and any(turn.get("parent_message_uuid") in ids for turn in turns):
+        by_id = dict(zip(ids, turns, strict=True))
+        leaf = row.get("current_leaf_message_uuid")
+        kept = branch({i: by_id[i].get("parent_message_uuid") for i in by_id}, leaf if leaf in by_id else ids[-1])
+        path = [by_id[one] for one in kept]
+    messages: list[Message] = []
+    for turn in path:
+        messages += _claude_turn(turn)
+    return _done(name, messages, len(turns) - len(path))
+
+
+def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
+    if turn.get("files") or turn.get("files_v2"):
+        raise RowRefused("unsupported-content", "a message with files that the export does not hold")
+    texts = [one_of(item, "extracted_content") for item in turn.get("attachments") or []]
+    if not all(isinstance(text, str) for text in texts):
+        raise RowRefused("unsupported-content", "an attachment without its text")
+    content = turn.get("content") or turn.get("text")
+    if isinstance(content, list) and any(one_of(part, "type") in ("tool_use", "tool_result") for part in content):
+        raise RowRefused("unsupported-content", "Claude's own tools took part")
+    if isinstance(content, list):
+        content = [part for part in content if one_of(part, "type") not in ("token_budget", "flag")]
+    said = read_turn({"role": turn.get("sender"), "content": content})
+    if not texts:
+        return said
+    return [*(Message("user", str(text)) for text in texts), *said]
+
+
+def _open_webui(name: str, row: Row) -> Conversation:
+    """Open WebUI: `chat` with `history` (a tree) or, when older, only `messages`."""
+    chat = row["chat"]
+    history = chat.get("history")
+    nodes = one_of(history, "messages")
+    turns: Iterable[Any]
+    others = 0
+    if isinstance(nodes, dict) and one_of(history, "currentId") in nodes:
+        parents = {key: one_of(node, "parentId") for key, node in nodes.items()}
+        path = branch(parents, history["currentId"])
+        turns, others = [nodes[key] for key in path], sum(
+            one_of(node, "role") == "assistant" for key, node in nodes.items() if key not in path
+        )
+    else:
+        turns = chat.get("messages") or []
+    messages = read_system(one_of(chat, "system") or one_of(chat.get("params"), "system"))
+    for turn in turns:
+        messages += _webui_turn(turn)
+    return _done(name, messages, others)
+
+
+def _webui_turn(turn: Any) -> list[Message]:
+    if one_of(turn, "error"):
+        raise RowRefused("failed", "an answer of the conversation is an error")
+    if one_of(turn, "done") is False and one_of(turn, "role") == "assistant":
+        raise RowRefused("cut-off-answer", "an answer was stopped before its end")
+    if one_of(turn, "files"):
+        raise RowRefused("unsupported-content", "a message with files that the export does not hold")
+    said = read_turn({"role": one_of(turn, "role"), "content": one_of(turn, "content") or ""})
+    thoughts, rest = split_thoughts(said[0].content)
+    if said[0].role != "assistant" or not thoughts:
+        return said
+    return [Message("assistant", rest, reasoning=thoughts)]
+
+
+def _lm_studio(name: str, row: Row) -> Conversation:
+    """LM Studio: each message has versions, of which one is selected."""
+    messages = read_system(row.get("system_prompt"))
+    others = 0
+    for turn in row["messages"]:
+        versions = objects(one_of(turn, "versions"))
+        if versions is None:
+            raise RowRefused("wrong-type", "messages: each one an object with versions")
+        chosen = turn.get("currentlySelected")
+        chosen = chosen if isinstance(chosen, int) and 0 <= chosen < len(versions) else -1
+        others += len(versions) - 1
+        version = versions[chosen]
+        steps = objects(version.get("steps"))
+        if steps is None:
+            messages += read_turn({"role": version.get("role"), "content": version.get("content")})
+            continue
+        for step in steps:
+            if step.get("type") == "contentBlock":
+                thinks = one_of(step.get("style"), "type") == "thinking"
+                said = read_turn({"role": version.get("role", "assistant"), "content": step.get("content")})
+                messages += [Message("assistant", "", reasoning=m.content) for m in said] if thinks else said
+    return _done(name, messages, others)
+
+
+def _opencode(name: str, row: Row) -> Conversation:
+    """OpenCode: `info` of the session, `messages` of info and parts; a tool's call and result are one part."""
+    messages: list[Message] = []
+    failed = 0
+    for turn in row["messages"]:
+        info, parts = one_of(turn, "info"), [part for part in turn.get("parts") or [] if isinstance(part, dict)]
+        if one_of(info, "error"):
+            failed += 1
+            continue
+        if one_of(info, "role") == "user":
+            texts = [part for part in parts if part.get("type") == "text" and not part.get("ignored")]
+            if any(part.get("type") == "file" and not part.get("synthetic") for part in parts) and not texts:
+                raise RowRefused("unsupported-content", "a message that is only a file")
+            messages.append(Message("user", "\n".join(str(part.get("text", "")) for part in texts)))
+        else:
+            messages += _opencode_answer(parts)
+    return _done(name, messages, failed)
+
+
+def _opencode_answer(parts: list[dict[str, Any]]) -> list[Message]:
+    """Step by step: what was thought and said, the calls, then their results."""
+    messages: list[Message] = []
+    content: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for part in [*parts, {"type": "step-start"}]:
+        kind, state = part.get("type"), part.get("state")
+        if kind == "step-start" and (content or results):
+            messages += read_turn({"role": "assistant", "content": content})
+            messages += [m for result in results for m in read_turn({"role": "tool", "content": [result]})]
+            content, results = [], []
+        elif kind in ("text", "reasoning"):
+            content.append({"type": kind, "text": part.get("text")})
+        elif kind == "tool" and isinstance(state, dict):
+            call_id = part.get("callID")
+            content.append({"type": "tool_use", "id": call_id, "name": part.get("tool"), "input": state.get("input")})
+            output = one_of(state, "output", "error") or ""
+            results.append({"type": "tool_result", "tool_use_id": call_id, "content": output})
+    return messages
+
+
+def _is_opencode(row: Row) -> bool:
+    turns = objects(row.get("messages"))
+    return turns is not None and isinstance(row.get("info"), dict) and "parts" in turns[0] and "info" in turns[0]
+
+
+def _is_lm_studio(row: Row) -> bool:
+    turns = objects(row.get("messages"))
+    return turns is not None and "versions" in turns[0]
+
+
+def _is_open_webui(row: Row) -> bool:
+    chat = row.get("chat")
+    return isinstance(chat, dict) and ("history" in chat or "messages" in chat)
+
+
+CHATGPT = Layout("chatgpt", lambda row: isinstance(row.get("mapping"), dict), _chatgpt, frozenset(("mapping",)))
+CLAUDE = Layout("claude", lambda row: "chat_messages" in row, _claude, frozenset(("chat_messages",)), frozenset(("summary",)))
+OPEN_WEBUI = Layout("open-webui", _is_open_webui, _open_webui, frozenset(("chat",)))
+LM_STUDIO = Layout("lm-studio", _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes")))
+OPENCODE = Layout("opencode", _is_opencode, _opencode, frozenset(("messages", "info")))

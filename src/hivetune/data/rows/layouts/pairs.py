@@ -1,0 +1,169 @@
+"""Rows of one question and one answer in columns of their own, and text that is learned whole."""
+
+from typing import Any
+
+from hivetune.data.rows.fields import AGENT
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
+from hivetune.data.rows.layouts.columns import (
+    ANSWERED,
+    ASKED,
+    CONTEXT,
+    SYSTEM,
+    TOOLS,
+    system_of,
+    thoughts_of,
+    tools_of,
+)
+from hivetune.data.rows.layouts.turns import in_order
+from hivetune.data.rows.layouts.said import Conversation, Layout, Row, first_of, objects, parsed, said, text_of
+from hivetune.data.rows.layouts.turns import ROLE_KEYS, read_messages, read_system
+from hivetune.records import Message
+
+QUESTION = ("user_query", "user_request", "input", "query")
+RESULT = ("result", "output")
+TASK = ("task", "input", "prompt", "query")
+LABELS = ("label", "labels", "target", "class", "sentiment", "intent", "category", "stars", "rating", "emotion")
+
+
+def _prompt_completion(name: str, row: Row) -> Conversation:
+    return _pair(name, row, ("prompt", *ASKED), ANSWERED)
+
+
+def _alpaca(name: str, row: Row) -> Conversation:
+    return _pair(name, row, ("instruction",), ANSWERED, ("input", *CONTEXT))
+
+
+def _question_answer(name: str, row: Row) -> Conversation:
+    return _pair(name, row, ASKED, ANSWERED, CONTEXT)
+
+
+def _pair(
+    name: str, row: Row, asked: tuple[str, ...], answered: tuple[str, ...], extra: tuple[str, ...] = CONTEXT
+) -> Conversation:
+    """System prompt, history, question with what belongs to it, thoughts and answer."""
+    question_column, answer_column = first_of(row, asked), first_of(row, answered)
+    assert question_column is not None and answer_column is not None  # `fits` looked
+    question, answer = row[question_column], row[answer_column]
+    turns, replies = _turns(question), _turns(answer)
+    before = read_messages(turns, system_of(row)) if turns else list(read_system(system_of(row)))
+    if not turns:
+        before += _history(row.get("history") or row.get("chat_history"))
+        before.append(Message("user", _question(row, question_column, question, extra)))
+    if replies:
+        after = read_messages(replies, None)
+    else:
+        text, calls = calls_in_text(text_of(answer, answer_column))
+        after = [Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))]
+    messages, changed = in_order([*before, *after])
+    return Conversation(name, messages, read_tools(tools_of(row)), changed=changed)
+
+
+def _turns(value: Any) -> list[dict[str, Any]] | None:
+    """`value` if it is a list of turns, maybe as JSON text. JSON that is none is the text that somebody wrote."""
+    turns = objects(parsed(value))
+    return turns if turns and all(any(key in turn for key in ROLE_KEYS) for turn in turns) else None
+
+
+def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> str:
+    text = text_of(question, column)
+    more = first_of(row, tuple(name for name in extra if name != column))
+    if more is not None and isinstance(row[more], str) and row[more].strip() and row[more] not in text:
+        return f"{text}\n{row[more]}"
+    return text
+
+
+def _history(history: Any) -> list[Message]:
+    history = parsed(history) or []
+    if _turns(history):
+        return read_messages(history, None)
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        raise RowRefused("wrong-type", "history: a list of [question, answer] pairs")
+    return [
+        message
+        for asked, answered in history
+        for message in (said("user", asked, "history"), said("assistant", answered, "history"))
+    ]
+
+
+def _calls(name: str, row: Row) -> Conversation:
+    """A question and the calls that answer it, as JSON (the form of function-calling data sets)."""
+    question = first_of(row, ASKED)
+    assert question is not None
+    calls = objects(parsed(row["answers"])) or []
+    messages = [*read_system(system_of(row)), said("user", row[question], question)]
+    messages.append(Message("assistant", "", tool_calls=tuple(read_call(call) for call in calls)))
+    return Conversation(name, tuple(messages), read_tools(tools_of(row)))
+
+
+def _agent(name: str, row: Row) -> Conversation:
+    asked = [text for key in TASK if (text := text_of(row.get(key), key))]
+    if not asked:
+        raise RowRefused("unknown-layout", "an agent's row needs a task or input beside its output")
+    output = first_of(row, ("output", "result", "response"))
+    if output is None or row[output] is None:
+        raise RowRefused("no-answer", "the row has no output")
+    messages = (*read_system(system_of(row)), Message("user", "\n".join(asked)), said("assistant", row[output], output))
+    return Conversation(name, messages)
+
+
+def _tool(name: str, row: Row) -> Conversation:
+    """The command is what a model can learn; the result is what a machine said, so it is never trained unasked."""
+    asked = next(row[key] for key in QUESTION if row.get(key) is not None)
+    command = row.get("command")
+    if isinstance(command, str) and command.strip():
+        answer, untrusted = command, False
+    else:
+        answer, untrusted = next((row[key] for key in RESULT if row.get(key) is not None), ""), True
+    messages = (*read_system(system_of(row)), said("user", asked, "user_query"), said("assistant", answer, "result"))
+    return Conversation(name, messages, untrusted=untrusted)
+
+
+def _plain(name: str, row: Row) -> Conversation:
+    return Conversation(name, (said("assistant", row["text"], "text"),))
+
+
+def _is_prompt_completion(row: Row) -> bool:
+    return "prompt" in row and first_of(row, ANSWERED) is not None
+
+
+def _is_alpaca(row: Row) -> bool:
+    return "instruction" in row and first_of(row, ANSWERED) is not None
+
+
+def _is_agent(row: Row) -> bool:
+    named = any(key in row for key in AGENT) and "command" not in row
+    return named and ("output" in row or "result" in row or any(row.get(key) is not None for key in TASK))
+
+
+def _is_tool(row: Row) -> bool:
+    named = "tool_used" in row or "tool" in row or "command" in row
+    return named and any(row.get(key) is not None for key in QUESTION)
+
+
+def _is_call_answer(row: Row) -> bool:
+    calls = objects(parsed(row.get("answers")))
+    return calls is not None and first_of(row, ASKED) is not None and all("name" in call for call in calls)
+
+
+def _is_question_answer(row: Row) -> bool:
+    asked = first_of(row, ASKED)
+    return asked is not None and asked != "input" and first_of(row, ANSWERED) is not None
+
+
+def _is_input_output(row: Row) -> bool:
+    return "input" in row and first_of(row, ANSWERED) is not None
+
+
+COMMON = frozenset((*SYSTEM, *TOOLS))
+WITH_HISTORY = COMMON | frozenset(("history", "chat_history"))
+PROMPT_COMPLETION = Layout(
+    "prompt-completion", _is_prompt_completion, _prompt_completion, WITH_HISTORY | {"prompt", "completion"}
+)
+ALPACA = Layout("alpaca", _is_alpaca, _alpaca, WITH_HISTORY | {"instruction"})
+CALLS = Layout("calls", _is_call_answer, _calls, COMMON | {"answers"})
+AGENT_ROW = Layout("agent", _is_agent, _agent, COMMON | {*TASK})
+TOOL = Layout("tool", _is_tool, _tool, COMMON | {*RESULT, "tool", "tool_used", "command"})
+QUESTION_ANSWER = Layout("question-answer", _is_question_answer, _question_answer, WITH_HISTORY)
+INPUT_OUTPUT = Layout("input-output", _is_input_output, _question_answer, WITH_HISTORY)
+TEXT = Layout("text", lambda row: "text" in row, _plain, frozenset(("text",)), asks=frozenset(LABELS))

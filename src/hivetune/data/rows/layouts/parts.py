@@ -1,0 +1,155 @@
+"""Contents of one turn: a text, or the typed parts of OpenAI, Anthropic, Gemini, Bedrock and agent frameworks."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.calls import free_call, read_call, result_text
+from hivetune.data.rows.layouts.said import one_of, text_of
+
+TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
+THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")
+CALLS = ("tool_use", "tool_call", "tool-call", "function_call", "toolUse", "functionCall")
+RESULTS = ("tool_result", "tool-result", "tool_call_response", "function_call_output", "toolResult", "functionResponse")
+# Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps.
+SILENT = ("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch")
+DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*(?:<summary>.*?</summary>)?(.*?)</details>\s*", re.S)
+
+
+@dataclass(slots=True)
+class Said:
+    """What one turn holds, kind by kind. `results`: (text, call id, tool) of tools that answered."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Mapping[str, Any]] = field(default_factory=list)
+    results: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "\n".join(thought.strip("\n") for thought in self.thoughts if thought.strip())
+
+
+def read_content(content: Any) -> Said:
+    """A string, a part or a list of parts. Raises RowRefused: wrong-type, unsupported-content, bad-tool-call."""
+    if isinstance(content, str):
+        return Said([content])
+    found = Said()
+    if content is None:
+        return found
+    if isinstance(content, dict) and ("type" in content or "text" in content):
+        content = [content]
+    if not isinstance(content, list):
+        raise RowRefused("wrong-type", "content: a string, or a list of parts")
+    for part in content:
+        if isinstance(part, str):
+            found.texts.append(part)
+        else:
+            _add(found, part)
+    return found
+
+
+def _add(found: Said, part: Any) -> None:
+    if not isinstance(part, dict):
+        raise RowRefused("unsupported-content", f"a part that is {type(part).__name__}: keep the text parts only")
+    kind = _kind(part)
+    if kind in TEXTS:
+        found.texts.append(_text(part, "text", "refusal", "content"))
+    elif kind in THOUGHTS:
+        found.thoughts += _thoughts(part)
+    elif kind in CALLS:
+        found.calls.append(read_call(_inner(part)))
+    elif kind == "custom_tool_call":
+        found.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
+    elif kind in RESULTS or kind == "custom_tool_call_output":
+        found.results.append(_result(_inner(part)))
+    elif kind == "tool-invocation" or (isinstance(kind, str) and kind.startswith("tool-") and "state" in part):
+        _add_invocation(found, part)
+    elif kind not in SILENT:
+        raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
+
+
+def has_results(content: Any) -> bool:
+    """Whether a list of parts holds what tools gave back."""
+    return isinstance(content, list) and any(isinstance(part, dict) and _kind(part) in RESULTS for part in content)
+
+
+def _kind(part: Mapping[str, Any]) -> Any:
+    """Its type, or the only key that tells (Gemini and Bedrock name no types)."""
+    if part.get("thought") is True and "text" in part:  # Gemini marks what it thought
+        return "thought"
+    if "type" in part:
+        return part["type"]
+    if "reasoningContent" in part:
+        return "reasoning"
+    for key in ("text", "functionCall", "functionResponse", "toolUse", "toolResult", "cachePoint"):
+        if key in part:
+            return key
+    return next(iter(part), None)
+
+
+def _text(part: Mapping[str, Any], *names: str) -> str:
+    value = one_of(part, *names)
+    if isinstance(value, dict):  # OpenAI's assistants: {"value": text, "annotations": []}
+        value = value.get("value")
+    if not isinstance(value, str):
+        raise RowRefused("unsupported-content", "a text part without text")
+    return value
+
+
+def _thoughts(part: Mapping[str, Any]) -> list[str]:
+    """Thoughts in words; what a provider encrypted is not there."""
+    inner = part.get("reasoningContent")
+    part = inner.get("reasoningText", {}) if isinstance(inner, dict) else part
+    value = one_of(part, "thinking", "reasoning", "text", "content", "summary")
+    if isinstance(value, list):
+        return [text for item in value if isinstance(text := one_of(item, "text"), str)]
+    return [value] if isinstance(value, str) else []
+
+
+def _inner(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part itself, or what Gemini and Bedrock put below a key that names its kind."""
+    for key in ("functionCall", "functionResponse", "toolUse", "toolResult", "tool_call"):
+        if isinstance(part.get(key), dict):
+            return part[key]  # type: ignore[no-any-return]
+    return part
+
+
+def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
+    call_id = one_of(part, "tool_use_id", "toolUseId", "tool_call_id", "toolCallId", "call_id", "id")
+    name = one_of(part, "toolName", "tool_name", "name")
+    value = one_of(part, "content", "output", "result", "response")
+    if isinstance(value, dict) and "value" in value and value.get("type") in ("text", "json", "error-text"):
+        value = value["value"]  # the AI SDK
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "json" in value[0]:
+        value = value[0]["json"]  # Bedrock
+    text = result_text(value)
+    return text, call_id if isinstance(call_id, str) else None, name if isinstance(name, str) else None
+
+
+def _add_invocation(found: Said, part: Mapping[str, Any]) -> None:
+    """A call of the AI SDK with its result in one part."""
+    inner = part.get("toolInvocation")
+    call = dict(inner) if isinstance(inner, dict) else dict(part)
+    call.setdefault("toolName", str(part.get("type", "")).removeprefix("tool-"))
+    found.calls.append(read_call({key: call.get(key) for key in ("toolName", "toolCallId", "args", "input")}))
+    result = one_of(call, "result", "output", "errorText")
+    if result is None:
+        raise RowRefused("bad-tool-call", f"the call of {str(call['toolName'])[:40]} has no result")
+    call_id = call.get("toolCallId")
+    found.results.append((result_text(result), call_id if isinstance(call_id, str) else None, None))
+
+
+def split_thoughts(text: str) -> tuple[str, str]:
+    """(thoughts, the answer itself) of a text in which a page shows the thoughts first, as Open WebUI does."""
+    found = DETAILS.search(text) if "<details" in text else None
+    if not found or text[: found.start()].strip():
+        return "", text
+    lines = [line.removeprefix(">").removeprefix(" ") for line in found.group(1).strip().split("\n")]
+    return "\n".join(lines).strip(), text[found.end() :]

@@ -1,0 +1,128 @@
+"""Rows that hold a conversation as a list of turns, and records of one call: what was asked, what was answered."""
+
+from typing import Any
+
+from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
+from hivetune.data.rows.layouts.calls import read_tools
+from hivetune.data.rows.layouts.columns import ANSWERED, SYSTEM, TOOLS, system_of, tools_of
+from hivetune.data.rows.layouts.said import Conversation, Layout, Row, Tools, first_of, one_of, parsed
+from hivetune.data.rows.layouts.turns import in_order, read_messages
+from hivetune.records import Message
+
+REQUESTS = (
+    *("request", "request_body", "req", "body", "kwargs", "input", "inputs", "params", "payload", "raw_request"),
+    *("llm_input", "model_input", "request_json", "prompt"),
+)
+RESPONSES = (
+    *("response", "response_body", "resp", "output", "outputs", "result", "completion", "raw_response"),
+    *("llm_output", "model_output", "response_json"),
+)
+# Keys of a request or a response that lies flat in its row.
+FLAT = (
+    *("messages", "contents", "system_instruction", "tool_config", "choices", "candidates", "message", "input"),
+    *("instructions", "output", "content", "role", "stop_reason", "type", "prompt", "usage_metadata"),
+)
+LISTS = ("conversations", "conversation", "chat", "dialogue", "dialog", "turns", "data")
+
+
+def _messages(name: str, row: Row) -> Conversation:
+    """`messages`, and the answer in a column of its own where the list ends with a question."""
+    messages = read_messages(parsed(row["messages"]), system_of(row))
+    answer = first_of(row, ("response", *ANSWERED))
+    changed: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    if messages[-1].role in ("user", "tool") and answer is not None and row[answer] not in (None, ""):
+        said, changed = read_answer(row[answer])
+        messages, used = [*messages, *said], (answer,)
+    return _conversation(name, messages, read_tools(one_of(row, *TOOLS, "tool_config")), changed, used)
+
+
+def _sharegpt(name: str, row: Row) -> Conversation:
+    column = _list_column(row)
+    assert column is not None
+    return _conversation(name, read_messages(parsed(row[column]), system_of(row)), read_tools(tools_of(row)), (), (column,))
+
+
+def _contents(name: str, row: Row) -> Conversation:
+    """Gemini's tuning rows: contents with parts, the system instruction beside them."""
+    system = one_of(row, "system_instruction", *SYSTEM)
+    if isinstance(system, dict) and "parts" in system:
+        system = system["parts"]
+    messages = read_messages(parsed(row["contents"]), parsed(system))
+    return _conversation(name, messages, read_tools(tools_of(row)))
+
+
+def _request_response(name: str, row: Row) -> Conversation:
+    sides = _sides(row)
+    assert sides is not None
+    asked_column, answered_column = sides
+    request = read_request(row if asked_column == "" else row[asked_column])
+    said, left_out = read_answer(row if answered_column == "" else row[answered_column])
+    used = (asked_column, answered_column, *(FLAT if "" in sides else ()))
+    tools = request.tools or read_tools(tools_of(row))
+    return _conversation(name, joined(request.messages, said), tools, left_out, used)
+
+
+def joined(asked: list[Message], answered: list[Message]) -> list[Message]:
+    """Agents answer with the whole conversation, what was asked included."""
+    known = len(asked)
+    same = [(m.role, m.content) for m in asked] == [(m.role, m.content) for m in answered[:known]]
+    return answered if same and len(answered) > known else [*asked, *answered]
+
+
+def _conversation(
+    name: str, messages: list[Message], tools: Tools, changed: tuple[str, ...] = (), used: tuple[str, ...] = ()
+) -> Conversation:
+    ordered, more = in_order(messages)
+    return Conversation(name, ordered, tools, changed=(*changed, *more), explained=used)
+
+
+def _list_column(row: Row) -> str | None:
+    """The column that is a list of turns."""
+    for name in LISTS:
+        if name in row and (name.startswith("conversation") or isinstance(parsed(row[name]), list)):
+            return name
+    return None
+
+
+def _sides(row: Row) -> tuple[str, str] | None:
+    """(the column of the request, the column of the response), "" for the row itself; None if it is no such record."""
+    answered = next((name for name in RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
+    if answered is None and (_is_list(row.get("choices")) or _is_list(row.get("candidates"))):
+        answered = ""
+    if answered is None and isinstance(row.get("message"), dict) and "messages" in row:
+        answered = ""  # Ollama's answer beside what was asked
+    if answered is None:
+        return None
+    asked = next((name for name in REQUESTS if name != answered and _is_asked(name, row.get(name))), None)
+    if asked is None and any(isinstance(parsed(row.get(key)), list) for key in ("messages", "contents", "input")):
+        asked = ""
+    if asked is None and answered in ("", "response", "response_body") and isinstance(row.get("prompt"), str):
+        asked = ""
+    if asked is None and answered == "output" and isinstance(row.get("input"), str) and row.get("object") == "response":
+        asked = ""
+    return None if asked is None else (asked, answered)
+
+
+def _is_asked(name: str, value: Any) -> bool:
+    if name == "prompt" and not isinstance(value, dict):
+        return False  # a list of turns beside a list of turns: prompt-completion
+    return isinstance(parsed(value), dict) and is_request(value)
+
+
+def _is_structured(value: Any) -> bool:
+    return isinstance(value, dict | list) or (isinstance(value, str) and value.lstrip()[:1] in ("[", "{"))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+BESIDE = frozenset("task intent knowledge topic summary description notes note comment comments".split())
+COMMON = frozenset((*SYSTEM, *TOOLS))
+REQUEST_RESPONSE = Layout(
+    "request-response", lambda row: _sides(row) is not None, _request_response, COMMON | {"instructions"}, BESIDE
+)
+MESSAGES = Layout("messages", lambda row: "messages" in row, _messages, COMMON | {"messages", "tool_config"}, BESIDE)
+CONTENTS = Layout("contents", lambda row: "contents" in row, _contents, COMMON | {"contents", "system_instruction"}, BESIDE)
+SHAREGPT = Layout("sharegpt", lambda row: _list_column(row) is not None, _sharegpt, COMMON, BESIDE)

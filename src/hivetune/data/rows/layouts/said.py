@@ -1,0 +1,83 @@
+"""What a layout makes of a row, and how single values are read: text, JSON text, a list of something."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message, Role
+
+Row = Mapping[str, Any]
+Tools = tuple[Mapping[str, Any], ...]
+
+
+class Conversation(NamedTuple):
+    """What a row says. `untrusted`: a tool or a web page wrote the answer; `changed`: reasons of severity warn;
+    `explained`: the columns that it was read from, where the layout alone doesn't say which.
+    """
+
+    layout: str
+    messages: tuple[Message, ...]
+    tools: Tools = ()
+    untrusted: bool = False
+    changed: tuple[str, ...] = ()
+    explained: tuple[str, ...] = ()
+
+
+class Layout(NamedTuple):
+    """One layout. `explains`: columns that `read` puts into the conversation or rightly leaves out of it, `beside`:
+    names of notes about such rows, `asks`: names that are content in such rows (data/rows/layouts/columns.py).
+    """
+
+    name: str
+    fits: Callable[[Row], bool]
+    read: Callable[[str, Row], Conversation]
+    explains: frozenset[str]
+    beside: frozenset[str] = frozenset()
+    asks: frozenset[str] = frozenset()
+
+
+def parsed(value: Any) -> Any:
+    """CSV, Parquet and logs keep lists and objects as JSON text; other text stays as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def text_of(value: Any, column: str) -> str:
+    """The text of one value, empty for null. Raises RowRefused("wrong-type") for what is no text or number."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, bool | dict | list):
+        kind = {bool: "true or false", dict: "an object", list: "a list"}[type(value)]
+        raise RowRefused("wrong-type", f"{column}: a string, not {kind}")
+    return str(value)
+
+
+def said(role: Role, value: Any, column: str) -> Message:
+    return Message(role, text_of(value, column))
+
+
+def first_of(row: Row, names: tuple[str, ...]) -> str | None:
+    """The first of these columns that has a value; else the first that is there; else None."""
+    here = [name for name in names if name in row]
+    return next((name for name in here if row[name] is not None and row[name] != ""), here[0] if here else None)
+
+
+def objects(value: Any) -> list[dict[str, Any]] | None:
+    """`value` if it is a list of objects that is not empty, else None."""
+    return value if isinstance(value, list) and value and all(isinstance(item, dict) for item in value) else None
+
+
+def one_of(value: Any, *names: str) -> Any:
+    """The first of these keys of an object that has a value, else None."""
+    if isinstance(value, Mapping):
+        for name in names:
+            if value.get(name) is not None:
+                return value[name]
+    return None

@@ -1,0 +1,89 @@
+"""All layouts in the order in which they are tried, and the one way from a row to its conversation."""
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts import exports, pairs, records, traces
+from hivetune.data.rows.layouts.columns import plain_row, unexplained
+from hivetune.data.rows.layouts.said import Conversation, Layout, Row
+
+# The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
+LAYOUTS: tuple[Layout, ...] = (
+    exports.CHATGPT,
+    exports.CLAUDE,
+    exports.OPEN_WEBUI,
+    exports.LM_STUDIO,
+    exports.OPENCODE,
+    traces.SPAN,
+    records.REQUEST_RESPONSE,
+    traces.RUN,
+    traces.OBSERVATION,
+    records.MESSAGES,
+    records.CONTENTS,
+    records.SHAREGPT,
+    pairs.CALLS,
+    pairs.PROMPT_COMPLETION,
+    pairs.ALPACA,
+    pairs.AGENT_ROW,
+    pairs.TOOL,
+    pairs.INPUT_OUTPUT,
+    pairs.QUESTION_ANSWER,
+    pairs.TEXT,
+)
+# Columns of a chat's single message, with its text; a text beside one of them is no document.
+SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
+SPOKEN = ("text", "content", "message", "body", "value")
+
+
+def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
+    """The messages of `row`. `mapped`: the user named the columns, so others are left out at their word.
+
+    Raises RowRefused: unknown-layout, unexplained-column, or what is wrong with the row.
+    """
+    row = plain_row(row)
+    _refuse_preference(row)
+    for layout in LAYOUTS:
+        if not layout.fits(row):
+            continue
+        _refuse_single_message(layout, row)
+        conversation = layout.read(layout.name, row)
+        column = None if mapped else unexplained(row, layout, conversation)
+        if column is not None:
+            raise RowRefused("unexplained-column", _advice(layout, column))
+        return conversation
+    _refuse_single_message(None, row)
+    raise RowRefused("unknown-layout", f"columns {_names(row)}: name yours with --columns prompt=...,completion=...")
+
+
+def _refuse_preference(row: Row) -> None:
+    """Two answers of which one is worse, under all the names that data sets for preferences use."""
+    names = [name for name in row if row[name] not in (None, "", [])]
+    better = next((name for name in names if name.startswith("chosen")), None)
+    worse = next((name for name in names if name.startswith("rejected")), None)
+    if better and worse:
+        raise RowRefused("preference-row", f"{better} and {worse} are for preference training: map completion={better}")
+
+
+def _refuse_single_message(layout: Layout | None, row: Row) -> None:
+    if layout is not None and layout is not pairs.TEXT:
+        return
+    speaker = next((name for name in SPEAKERS if isinstance(row.get(name), str)), None)
+    spoken = next((name for name in SPOKEN if isinstance(row.get(name), str)), None)
+    if speaker and spoken:
+        raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
+
+
+def _advice(layout: Layout, column: str) -> str:
+    shown = column[:40]
+    return (
+        f"{shown!r} looks like content, and the layout {layout.name} has no place for it: name the columns to learn"
+        f" from, as in --columns {_example(layout)}"
+    )
+
+
+def _example(layout: Layout) -> str:
+    if layout is pairs.TEXT:
+        return "text=text (whole texts) or prompt=text,completion=..."
+    return "messages=messages" if "messages" in layout.explains else "prompt=...,completion=..."
+
+
+def _names(row: Row) -> str:
+    return ", ".join(str(key)[:30] for key in list(row)[:8]) or "none"

@@ -1,0 +1,228 @@
+"""Steps of traces: runs of LangSmith and LangChain, observations of Langfuse, spans of OpenTelemetry.
+
+A trace holds many steps that are no model's answer (tools, retrievers, chains around a call); they are set aside.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.answers import is_response, read_answer, read_request
+from hivetune.data.rows.layouts.calls import read_tools
+from hivetune.data.rows.layouts.columns import kind_of, looks_like_content, plain_name
+from hivetune.data.rows.layouts.records import joined
+from hivetune.data.rows.layouts.said import Conversation, Layout, Row, Tools, first_of, one_of, parsed
+from hivetune.data.rows.layouts.turns import in_order, read_messages, read_system
+from hivetune.records import Message
+
+MODEL_RUNS = ("llm", "chat_model", "chat")
+MODEL_STEPS = ("GENERATION", "TRACE")
+INPUTS, OUTPUTS = ("inputs", "input"), ("outputs", "output", "expected_output")
+# What a step may be given besides its question without changing what is asked.
+SETTINGS = ("messages", "input", "prompt", "message", "question", "query", "system", "system_prompt", "chat_history", "history")
+OTEL_INPUT = ("gen_ai.input.messages", "gen_ai.prompt", "ai.prompt.messages", "gen_ai.request.messages")
+OTEL_OUTPUT = ("gen_ai.output.messages", "gen_ai.completion", "ai.response.text", "gen_ai.response.messages")
+OTEL_TOOLS = ("gen_ai.tool.definitions", "gen_ai.request.tools", "ai.prompt.tools", "llm.request.functions")
+EVENT_ROLES = ("system", "user", "assistant", "tool")
+GEN_AI = ("gen_ai.", "llm.", "ai.prompt", "ai.response", "openinference.")
+
+
+def _run(name: str, row: Row) -> Conversation:
+    """LangSmith: `run_type`, `inputs`, `outputs`; its data sets have no type."""
+    kind = row.get("run_type")
+    if kind is not None and kind not in MODEL_RUNS and (kind != "chain" or row.get("parent_run_id")):
+        raise RowRefused("not-a-model-call", f"a run of type {str(kind)[:40]}")
+    if row.get("error"):
+        raise RowRefused("failed", f"the run failed: {str(row['error'])[:80]}")
+    return _step(name, row, row.get("extra"))
+
+
+def _observation(name: str, row: Row) -> Conversation:
+    """Langfuse: observations, traces and items of a data set."""
+    kind = one_of(row, "type", "observation_type")
+    if isinstance(kind, str) and kind.isupper() and kind not in MODEL_STEPS:
+        raise RowRefused("not-a-model-call", f"an observation of type {kind[:40]}")
+    if row.get("level") == "ERROR":
+        raise RowRefused("failed", f"the call failed: {str(row.get('status_message'))[:80]}")
+    return _step(name, row, row.get("model_parameters"))
+
+
+def _step(name: str, row: Row, settings: Any) -> Conversation:
+    asked_column, answered_column = first_of(row, INPUTS), first_of(row, OUTPUTS)
+    asked = parsed(row[asked_column]) if asked_column else None
+    answered = parsed(row[answered_column]) if answered_column else None
+    if answered in (None, "", [], {}):
+        raise RowRefused("no-answer", "the step has no output")
+    if isinstance(asked, dict) and len(asked) == 1 and not isinstance(next(iter(asked.values())), dict):
+        asked = parsed(next(iter(asked.values())))  # {"topic": text}: a chain with one input
+    if isinstance(asked, dict):
+        _refuse_more(asked)
+    request = read_request(asked)
+    said, changed = read_answer(_only_text(answered))
+    tools = request.tools or read_tools(one_of(one_of(settings, "invocation_params"), "tools"))
+    messages, more = in_order(joined(request.messages, said))
+    columns = (asked_column or "", answered_column or "")
+    return Conversation(name, messages, tools, changed=(*changed, *more), explained=columns)
+
+
+def _only_text(answered: Any) -> Any:
+    """A chain's output is an object with one text under any name."""
+    if isinstance(answered, dict) and len(answered) == 1 and not is_response(answered):
+        return next(iter(answered.values()))
+    return answered
+
+
+def _refuse_more(asked: Mapping[str, Any]) -> None:
+    """A step that was given more than a question: what else stood in its prompt isn't known."""
+    if "messages" in asked or "contents" in asked:
+        return
+    for key, value in asked.items():
+        if plain_name(key) not in SETTINGS and kind_of(plain_name(key)) != "note" and looks_like_content(value):
+            raise RowRefused("unexplained-column", f"the step was also given {key[:40]!r}: use the call of the model itself")
+
+
+def _span(name: str, row: Row) -> Conversation:
+    """OpenTelemetry's semantic conventions for generative AI, their older forms, OpenInference and the AI SDK."""
+    flat = {**attributes(row.get("attributes"))}
+    events = [event for event in row.get("events") or [] if isinstance(event, dict)]
+    for event in events:
+        if str(event.get("name")) in ("gen_ai.client.inference.operation.details", *GEN_AI_CONTENT):
+            flat |= attributes(event.get("attributes"))
+    status = one_of(row.get("status"), "code", "status_code")
+    if status in (2, "STATUS_CODE_ERROR", "ERROR") or flat.get("error.type"):
+        raise RowRefused("failed", "the span's status is an error")
+    system = _system(flat)
+    asked, answered = _from_attributes(flat)
+    if not answered:
+        asked, answered = _from_events(events)
+    if not answered:
+        raise RowRefused("not-a-model-call", "the span holds no messages of a model")
+    messages, changed = in_order([*(system if not asked or asked[0].role != "system" else []), *asked, *answered])
+    tools = next((flat[key] for key in OTEL_TOOLS if flat.get(key)), None)
+    return Conversation(name, messages, _span_tools(tools), changed=changed)
+
+
+GEN_AI_CONTENT = ("gen_ai.content.prompt", "gen_ai.content.completion")
+
+
+def _span_tools(tools: Any) -> Tools:
+    tools = parsed(tools)
+    return read_tools(tools) if isinstance(tools, list) else ()
+
+
+def _system(flat: Mapping[str, Any]) -> list[Message]:
+    system = parsed(flat.get("gen_ai.system_instructions"))
+    if isinstance(system, list):
+        system = [{**part, "text": part.get("content")} if isinstance(part, dict) else part for part in system]
+    return read_system(system)
+
+
+def _from_attributes(flat: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
+    asked = next((parsed(flat[key]) for key in OTEL_INPUT if flat.get(key)), None)
+    answered = next((parsed(flat[key]) for key in OTEL_OUTPUT if flat.get(key)), None)
+    if asked is None:
+        asked = _indexed(flat, "gen_ai.prompt.") or _indexed(flat, "llm.input_messages.")
+        answered = answered or _indexed(flat, "gen_ai.completion.") or _indexed(flat, "llm.output_messages.")
+    if asked is None and answered is None and flat.get("openinference.span.kind") == "LLM":
+        asked, answered = parsed(flat.get("input.value")), parsed(flat.get("output.value"))
+    if flat.get("ai.response.toolCalls") and isinstance(parsed(flat["ai.response.toolCalls"]), list):
+        calls = [{**call, "type": "tool-call"} for call in parsed(flat["ai.response.toolCalls"])]
+        text = [{"type": "text", "text": answered}] if isinstance(answered, str) and answered else []
+        answered = [{"role": "assistant", "content": [*text, *calls]}]
+    if not asked or not answered:
+        return [], []
+    return read_request(asked).messages, read_answer(answered)[0]
+
+
+def _from_events(events: list[dict[str, Any]]) -> tuple[list[Message], list[Message]]:
+    """One event a message: gen_ai.user.message and so on, then gen_ai.choice."""
+    asked: list[Message] = []
+    answered: list[Message] = []
+    for event in events:
+        kind = str(event.get("name"))
+        said = {**attributes(event.get("attributes"))}
+        if isinstance(event.get("body"), dict):
+            said |= event["body"]
+        role = kind.removeprefix("gen_ai.").removesuffix(".message")
+        if kind.startswith("gen_ai.") and role in EVENT_ROLES:
+            asked += read_messages([{"content": said.get("gen_ai.event.content"), **said, "role": role}], None)
+        elif kind == "gen_ai.choice" and not answered:
+            said["message"] = parsed(said.get("message")) or {"content": said.get("content")}
+            answered += read_answer({"choices": [said]})[0]
+    return asked, answered
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Attributes as OTLP writes them, a list of keys with typed values, or as an object."""
+    if isinstance(value, dict):
+        return value
+    pairs = [pair for pair in value or [] if isinstance(pair, dict) and isinstance(pair.get("key"), str)]
+    return {pair["key"]: _typed(pair.get("value")) for pair in pairs}
+
+
+def _typed(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "arrayValue" in value:
+        return [_typed(item) for item in one_of(value["arrayValue"], "values") or []]
+    if "kvlistValue" in value:
+        return attributes(one_of(value["kvlistValue"], "values"))
+    return next(iter(value.values()), None)
+
+
+def _indexed(flat: Mapping[str, Any], prefix: str) -> list[dict[str, Any]] | None:
+    """Turns whose parts are attributes of their own: gen_ai.prompt.0.role, llm.input_messages.0.message.content."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        if not key.startswith(prefix):
+            continue
+        node = tree
+        *path, last = key.removeprefix(prefix).split(".")
+        for step in path:
+            inner = node.setdefault(step, {})
+            node = inner if isinstance(inner, dict) else node
+        node[last] = value
+    turns = _as_lists(tree)
+    return [_turn(turn) for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else None
+
+
+def _as_lists(value: Any) -> Any:
+    """Objects whose keys are 0, 1, 2 ... as lists."""
+    if not isinstance(value, dict):
+        return value
+    if value and all(key.isdecimal() for key in value):
+        return [_as_lists(value[key]) for key in sorted(value, key=int)]
+    return {key: _as_lists(item) for key, item in value.items()}
+
+
+def _turn(turn: dict[str, Any]) -> dict[str, Any]:
+    """OpenInference's names for the parts of a turn."""
+    said = turn["message"] if isinstance(turn.get("message"), dict) else turn
+    calls = [one_of(call, "tool_call") or call for call in said.get("tool_calls") or []]
+    contents = [one_of(part, "message_content") or part for part in said.get("contents") or []]
+    plain = {**said, "content": said.get("content") if not contents else contents}
+    return {**plain, "tool_calls": calls} if calls else plain
+
+
+def _is_run(row: Row) -> bool:
+    if "inputs" not in row or "outputs" not in row:
+        return False
+    return "run_type" in row or isinstance(parsed(row["inputs"]), dict) or isinstance(parsed(row["outputs"]), dict)
+
+
+def _is_observation(row: Row) -> bool:
+    if "input" not in row or not ("output" in row or "expected_output" in row):
+        return False
+    traced = "trace_id" in row or "observation_type" in row or row.get("type") in (*MODEL_STEPS, "SPAN", "EVENT")
+    return traced or isinstance(row["input"], dict) or isinstance(row.get("expected_output"), dict)
+
+
+def _is_span(row: Row) -> bool:
+    return isinstance(row.get("attributes"), dict | list) and any(
+        key in row for key in ("span_id", "trace_id", "kind", "events", "context", "start_time")
+    )
+
+
+RUN = Layout("langsmith", _is_run, _run, frozenset(("extra", "events", "serialized")))
+OBSERVATION = Layout("langfuse", _is_observation, _observation, frozenset(("metadata", "model_parameters")))
+SPAN = Layout("opentelemetry", _is_span, _span, frozenset(("attributes", "events", "resource", "scope", "context")))

@@ -1,0 +1,260 @@
+"""A list of turns, as each provider and framework writes them, to messages in an order that templates know."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.calls import calls_in_text, read_call, result_text
+from hivetune.data.rows.layouts.parts import Said, has_results, read_content
+from hivetune.data.rows.layouts.said import one_of, parsed, text_of
+from hivetune.records import Message, Role
+
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "chatbot": "assistant",
+    "tool_call": "assistant",
+    "tool_calls": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "ipython": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "environment": "tool",
+    "tool_result": "tool",
+    "tool_response": "tool",
+    "function_response": "tool",
+}
+CALL_ROLES = ("function_call", "tool_call", "tool_calls")
+ROLE_KEYS = ("role", "from", "sender", "speaker", "author", "type")
+CONTENT_KEYS = ("content", "value", "parts", "text", "message")
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
+MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
+# Items of OpenAI's Responses that are no messages, but stand among them.
+ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
+BETWEEN = "\n\n"  # turns of one role that become one
+LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
+
+
+def read_messages(turns: Any, system: Any) -> list[Message]:
+    """Every turn of a list, after `system` unless the list has its own. Raises RowRefused."""
+    if not isinstance(turns, list):
+        raise RowRefused("wrong-type", "messages: a list of objects")
+    if not turns:
+        raise RowRefused("no-messages")
+    if all(isinstance(turn, str) for turn in turns):  # question, answer, question, answer
+        turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    messages: list[Message] = []
+    for turn in turns:
+        messages += read_turn(turn)
+    return messages if messages and messages[0].role == "system" else [*read_system(system), *messages]
+
+
+def read_system(value: Any) -> list[Message]:
+    """The system prompt in its own field: a string, text parts or Gemini's content."""
+    if value is None or value == "" or value == []:
+        return []
+    if isinstance(value, dict) and "parts" in value:
+        value = value["parts"]
+    text = value if isinstance(value, str) else "\n\n".join(_texts(value))
+    return [Message("system", text)] if text else []
+
+
+def _texts(value: Any) -> list[str]:
+    return read_content(value).texts if isinstance(value, list | dict) else [text_of(value, "system")]
+
+
+def read_turn(turn: Any) -> list[Message]:
+    """One turn: mostly one message; a turn that holds tools' results gives one of each. Raises RowRefused."""
+    if not isinstance(turn, dict):
+        raise RowRefused("wrong-type", "messages: each one an object with role and content")
+    role, content = turn.get("role"), turn.get("content")
+    known = ROLES.get(role) if isinstance(role, str) else None
+    if known and len(turn) == 2 and isinstance(content, str) and role not in CALL_ROLES:  # the usual turn, at half cost
+        return _plain_turn(known, content)
+    if "role" not in turn and turn.get("type") in ITEMS:
+        return _messages_of("assistant", read_content([turn]), turn)
+    if "role" not in turn and str(turn.get("type")).endswith("_call"):
+        raise RowRefused("unsupported-content", f"{turn['type']}: a tool that the provider ran itself")
+    turn = _unwrapped(turn)
+    if "role" not in turn and "from" not in turn and (pair := _pair(turn)) is not None:
+        return pair
+    name, role = _role(turn)
+    _refuse_media(turn)
+    content = one_of(turn, *CONTENT_KEYS)
+    if name in CALL_ROLES and "tool_calls" not in turn:
+        called = parsed(content)
+        if not isinstance(called, dict | list):
+            raise RowRefused("bad-tool-call", f"{name}: not JSON")
+        turn, content = {**turn, "tool_calls": called if isinstance(called, list) else [called]}, None
+    if role == "tool" and not has_results(content):
+        call_id = one_of(turn, "tool_call_id", "toolCallId")
+        return [_result_message(result_text(content), call_id, one_of(turn, "name", "tool_name"))]
+    return _messages_of(role, read_content(content), turn)
+
+
+def _plain_turn(role: Role, text: str) -> list[Message]:
+    if role == "assistant" and "<tool_call>" in text:
+        text, calls = calls_in_text(text)
+        return [Message(role, text, tool_calls=calls)]
+    return [Message(role, result_text(text) if role == "tool" else text)]
+
+
+def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Message]:
+    """Results of tools first, then what the role itself says with its calls."""
+    text, calls = said.text, [*said.calls, *_own_calls(turn)]
+    if role == "assistant":
+        if text == "" and isinstance(turn.get("refusal"), str):
+            text = turn["refusal"]
+        text, more = calls_in_text(text)
+        calls += more
+    answers = [_result_message(*result) for result in said.results]
+    thoughts = [said.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str) and value)]
+    reasoning = next((thought for thought in thoughts if thought.strip()), None) if role == "assistant" else None
+    if role != "assistant" and calls:
+        raise RowRefused("role-order", f"a tool call in a turn of {role}")
+    if answers and not text and not calls and not reasoning:
+        return answers
+    name = turn.get("name")
+    own = Message(
+        role,
+        text,
+        weight=_weight(turn),
+        name=name if isinstance(name, str) and turn.get("type") not in ITEMS else None,
+        tool_calls=tuple(calls),
+        reasoning=reasoning,
+    )
+    return [own, *answers] if role == "assistant" else [*answers, own]
+
+
+def _result_message(text: str, call_id: Any, name: Any) -> Message:
+    return Message(
+        "tool",
+        text,
+        name=name if isinstance(name, str) else None,
+        tool_call_id=call_id if isinstance(call_id, str) else None,
+    )
+
+
+def _own_calls(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """`tool_calls` of a turn, or OpenAI's older `function_call`."""
+    calls = one_of(turn, "tool_calls", "toolCalls")
+    calls = parsed(calls)
+    if calls is None and isinstance(turn.get("function_call"), dict):
+        calls = [turn["function_call"]]
+    if calls is None and isinstance(turn.get("additional_kwargs"), dict):
+        return _own_calls(turn["additional_kwargs"])
+    return [read_call(call) for call in calls] if isinstance(calls, list) else []
+
+
+def _weight(turn: Mapping[str, Any]) -> float:
+    """OpenAI's `weight`; `train`, `trainable` and `loss` are other programs' names for it."""
+    weight = one_of(turn, "weight", "train", "trainable", "loss")
+    if weight is None:
+        return 1.0
+    if weight not in (0, 1):
+        raise RowRefused("bad-weight")
+    return float(weight)
+
+
+def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """LangChain's two ways to write a message, and records that keep it below `message`."""
+    if isinstance(turn.get("kwargs"), dict) and isinstance(turn.get("id"), list) and turn["id"]:
+        kind = str(turn["id"][-1]).removesuffix("Chunk").removesuffix("Message").lower()
+        return {**turn["kwargs"], "role": LANGCHAIN.get(kind, kind)}
+    if turn.get("type") in LANGCHAIN and "role" not in turn:
+        inner = turn["data"] if isinstance(turn.get("data"), dict) else turn
+        return {**inner, "role": LANGCHAIN[turn["type"]]}
+    inner = turn.get("message")
+    if isinstance(inner, dict) and "role" in inner:
+        return inner
+    return turn
+
+
+def _pair(turn: Mapping[str, Any]) -> list[Message] | None:
+    """A turn that holds both sides: {"input": .., "output": ..} and the like."""
+    for asked, answered in (("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant")):
+        if isinstance(turn.get(asked), str) and isinstance(turn.get(answered), str):
+            return [Message("user", turn[asked]), Message("assistant", turn[answered])]
+    return None
+
+
+def _role(turn: Mapping[str, Any]) -> tuple[str, Role]:
+    said: Any = one_of(turn, *ROLE_KEYS)
+    if isinstance(said, dict):
+        said = said.get("role")
+    name = said.strip().lower() if isinstance(said, str) else ""
+    if name not in ROLES:
+        raise RowRefused("unknown-role", f"role {str(said)[:40]!r}: use system, user, assistant or tool")
+    return name, ROLES[name]
+
+
+def _refuse_media(turn: Mapping[str, Any]) -> None:
+    for key in MEDIA_KEYS:
+        if turn.get(key):
+            raise RowRefused("unsupported-content", f"a message with {key}: only text can be learned")
+
+
+def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """(messages, what was changed): consecutive turns of one role as one, the conversation from its first question to
+    its last answer. Raises RowRefused("role-order") when nobody asks anything.
+    """
+    answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    if not answers:
+        return tuple(messages), ()
+    changed = []
+    last = answers[-1] + 1
+    kept = list(messages[:last])
+    if last < len(messages):
+        changed.append("trailing-turns")
+    start = next(i for i, message in enumerate(kept) if message.role != "system")
+    if kept[start].role == "assistant":
+        asked = next((i for i in range(start, len(kept)) if kept[i].role == "user"), None)
+        if asked is None:
+            raise RowRefused("role-order", "an answer, but no question: only `text` is learned without one")
+        kept = kept[:start] + kept[asked:]
+        changed.append("leading-answer")
+    merged = _merged(kept)
+    if len(merged) < len(kept):
+        changed.append("merged-turns")
+    return tuple(merged), tuple(changed)
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    merged = [messages[0]]
+    for message in messages[1:]:
+        if _belongs(merged[-1], message):
+            merged[-1] = _joined(merged[-1], message)
+        else:
+            merged.append(message)
+    return merged
+
+
+def _belongs(one: Message, other: Message) -> bool:
+    """Whether two turns are parts of one. A call and a text behind it are not: the result is missing between them."""
+    if one.role != other.role or one.role == "tool" or one.weight != other.weight or one.name != other.name:
+        return False
+    return not one.tool_calls or (bool(other.tool_calls) and not other.content.strip())
+
+
+def _joined(one: Message, other: Message) -> Message:
+    texts = [text for text in (one.content, other.content) if text]
+    if one.content == other.content and not one.tool_calls and not other.tool_calls:
+        texts = texts[:1]  # the same turn, logged twice
+    thoughts = [text for text in (one.reasoning, other.reasoning) if text]
+    return replace(
+        one,
+        content=BETWEEN.join(texts),
+        tool_calls=(*one.tool_calls, *other.tool_calls),
+        reasoning=BETWEEN.join(thoughts) or None,
+    )
