@@ -172,7 +172,9 @@ REASONS: dict[str, Reason] = {
         "warn", "the record has several answers to one question: the first is learned", "keep the answer that you want"
     ),
     "other-branches": Reason(
-        "warn", "retries and edits that were given up are left out: the branch that was kept is learned", "nothing to do"
+        "warn",
+        "retries and edits that were given up are left out: the branch that was kept is learned",
+        "nothing to do",
     ),
     "redacted-secret": Reason("warn", "a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": Reason("warn", "personal data was replaced by a placeholder", "data.on_personal: keep"),

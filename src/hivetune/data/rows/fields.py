@@ -77,7 +77,7 @@ def plain_name(name: str) -> str:
     return _BREAKS.sub("_", _HUMPS.sub("_", name.strip())).lower()
 
 
-_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z][A-Za-z])")
 _BREAKS = re.compile(r"[\s.\-/]+")
 
 

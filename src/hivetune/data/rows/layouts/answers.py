@@ -9,14 +9,24 @@ from typing import Any, NamedTuple
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import calls_in_text, read_tools
 from hivetune.data.rows.layouts.said import Tools, objects, one_of, parsed
-from hivetune.data.rows.layouts.turns import ITEMS, ROLE_KEYS, read_messages, read_system, read_turn
+from hivetune.data.rows.layouts.turns import ROLE_KEYS, is_item, read_messages, read_system, read_turn
 from hivetune.records import Message
 
 CUT_OFF = frozenset(("length", "max_tokens", "max_output_tokens", "max_length", "model_context_window_exceeded"))
 STOPPED = frozenset(("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "error", "cancelled"))
 SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "preamble", "system_prompt")
 ASKED = ("messages", "contents", "input", "prompt", "message", "inputText", "question", "query", "inputs")
-ANSWERED = ("answer", "output", "output_text", "response", "completion", "text", "result", "generated_text", "outputText")
+ANSWERED = (
+    "answer",
+    "output",
+    "output_text",
+    "response",
+    "completion",
+    "text",
+    "result",
+    "generated_text",
+    "outputText",
+)
 WRAPPERS = ("body", "kwargs", "json", "data", "outputBodyJson", "inputBodyJson")
 
 
@@ -82,7 +92,7 @@ def is_response(value: Any) -> bool:
     if isinstance(value, list):
         items = objects(_flat(value))
         keys = ("role", "lc", "from", "generated_text", "message")
-        return items is not None and all(any(k in i for k in keys) or i.get("type") in ITEMS for i in items)
+        return items is not None and all(any(k in i for k in keys) or is_item(i) for i in items)
     if not isinstance(value, dict):
         return False
     if any(isinstance(value.get(key), list) for key in ("choices", "candidates", "generations")):
@@ -91,7 +101,7 @@ def is_response(value: Any) -> bool:
         return is_response(value["output"])
     inner = value.get("message")
     if isinstance(inner, dict) or isinstance(value.get("messages"), list):
-        return inner is None or "content" in inner or "role" in inner
+        return inner is None or "role" in inner
     if isinstance(value.get("content"), list | str) and ("role" in value or value.get("type") in ("message", "ai")):
         return True
     if isinstance(value.get("error"), dict | str) and value["error"]:
@@ -105,14 +115,18 @@ def read_answer(value: Any) -> tuple[list[Message], tuple[str, ...]]:
 
     Raises RowRefused: failed, cut-off-answer, unknown-layout, or what is wrong with a turn.
     """
+    if isinstance(value, str) and not is_response(value):
+        return [_text_answer(value)], ()  # an answer may be JSON itself
     value = _unwrapped(parsed(value))
-    if isinstance(value, str):
-        return [_text_answer(value)], ()
     if isinstance(value, list):
         return _listed(value)
     if not isinstance(value, dict):
         raise RowRefused("no-answer", "the response is empty")
     _refuse_failure(value)
+    return _of_object(value)
+
+
+def _of_object(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]]:
     for key, read in (("choices", _choices), ("candidates", _choices), ("generations", _generations)):
         if isinstance(value.get(key), list):
             if not value[key]:

@@ -9,9 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from hivetune.data.rows.fields import AGENT, CATEGORY, FEEDBACK, NESTED, OWN_ID, SESSION, SUCCESS, TIME, USER, plain_name
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.said import Conversation, Layout, Row, first_of, parsed
+from hivetune.data.rows.fields import (
+    AGENT,
+    CATEGORY,
+    FEEDBACK,
+    NESTED,
+    OWN_ID,
+    SESSION,
+    SUCCESS,
+    TIME,
+    USER,
+    plain_name,
+)
+from hivetune.data.rows.layouts.said import Conversation, Layout, Row, first_of, names, parsed
 from hivetune.records import Message
 
 Kind = Literal["note", "media", "content", "unknown"]
@@ -26,48 +37,55 @@ MORE_ANSWERS = ("assistant", "assistant_response", "ai_response", "bot_response"
 OTHER_ANSWERS = ("model_output", "generated_text", "generation", "expected_output", "bot", "ai", "gpt")
 ANSWERED = (*ANSWERS, *MORE_ANSWERS, *OTHER_ANSWERS)
 CONTEXT = ("context", "passage", "background", "document", "paragraph")
-THOUGHTS = ("reasoning", "reasoning_content", "thinking", "thought", "thoughts", "cot", "complex_cot", "chain_of_thought")
+THOUGHTS = (
+    "reasoning",
+    "reasoning_content",
+    "thinking",
+    "thought",
+    "thoughts",
+    "cot",
+    "complex_cot",
+    "chain_of_thought",
+)
 TURNS = ("messages", "conversations", "conversation", "chat", "dialogue", "dialog", "turns", "history", "chat_history")
 FACTS = (*SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK, *OWN_ID, *NESTED)
 
-MEDIA = frozenset(
+MEDIA = names(
     "image images image_url image_urls image_path image_paths image_file img photo picture pictures audio audios "
-    "audio_path audio_url speech video videos video_path video_url pdf pixel_values".split()
+    "audio_path audio_url speech video videos video_path video_url pdf pixel_values"
 )
 CONTENT = frozenset(
     (*SYSTEM, *ASKED, *ANSWERED, *CONTEXT, *THOUGHTS, *TURNS, "command", "tool_used", "text", "content", "answers")
-) | frozenset(
+) | names(
     "documents passages contexts choices options candidates article articles abstract body code chunks "
     "retrieved_documents retrieved_context rationale explanation explanations hint hints steps examples demonstrations "
     "persona knowledge facts evidence summary highlights translation definition premise hypothesis schema sql role "
     "label_text story dialogue_history best_answer correct_answer incorrect_answers chosen rejected "
-    "chosen_response rejected_response responses completions generations answers_list".split()
+    "chosen_response rejected_response responses completions generations answers_list"
 )
-NOTES = (
-    frozenset(FACTS)
-    | frozenset(
-        "source sources url urls link dataset dataset_name data_source origin untrusted checker lang language languages "
-        "locale model models model_name engine provider generator teacher split subset config name title author authors "
-        "license licence version revision tags tag keywords labels_source hash sha256 md5 idx index row number order "
-        "turn turns_count num_turns level difficulty complexity quality grade path file filename file_name file_path "
-        "filepath repo repository dump date_published published updated updated_at modified duration latency cost usage "
-        "token_count tokens n_tokens finish_reason stop_reason status status_code error_code country state city region "
-        "ip hashed_ip header headers user_agent toxic toxicity redacted moderation openai_moderation "
-        "detoxify_moderation annotation annotations annotator annotators annotation_type reward_model parameters "
-        "params temperature max_tokens top_p top_k stop seed stream environment env release host hostname pid thread "
-        "instruct_reward gen_input_config pre_query_template input_generator conversation_hash avatar_url views "
-        "skip_prompt_formatting trace span parent kind event level_name logger severity program benchmark contamination "
-        "parent_run extra info prompt_name template task_name custom_id object system_fingerprint service_tier weight "
-        "weights loss enable_thinking reasoning_effort tool_choice parallel_tool_calls response_format logprobs".split()
+NOTES = frozenset(FACTS) | names(
+    "source sources url urls link dataset dataset_name data_source origin untrusted checker lang language languages "
+    "locale model models model_name engine provider generator teacher split subset config name title author authors "
+    "license licence version revision tags tag keywords labels_source hash sha256 md5 idx index row number order "
+    "turn turns_count num_turns level difficulty complexity quality grade path file filename file_name file_path "
+    "filepath repo repository dump date_published published updated updated_at modified duration latency cost usage "
+    "token_count tokens n_tokens finish_reason stop_reason status status_code error_code country state city region "
+    "ip hashed_ip header headers user_agent toxic toxicity redacted moderation openai_moderation "
+    "detoxify_moderation annotation annotations annotator annotators annotation_type reward_model parameters "
+    "params temperature max_tokens top_p top_k stop seed stream environment env release host hostname pid thread "
+    "instruct_reward gen_input_config pre_query_template input_generator conversation_hash avatar_url views "
+    "skip_prompt_formatting trace span parent kind event level_name logger severity program benchmark contamination "
+    "parent_run extra info prompt_name template task_name custom_id object system_fingerprint service_tier weight "
+    "weights loss enable_thinking reasoning_effort tool_choice parallel_tool_calls response_format logprobs"
+)
+_NOTE_ENDS = tuple(
+    names(
+        "_id _ids _uuid _url _uri _hash _at _time _date _timestamp _score _scores _count _counts _length _len _tokens "
+        "_type _name _lang _language _model _source _version _explanation _config _params _rating _reward _quality "
+        "_status _path _file _index _idx _ms _seconds _cost _reason _category _probability _logprobs _ppl _flag"
     )
 )
-NOTE_ENDS = (
-    "_id _ids _uuid _url _uri _hash _at _time _date _timestamp _score _scores _count _counts _length _len _tokens "
-    "_type _name _lang _language _model _source _version _explanation _config _params _rating _reward _quality "
-    "_status _path _file _index _idx _ms _seconds _cost _reason _category _probability _logprobs _ppl _flag"
-)
-NOTE_STARTS = "num_ is_ has_ n_ original_ raw_ gen_ meta_ metadata_ original source_ __"
-_NOTE_ENDS, _NOTE_STARTS = tuple(NOTE_ENDS.split()), tuple(NOTE_STARTS.split())
+_NOTE_STARTS = tuple(names("num_ is_ has_ n_ original_ raw_ gen_ meta_ metadata_ original source_ __"))
 
 MIN_WORDS = 3
 MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
@@ -80,11 +98,11 @@ def plain_row(row: Row) -> Row:
 
     A name that would be there twice stays as it is.
     """
-    names = [plain_name(key) for key in row]
-    if all(name == key for name, key in zip(names, row, strict=True)):
+    renamed = [plain_name(key) for key in row]
+    if all(name == key for name, key in zip(renamed, row, strict=True)):
         return row
     plain: dict[str, Any] = {}
-    for name, (key, value) in zip(names, row.items(), strict=True):
+    for name, (key, value) in zip(renamed, row.items(), strict=True):
         plain[key if name in plain or (name != key and name in row) else name] = value
     return plain
 
@@ -133,7 +151,14 @@ def unexplained(row: Row, layout: Layout, conversation: Conversation) -> str | N
     """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
     messages = conversation.messages
     for name, value in row.items():
-        if name in layout.explains or name in conversation.explained or value is None or value == "" or value == [] or value == {}:
+        if (
+            name in layout.explains
+            or name in conversation.explained
+            or value is None
+            or value == ""
+            or value == []
+            or value == {}
+        ):
             continue
         kind = kind_of(name)
         if kind == "media":

@@ -9,7 +9,7 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.parts import split_thoughts
 from hivetune.data.rows.layouts.said import Conversation, Layout, Row, objects, one_of
-from hivetune.data.rows.layouts.turns import in_order, read_messages, read_system, read_turn
+from hivetune.data.rows.layouts.turns import in_order, read_system, read_turn
 from hivetune.records import Message
 
 # Contents that ChatGPT shows or keeps besides what was said.
@@ -94,10 +94,10 @@ def _claude(name: str, row: Row) -> Conversation:
     turns = objects(row["chat_messages"])
     if turns is None:
         raise RowRefused("no-messages")
-    ids = [turn.get("uuid") for turn in turns]
+    ids = [str(turn.get("uuid")) for turn in turns]
     path = turns
-    if all(isinstance(one, str) for one in ids) and any(turn.get("parent_message_uuid") in ids for turn in turns):
-        by_id = dict(zip(ids, turns, strict=True))
+    by_id = dict(zip(ids, turns, strict=True))
+    if len(by_id) == len(turns) and any(turn.get("parent_message_uuid") in by_id for turn in turns):
         leaf = row.get("current_leaf_message_uuid")
         kept = branch({i: by_id[i].get("parent_message_uuid") for i in by_id}, leaf if leaf in by_id else ids[-1])
         path = [by_id[one] for one in kept]
@@ -134,8 +134,9 @@ def _open_webui(name: str, row: Row) -> Conversation:
     if isinstance(nodes, dict) and one_of(history, "currentId") in nodes:
         parents = {key: one_of(node, "parentId") for key, node in nodes.items()}
         path = branch(parents, history["currentId"])
-        turns, others = [nodes[key] for key in path], sum(
-            one_of(node, "role") == "assistant" for key, node in nodes.items() if key not in path
+        turns, others = (
+            [nodes[key] for key in path],
+            sum(one_of(node, "role") == "assistant" for key, node in nodes.items() if key not in path),
         )
     else:
         turns = chat.get("messages") or []
@@ -239,7 +240,9 @@ def _is_open_webui(row: Row) -> bool:
 
 
 CHATGPT = Layout("chatgpt", lambda row: isinstance(row.get("mapping"), dict), _chatgpt, frozenset(("mapping",)))
-CLAUDE = Layout("claude", lambda row: "chat_messages" in row, _claude, frozenset(("chat_messages",)), frozenset(("summary",)))
+CLAUDE = Layout(
+    "claude", lambda row: "chat_messages" in row, _claude, frozenset(("chat_messages",)), frozenset(("summary",))
+)
 OPEN_WEBUI = Layout("open-webui", _is_open_webui, _open_webui, frozenset(("chat",)))
 LM_STUDIO = Layout("lm-studio", _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes")))
 OPENCODE = Layout("opencode", _is_opencode, _opencode, frozenset(("messages", "info")))

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hivetune.data.rows.fields import AGENT
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import AGENT
 from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
 from hivetune.data.rows.layouts.columns import (
     ANSWERED,
@@ -15,9 +15,8 @@ from hivetune.data.rows.layouts.columns import (
     thoughts_of,
     tools_of,
 )
-from hivetune.data.rows.layouts.turns import in_order
 from hivetune.data.rows.layouts.said import Conversation, Layout, Row, first_of, objects, parsed, said, text_of
-from hivetune.data.rows.layouts.turns import ROLE_KEYS, read_messages, read_system
+from hivetune.data.rows.layouts.turns import ROLE_KEYS, in_order, read_messages, read_system
 from hivetune.records import Message
 
 QUESTION = ("user_query", "user_request", "input", "query")

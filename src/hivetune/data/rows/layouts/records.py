@@ -5,7 +5,7 @@ from typing import Any
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import ANSWERED, SYSTEM, TOOLS, system_of, tools_of
-from hivetune.data.rows.layouts.said import Conversation, Layout, Row, Tools, first_of, one_of, parsed
+from hivetune.data.rows.layouts.said import Conversation, Layout, Row, Tools, first_of, names, one_of, parsed
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
 
@@ -40,7 +40,9 @@ def _messages(name: str, row: Row) -> Conversation:
 def _sharegpt(name: str, row: Row) -> Conversation:
     column = _list_column(row)
     assert column is not None
-    return _conversation(name, read_messages(parsed(row[column]), system_of(row)), read_tools(tools_of(row)), (), (column,))
+    return _conversation(
+        name, read_messages(parsed(row[column]), system_of(row)), read_tools(tools_of(row)), (), (column,)
+    )
 
 
 def _contents(name: str, row: Row) -> Conversation:
@@ -118,11 +120,13 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
-BESIDE = frozenset("task intent knowledge topic summary description notes note comment comments".split())
+BESIDE = names("task intent knowledge topic summary description notes note comment comments")
 COMMON = frozenset((*SYSTEM, *TOOLS))
 REQUEST_RESPONSE = Layout(
     "request-response", lambda row: _sides(row) is not None, _request_response, COMMON | {"instructions"}, BESIDE
 )
 MESSAGES = Layout("messages", lambda row: "messages" in row, _messages, COMMON | {"messages", "tool_config"}, BESIDE)
-CONTENTS = Layout("contents", lambda row: "contents" in row, _contents, COMMON | {"contents", "system_instruction"}, BESIDE)
+CONTENTS = Layout(
+    "contents", lambda row: "contents" in row, _contents, COMMON | {"contents", "system_instruction"}, BESIDE
+)
 SHAREGPT = Layout("sharegpt", lambda row: _list_column(row) is not None, _sharegpt, COMMON, BESIDE)

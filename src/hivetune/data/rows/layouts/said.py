@@ -37,6 +37,11 @@ class Layout(NamedTuple):
     asks: frozenset[str] = frozenset()
 
 
+def names(text: str) -> frozenset[str]:
+    """The words of `text`; long lists of columns are easier to read as one."""
+    return frozenset(text.split())
+
+
 def parsed(value: Any) -> Any:
     """CSV, Parquet and logs keep lists and objects as JSON text; other text stays as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.layouts.answers import is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.columns import kind_of, looks_like_content, plain_name
+from hivetune.data.rows.layouts.columns import kind_of, looks_like_content
 from hivetune.data.rows.layouts.records import joined
 from hivetune.data.rows.layouts.said import Conversation, Layout, Row, Tools, first_of, one_of, parsed
 from hivetune.data.rows.layouts.turns import in_order, read_messages, read_system
@@ -19,7 +20,18 @@ MODEL_RUNS = ("llm", "chat_model", "chat")
 MODEL_STEPS = ("GENERATION", "TRACE")
 INPUTS, OUTPUTS = ("inputs", "input"), ("outputs", "output", "expected_output")
 # What a step may be given besides its question without changing what is asked.
-SETTINGS = ("messages", "input", "prompt", "message", "question", "query", "system", "system_prompt", "chat_history", "history")
+SETTINGS = (
+    "messages",
+    "input",
+    "prompt",
+    "message",
+    "question",
+    "query",
+    "system",
+    "system_prompt",
+    "chat_history",
+    "history",
+)
 OTEL_INPUT = ("gen_ai.input.messages", "gen_ai.prompt", "ai.prompt.messages", "gen_ai.request.messages")
 OTEL_OUTPUT = ("gen_ai.output.messages", "gen_ai.completion", "ai.response.text", "gen_ai.response.messages")
 OTEL_TOOLS = ("gen_ai.tool.definitions", "gen_ai.request.tools", "ai.prompt.tools", "llm.request.functions")
@@ -78,7 +90,9 @@ def _refuse_more(asked: Mapping[str, Any]) -> None:
         return
     for key, value in asked.items():
         if plain_name(key) not in SETTINGS and kind_of(plain_name(key)) != "note" and looks_like_content(value):
-            raise RowRefused("unexplained-column", f"the step was also given {key[:40]!r}: use the call of the model itself")
+            raise RowRefused(
+                "unexplained-column", f"the step was also given {key[:40]!r}: use the call of the model itself"
+            )
 
 
 def _span(name: str, row: Row) -> Conversation:
@@ -98,15 +112,16 @@ def _span(name: str, row: Row) -> Conversation:
     if not answered:
         raise RowRefused("not-a-model-call", "the span holds no messages of a model")
     messages, changed = in_order([*(system if not asked or asked[0].role != "system" else []), *asked, *answered])
-    tools = next((flat[key] for key in OTEL_TOOLS if flat.get(key)), None)
-    return Conversation(name, messages, _span_tools(tools), changed=changed)
+    return Conversation(name, messages, _span_tools(flat), changed=changed)
 
 
 GEN_AI_CONTENT = ("gen_ai.content.prompt", "gen_ai.content.completion")
 
 
-def _span_tools(tools: Any) -> Tools:
-    tools = parsed(tools)
+def _span_tools(flat: Mapping[str, Any]) -> Tools:
+    tools = parsed(next((flat[key] for key in OTEL_TOOLS if flat.get(key)), None))
+    if tools is None:
+        tools = [one_of(one_of(tool, "tool"), "json_schema") for tool in _tree(flat, "llm.tools.") or []]
     return read_tools(tools) if isinstance(tools, list) else ()
 
 
@@ -172,6 +187,12 @@ def _typed(value: Any) -> Any:
 
 def _indexed(flat: Mapping[str, Any], prefix: str) -> list[dict[str, Any]] | None:
     """Turns whose parts are attributes of their own: gen_ai.prompt.0.role, llm.input_messages.0.message.content."""
+    turns = _tree(flat, prefix)
+    return [_turn(turn) for turn in turns if isinstance(turn, dict)] if turns else None
+
+
+def _tree(flat: Mapping[str, Any], prefix: str) -> list[Any] | None:
+    """The list whose parts have names that begin with `prefix`; None if there is none."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         if not key.startswith(prefix):
@@ -182,8 +203,8 @@ def _indexed(flat: Mapping[str, Any], prefix: str) -> list[dict[str, Any]] | Non
             inner = node.setdefault(step, {})
             node = inner if isinstance(inner, dict) else node
         node[last] = value
-    turns = _as_lists(tree)
-    return [_turn(turn) for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else None
+    found = _as_lists(tree)
+    return found if isinstance(found, list) else None
 
 
 def _as_lists(value: Any) -> Any:
@@ -200,21 +221,23 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
     said = turn["message"] if isinstance(turn.get("message"), dict) else turn
     calls = [one_of(call, "tool_call") or call for call in said.get("tool_calls") or []]
     contents = [one_of(part, "message_content") or part for part in said.get("contents") or []]
-    plain = {**said, "content": said.get("content") if not contents else contents}
+    plain = {**said, "content": contents or said.get("content")}
     return {**plain, "tool_calls": calls} if calls else plain
 
 
 def _is_run(row: Row) -> bool:
     if "inputs" not in row or "outputs" not in row:
         return False
-    return "run_type" in row or isinstance(parsed(row["inputs"]), dict) or isinstance(parsed(row["outputs"]), dict)
+    sides = parsed(row["inputs"]), parsed(row["outputs"])
+    return "run_type" in row or (isinstance(sides[0], dict) and isinstance(sides[1], dict | str))
 
 
 def _is_observation(row: Row) -> bool:
     if "input" not in row or not ("output" in row or "expected_output" in row):
         return False
     traced = "trace_id" in row or "observation_type" in row or row.get("type") in (*MODEL_STEPS, "SPAN", "EVENT")
-    return traced or isinstance(row["input"], dict) or isinstance(row.get("expected_output"), dict)
+    free = isinstance(row["input"], dict) and not is_response(row.get("output"))  # a data set's item
+    return traced or free or isinstance(row.get("expected_output"), dict)
 
 
 def _is_span(row: Row) -> bool:

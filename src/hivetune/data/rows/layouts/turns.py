@@ -84,7 +84,7 @@ def read_turn(turn: Any) -> list[Message]:
         return _plain_turn(known, content)
     if "role" not in turn and turn.get("type") in ITEMS:
         return _messages_of("assistant", read_content([turn]), turn)
-    if "role" not in turn and str(turn.get("type")).endswith("_call"):
+    if is_item(turn):
         raise RowRefused("unsupported-content", f"{turn['type']}: a tool that the provider ran itself")
     turn = _unwrapped(turn)
     if "role" not in turn and "from" not in turn and (pair := _pair(turn)) is not None:
@@ -101,6 +101,12 @@ def read_turn(turn: Any) -> list[Message]:
         call_id = one_of(turn, "tool_call_id", "toolCallId")
         return [_result_message(result_text(content), call_id, one_of(turn, "name", "tool_name"))]
     return _messages_of(role, read_content(content), turn)
+
+
+def is_item(turn: Mapping[str, Any]) -> bool:
+    """Whether a turn of OpenAI's Responses is no message: a call, a result, thoughts, or what the provider ran."""
+    kind = turn.get("type")
+    return "role" not in turn and (kind in ITEMS or (isinstance(kind, str) and kind.endswith("_call")))
 
 
 def _plain_turn(role: Role, text: str) -> list[Message]:
