@@ -85,9 +85,6 @@ REASONS: dict[str, Reason] = {
     "no-answer": Reason(
         "reject", "there is no assistant message to learn from", "add the answer, or leave the row out"
     ),
-    "ends-without-answer": Reason(
-        "reject", "the last message is not the assistant's", "add the last answer, or delete the last question"
-    ),
     "unsupported-content": Reason("reject", "content that is not text: image, audio, file", "keep the text parts only"),
     "bad-tool-call": Reason(
         "reject", "a tool call without a name or with arguments that are no JSON object", "write arguments as an object"

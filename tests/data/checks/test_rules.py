@@ -38,8 +38,8 @@ def test_orders_that_conversations_have(roles: str) -> None:
         ("ut", "role-order"),
         ("u", "no-answer"),
         ("su", "no-answer"),
-        ("uau", "ends-without-answer"),
-        ("uAt", "ends-without-answer"),
+        ("uau", "role-order"),
+        ("uAt", "role-order"),
     ],
 )
 def test_orders_that_they_have_not(roles: str, reason: str) -> None:

@@ -76,15 +76,19 @@ FAULTS: dict[str, tuple[str, Maker]] = {
     "no messages": ("no-messages", lambda r: dump({"messages": [], "n": r.random()})),
     "role": ("unknown-role", lambda r: _turns(("boss", str(r.random())), ("assistant", "b"))),
     "role number": ("unknown-role", lambda r: _turns((7, str(r.random())), ("assistant", "b"))),  # type: ignore[arg-type]
-    "two questions": ("role-order", lambda r: _turns(("user", str(r.random())), ("user", "b"), ("assistant", "c"))),
-    "answer first": ("role-order", lambda r: _turns(("assistant", str(r.random())), ("user", "b"), ("assistant", "c"))),
+    "answer alone": ("role-order", lambda r: _turns(("system", str(r.random())), ("assistant", "c"))),
+    "columns unexplained": (
+        "unexplained-column",
+        lambda r: dump({"prompt": str(r.random()), "completion": "b", "rules": "Never answer with b."}),
+    ),
+    "text and label": ("unexplained-column", lambda r: dump({"text": str(r.random()), "label": 1})),
+    "one message": ("one-message", lambda r: dump({"role": "user", "content": str(r.random())})),
     "late system": ("role-order", lambda r: _turns(("user", str(r.random())), ("system", "b"), ("assistant", "c"))),
     "tool unasked": (
         "role-order",
         lambda r: _turns(("user", str(r.random())), ("assistant", "b"), ("tool", "c"), ("assistant", "d")),
     ),
     "no answer": ("no-answer", lambda r: _turns(("user", sentence(r, 5, 9)))),
-    "open end": ("ends-without-answer", lambda r: _turns(("user", str(r.random())), ("assistant", "b"), ("user", "c"))),
     "image": (
         "unsupported-content",
         lambda r: _turns(("user", [{"type": "image_url", "image_url": {"url": str(r.random())}}]), ("assistant", "b")),

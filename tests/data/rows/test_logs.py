@@ -525,7 +525,8 @@ LOGS: dict[str, tuple[dict[str, Any], str, list[tuple[str, str]]]] = {
                             "parentId": "1",
                             "childrenIds": [],
                             "role": "assistant",
-                            "content": '<details type="reasoning" done="true" duration="2">\n<summary>Thought for 2 seconds</summary>\n> France, so Paris\n</details>\nParis.',
+                            "content": '<details type="reasoning" done="true">\n<summary>Thought for 2 s</summary>\n'
+                            "> France, so Paris\n</details>\nParis.",
                             "done": True,
                         },
                     },
@@ -633,41 +634,159 @@ def calls(conversation: Conversation) -> list[tuple[str, Any]]:
 TOOL_LOGS: dict[str, dict[str, Any]] = {
     "OpenAI": {
         "tools": [{"type": "function", "function": WEATHER}],
-        "messages": [ASK, {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}]}, {"role": "tool", "tool_call_id": "c1", "content": "12 degrees"}, {"role": "assistant", "content": "12 degrees."}],
+        "messages": [
+            ASK,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": "c1",
+                        "type": "function",
+                        "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "12 degrees"},
+            {"role": "assistant", "content": "12 degrees."},
+        ],
     },
     "OpenAI's older function_call": {
         "functions": [WEATHER],
-        "messages": [ASK, {"role": "assistant", "content": None, "function_call": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}, {"role": "function", "name": "get_weather", "content": "12 degrees"}, {"role": "assistant", "content": "12 degrees."}],
+        "messages": [
+            ASK,
+            {
+                "role": "assistant",
+                "content": None,
+                "function_call": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+            },
+            {"role": "function", "name": "get_weather", "content": "12 degrees"},
+            {"role": "assistant", "content": "12 degrees."},
+        ],
     },
     "Responses": {
-        "request": {"tools": [{"type": "function", **WEATHER}], "input": [ASK, {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Paris"}'}, {"type": "function_call_output", "call_id": "c1", "output": "12 degrees"}]},
-        "response": {"output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "12 degrees."}]}]},
+        "request": {
+            "tools": [{"type": "function", **WEATHER}],
+            "input": [
+                ASK,
+                {
+                    "type": "function_call",
+                    "id": "fc_1",
+                    "call_id": "c1",
+                    "name": "get_weather",
+                    "arguments": '{"city": "Paris"}',
+                },
+                {"type": "function_call_output", "call_id": "c1", "output": "12 degrees"},
+            ],
+        },
+        "response": {
+            "output": [
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "12 degrees."}]}
+            ]
+        },
     },
     "Anthropic": {
-        "tools": [{"name": "get_weather", "description": WEATHER["description"], "input_schema": WEATHER["parameters"]}],
-        "messages": [ASK, {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "get_weather", "input": {"city": "Paris"}}]}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "12 degrees"}]}]}, {"role": "assistant", "content": "12 degrees."}],
+        "tools": [
+            {"name": "get_weather", "description": WEATHER["description"], "input_schema": WEATHER["parameters"]}
+        ],
+        "messages": [
+            ASK,
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c1", "name": "get_weather", "input": {"city": "Paris"}}],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "12 degrees"}]}
+                ],
+            },
+            {"role": "assistant", "content": "12 degrees."},
+        ],
     },
     "Gemini": {
         "tools": [{"functionDeclarations": [WEATHER]}],
-        "contents": [{"role": "user", "parts": [{"text": ASK["content"]}]}, {"role": "model", "parts": [{"functionCall": {"name": "get_weather", "args": {"city": "Paris"}}}]}, {"role": "user", "parts": [{"functionResponse": {"name": "get_weather", "response": "12 degrees"}}]}, {"role": "model", "parts": [{"text": "12 degrees."}]}],
+        "contents": [
+            {"role": "user", "parts": [{"text": ASK["content"]}]},
+            {"role": "model", "parts": [{"functionCall": {"name": "get_weather", "args": {"city": "Paris"}}}]},
+            {"role": "user", "parts": [{"functionResponse": {"name": "get_weather", "response": "12 degrees"}}]},
+            {"role": "model", "parts": [{"text": "12 degrees."}]},
+        ],
     },
     "Bedrock": {
-        "toolConfig": {"tools": [{"toolSpec": {"name": "get_weather", "description": WEATHER["description"], "inputSchema": {"json": WEATHER["parameters"]}}}]},
-        "messages": [{"role": "user", "content": [{"text": ASK["content"]}]}, {"role": "assistant", "content": [{"toolUse": {"toolUseId": "c1", "name": "get_weather", "input": {"city": "Paris"}}}]}, {"role": "user", "content": [{"toolResult": {"toolUseId": "c1", "content": [{"text": "12 degrees"}], "status": "success"}}]}, {"role": "assistant", "content": [{"text": "12 degrees."}]}],
+        "toolConfig": {
+            "tools": [
+                {
+                    "toolSpec": {
+                        "name": "get_weather",
+                        "description": WEATHER["description"],
+                        "inputSchema": {"json": WEATHER["parameters"]},
+                    }
+                }
+            ]
+        },
+        "messages": [
+            {"role": "user", "content": [{"text": ASK["content"]}]},
+            {
+                "role": "assistant",
+                "content": [{"toolUse": {"toolUseId": "c1", "name": "get_weather", "input": {"city": "Paris"}}}],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"toolResult": {"toolUseId": "c1", "content": [{"text": "12 degrees"}], "status": "success"}}
+                ],
+            },
+            {"role": "assistant", "content": [{"text": "12 degrees."}]},
+        ],
     },
     "Hermes": {
         "tools": json.dumps([{"type": "function", "function": WEATHER}]),
-        "conversations": [{"from": "human", "value": ASK["content"]}, {"from": "gpt", "value": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'}, {"from": "tool", "value": "<tool_response>\n12 degrees\n</tool_response>"}, {"from": "gpt", "value": "12 degrees."}],
+        "conversations": [
+            {"from": "human", "value": ASK["content"]},
+            {
+                "from": "gpt",
+                "value": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+            },
+            {"from": "tool", "value": "<tool_response>\n12 degrees\n</tool_response>"},
+            {"from": "gpt", "value": "12 degrees."},
+        ],
     },
     "OpenTelemetry": {
-        "name": "chat", "trace_id": "t", "kind": 3,
-        "attributes": {"gen_ai.tool.definitions": [{"type": "function", **WEATHER}], "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": ASK["content"]}]}, {"role": "assistant", "parts": [{"type": "tool_call", "id": "c1", "name": "get_weather", "arguments": {"city": "Paris"}}]}, {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "12 degrees"}]}], "gen_ai.output.messages": [{"role": "assistant", "parts": [{"type": "text", "content": "12 degrees."}]}]},
+        "name": "chat",
+        "trace_id": "t",
+        "kind": 3,
+        "attributes": {
+            "gen_ai.tool.definitions": [{"type": "function", **WEATHER}],
+            "gen_ai.input.messages": [
+                {"role": "user", "parts": [{"type": "text", "content": ASK["content"]}]},
+                {
+                    "role": "assistant",
+                    "parts": [{"type": "tool_call", "id": "c1", "name": "get_weather", "arguments": {"city": "Paris"}}],
+                },
+                {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "12 degrees"}]},
+            ],
+            "gen_ai.output.messages": [{"role": "assistant", "parts": [{"type": "text", "content": "12 degrees."}]}],
+        },
     },
     "OpenInference": {
-        "name": "llm", "trace_id": "t", "kind": 3,
-        "attributes": {"llm.tools.0.tool.json_schema": json.dumps({"type": "function", "function": WEATHER}), "llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": ASK["content"], "llm.input_messages.1.message.role": "assistant", "llm.input_messages.1.message.tool_calls.0.tool_call.function.name": "get_weather", "llm.input_messages.1.message.tool_calls.0.tool_call.function.arguments": '{"city": "Paris"}', "llm.input_messages.2.message.role": "tool", "llm.input_messages.2.message.content": "12 degrees", "llm.output_messages.0.message.role": "assistant", "llm.output_messages.0.message.content": "12 degrees."},
+        "name": "llm",
+        "trace_id": "t",
+        "kind": 3,
+        "attributes": {
+            "llm.tools.0.tool.json_schema": json.dumps({"type": "function", "function": WEATHER}),
+            "llm.input_messages.0.message.role": "user",
+            "llm.input_messages.0.message.content": ASK["content"],
+            "llm.input_messages.1.message.role": "assistant",
+            "llm.input_messages.1.message.tool_calls.0.tool_call.function.name": "get_weather",
+            "llm.input_messages.1.message.tool_calls.0.tool_call.function.arguments": '{"city": "Paris"}',
+            "llm.input_messages.2.message.role": "tool",
+            "llm.input_messages.2.message.content": "12 degrees",
+            "llm.output_messages.0.message.role": "assistant",
+            "llm.output_messages.0.message.content": "12 degrees.",
+        },
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TOOL_LOGS)
@@ -703,25 +822,94 @@ def test_retries_that_were_given_up_are_counted_and_not_learned() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "cut at a limit": ({"request": {"messages": [ASK]}, "response": {"choices": [{"message": PARIS, "finish_reason": "length"}]}}, "cut-off-answer"),
-    "cut at a limit, Anthropic": ({"messages": [ASK], "response": {**ANTHROPIC_RESPONSE, "stop_reason": "max_tokens"}}, "cut-off-answer"),
-    "cut at a limit, Gemini": ({"contents": [{"role": "user", "parts": [{"text": "q"}]}], "response": {"candidates": [{"content": {"parts": [{"text": "a"}]}, "finishReason": "MAX_TOKENS"}]}}, "cut-off-answer"),
-    "cut at a limit, Responses": ({"request": {"input": "q"}, "response": {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}, "output": RESPONSES_OUTPUT}}, "cut-off-answer"),
-    "cut at a limit, LangSmith": ({"run_type": "llm", "inputs": {"messages": [[LANGCHAIN_HUMAN]]}, "outputs": {"generations": [[{"text": "Pa", "generation_info": {"finish_reason": "length"}}]]}}, "cut-off-answer"),
-    "a piece of a stream": ({"request": {"messages": [ASK]}, "response": {"message": PARIS, "done": False}}, "cut-off-answer"),
+    "cut at a limit": (
+        {"request": {"messages": [ASK]}, "response": {"choices": [{"message": PARIS, "finish_reason": "length"}]}},
+        "cut-off-answer",
+    ),
+    "cut at a limit, Anthropic": (
+        {"messages": [ASK], "response": {**ANTHROPIC_RESPONSE, "stop_reason": "max_tokens"}},
+        "cut-off-answer",
+    ),
+    "cut at a limit, Gemini": (
+        {
+            "contents": [{"role": "user", "parts": [{"text": "q"}]}],
+            "response": {"candidates": [{"content": {"parts": [{"text": "a"}]}, "finishReason": "MAX_TOKENS"}]},
+        },
+        "cut-off-answer",
+    ),
+    "cut at a limit, Responses": (
+        {
+            "request": {"input": "q"},
+            "response": {
+                "status": "incomplete",
+                "incomplete_details": {"reason": "max_output_tokens"},
+                "output": RESPONSES_OUTPUT,
+            },
+        },
+        "cut-off-answer",
+    ),
+    "cut at a limit, LangSmith": (
+        {
+            "run_type": "llm",
+            "inputs": {"messages": [[LANGCHAIN_HUMAN]]},
+            "outputs": {"generations": [[{"text": "Pa", "generation_info": {"finish_reason": "length"}}]]},
+        },
+        "cut-off-answer",
+    ),
+    "a piece of a stream": (
+        {"request": {"messages": [ASK]}, "response": {"message": PARIS, "done": False}},
+        "cut-off-answer",
+    ),
     "an error": ({"request": {"messages": [ASK]}, "response": {"error": {"message": "overloaded"}}}, "failed"),
-    "a failed batch line": ({"body": {"messages": [ASK]}, "response": {"status_code": 400, "body": {"error": {"message": "bad"}}}}, "failed"),
-    "earlier turns elsewhere": ({"request": {"input": "and Spain?", "previous_response_id": "resp_1"}, "response": {"output": RESPONSES_OUTPUT}}, "earlier-turns-missing"),
+    "a failed batch line": (
+        {"body": {"messages": [ASK]}, "response": {"status_code": 400, "body": {"error": {"message": "bad"}}}},
+        "failed",
+    ),
+    "earlier turns elsewhere": (
+        {
+            "request": {"input": "and Spain?", "previous_response_id": "resp_1"},
+            "response": {"output": RESPONSES_OUTPUT},
+        },
+        "earlier-turns-missing",
+    ),
     "a tool's run": ({"run_type": "tool", "inputs": {"input": "x"}, "outputs": {"output": "y"}}, "not-a-model-call"),
-    "an inner chain": ({"run_type": "chain", "parent_run_id": "p", "inputs": {"input": "x"}, "outputs": {"output": "y"}}, "not-a-model-call"),
-    "a span of a database": ({"name": "SELECT", "trace_id": "t", "kind": 3, "attributes": {"db.system": "postgresql"}}, "not-a-model-call"),
-    "an observation that is a span": ({"type": "SPAN", "traceId": "t", "input": "x", "output": "y"}, "not-a-model-call"),
-    "a chain with context": ({"run_type": "chain", "inputs": {"question": "q", "retrieved": "a long piece of text that was found"}, "outputs": {"output": "y"}}, "unexplained-column"),
-    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, PARIS]}, "unsupported-content"),
-    "a tool of the provider": ({"request": {"input": "q"}, "response": {"output": [{"type": "web_search_call", "id": "w"}, *RESPONSES_OUTPUT]}}, "unsupported-content"),
+    "an inner chain": (
+        {"run_type": "chain", "parent_run_id": "p", "inputs": {"input": "x"}, "outputs": {"output": "y"}},
+        "not-a-model-call",
+    ),
+    "a span of a database": (
+        {"name": "SELECT", "trace_id": "t", "kind": 3, "attributes": {"db.system": "postgresql"}},
+        "not-a-model-call",
+    ),
+    "an observation that is a span": (
+        {"type": "SPAN", "traceId": "t", "input": "x", "output": "y"},
+        "not-a-model-call",
+    ),
+    "a chain with context": (
+        {
+            "run_type": "chain",
+            "inputs": {"question": "q", "retrieved": "a long piece of text that was found"},
+            "outputs": {"output": "y"},
+        },
+        "unexplained-column",
+    ),
+    "an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, PARIS]},
+        "unsupported-content",
+    ),
+    "a tool of the provider": (
+        {
+            "request": {"input": "q"},
+            "response": {"output": [{"type": "web_search_call", "id": "w"}, *RESPONSES_OUTPUT]},
+        },
+        "unsupported-content",
+    ),
     "a message of a chat log": ({"conversation_id": "c", "role": "assistant", "content": "Paris."}, "one-message"),
-    "a text with a role": ({"message_id": "m", "parent_id": "p", "role": "prompter", "text": "Hi there"}, "one-message"),
-}  # fmt: skip
+    "a text with a role": (
+        {"message_id": "m", "parent_id": "p", "role": "prompter", "text": "Hi there"},
+        "one-message",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -53,7 +53,7 @@ def check_roles(messages: Messages) -> None:
     if not any(message.role == "assistant" for message in messages):
         raise RowRefused("no-answer")
     if previous != "assistant":
-        raise RowRefused("ends-without-answer")
+        raise RowRefused("role-order", f"the last message is the {previous}'s: nothing answers it")
 
 
 def check_empty(messages: Messages) -> None:

@@ -14,9 +14,9 @@ from hivetune.records import Message
 
 CUT_OFF = frozenset(("length", "max_tokens", "max_output_tokens", "max_length", "model_context_window_exceeded"))
 STOPPED = frozenset(("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "error", "cancelled"))
-SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "preamble", "system_prompt")
-ASKED = ("messages", "contents", "input", "prompt", "message", "inputText", "question", "query", "inputs")
-ANSWERED = (
+_SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "preamble", "system_prompt")
+_ASKED = ("messages", "contents", "input", "prompt", "message", "inputText", "question", "query", "inputs")
+_ANSWERED = (
     "answer",
     "output",
     "output_text",
@@ -27,7 +27,7 @@ ANSWERED = (
     "generated_text",
     "outputText",
 )
-WRAPPERS = ("body", "kwargs", "json", "data", "outputBodyJson", "inputBodyJson")
+_WRAPPERS = ("body", "kwargs", "json", "data", "outputBodyJson", "inputBodyJson")
 
 
 class Request(NamedTuple):
@@ -38,7 +38,7 @@ class Request(NamedTuple):
 def is_request(value: Any) -> bool:
     """Whether an object says what a model was asked."""
     value = _unwrapped(parsed(value))
-    return isinstance(value, dict) and any(isinstance(value.get(key), str | list) for key in ASKED)
+    return isinstance(value, dict) and any(isinstance(value.get(key), str | list) for key in _ASKED)
 
 
 def read_request(value: Any) -> Request:
@@ -56,7 +56,7 @@ def read_request(value: Any) -> Request:
     if one_of(value, "previous_response_id", "conversation") is not None:
         raise RowRefused("earlier-turns-missing")
     asked = _asked(value)
-    system = one_of(value, *SYSTEMS)
+    system = one_of(value, *_SYSTEMS)
     if isinstance(asked, str):
         messages = [*read_system(system), *_history(value), Message("user", asked)]
     else:
@@ -66,7 +66,7 @@ def read_request(value: Any) -> Request:
 
 
 def _asked(value: Mapping[str, Any]) -> Any:
-    asked = next((parsed(value[key]) for key in ASKED if value.get(key) not in (None, "", [])), None)
+    asked = next((parsed(value[key]) for key in _ASKED if value.get(key) not in (None, "", [])), None)
     if isinstance(asked, list):
         return _flat(asked)
     if isinstance(asked, dict):
@@ -93,8 +93,10 @@ def is_response(value: Any) -> bool:
         items = objects(_flat(value))
         keys = ("role", "lc", "from", "generated_text", "message")
         return items is not None and all(any(k in i for k in keys) or is_item(i) for i in items)
-    if not isinstance(value, dict):
-        return False
+    return isinstance(value, dict) and _is_response_object(value)
+
+
+def _is_response_object(value: Mapping[str, Any]) -> bool:
     if any(isinstance(value.get(key), list) for key in ("choices", "candidates", "generations")):
         return True
     if isinstance(value.get("output"), list | dict):
@@ -140,9 +142,14 @@ def _of_object(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]
         return read_turn(value["message"]), ()
     if isinstance(value.get("results"), list) and value["results"]:
         return read_answer(value["results"][0])
+    return _of_message(value)
+
+
+def _of_message(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]]:
+    """An object that is the answer's message itself, or holds the answer as a text."""
     if any(key in value for key in ("role", "lc", "from")) or value.get("type") in ("message", "ai", "AIMessage"):
         return read_turn({"role": "assistant", **value} if "role" not in value and "content" in value else value), ()
-    inner = parsed(one_of(value, *ANSWERED))
+    inner = parsed(one_of(value, *_ANSWERED))
     if inner is not None and (isinstance(inner, str) or is_response(inner)):
         thoughts = value.get("thinking") if isinstance(value.get("thinking"), str) else None
         messages, changed = read_answer(inner)
@@ -166,7 +173,7 @@ def _text_answer(text: str) -> Message:
 def _unwrapped(value: Any) -> Any:
     """Batch files, proxies and Bedrock's log keep the body one level deeper."""
     while isinstance(value, dict):
-        inner = next((parsed(value[key]) for key in WRAPPERS if isinstance(parsed(value.get(key)), dict | list)), None)
+        inner = next((parsed(value[key]) for key in _WRAPPERS if isinstance(parsed(value.get(key)), dict | list)), None)
         if inner is None or any(key in value for key in ("choices", "messages", "role", "candidates", "type")):
             return value
         status = value.get("status_code")

@@ -22,7 +22,7 @@ from hivetune.data.rows.fields import (
     USER,
     plain_name,
 )
-from hivetune.data.rows.layouts.said import Conversation, Layout, Row, first_of, names, parsed
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, names, parsed
 from hivetune.records import Message
 
 Kind = Literal["note", "media", "content", "unknown"]
@@ -131,12 +131,12 @@ def maps_content(columns: Mapping[str, str]) -> bool:
 
 def is_content(key: str, value: Any) -> bool:
     """Whether a column would have to be explained by a layout."""
-    kind = kind_of(plain_name(key))
+    kind = column_kind(plain_name(key))
     return kind in ("content", "media") or (kind == "unknown" and looks_like_content(value))
 
 
 @lru_cache(4096)
-def kind_of(name: str) -> Kind:
+def column_kind(name: str) -> Kind:
     """What the name of a column says."""
     if name in MEDIA:
         return "media"
@@ -147,7 +147,7 @@ def kind_of(name: str) -> Kind:
     return "unknown"
 
 
-def unexplained(row: Row, layout: Layout, conversation: Conversation) -> str | None:
+def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str | None:
     """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
     messages = conversation.messages
     for name, value in row.items():
@@ -160,7 +160,7 @@ def unexplained(row: Row, layout: Layout, conversation: Conversation) -> str | N
             or value == {}
         ):
             continue
-        kind = kind_of(name)
+        kind = column_kind(name)
         if kind == "media":
             raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
         if name in layout.asks:

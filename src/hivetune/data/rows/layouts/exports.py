@@ -8,12 +8,12 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.parts import split_thoughts
-from hivetune.data.rows.layouts.said import Conversation, Layout, Row, objects, one_of
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, objects, one_of
 from hivetune.data.rows.layouts.turns import in_order, read_system, read_turn
 from hivetune.records import Message
 
 # Contents that ChatGPT shows or keeps besides what was said.
-SILENT_CONTENT = ("user_editable_context", "model_editable_context", "reasoning_recap", "app_pairing_content")
+_SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
 
 
 def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
@@ -36,7 +36,7 @@ def _done(name: str, messages: list[Message], left_out: int) -> Conversation:
 
 
 def _chatgpt(name: str, row: Row) -> Conversation:
-    """conversations.json: `mapping` of nodes, `current_node`."""
+    """A tree: `mapping` of nodes, `current_node`."""
     mapping = row["mapping"]
     nodes = {key: node for key, node in mapping.items() if isinstance(node, dict)}
     parents = {key: node.get("parent") for key, node in nodes.items()}
@@ -62,27 +62,35 @@ def _chatgpt_turn(message: Any) -> list[Message]:
     if not isinstance(content, dict) or role is None:
         return []
     kind = content.get("content_type")
-    hidden = one_of(message, "metadata")
-    hidden = hidden.get("is_visually_hidden_from_conversation") if isinstance(hidden, dict) else False
-    if kind in SILENT_CONTENT or (hidden and role == "system"):
+    if kind == "user_editable_context":  # what the user told ChatGPT about themselves stood above the conversation
+        texts = [content.get("user_profile"), content.get("user_instructions")]
+        return [Message("system", text) for text in texts if isinstance(text, str) and text.strip()]
+    if kind in _SILENT_CONTENT:
         return []
     if kind == "thoughts":
         thoughts = [str(one_of(item, "content", "summary") or "") for item in content.get("thoughts") or []]
         return [Message("assistant", "", reasoning="\n".join(thoughts) or None)]
-    if role == "tool" or (role == "assistant" and message.get("recipient") not in (None, "all")):
-        tool = one_of(message.get("author"), "name") or message.get("recipient")
-        raise RowRefused("unsupported-content", f"ChatGPT's own tool {str(tool)[:40]} took part")
+    _refuse_unfinished(message, role)
+    text = _chatgpt_text(content)
+    return read_turn({"role": role, "content": text}) if text.strip() else []
+
+
+def _chatgpt_text(content: Mapping[str, Any]) -> str:
     parts = content.get("parts")
     if parts is None and isinstance(content.get("text"), str):
         parts = [content["text"]]
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise RowRefused("unsupported-content", f"a message of type {str(kind)[:40]!r}: only text can be learned")
-    text = "\n".join(parts)
-    if role == "system" and not text.strip():
-        return []
+        kind = str(content.get("content_type"))[:40]
+        raise RowRefused("unsupported-content", f"a message of type {kind!r}: only text can be learned")
+    return "\n".join(parts)
+
+
+def _refuse_unfinished(message: Any, role: Any) -> None:
+    if role == "tool" or (role == "assistant" and one_of(message, "recipient") not in (None, "all")):
+        tool = one_of(one_of(message, "author"), "name") or one_of(message, "recipient")
+        raise RowRefused("unsupported-content", f"ChatGPT's own tool {str(tool)[:40]} took part")
     if one_of(message, "status") == "in_progress" or _finish(message) in ("max_tokens", "interrupted"):
         raise RowRefused("cut-off-answer", "an answer was stopped before its end")
-    return read_turn({"role": role, "content": text}) if text.strip() else []
 
 
 def _finish(message: Any) -> Any:
@@ -239,10 +247,10 @@ def _is_open_webui(row: Row) -> bool:
     return isinstance(chat, dict) and ("history" in chat or "messages" in chat)
 
 
-CHATGPT = Layout("chatgpt", lambda row: isinstance(row.get("mapping"), dict), _chatgpt, frozenset(("mapping",)))
-CLAUDE = Layout(
+CHATGPT = RowLayout("chatgpt", lambda row: isinstance(row.get("mapping"), dict), _chatgpt, frozenset(("mapping",)))
+CLAUDE = RowLayout(
     "claude", lambda row: "chat_messages" in row, _claude, frozenset(("chat_messages",)), frozenset(("summary",))
 )
-OPEN_WEBUI = Layout("open-webui", _is_open_webui, _open_webui, frozenset(("chat",)))
-LM_STUDIO = Layout("lm-studio", _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes")))
-OPENCODE = Layout("opencode", _is_opencode, _opencode, frozenset(("messages", "info")))
+OPEN_WEBUI = RowLayout("open-webui", _is_open_webui, _open_webui, frozenset(("chat",)))
+LM_STUDIO = RowLayout("lm-studio", _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes")))
+OPENCODE = RowLayout("opencode", _is_opencode, _opencode, frozenset(("messages", "info")))

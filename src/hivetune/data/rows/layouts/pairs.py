@@ -15,7 +15,7 @@ from hivetune.data.rows.layouts.columns import (
     thoughts_of,
     tools_of,
 )
-from hivetune.data.rows.layouts.said import Conversation, Layout, Row, first_of, objects, parsed, said, text_of
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, objects, parsed, said, text_of
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, in_order, read_messages, read_system
 from hivetune.records import Message
 
@@ -154,15 +154,15 @@ def _is_input_output(row: Row) -> bool:
     return "input" in row and first_of(row, ANSWERED) is not None
 
 
-COMMON = frozenset((*SYSTEM, *TOOLS))
-WITH_HISTORY = COMMON | frozenset(("history", "chat_history"))
-PROMPT_COMPLETION = Layout(
+_COMMON = frozenset((*SYSTEM, *TOOLS))
+WITH_HISTORY = _COMMON | frozenset(("history", "chat_history"))
+PROMPT_COMPLETION = RowLayout(
     "prompt-completion", _is_prompt_completion, _prompt_completion, WITH_HISTORY | {"prompt", "completion"}
 )
-ALPACA = Layout("alpaca", _is_alpaca, _alpaca, WITH_HISTORY | {"instruction"})
-CALLS = Layout("calls", _is_call_answer, _calls, COMMON | {"answers"})
-AGENT_ROW = Layout("agent", _is_agent, _agent, COMMON | {*TASK})
-TOOL = Layout("tool", _is_tool, _tool, COMMON | {*RESULT, "tool", "tool_used", "command"})
-QUESTION_ANSWER = Layout("question-answer", _is_question_answer, _question_answer, WITH_HISTORY)
-INPUT_OUTPUT = Layout("input-output", _is_input_output, _question_answer, WITH_HISTORY)
-TEXT = Layout("text", lambda row: "text" in row, _plain, frozenset(("text",)), asks=frozenset(LABELS))
+ALPACA = RowLayout("alpaca", _is_alpaca, _alpaca, WITH_HISTORY | {"instruction"})
+CALLS = RowLayout("calls", _is_call_answer, _calls, _COMMON | {"answers"})
+AGENT_ROW = RowLayout("agent", _is_agent, _agent, _COMMON | {*TASK})
+TOOL = RowLayout("tool", _is_tool, _tool, _COMMON | {*RESULT, "tool", "tool_used", "command"})
+QUESTION_ANSWER = RowLayout("question-answer", _is_question_answer, _question_answer, WITH_HISTORY)
+INPUT_OUTPUT = RowLayout("input-output", _is_input_output, _question_answer, WITH_HISTORY)
+TEXT = RowLayout("text", lambda row: "text" in row, _plain, frozenset(("text",)), asks=frozenset(LABELS))

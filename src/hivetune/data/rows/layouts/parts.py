@@ -9,12 +9,19 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import free_call, read_call, result_text
 from hivetune.data.rows.layouts.said import one_of, text_of
 
-TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
-THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")
-CALLS = ("tool_use", "tool_call", "tool-call", "function_call", "toolUse", "functionCall")
-RESULTS = ("tool_result", "tool-result", "tool_call_response", "function_call_output", "toolResult", "functionResponse")
+_TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
+_THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")
+_CALLS = ("tool_use", "tool_call", "tool-call", "function_call", "toolUse", "functionCall")
+_RESULTS = (
+    "tool_result",
+    "tool-result",
+    "tool_call_response",
+    "function_call_output",
+    "toolResult",
+    "functionResponse",
+)
 # Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps.
-SILENT = ("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch")
+_SILENT = ("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch")
 DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*(?:<summary>.*?</summary>)?(.*?)</details>\s*", re.S)
 
 
@@ -59,25 +66,25 @@ def _add(found: Said, part: Any) -> None:
     if not isinstance(part, dict):
         raise RowRefused("unsupported-content", f"a part that is {type(part).__name__}: keep the text parts only")
     kind = _kind(part)
-    if kind in TEXTS:
+    if kind in _TEXTS:
         found.texts.append(_text(part, "text", "refusal", "content"))
-    elif kind in THOUGHTS:
+    elif kind in _THOUGHTS:
         found.thoughts += _thoughts(part)
-    elif kind in CALLS:
+    elif kind in _CALLS:
         found.calls.append(read_call(_inner(part)))
     elif kind == "custom_tool_call":
         found.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
-    elif kind in RESULTS or kind == "custom_tool_call_output":
+    elif kind in _RESULTS or kind == "custom_tool_call_output":
         found.results.append(_result(_inner(part)))
     elif kind == "tool-invocation" or (isinstance(kind, str) and kind.startswith("tool-") and "state" in part):
         _add_invocation(found, part)
-    elif kind not in SILENT:
+    elif kind not in _SILENT:
         raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
 
 
 def has_results(content: Any) -> bool:
     """Whether a list of parts holds what tools gave back."""
-    return isinstance(content, list) and any(isinstance(part, dict) and _kind(part) in RESULTS for part in content)
+    return isinstance(content, list) and any(isinstance(part, dict) and _kind(part) in _RESULTS for part in content)
 
 
 def _kind(part: Mapping[str, Any]) -> Any:

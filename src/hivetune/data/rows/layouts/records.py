@@ -5,7 +5,7 @@ from typing import Any
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import ANSWERED, SYSTEM, TOOLS, system_of, tools_of
-from hivetune.data.rows.layouts.said import Conversation, Layout, Row, Tools, first_of, names, one_of, parsed
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, Tools, first_of, names, one_of, parsed
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
 
@@ -97,13 +97,18 @@ def _sides(row: Row) -> tuple[str, str] | None:
     if answered is None:
         return None
     asked = next((name for name in REQUESTS if name != answered and _is_asked(name, row.get(name))), None)
-    if asked is None and any(isinstance(parsed(row.get(key)), list) for key in ("messages", "contents", "input")):
-        asked = ""
-    if asked is None and answered in ("", "response", "response_body") and isinstance(row.get("prompt"), str):
-        asked = ""
-    if asked is None and answered == "output" and isinstance(row.get("input"), str) and row.get("object") == "response":
+    if asked is None and _asks_flat(row, answered):
         asked = ""
     return None if asked is None else (asked, answered)
+
+
+def _asks_flat(row: Row, answered: str) -> bool:
+    """Whether the row itself says what was asked."""
+    if any(isinstance(parsed(row.get(key)), list) for key in ("messages", "contents", "input")):
+        return True
+    if answered in ("", "response", "response_body") and isinstance(row.get("prompt"), str):
+        return True
+    return answered == "output" and isinstance(row.get("input"), str) and row.get("object") == "response"
 
 
 def _is_asked(name: str, value: Any) -> bool:
@@ -121,12 +126,14 @@ def _is_list(value: Any) -> bool:
 
 
 BESIDE = names("task intent knowledge topic summary description notes note comment comments")
-COMMON = frozenset((*SYSTEM, *TOOLS))
-REQUEST_RESPONSE = Layout(
-    "request-response", lambda row: _sides(row) is not None, _request_response, COMMON | {"instructions"}, BESIDE
+_COMMON = frozenset((*SYSTEM, *TOOLS))
+REQUEST_RESPONSE = RowLayout(
+    "request-response", lambda row: _sides(row) is not None, _request_response, _COMMON | {"instructions"}, BESIDE
 )
-MESSAGES = Layout("messages", lambda row: "messages" in row, _messages, COMMON | {"messages", "tool_config"}, BESIDE)
-CONTENTS = Layout(
-    "contents", lambda row: "contents" in row, _contents, COMMON | {"contents", "system_instruction"}, BESIDE
+MESSAGES = RowLayout(
+    "messages", lambda row: "messages" in row, _messages, _COMMON | {"messages", "tool_config"}, BESIDE
 )
-SHAREGPT = Layout("sharegpt", lambda row: _list_column(row) is not None, _sharegpt, COMMON, BESIDE)
+CONTENTS = RowLayout(
+    "contents", lambda row: "contents" in row, _contents, _COMMON | {"contents", "system_instruction"}, BESIDE
+)
+SHAREGPT = RowLayout("sharegpt", lambda row: _list_column(row) is not None, _sharegpt, _COMMON, BESIDE)

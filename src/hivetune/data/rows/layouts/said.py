@@ -24,7 +24,7 @@ class Conversation(NamedTuple):
     explained: tuple[str, ...] = ()
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """One layout. `explains`: columns that `read` puts into the conversation or rightly leaves out of it, `beside`:
     names of notes about such rows, `asks`: names that are content in such rows (data/rows/layouts/columns.py).
     """

@@ -3,10 +3,10 @@
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts import exports, pairs, records, traces
 from hivetune.data.rows.layouts.columns import plain_row, unexplained
-from hivetune.data.rows.layouts.said import Conversation, Layout, Row
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
-LAYOUTS: tuple[Layout, ...] = (
+LAYOUTS: tuple[RowLayout, ...] = (
     exports.CHATGPT,
     exports.CLAUDE,
     exports.OPEN_WEBUI,
@@ -62,7 +62,7 @@ def _refuse_preference(row: Row) -> None:
         raise RowRefused("preference-row", f"{better} and {worse} are for preference training: map completion={better}")
 
 
-def _refuse_single_message(layout: Layout | None, row: Row) -> None:
+def _refuse_single_message(layout: RowLayout | None, row: Row) -> None:
     if layout is not None and layout is not pairs.TEXT:
         return
     speaker = next((name for name in SPEAKERS if isinstance(row.get(name), str)), None)
@@ -71,7 +71,7 @@ def _refuse_single_message(layout: Layout | None, row: Row) -> None:
         raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
 
 
-def _advice(layout: Layout, column: str) -> str:
+def _advice(layout: RowLayout, column: str) -> str:
     shown = column[:40]
     return (
         f"{shown!r} looks like content, and the layout {layout.name} has no place for it: name the columns to learn"
@@ -79,7 +79,7 @@ def _advice(layout: Layout, column: str) -> str:
     )
 
 
-def _example(layout: Layout) -> str:
+def _example(layout: RowLayout) -> str:
     if layout is pairs.TEXT:
         return "text=text (whole texts) or prompt=text,completion=..."
     return "messages=messages" if "messages" in layout.explains else "prompt=...,completion=..."

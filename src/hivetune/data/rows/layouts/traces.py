@@ -10,9 +10,9 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.layouts.answers import is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.columns import kind_of, looks_like_content
+from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
 from hivetune.data.rows.layouts.records import joined
-from hivetune.data.rows.layouts.said import Conversation, Layout, Row, Tools, first_of, one_of, parsed
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, Tools, first_of, one_of, parsed
 from hivetune.data.rows.layouts.turns import in_order, read_messages, read_system
 from hivetune.records import Message
 
@@ -89,7 +89,7 @@ def _refuse_more(asked: Mapping[str, Any]) -> None:
     if "messages" in asked or "contents" in asked:
         return
     for key, value in asked.items():
-        if plain_name(key) not in SETTINGS and kind_of(plain_name(key)) != "note" and looks_like_content(value):
+        if plain_name(key) not in SETTINGS and column_kind(plain_name(key)) != "note" and looks_like_content(value):
             raise RowRefused(
                 "unexplained-column", f"the step was also given {key[:40]!r}: use the call of the model itself"
             )
@@ -246,6 +246,6 @@ def _is_span(row: Row) -> bool:
     )
 
 
-RUN = Layout("langsmith", _is_run, _run, frozenset(("extra", "events", "serialized")))
-OBSERVATION = Layout("langfuse", _is_observation, _observation, frozenset(("metadata", "model_parameters")))
-SPAN = Layout("opentelemetry", _is_span, _span, frozenset(("attributes", "events", "resource", "scope", "context")))
+RUN = RowLayout("langsmith", _is_run, _run, frozenset(("extra", "events", "serialized")))
+OBSERVATION = RowLayout("langfuse", _is_observation, _observation, frozenset(("metadata", "model_parameters")))
+SPAN = RowLayout("opentelemetry", _is_span, _span, frozenset(("attributes", "events", "resource", "scope", "context")))

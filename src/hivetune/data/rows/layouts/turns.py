@@ -52,7 +52,7 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
         raise RowRefused("wrong-type", "messages: a list of objects")
     if not turns:
         raise RowRefused("no-messages")
-    if all(isinstance(turn, str) for turn in turns):  # question, answer, question, answer
+    if len(turns) > 1 and all(isinstance(turn, str) for turn in turns):  # question, answer, question, answer
         turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
     messages: list[Message] = []
     for turn in turns:
@@ -82,13 +82,16 @@ def read_turn(turn: Any) -> list[Message]:
     known = ROLES.get(role) if isinstance(role, str) else None
     if known and len(turn) == 2 and isinstance(content, str) and role not in CALL_ROLES:  # the usual turn, at half cost
         return _plain_turn(known, content)
-    if "role" not in turn and turn.get("type") in ITEMS:
-        return _messages_of("assistant", read_content([turn]), turn)
     if is_item(turn):
-        raise RowRefused("unsupported-content", f"{turn['type']}: a tool that the provider ran itself")
+        if turn["type"] not in ITEMS:
+            raise RowRefused("unsupported-content", f"{turn['type']}: a tool that the provider ran itself")
+        return _messages_of("assistant", read_content([turn]), turn)
     turn = _unwrapped(turn)
-    if "role" not in turn and "from" not in turn and (pair := _pair(turn)) is not None:
-        return pair
+    both = _pair(turn) if "role" not in turn and "from" not in turn else None
+    return _any_turn(turn) if both is None else both
+
+
+def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
     name, role = _role(turn)
     _refuse_media(turn)
     content = one_of(turn, *CONTENT_KEYS)
