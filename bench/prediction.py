@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hivetune.config import RunConfig, parse_config
-from hivetune.machine.probe import describe_machine, probe_machine
+from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.open import open_run
@@ -52,7 +52,7 @@ def main() -> None:
     document = {
         "schema": 1,
         "command": " ".join(["python", "bench/prediction.py", *sys.argv[1:]]),
-        "machine": describe_machine(probe_machine()),
+        "machine": describe_machine(read_machine()),
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - started, 1),
         "runs": len(runs),

@@ -29,7 +29,7 @@ from hivetune.base.disk import write_json  # noqa: E402
 from hivetune.base.journal import read_journal  # noqa: E402
 from hivetune.config import parse_config  # noqa: E402
 from hivetune.errors import HivetuneError  # noqa: E402
-from hivetune.machine.probe import describe_machine, probe_machine  # noqa: E402
+from hivetune.machine.inventory import describe_machine, read_machine  # noqa: E402
 from hivetune.walk.demo_rows import write_demo_data  # noqa: E402
 from hivetune.walk.open import open_run  # noqa: E402
 from hivetune.walk.train import train_run  # noqa: E402
@@ -134,7 +134,7 @@ def _report(run: Path, started: float, lost: list[dict[str, Any]]) -> dict[str, 
     return {
         "schema": 1,
         "claim": "share of the wall time in steps that count, SmolLM2-135M, real SIGKILLs of the worker",
-        "machine": describe_machine(probe_machine()),
+        "machine": describe_machine(read_machine()),
         "step_s": round(step_s, 3),
         "kills": [{name: value for name, value in kill.items() if name != "killed_at"} for kill in lost],
         "cost_of_a_kill_s": round(cost_s, 3),

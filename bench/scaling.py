@@ -24,7 +24,7 @@ from hivetune.engine.device import DTYPES, choose, peak_memory_bytes
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.optimizer import AdamW
-from hivetune.machine.probe import describe_machine, probe_machine
+from hivetune.machine.inventory import describe_machine, read_machine
 
 ROWS = (1, 2, 4, 8, 16, 32)
 RANKS = (4, 8, 16, 32, 64)
@@ -57,7 +57,7 @@ def main() -> None:
         "command": " ".join(["python", "bench/scaling.py", *sys.argv[1:]]),
         "model": MODEL,
         "dtype": settled["dtype"],
-        "machine": describe_machine(probe_machine()),
+        "machine": describe_machine(read_machine()),
         "seconds": round(time.perf_counter() - started, 1),
         "cases": cases,
     }

@@ -26,7 +26,7 @@ from step.report import summarize, write_report
 from step.rows import SETS, Set, write_rows
 
 from hivetune.base.disk import home
-from hivetune.machine.probe import describe_machine, probe_machine
+from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.models.prepared import find_prepared, folder_for
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import PrepareModel
@@ -97,7 +97,7 @@ def main() -> None:
         "schema": 1,
         "command": " ".join(["python", "bench/train_step.py", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": describe_machine(probe_machine()),
+        "machine": describe_machine(read_machine()),
         "model": MODEL,
         "lora": LORA,
         "data": about,

@@ -23,12 +23,8 @@ SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
 # What is still named twice today. The list only gets shorter.
 TWICE_TODAY = set(
     """
-    Answer BATCH_ROWS Batch CARD CHUNK_LOGITS Columns Config Conversation DEFAULT_BUDGET_TOKENS
-    Difference Examined FAMILIES Files GRACE_S INDEX Job KINDS Kind MAGIC MAX_LINE_BYTES
-    MEAN_TIME_BETWEEN_FAULTS_S Messages NAMES Outcome PATIENCE_S POLL_S PROBED_ERROR PR_SET_PDEATHSIG
-    Place Progress QUERY RANK_MULTIPLE Report Row Run RunArgument SCHEMA SKIPPED SPLITS SUFFIXES
-    NUMBER Rows TAIL_BYTES Target Verdict WINDOW WORTH_IT check choose collect commit content_id
-    find_targets load open_run prepare quarantine read_nvidia refusal settings_of silent validate write_adapter
+    Answer Batch Columns Kind NAMES NUMBER Progress Report Rows Run RunArgument TAIL_BYTES Verdict WINDOW
+    WORTH_IT check load open_run quarantine settings_of
     """.split()  # noqa: SIM905
 )
 

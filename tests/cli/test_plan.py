@@ -67,7 +67,7 @@ def test_another_version_of_a_card_has_its_memory(config: Path) -> None:
     loaded = parse_config({"model": name, "data": {"path": "x"}})
     assert make(loaded, card="MI50").choice is None
     assert make(loaded, card="MI50", memory_gb=32).choice is not None
-    assert make(loaded, card="zen4", cores=48, memory_gb=256).target.name.endswith("48 cores")
+    assert make(loaded, card="zen4", cores=48, memory_gb=256).device.name.endswith("48 cores")
 
 
 def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) -> None:

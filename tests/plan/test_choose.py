@@ -7,22 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
+from hivetune.machine.inventory import Card, Machine
 from hivetune.machine.knowledge import known_cards
-from hivetune.machine.probe import Card, Machine
 from hivetune.machine.profile import Profile
 from hivetune.plan.choose import (
     Case,
     Workload,
     advice,
     assumed_workload,
-    choose,
     choose_dtype,
+    fastest_that_fits,
     power_loss_s,
     what_would_fit,
 )
-from hivetune.plan.memory import Affine, Job
-from hivetune.plan.target import Target, target_of_card, target_of_machine
-from tests.plan.test_memory import a_job
+from hivetune.plan.device import Device, device_of_card, device_of_machine
+from hivetune.plan.memory import Affine, TrainingSetup
+from tests.plan.test_memory import a_setup
 
 GB = 10**9
 
@@ -33,19 +33,19 @@ def work(mean: float = 150, longest: int = 512, batch_size: int = 16) -> Workloa
     )
 
 
-def job_on(target: Target, name: str = "Qwen2.5-0.5B-Instruct", rank: int = 8) -> Job:
-    return replace(a_job(name, rank), dtype=choose_dtype("auto", target), kind=target.kind)
+def setup_on(device: Device, name: str = "Qwen2.5-0.5B-Instruct", rank: int = 8) -> TrainingSetup:
+    return replace(a_setup(name, rank), dtype=choose_dtype("auto", device), kind=device.kind)
 
 
-def small_gpu(gigabytes: float) -> Target:
-    return replace(target_of_card("RTX 4090"), memory_bytes=round(gigabytes * GB), free_bytes=round(gigabytes * GB))
+def small_gpu(gigabytes: float) -> Device:
+    return replace(device_of_card("RTX 4090"), memory_bytes=round(gigabytes * GB), free_bytes=round(gigabytes * GB))
 
 
 @pytest.mark.parametrize("name", known_cards())
 def test_every_card_gets_a_small_model_done(name: str) -> None:
-    target = target_of_card(name)
-    choice = choose(job_on(target), target, work())
-    assert choice.peak.bytes <= choice.limit_bytes <= target.memory_bytes
+    device = device_of_card(name)
+    choice = fastest_that_fits(setup_on(device), device, work())
+    assert choice.peak.bytes <= choice.limit_bytes <= device.memory_bytes
     assert choice.step_s > 0 and choice.budget_tokens >= 512
 
 
@@ -54,25 +54,25 @@ def test_every_card_gets_a_small_model_done(name: str) -> None:
     [("R9700", "bfloat16"), ("H200", "bfloat16"), ("MI50", "float32"), ("zen4", "bfloat16"), ("avx2", "float32")],
 )
 def test_the_precision_is_the_one_whose_gemm_is_clearly_faster(card: str, dtype: str) -> None:
-    assert choose_dtype("auto", target_of_card(card)) == dtype
+    assert choose_dtype("auto", device_of_card(card)) == dtype
 
 
 def test_a_precision_that_a_card_lacks_is_refused_with_the_reason() -> None:
     with pytest.raises(UsageError, match="no bfloat16 units"):
-        choose_dtype("bfloat16", target_of_card("MI50"))
-    assert choose_dtype("float16", target_of_card("MI50")) == "float16"
+        choose_dtype("bfloat16", device_of_card("MI50"))
+    assert choose_dtype("float16", device_of_card("MI50")) == "float16"
 
 
 @given(st.floats(1.5, 40), st.integers(1, 64), st.integers(10, 500))
 def test_what_is_chosen_stays_within_three_quarters_of_free_memory(
     gigabytes: float, batch_size: int, mean: int
 ) -> None:
-    target = small_gpu(gigabytes)
+    device = small_gpu(gigabytes)
     try:
-        choice = choose(job_on(target), target, work(mean, 512, batch_size))
+        choice = fastest_that_fits(setup_on(device), device, work(mean, 512, batch_size))
     except DoesNotFit:
         return
-    assert choice.peak.bytes <= 0.75 * target.free_bytes
+    assert choice.peak.bytes <= 0.75 * device.free_bytes
     # The step's documents, all of them, in micro-batches within the budget: the effective batch is untouched.
     assert choice.micro_batches * choice.budget_tokens >= sum(work(mean, 512, batch_size).lengths)
 
@@ -80,24 +80,24 @@ def test_what_is_chosen_stays_within_three_quarters_of_free_memory(
 def test_recompute_begins_only_where_memory_asks_for_it() -> None:
     long = work(mean=2048, longest=2048)
     roomy, tight = small_gpu(24), small_gpu(3.2)
-    assert choose(job_on(roomy), roomy, long).job.recompute == 0
-    choice = choose(job_on(tight), tight, long)
-    assert choice.job.recompute > 0
-    assert choice.step_s > choose(job_on(roomy), roomy, long).step_s
+    assert fastest_that_fits(setup_on(roomy), roomy, long).setup.recompute == 0
+    choice = fastest_that_fits(setup_on(tight), tight, long)
+    assert choice.setup.recompute > 0
+    assert choice.step_s > fastest_that_fits(setup_on(roomy), roomy, long).step_s
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:
-    target = small_gpu(8)
+    device = small_gpu(8)
     with pytest.raises(DoesNotFit, match=r"1[67]\.\d GB are needed at least, 6\.0 GB may be used") as refused:
-        choose(job_on(target, "Qwen2.5-7B-Instruct"), target, work())
+        fastest_that_fits(setup_on(device, "Qwen2.5-7B-Instruct"), device, work())
     assert refused.value.exit_code == 5
 
 
 def test_the_table_offers_what_fits_instead() -> None:
-    target = small_gpu(10)
-    seven, half = (a_job(name).architecture for name in ("Qwen2.5-7B-Instruct", "Qwen2.5-0.5B-Instruct"))
+    device = small_gpu(10)
+    seven, half = (a_setup(name).architecture for name in ("Qwen2.5-7B-Instruct", "Qwen2.5-0.5B-Instruct"))
     own = Case("7B", seven, 1024, 16, "bfloat16")
-    options = what_would_fit(own, target, work(), {"0.5B": half})
+    options = what_would_fit(own, device, work(), {"0.5B": half})
     assert not any(option.fits for option in options if option.model == "7B" and option.precision == "bfloat16")
     assert any(option.fits and option.model == "7B" and option.precision == "nf4" for option in options)
     assert all(option.hours is not None for option in options if option.fits)
@@ -105,36 +105,36 @@ def test_the_table_offers_what_fits_instead() -> None:
     assert nearest and nearest[0].startswith("7B, ")
     for option in options:
         assert option.peak_bytes > 0 and option.disk > 0
-        assert option.fits == (option.peak_bytes <= target.limit_bytes())
+        assert option.fits == (option.peak_bytes <= device.limit_bytes())
 
 
 def test_longer_rows_and_larger_models_take_longer() -> None:
-    target = target_of_card("R9700")
-    own = Case("1.5B", a_job("Qwen2.5-1.5B-Instruct").architecture, 1024, 16, "bfloat16")
+    device = device_of_card("R9700")
+    own = Case("1.5B", a_setup("Qwen2.5-1.5B-Instruct").architecture, 1024, 16, "bfloat16")
     hours = {
-        o.length: o.hours for o in what_would_fit(own, target, work(), {}) if o.rank == 16 and o.precision != "nf4"
+        o.length: o.hours for o in what_would_fit(own, device, work(), {}) if o.rank == 16 and o.precision != "nf4"
     }
     assert hours[512] and hours[1024] and hours[8192]
     assert hours[512] < hours[1024] < hours[8192]
 
 
 def test_a_measured_correction_changes_what_fits() -> None:
-    target = small_gpu(4)
-    plain = choose(job_on(target), target, work(mean=1024, longest=1024))
-    corrected = choose(job_on(target), target, work(mean=1024, longest=1024), correction=Affine(8e8, 0))
+    device = small_gpu(4)
+    plain = fastest_that_fits(setup_on(device), device, work(mean=1024, longest=1024))
+    corrected = fastest_that_fits(setup_on(device), device, work(mean=1024, longest=1024), correction=Affine(8e8, 0))
     assert corrected.peak.error < plain.peak.error
-    assert (corrected.job.recompute, -corrected.budget_tokens) >= (plain.job.recompute, -plain.budget_tokens)
+    assert (corrected.setup.recompute, -corrected.budget_tokens) >= (plain.setup.recompute, -plain.budget_tokens)
 
 
 def test_a_cpu_gets_no_micro_batch_larger_than_its_caches_are_worth() -> None:
-    target = target_of_card("zen4")
-    assert choose(job_on(target), target, work(150, 512, 256)).budget_tokens <= 2048
+    device = device_of_card("zen4")
+    assert fastest_that_fits(setup_on(device), device, work(150, 512, 256)).budget_tokens <= 2048
 
 
 def test_the_published_card_of_the_users_is_a_matter_of_a_minute() -> None:
     """1,500 examples of 150 tokens x 3 epochs of Qwen2.5-0.5B on an R9700 took its users 547 s."""
-    target = target_of_card("R9700")
-    choice = choose(job_on(target), target, work(150, 512, 8))
+    device = device_of_card("R9700")
+    choice = fastest_that_fits(setup_on(device), device, work(150, 512, 8))
     steps = 1500 * 3 / 8
     assert 10 < choice.step_s * steps < 120
 
@@ -145,28 +145,28 @@ def a_machine(*cards: Card, isa: tuple[str, ...] = ("avx", "avx2")) -> Machine:
 
 def test_this_machines_cpu_is_known_by_its_instruction_set_until_it_is_measured() -> None:
     machine = a_machine(isa=("avx", "avx2", "avx512f", "avx512_bf16"))
-    published = target_of_machine(machine, Profile("x"))
+    published = device_of_machine(machine, Profile("x"))
     assert not published.measured and published.rates["float32"] == pytest.approx(4 * 0.09e12)
-    measured = target_of_machine(machine, Profile("x", rates={"cpu": {"float32": 5e11}}))
+    measured = device_of_machine(machine, Profile("x", rates={"cpu": {"float32": 5e11}}))
     assert measured.measured and measured.rates == {"float32": 5e11} and measured.limit_bytes() == round(0.9 * 12 * GB)
 
 
 def test_this_machines_card_is_used_and_a_missing_one_is_said() -> None:
     card = Card("rocm", 0, "AMD Radeon AI PRO R9700", 32 * GB, 30 * GB, "6.14", "gfx1201")
-    target = target_of_machine(a_machine(card), Profile("x"))
-    assert target.device == "cuda:0" and target.limit_bytes() == round(0.75 * 30 * GB)
-    assert target_of_machine(a_machine(card), Profile("x"), "cpu").kind == "cpu"
-    with pytest.raises(MachineNotFit, match="no card cuda:1"):
-        target_of_machine(a_machine(card), Profile("x"), "cuda:1")
+    device = device_of_machine(a_machine(card), Profile("x"))
+    assert device.torch_name == "cuda:0" and device.limit_bytes() == round(0.75 * 30 * GB)
+    assert device_of_machine(a_machine(card), Profile("x"), "cpu").kind == "cpu"
+    with pytest.raises(MachineNotFit, match="cuda:1 is not available"):
+        device_of_machine(a_machine(card), Profile("x"), "cuda:1")
     with pytest.raises(UsageError, match="xpu"):
-        target_of_machine(a_machine(card), Profile("x"), "xpu")
+        device_of_machine(a_machine(card), Profile("x"), "xpu")
     unknown = Card("cuda", 0, "NVIDIA Tomorrow 1", 32 * GB, 30 * GB, "999")
     with pytest.raises(MachineNotFit, match="NVIDIA Tomorrow 1 are unknown"):
-        target_of_machine(a_machine(unknown), Profile("x"))
+        device_of_machine(a_machine(unknown), Profile("x"))
 
 
 def test_a_power_cut_takes_a_step_or_an_interval() -> None:
-    job = a_job()
-    assert power_loss_s(job, step_s=0.1) > 10
-    assert power_loss_s(job, step_s=9999) == 9999
-    assert power_loss_s(job, step_s=1, every_s=60) == 60
+    setup = a_setup()
+    assert power_loss_s(setup, step_s=0.1) > 10
+    assert power_loss_s(setup, step_s=9999) == 9999
+    assert power_loss_s(setup, step_s=1, every_s=60) == 60

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.plan.layout import Row, to_row
-from hivetune.plan.memory import Job, with_recompute
+from hivetune.plan.layout import TrimmedDocument, trim_document
+from hivetune.plan.memory import TrainingSetup, with_recompute
 from hivetune.plan.speed import (
     Prediction,
     StepShape,
@@ -19,7 +19,7 @@ from hivetune.plan.speed import (
     step_flops,
     unprobed_rate,
 )
-from tests.plan.test_memory import a_job
+from tests.plan.test_memory import a_setup
 
 
 @pytest.mark.parametrize(
@@ -36,27 +36,27 @@ from tests.plan.test_memory import a_job
 def test_operations_per_token(name: str, length: int, gigaflops: float) -> None:
     """Against an independent count: rank 16, half of the tokens trained."""
     shape = shape_of(length, length // 2)
-    assert step_flops(a_job(name), shape) / length / 1e9 == pytest.approx(gigaflops, rel=0.01)
+    assert step_flops(a_setup(name), shape) / length / 1e9 == pytest.approx(gigaflops, rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("name", "length", "factor"), [("smollm2-135m", 256, 1.43), ("Qwen2.5-7B-Instruct", 256, 1.48)]
 )
 def test_recomputing_everything_costs_what_it_should(name: str, length: int, factor: float) -> None:
-    job, shape = a_job(name), shape_of(length, length // 2)
-    whole = step_flops(with_recompute(job, job.architecture.layers), shape)
-    assert whole / step_flops(job, shape) == pytest.approx(factor, rel=0.02)
+    setup, shape = a_setup(name), shape_of(length, length // 2)
+    whole = step_flops(with_recompute(setup, setup.architecture.layers), shape)
+    assert whole / step_flops(setup, shape) == pytest.approx(factor, rel=0.02)
 
 
-def rows_of(*documents: list[int]) -> list[Row]:
+def rows_of(*documents: list[int]) -> list[TrimmedDocument]:
     """Rows whose last two tokens are trained."""
-    return [to_row(tokens, [False] * (len(tokens) - 2) + [True] * 2) for tokens in documents]
+    return [trim_document(tokens, [False] * (len(tokens) - 2) + [True] * 2) for tokens in documents]
 
 
 @given(st.integers(16, 500), st.integers(3, 300), st.integers(1, 32))
 def test_a_shared_prefix_is_computed_once(prefix: int, rest: int, documents: int) -> None:
     rows = rows_of(*([*range(prefix), 1000 + number, *range(rest)] for number in range(documents)))
-    [shape] = micro_batch_shapes(a_job(dtype="float32", kind="cpu"), rows, 1 << 20, share=True)
+    [shape] = micro_batch_shapes(a_setup(dtype="float32", kind="cpu"), rows, 1 << 20, share=True)
     own = prefix if documents > 1 else 0
     whole = prefix + rest  # the last token feeds nothing
     assert shape.tokens == own + documents * (whole - own)
@@ -68,37 +68,37 @@ def test_a_shared_prefix_is_computed_once(prefix: int, rest: int, documents: int
 def test_a_step_is_cut_and_filled_up_as_the_engine_does_it() -> None:
     rows = rows_of(*([number * 1000 + position for position in range(101)] for number in range(5)))
 
-    def tokens(job: Job, budget: int = 250) -> list[int]:
-        return [shape.tokens for shape in micro_batch_shapes(job, rows, budget, share=True)]
+    def tokens(setup: TrainingSetup, budget: int = 250) -> list[int]:
+        return [shape.tokens for shape in micro_batch_shapes(setup, rows, budget, share=True)]
 
-    job = a_job(kind="cpu", dtype="bfloat16")
-    assert tokens(job) == [256, 256, 128]
-    assert tokens(replace(job, dtype="float32")) == [200, 200, 100]
-    assert tokens(replace(job, path="general")) == [200, 200, 100]
-    assert tokens(replace(job, dtype="float32"), 1) == [100] * 5
+    setup = a_setup(kind="cpu", dtype="bfloat16")
+    assert tokens(setup) == [256, 256, 128]
+    assert tokens(replace(setup, dtype="float32")) == [200, 200, 100]
+    assert tokens(replace(setup, path="general")) == [200, 200, 100]
+    assert tokens(replace(setup, dtype="float32"), 1) == [100] * 5
 
 
 @given(st.floats(1e9, 1e15), st.floats(0, 2), st.integers(64, 4000))
 def test_two_probe_steps_give_rate_and_overhead(flops_per_s: float, overhead: float, tokens: int) -> None:
-    job = a_job()
+    setup = a_setup()
     shapes = [StepShape(count * tokens, count * tokens**2 // 8, count * tokens // 2) for count in (4, 8, 12)]
-    points = [(shape, overhead + step_flops(job, shape) / flops_per_s) for shape in shapes]
-    rate, third = probed_rate(job, points[:2]), shapes[2]
-    assert rate.seconds(job, [third]) == pytest.approx(overhead + step_flops(job, third) / flops_per_s, rel=1e-3)
+    points = [(shape, overhead + step_flops(setup, shape) / flops_per_s) for shape in shapes]
+    rate, third = probed_rate(setup, points[:2]), shapes[2]
+    assert rate.seconds(setup, [third]) == pytest.approx(overhead + step_flops(setup, third) / flops_per_s, rel=1e-3)
     assert rate.error == 0.10
 
 
 def test_a_probe_that_says_nonsense_is_taken_as_a_plain_rate() -> None:
-    job, shape = a_job(), shape_of(100, 50)
-    rate = probed_rate(job, [(shape, 1.0), (shape + shape, 0.9)])
-    assert rate.seconds(job, [shape + shape]) == pytest.approx(0.9)
+    setup, shape = a_setup(), shape_of(100, 50)
+    rate = probed_rate(setup, [(shape, 1.0), (shape + shape, 0.9)])
+    assert rate.seconds(setup, [shape + shape]) == pytest.approx(0.9)
     assert rate.error > 0.10 and rate.overhead_s > 0
 
 
 def test_without_a_probe_the_error_bar_is_wide() -> None:
     rate = unprobed_rate(100e12, 640e9, kind="rocm", source="x")
     assert rate.error == 0.5
-    small, large = (rate.seconds(a_job(), [shape_of(n, n // 2)]) / n for n in (64, 4096))
+    small, large = (rate.seconds(a_setup(), [shape_of(n, n // 2)]) / n for n in (64, 4096))
     assert small > 2 * large  # weights are read for few tokens
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.plan.layout import Layout, Row, make_layout, split_rows, to_row
+from hivetune.plan.layout import Layout, TrimmedDocument, make_layout, split_documents, trim_document
 
 # Few tokens and long common beginnings, so that documents share, repeat and end inside one another.
 STEMS = st.sampled_from([(), (7,) * 20, (7,) * 20 + (8,) * 17, (9,) * 40])
@@ -12,9 +12,9 @@ DOCUMENTS = st.lists(
 )
 
 
-def rows_of(documents: list[tuple[tuple[int, ...], list[tuple[int, bool]]]]) -> list[Row]:
+def rows_of(documents: list[tuple[tuple[int, ...], list[tuple[int, bool]]]]) -> list[TrimmedDocument]:
     return [
-        to_row([*stem, *(t for t, _ in rest)], [*[False] * len(stem), *(trained for _, trained in rest)])
+        trim_document([*stem, *(t for t, _ in rest)], [*[False] * len(stem), *(trained for _, trained in rest)])
         for stem, rest in documents
     ]
 
@@ -48,7 +48,7 @@ def test_every_document_is_in_its_layout(documents, share: bool, multiple: int) 
 @given(DOCUMENTS, st.booleans(), st.integers(1, 200))
 def test_every_row_is_in_one_micro_batch_within_the_budget(documents, share: bool, budget: int) -> None:  # type: ignore[no-untyped-def]
     rows = rows_of(documents)
-    batches = split_rows(rows, budget, share=share)
+    batches = split_documents(rows, budget, share=share)
     assert sorted(index for batch in batches for index in batch) == [i for i, row in enumerate(rows) if row.tokens]
     for batch in batches:
         size = make_layout([rows[index] for index in batch], share=share).size

@@ -10,7 +10,7 @@ from hivetune.data.render.renderer import load_renderer
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Example, Message
 from hivetune.release.export import Exported, Source, export
-from hivetune.release.gguf import write_model as write_gguf
+from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
 from hivetune.serve.backend import ServerSettings, open_backend
 from hivetune.serve.prompts import compare_prompts

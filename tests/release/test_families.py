@@ -7,8 +7,8 @@ from gguf_families import FAMILIES, NASTY, write_model
 
 from hivetune.data.render.renderer import load_renderer
 from hivetune.records import Message
-from hivetune.release.gguf import check_model, write_adapter
-from hivetune.release.gguf import write_model as write_gguf
+from hivetune.release.gguf import check_model, write_gguf_adapter
+from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
 from hivetune.serve.backend import Backend, ServerSettings, open_backend
 
@@ -91,7 +91,7 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
     folder = tmp_path / "model"
     base = write_gguf(folder, None, RECIPES["f32"], tmp_path / "base", "base.gguf", quiet)
     merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
-    lora = write_adapter(folder, tmp_path / "adapter", "base", tmp_path / "lora", "lora.gguf", quiet)
+    lora = write_gguf_adapter(folder, tmp_path / "adapter", "base", tmp_path / "lora", "lora.gguf", quiet)
     prompts = prefixes(load_renderer(folder)._tokenizer)
     found = []
     for file, adapters in ((base, ()), (merged, ()), (base, ((lora, 1.0),)), (base, ((lora, 0.0),))):

@@ -16,7 +16,7 @@ import pytest
 from gguf_families import write_model
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.release.gguf import write_model as write_gguf
+from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
 from hivetune.serve.backend import Engine, ServerSettings, find_engine, open_backend
 from hivetune.serve.child import SocketConnection

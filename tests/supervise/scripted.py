@@ -10,7 +10,7 @@ from typing import Any
 from hivetune.base.disk import write_manifest
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
-from hivetune.machine.probe import Card, Machine
+from hivetune.machine.inventory import Card, Machine
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.supervise.supervisor import RunOutcome, supervise_run
 

@@ -16,7 +16,7 @@ from protocol import Clock, resident_bytes
 
 from hivetune.engine.device import default_threads
 from hivetune.models.architecture import read_architecture
-from hivetune.plan.layout import make_layout, to_row
+from hivetune.plan.layout import make_layout, trim_document
 
 BARE_BYTES = resident_bytes()
 
@@ -40,7 +40,7 @@ def main() -> None:
         fastest: list[torch.dtype] = []  # settled in the step that warms up
         for number, step in enumerate(sets[name]["steps"]):
             clock.wait()
-            layout = make_layout([to_row(d["tokens"], d["trained"]) for d in step], share=True)
+            layout = make_layout([trim_document(d["tokens"], d["trained"]) for d in step], share=True)
             seconds = {
                 dtype: products_s(weights[dtype], heads[dtype], layout.size, len(layout.rows))
                 for dtype in (fastest or weights)

@@ -13,8 +13,8 @@ from hivetune.base.disk import home
 from hivetune.cli.output import duration, emit, say, show, size, table
 from hivetune.config import DataConfig, RunConfig, load_config
 from hivetune.errors import DoesNotFit, UsageError
+from hivetune.machine.inventory import disk_free_bytes, read_machine
 from hivetune.machine.knowledge import known_model
-from hivetune.machine.probe import disk_free_bytes, probe_machine
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import find_prepared
@@ -24,16 +24,16 @@ from hivetune.plan.choose import (
     Option,
     Workload,
     assumed_workload,
-    choose,
     choose_dtype,
     compared,
+    fastest_that_fits,
     power_loss_s,
-    refusal,
     what_would_fit,
+    with_advice,
 )
-from hivetune.plan.memory import Job, disk_bytes, explain_memory
+from hivetune.plan.device import Device, device_of_card, device_of_machine
+from hivetune.plan.memory import TrainingSetup, disk_bytes, explain_memory
 from hivetune.plan.speed import probe_key, read_probe, step_flops
-from hivetune.plan.target import Target, target_of_card, target_of_machine
 
 BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
@@ -46,9 +46,9 @@ class Planned:
 
     config: RunConfig
     architecture: Architecture
-    target: Target
+    device: Device
     work: Workload
-    job: Job
+    setup: TrainingSetup
     choice: Choice | None
     why_not: str
     options: Sequence[Option]
@@ -71,7 +71,7 @@ def plan(
     show_plan(planned)
     if planned.choice is not None:
         return emit(document(planned))
-    error = refusal(DoesNotFit(planned.why_not), planned.options, _case(planned))
+    error = with_advice(DoesNotFit(planned.why_not), planned.options, _case(planned))
     say(f"hivetune: {error}")
     told = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
     emit({**document(planned), "error": told})  # one document, so the error is not raised
@@ -89,33 +89,33 @@ def make(
 ) -> Planned:
     """The plan of a config. Raises UsageError for an unknown model or card."""
     architecture = find_architecture(config.model)
-    machine = probe_machine(folder=Path(config.output) if config.output else None)
+    machine = read_machine(folder=Path(config.output) if config.output else None)
     profile = read_profile(machine.fingerprint)
     if card:
-        target = target_of_card(card, cores=cores, memory_gb=memory_gb)
+        device = device_of_card(card, cores=cores, memory_gb=memory_gb)
     else:
-        target = target_of_machine(machine, profile, config.device)
+        device = device_of_machine(machine, profile, config.device)
     work = guess_workload(config, rows, tokens)
-    job = Job(
+    setup = TrainingSetup(
         architecture,
         architecture.adapter_parameters(config.lora.r, config.lora.target_modules),
-        choose_dtype(config.dtype, target),
-        target.kind,
+        choose_dtype(config.dtype, device),
+        device.kind,
         quantized=config.method == "qlora",
         path="fast" if architecture.exact and config.method == "lora" else "general",
     )
-    probe = None if card else profile.probes.get(probe_key(job))
-    rate, correction = read_probe(job, probe) if probe else (None, None)
-    job = replace(job, path=probe["path"]) if probe else job
+    probe = None if card else profile.probes.get(probe_key(setup))
+    rate, correction = read_probe(setup, probe) if probe else (None, None)
+    setup = replace(setup, path=probe["path"]) if probe else setup
     share = config.supervise.memory_share
     choice, why_not = None, ""
     try:
-        choice = choose(job, target, work, memory_share=share, correction=correction, rate=rate)
+        choice = fastest_that_fits(setup, device, work, memory_share=share, correction=correction, rate=rate)
     except DoesNotFit as error:
         why_not = error.message
-    own = Case(config.model, architecture, config.max_length, config.lora.r, _precision(job))
-    options = what_would_fit(own, target, work, compared(config.model, target), memory_share=share)
-    return Planned(config, architecture, target, work, job, choice, why_not, options)
+    own = Case(config.model, architecture, config.max_length, config.lora.r, _precision(setup))
+    options = what_would_fit(own, device, work, compared(config.model, device), memory_share=share)
+    return Planned(config, architecture, device, work, setup, choice, why_not, options)
 
 
 def find_architecture(name: str) -> Architecture:
@@ -164,33 +164,33 @@ def _measure_files(data: DataConfig) -> tuple[int, float] | None:
     return rows, size_bytes / rows / BYTES_PER_TOKEN
 
 
-def _precision(job: Job) -> str:
-    return "nf4" if job.quantized else job.dtype
+def _precision(setup: TrainingSetup) -> str:
+    return "nf4" if setup.quantized else setup.dtype
 
 
 def _case(planned: Planned) -> Case:
     config = planned.config
-    return Case(config.model, planned.architecture, config.max_length, config.lora.r, _precision(planned.job))
+    return Case(config.model, planned.architecture, config.max_length, config.lora.r, _precision(planned.setup))
 
 
 def document(planned: Planned) -> dict[str, Any]:
     """The one document of `plan --json`."""
-    config, job, choice, target = planned.config, planned.job, planned.choice, planned.target
+    config, setup, choice, device = planned.config, planned.setup, planned.choice, planned.device
     content: dict[str, Any] = {
         "model": config.model,
         "parameters": planned.architecture.parameters,
-        "trained_parameters": job.adapter_parameters,
-        "target": {name: getattr(target, name) for name in ("name", "kind", "memory_bytes", "free_bytes", "measured")},
+        "trained_parameters": setup.adapter_parameters,
+        "target": {name: getattr(device, name) for name in ("name", "kind", "memory_bytes", "free_bytes", "measured")},
         "workload": {
             name: getattr(planned.work, name)
             for name in ("rows", "longest", "batch_size", "epochs", "steps", "assumed")
         },
         "fits": choice is not None,
-        "disk_bytes": disk_bytes(job),
+        "disk_bytes": disk_bytes(setup),
         "options": [option.to_plain() for option in planned.options],
     }
     if choice is None:
-        return {**content, "refusal": planned.why_not}
+        return {**content, "with_advice": planned.why_not}
     hours = choice.step_s * planned.work.steps / 3600
     every_s = config.supervise.checkpoint_every_s
     return {
@@ -201,15 +201,15 @@ def document(planned: Planned) -> dict[str, Any]:
         "step_s": choice.step_s,
         "hours": hours,
         "hours_range": [hours * (1 - choice.error), hours * (1 + choice.error)],
-        "power_loss_s": power_loss_s(choice.job, choice.step_s, every_s),
+        "power_loss_s": power_loss_s(choice.setup, choice.step_s, every_s),
     }
 
 
 def show_plan(planned: Planned) -> None:
     """For people: the choice, where memory goes, time, disk, and the table."""
-    target, work, choice = planned.target, planned.work, planned.choice
-    source = "measured on this machine" if target.measured else f"published: {target.source}"
-    show(f"{planned.config.model} on {target.name}")
+    device, work, choice = planned.device, planned.work, planned.choice
+    source = "measured on this machine" if device.measured else f"published: {device.source}"
+    show(f"{planned.config.model} on {device.name}")
     known = "assumed" if work.assumed else "from the snapshot"
     mean = sum(work.lengths) / len(work.lengths)
     show(f"data ({known}): {work.rows:,} training rows of {mean:.0f} tokens, {work.steps:,} steps of {work.batch_size}")
@@ -217,8 +217,8 @@ def show_plan(planned: Planned) -> None:
         show(f"DOES NOT FIT: {planned.why_not}")
     else:
         _show_choice(planned, choice)
-    show(f"GEMM rates {source}" + (f"; {target.note}" if target.note else ""))
-    parts = disk_bytes(planned.job)
+    show(f"GEMM rates {source}" + (f"; {device.note}" if device.note else ""))
+    parts = disk_bytes(planned.setup)
     free = disk_free_bytes(Path(planned.config.output) if planned.config.output else home())
     words = ", ".join(f"{name} {size(value)}" for name, value in parts.items())
     show(f"disk: {size(sum(parts.values()))} ({words}); {size(free)} free here")
@@ -233,29 +233,29 @@ def show_plan(planned: Planned) -> None:
 
 
 def _show_choice(planned: Planned, choice: Choice) -> None:
-    job, work = choice.job, planned.work
-    recompute = f", {job.recompute} of {job.architecture.layers} layers recomputed" if job.recompute else ""
+    setup, work = choice.setup, planned.work
+    recompute = f", {setup.recompute} of {setup.architecture.layers} layers recomputed" if setup.recompute else ""
     packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches:.3g} micro-batches"
-    show(f"a step: {packs} of at most {choice.budget_tokens:,} tokens in {_precision(job)}{recompute}")
+    show(f"a step: {packs} of at most {choice.budget_tokens:,} tokens in {_precision(setup)}{recompute}")
     table(
         f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %, "
         f"of {size(choice.limit_bytes)} that may be used",
         ("memory", "size", "why"),
-        [(name, size(value), why) for name, value, why in explain_memory(job, choice.peak, choice.budget_tokens)],
+        [(name, size(value), why) for name, value, why in explain_memory(setup, choice.peak, choice.budget_tokens)],
         numeric=("size",),
     )
     total = choice.step_s * work.steps
     low, high = duration(total * (1 - choice.error)), duration(total * (1 + choice.error))
     tokens_per_s = sum(work.lengths) / choice.step_s
     flops = statistics.mean(
-        sum(step_flops(job, shape) for shape in shapes) for shapes in work.micro_batches(job, choice.budget_tokens)
+        sum(step_flops(setup, shape) for shape in shapes) for shapes in work.micro_batches(setup, choice.budget_tokens)
     )
-    share = flops / choice.step_s / planned.target.rates[job.dtype]
+    share = flops / choice.step_s / planned.device.rates[setup.dtype]
     show(
         f"time: {duration(total)} (between {low} and {high}), {choice.step_s:.2g} s a step, "
         f"{tokens_per_s:,.0f} tokens/s, {100 * share:.0f} % of the GEMM rate; validation and loading come on top"
     )
-    lost = power_loss_s(job, choice.step_s, planned.config.supervise.checkpoint_every_s)
+    lost = power_loss_s(setup, choice.step_s, planned.config.supervise.checkpoint_every_s)
     show(f"a power cut takes at most {duration(lost)} of work")
 
 

@@ -1,18 +1,29 @@
-"""NVIDIA cards through the driver's own library (NVML), called directly: no package, no torch, no subprocess."""
+"""NVIDIA cards through the driver's own library (NVML), called directly: no package, no torch, no subprocess.
+
+API: https://docs.nvidia.com/deploy/nvml-api/. What a card does not report is left out.
+"""
 
 import ctypes
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
 NAME_BYTES = 96
+TEMPERATURE_GPU = 0  # nvmlTemperatureSensors_t
+# Why clocks are held back (nvmlClocksEventReasons): the bits that heat and power set.
+HEAT_OR_POWER = 0x08 | 0x20 | 0x40 | 0x80
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+class _Busy(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint) for name in ("gpu", "memory")]
 
 
 def read_nvidia() -> list[dict[str, Any]]:
-    """name, memory_bytes, free_bytes, driver and architecture of each card; empty where there is no driver."""
+    """Each card: name, driver, architecture ("9.0", or empty), memory_bytes, free_bytes, used_bytes, and where the
+    card reports them temperature_c, watts, busy_percent and hot. Empty where there is no driver."""
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError:
@@ -40,11 +51,29 @@ def _read_card(library: ctypes.CDLL, index: int, driver: str) -> dict[str, Any] 
     known = library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
     return {
         "name": _string(library.nvmlDeviceGetName, handle),
-        "memory_bytes": memory.total,
-        "free_bytes": memory.free,
         "driver": driver,
         "architecture": f"{major.value}.{minor.value}" if known else "",
+        "memory_bytes": memory.total,
+        "free_bytes": memory.free,
+        "used_bytes": memory.used,
+        **_read_sensors(library, handle),
     }
+
+
+def _read_sensors(library: ctypes.CDLL, handle: ctypes.c_void_p) -> dict[str, Any]:
+    sensors: dict[str, Any] = {}
+    number = ctypes.c_uint()
+    if library.nvmlDeviceGetTemperature(handle, TEMPERATURE_GPU, ctypes.byref(number)) == 0:
+        sensors["temperature_c"] = float(number.value)
+    if library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(number)) == 0:
+        sensors["watts"] = number.value / 1000
+    busy = _Busy()
+    if library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy)) == 0:
+        sensors["busy_percent"] = busy.gpu
+    reasons = ctypes.c_ulonglong()
+    if library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons)) == 0:
+        sensors["hot"] = bool(reasons.value & HEAT_OR_POWER)
+    return sensors
 
 
 def _string(function: Any, *arguments: Any) -> str:

@@ -3,7 +3,6 @@
 Nothing here imports torch or starts a program; a sensor that is not there is left out. `root` replaces `/` in tests.
 """
 
-import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 
 import psutil
 
-from hivetune.machine.nvml import LIBRARY
+from hivetune.machine.nvml import read_nvidia
 
-# NVML: why clocks are held back, the bits that heat and power set (nvmlClocksThrottleReasons).
-NVML_HEAT_OR_POWER = 0x08 | 0x20 | 0x40 | 0x80
-NVML_TEMPERATURE_GPU = 0
+# What a sample takes of an NVIDIA card; the rest does not change while a run goes on.
+SENSORS = ("memory_bytes", "used_bytes", "temperature_c", "watts", "busy_percent", "hot")
 # Degrees below the card's own limit from which it is called hot.
 NEAR_LIMIT_C = 3.0
 
@@ -57,7 +55,8 @@ def process_tree(pid: int) -> dict[str, Any]:
 
 def read_cards(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Used and total memory, temperature, watts, busy share and whether heat or power holds the clocks back."""
-    return [*read_amd(root), *_sample_nvidia()]
+    nvidia = [{name: card[name] for name in SENSORS if name in card} for card in read_nvidia()]
+    return [*read_amd(root), *nvidia]
 
 
 def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
@@ -85,47 +84,8 @@ def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
     return cards
 
 
-def _sample_nvidia() -> list[dict[str, Any]]:
-    """NVIDIA cards from their driver's library, called directly."""
-    try:
-        library = ctypes.CDLL(LIBRARY)
-    except OSError:
-        return []
-    if library.nvmlInit_v2() != 0:
-        return []
-    try:
-        count = ctypes.c_uint()
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return []
-        return [card for i in range(count.value) if (card := _nvidia_card(library, i))]
-    finally:
-        library.nvmlShutdown()
-
-
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:
     return any(card.get("hot") for card in cards)
-
-
-def _nvidia_card(library: ctypes.CDLL, index: int) -> dict[str, Any]:
-    handle = ctypes.c_void_p()
-    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-        return {}
-    card: dict[str, Any] = {}
-    memory = (ctypes.c_ulonglong * 3)()  # total, free, used
-    if library.nvmlDeviceGetMemoryInfo(handle, memory) == 0:
-        card |= {"memory_bytes": memory[0], "used_bytes": memory[2]}
-    number = ctypes.c_uint()
-    if library.nvmlDeviceGetTemperature(handle, NVML_TEMPERATURE_GPU, ctypes.byref(number)) == 0:
-        card["temperature_c"] = float(number.value)
-    if library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(number)) == 0:
-        card["watts"] = number.value / 1000
-    busy = (ctypes.c_uint * 2)()  # gpu, memory
-    if library.nvmlDeviceGetUtilizationRates(handle, busy) == 0:
-        card["busy_percent"] = busy[0]
-    reasons = ctypes.c_ulonglong()
-    if library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons)) == 0:
-        card["hot"] = bool(reasons.value & NVML_HEAT_OR_POWER)
-    return card
 
 
 def _integer(path: Path) -> int | None:

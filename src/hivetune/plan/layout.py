@@ -1,16 +1,23 @@
-"""Documents as one flat row of tokens: no padding, shared beginnings once, and what each position must predict.
+"""Documents as one flat sequence of tokens: no padding, a shared prefix once, and what each position must predict.
 
 Everything in a decoder but attention works on single positions, so a prefix that several documents share needs to be
-computed once: each document's own tokens attend to prefix ++ own, and the gradients of the copies meet in the prefix.
-Exact as long as weights and tokens are the same (docs/engine.md). The engine computes these layouts, the plan predicts
-what they cost.
+computed once: each document's own tokens attend to prefix ++ own, and the gradients of the copies are summed in the
+prefix. Exact as long as weights and tokens are the same (docs/engine.md); the technique is that of prefix trees in
+serving (Hydragen, arXiv 2402.05099; RadixAttention, arXiv 2312.07104), with a backward pass. The engine computes these
+layouts, the plan predicts what they cost.
+
+    three documents                       one layout: 3 + 2 + 1 + 2 tokens instead of 14
+    [S S S] a a b                         flat:      S  S  S  a  a  b  c  c
+    [S S S] a a c c                       positions: 0  1  2  3  4  5  5  6
+    [S S S] a a  (nothing after)          segments:  [S S S] -> [a a] -> [b]
+                                                                     -> [c c]
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Below this many shared tokens a split costs more in small attention calls than it saves.
+# Below this many shared tokens one more segment costs more in small attention calls than it saves (docs/log.md).
 MIN_SHARED_TOKENS = 16
 # New token counts are not free: a card searches for its fastest kernel, and on some the only crashes that are left are
 # in rare shapes; on a CPU, bfloat16 products are compiled for each and keep 5 MB of it (docs/log.md).
@@ -18,14 +25,15 @@ TOKEN_MULTIPLE = 64
 
 
 def token_multiple(device: str, dtype: str) -> int:
-    """What the token count of a micro-batch is filled up to a multiple of."""
+    """The multiple that the token count of a micro-batch is padded to; `device` as torch.device.type names it."""
     return 1 if device == "cpu" and dtype != "bfloat16" else TOKEN_MULTIPLE
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens [start, start + size) of the flat row. `parents`: the segments before it on its path, outermost first.
+    """Tokens [start, start + size) of the flat sequence, which all documents through it have in common.
 
+    parents: the segments before it on its path, outermost first; its queries see their keys, and its own before them.
     depth: position of its first token in its documents. tree: segments of different trees share nothing.
     """
 
@@ -38,9 +46,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """Shapes: T tokens; E entries (a flat position and the token it must predict).
+    """What one micro-batch computes. T tokens; E entries, each a flat row and the token that it must predict.
 
-    counts: how many documents have that entry trained. owners: for each document, its entries.
+    tokens, positions [T]: token ids, and where each stands in its document (for the rotation). rows, targets, counts
+    [E], sorted by row: the entry's row of the flat sequence, the token, and how many documents have it trained, which
+    is what its loss is multiplied by (0: padding). owners: for each document the numbers of its entries.
     """
 
     tokens: list[int]
@@ -57,30 +67,34 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A document as it is computed: its tokens up to the last that predicts something, and (position, target) pairs."""
+class TrimmedDocument:
+    """A document without the tokens that nothing depends on, and (position, token to predict) pairs."""
 
     tokens: tuple[int, ...]
     pairs: tuple[tuple[int, int], ...]
 
 
-def to_row(tokens: Sequence[int], trained: Sequence[int] | memoryview) -> Row:
-    """Position i predicts token i + 1. The last trained token and all after it feed nothing and are left out."""
+def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview) -> TrimmedDocument:
+    """Position i predicts token i + 1; `trained[i]`: token i counts in the loss, and the first one never does.
+
+    The last trained token and all after it are left out: in a causal model no loss depends on them.
+    """
     pairs = tuple((index - 1, tokens[index]) for index in range(1, len(tokens)) if trained[index])
     last = pairs[-1][0] + 1 if pairs else 0
-    return Row(tuple(tokens[:last]), pairs)
+    return TrimmedDocument(tuple(tokens[:last]), pairs)
 
 
-def make_layout(rows: Sequence[Row], *, share: bool, multiple: int = 1) -> Layout:
-    """Rows in any order; documents without a trained token take no place. `share`: compute common prefixes once.
+def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, multiple: int = 1) -> Layout:
+    """Documents in any order; those without a trained token take no room. `share`: compute common prefixes once.
 
-    Tokens and entries are filled up to a `multiple`, so that products come in few shapes: a document of zeros at the
-    end, and entries that count for nothing.
+    Tokens and entries are padded to a `multiple`, so that matrix products come in few shapes: a document of zeros at
+    the end, and entries whose loss is multiplied by 0.
     """
-    order = sorted((index for index, row in enumerate(rows) if row.tokens), key=lambda index: rows[index].tokens)
-    builder = _Builder(rows)
+    order = _by_content(documents)
+    builder = _Builder(documents)
     if share and order:
-        common = [0] + [_common(rows[a].tokens, rows[b].tokens) for a, b in itertools.pairwise(order)]
+        pairs = itertools.pairwise(order)
+        common = [0] + [_common(documents[a].tokens, documents[b].tokens) for a, b in pairs]
         builder.grow(order, common, 0, ())
     else:
         for index in order:
@@ -90,17 +104,16 @@ def make_layout(rows: Sequence[Row], *, share: bool, multiple: int = 1) -> Layou
     return builder.finish(multiple)
 
 
-def split_rows(rows: Sequence[Row], budget_tokens: int, *, share: bool) -> list[list[int]]:
-    """Indices of rows for each micro-batch, by content: neighbours share prefixes, and no order of the input matters.
+def split_documents(documents: Sequence[TrimmedDocument], budget_tokens: int, *, share: bool) -> list[list[int]]:
+    """Indices of documents for each micro-batch, by content: neighbours share prefixes, the input's order is ignored.
 
-    A micro-batch holds at most `budget_tokens` tokens as computed, or one row.
+    A micro-batch holds at most `budget_tokens` tokens as computed (a shared prefix once), or one longer document.
     """
-    order = sorted((index for index, row in enumerate(rows) if row.tokens), key=lambda index: rows[index].tokens)
     batches: list[list[int]] = []
     used = 0
     before: tuple[int, ...] = ()
-    for index in order:
-        tokens = rows[index].tokens
+    for index in _by_content(documents):
+        tokens = documents[index].tokens
         common = _common(before, tokens) if share and batches else 0
         fresh = len(tokens) - (common if common >= MIN_SHARED_TOKENS else 0)
         if not batches or used + fresh > budget_tokens:
@@ -112,8 +125,14 @@ def split_rows(rows: Sequence[Row], budget_tokens: int, *, share: bool) -> list[
     return batches
 
 
+def _by_content(documents: Sequence[TrimmedDocument]) -> list[int]:
+    """Sorted like words in a dictionary: what shares a prefix stands together, whatever order it came in."""
+    taking_part = (index for index, document in enumerate(documents) if document.tokens)
+    return sorted(taking_part, key=lambda index: documents[index].tokens)
+
+
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning, by halving: comparing slices is done in C."""
+    """Length of the common prefix, by bisection: slices are compared in C."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -125,10 +144,13 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class _Builder:
-    """Grows the tree of shared beginnings over sorted rows, depth first, so that each tree is one range of tokens."""
+    """Grows the tree of shared prefixes over sorted documents, depth first: each tree is one range of tokens.
 
-    def __init__(self, rows: Sequence[Row]):
-        self.rows = rows
+    flat: for each document the flat rows of its tokens, in its order.
+    """
+
+    def __init__(self, documents: Sequence[TrimmedDocument]):
+        self.documents = documents
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.segments: list[Segment] = []
@@ -142,14 +164,15 @@ class _Builder:
             return
         shared = min(common[1:])
         if shared - depth >= MIN_SHARED_TOKENS:
-            path = (*path, self.segment(self.rows[order[0]].tokens[depth:shared], depth, path))
+            path = (*path, self.segment(self.documents[order[0]].tokens[depth:shared], depth, path))
             depth = shared
+        # Where a neighbour shares no more than all do, another branch begins.
         cuts = [place for place in range(1, len(order)) if common[place] == shared]
         for start, stop in zip([0, *cuts], [*cuts, len(order)], strict=True):
             self.grow(order[start:stop], common[start:stop], depth, path)
 
     def leaf(self, index: int, depth: int, path: tuple[int, ...]) -> None:
-        own = self.rows[index].tokens[depth:]
+        own = self.documents[index].tokens[depth:]
         if own:
             path = (*path, self.segment(own, depth, path))
         self.flat[index] = [
@@ -167,24 +190,25 @@ class _Builder:
         return len(self.segments) - 1
 
     def finish(self, multiple: int) -> Layout:
-        found: dict[tuple[int, int], int] = {}
+        counts: dict[tuple[int, int], int] = {}
         owned: list[list[tuple[int, int]]] = [
-            [(self.flat[index][position], target) for position, target in row.pairs] if row.tokens else []
-            for index, row in enumerate(self.rows)
+            [(self.flat[index][position], token) for position, token in document.pairs] if document.tokens else []
+            for index, document in enumerate(self.documents)
         ]
-        for key in (key for keys in owned for key in keys):
-            found[key] = found.get(key, 0) + 1
-        taken = {row for row, _ in found}
+        for entry in itertools.chain.from_iterable(owned):
+            counts[entry] = counts.get(entry, 0) + 1
+        # Padding goes to rows without an entry first, so that no row has to be gathered twice.
+        taken = {row for row, _ in counts}
         free = (row for row in range(len(self.tokens)) if row not in taken)
-        found |= {(row, 0): 0 for row in itertools.islice(free, -len(found) % multiple)}
-        found = dict(sorted(found.items()))  # by row: where each predicts one token, nothing is gathered
-        number = {key: place for place, key in enumerate(found)}
+        counts |= {(row, 0): 0 for row in itertools.islice(free, -len(counts) % multiple)}
+        counts = dict(sorted(counts.items()))  # by row: where each predicts one token, nothing is gathered
+        number = {entry: place for place, entry in enumerate(counts)}
         return Layout(
             tokens=self.tokens,
             positions=self.positions,
             segments=self.segments,
-            rows=[row for row, _ in found],
-            targets=[target for _, target in found],
-            counts=list(found.values()),
-            owners=[[number[key] for key in keys] for keys in owned],
+            rows=[row for row, _ in counts],
+            targets=[token for _, token in counts],
+            counts=list(counts.values()),
+            owners=[[number[entry] for entry in entries] for entries in owned],
         )

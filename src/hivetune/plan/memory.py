@@ -26,13 +26,13 @@ GENERAL_FACTOR = 2.3
 # Half-widths of the error bar. Formula: against published peaks it was off by -10 to +10 %, against CPU processes by
 # up to 25 % (malloc keeps what was freed). With two probe steps: within 10 % on a CPU, 5 % by a card's allocator.
 FORMULA_ERROR = 0.25
-PROBED_ERROR = {"cpu": 0.10, "cuda": 0.05, "rocm": 0.05}
+PROBED_PEAK_ERROR = {"cpu": 0.10, "cuda": 0.05, "rocm": 0.05}
 
 Path = Literal["fast", "general"]
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingSetup:
     """What decides memory and time of a step besides its tokens. `recompute`: layers whose activations are not kept."""
 
     architecture: Architecture
@@ -75,76 +75,76 @@ class Peak:
         return round(self.bytes * (1 + self.error))
 
 
-def saved_bytes_per_token(job: Job) -> int:
+def saved_bytes_per_token(setup: TrainingSetup) -> int:
     """Bytes that one layer keeps for its backward, for each token.
 
     Fast path: residual at the input and in the middle, q, k, v, attention's output, gate and up, the log-sum-exp of
     each head; norms, the SwiGLU product and x A are computed again.
     """
-    a = job.architecture
+    a = setup.architecture
     widths = 2 * a.hidden + 2 * a.q + 2 * a.k + 2 * a.ffn
-    kept = job.value_bytes * widths + 4 * a.heads
-    return round(kept * (GENERAL_FACTOR if job.path == "general" else 1))
+    kept = setup.value_bytes * widths + 4 * a.heads
+    return round(kept * (GENERAL_FACTOR if setup.path == "general" else 1))
 
 
-def activation_bytes(job: Job, tokens: int) -> int:
+def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
     """All layers of one micro-batch: kept layers whole, recomputed ones by their input, and one of those at a time."""
-    a, kept = job.architecture, saved_bytes_per_token(job)
-    saved = (a.layers - job.recompute) * kept
-    boundaries = job.recompute * a.hidden * job.value_bytes
-    working = kept if job.recompute else 0
-    transient = TRANSIENT_WIDTHS * a.hidden * job.value_bytes
+    a, kept = setup.architecture, saved_bytes_per_token(setup)
+    saved = (a.layers - setup.recompute) * kept
+    boundaries = setup.recompute * a.hidden * setup.value_bytes
+    working = kept if setup.recompute else 0
+    transient = TRANSIENT_WIDTHS * a.hidden * setup.value_bytes
     return tokens * (saved + boundaries + working + transient)
 
 
-def weight_bytes(job: Job) -> int:
+def weight_bytes(setup: TrainingSetup) -> int:
     """The frozen base; with NF4 the layers' matrices at 4.13 bits, the rest as it is, and one matrix unpacked."""
-    a = job.architecture
-    if not job.quantized:
-        return a.parameters * job.value_bytes
+    a = setup.architecture
+    if not setup.quantized:
+        return a.parameters * setup.value_bytes
     largest = max(linear.inputs * linear.outputs for linear in a.linears)
-    rest = (a.parameters - a.linear_parameters) * job.value_bytes
-    return round(a.linear_parameters * NF4_BITS / 8) + rest + largest * job.value_bytes
+    rest = (a.parameters - a.linear_parameters) * setup.value_bytes
+    return round(a.linear_parameters * NF4_BITS / 8) + rest + largest * setup.value_bytes
 
 
-def predict_peak(job: Job, tokens: int, correction: Affine | None = None, *, row_counts: int = 2) -> Peak:
+def predict_peak(setup: TrainingSetup, tokens: int, correction: Affine | None = None, *, row_counts: int = 2) -> Peak:
     """The peak with at most `tokens` in a micro-batch. `correction` (bytes over tokens) comes from `fit_correction`.
 
     `row_counts`: how many row counts the run's products have, see `COMPILED_BYTES`.
     """
-    n = job.adapter_parameters
-    copy = 0 if job.value_bytes == 4 else job.value_bytes
+    n = setup.adapter_parameters
+    copy = 0 if setup.value_bytes == 4 else setup.value_bytes
     chunk = min(tokens, LOGITS_CHUNK)
     parts = {
-        "weights": weight_bytes(job),
+        "weights": weight_bytes(setup),
         "adapters": n * (4 + copy),
         "gradients": n * 4,
         "optimizer": n * 8,
-        "activations": activation_bytes(job, tokens),
-        "logits": chunk * job.architecture.vocabulary * (job.value_bytes + 4),
-        "runtime": RUNTIME_BYTES[job.kind],
+        "activations": activation_bytes(setup, tokens),
+        "logits": chunk * setup.architecture.vocabulary * (setup.value_bytes + 4),
+        "runtime": RUNTIME_BYTES[setup.kind],
     }
-    if job.kind == "cpu" and job.dtype == "bfloat16":
+    if setup.kind == "cpu" and setup.dtype == "bfloat16":
         parts["compiled products"] = row_counts * COMPILED_BYTES
     if correction is None:
         return Peak(parts, FORMULA_ERROR)
     parts["measured beyond the formula"] = round(correction(tokens))
-    return Peak(parts, PROBED_ERROR[job.kind])
+    return Peak(parts, PROBED_PEAK_ERROR[setup.kind])
 
 
-def fit_correction(job: Job, points: Sequence[tuple[int, int]]) -> Affine:
+def fit_correction(setup: TrainingSetup, points: Sequence[tuple[int, int]]) -> Affine:
     """What probes (tokens, peak bytes), made one after the other, add to the formula, as a line over the tokens.
 
     It holds for other recompute depths and ranks of the same model too, since those change the formula's part. The
     corrected slope is never negative: memory that shrinks with tokens is noise of the probe.
     """
     residuals = [
-        (tokens, peak - predict_peak(job, tokens, row_counts=2 * (number + 1)).bytes)
+        (tokens, peak - predict_peak(setup, tokens, row_counts=2 * (number + 1)).bytes)
         for number, (tokens, peak) in enumerate(points)
     ]
     fitted = fit_affine(residuals)
     tokens = [t for t, _ in residuals]
-    slope_floor = -activation_bytes(job, max(tokens)) / max(tokens)
+    slope_floor = -activation_bytes(setup, max(tokens)) / max(tokens)
     if fitted.slope >= slope_floor:
         return fitted
     return Affine(max(residual - slope_floor * t for t, residual in residuals), slope_floor)
@@ -163,20 +163,20 @@ def fit_affine(points: Sequence[tuple[float, float]]) -> Affine:
     return Affine(mean_y - slope * mean_x, slope)
 
 
-def largest_budget(job: Job, limit_bytes: int, correction: Affine | None = None, *, step: int = 64) -> int:
+def largest_budget(setup: TrainingSetup, limit_bytes: int, correction: Affine | None = None, *, step: int = 64) -> int:
     """The most tokens in a micro-batch (a multiple of `step`) whose predicted peak stays within `limit_bytes`; or 0."""
     low, high = 0, 1 << 14  # in steps: 2^20 tokens are more than any micro-batch is worth
     while low < high:
         middle = (low + high + 1) // 2
-        fits = predict_peak(job, middle * step, correction).bytes <= limit_bytes
+        fits = predict_peak(setup, middle * step, correction).bytes <= limit_bytes
         low, high = (middle, high) if fits else (low, middle - 1)
     return low * step
 
 
-def explain_memory(job: Job, peak: Peak, tokens: int) -> list[tuple[str, int, str]]:
+def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[str, int, str]]:
     """(part, bytes, what it is) in the order of size; for people."""
-    a, n = job.architecture, job.adapter_parameters
-    precision = "4-bit NF4" if job.quantized else job.dtype
+    a, n = setup.architecture, setup.adapter_parameters
+    precision = "4-bit NF4" if setup.quantized else setup.dtype
     full = 12 * a.parameters
     words = {
         "weights": f"{a.parameters:,} frozen parameters in {precision}; no gradient, no optimizer state",
@@ -185,7 +185,7 @@ def explain_memory(job: Job, peak: Peak, tokens: int) -> list[tuple[str, int, st
         "optimizer": f"two float32 for each trained parameter: not {full / 1e9:.1f} GB for gradients and AdamW of the "
         "whole model, as full fine-tuning pays",
         "activations": f"{tokens:,} tokens a micro-batch x {a.layers} layers"
-        + (f", {job.recompute} of them recomputed" if job.recompute else ""),
+        + (f", {setup.recompute} of them recomputed" if setup.recompute else ""),
         "logits": f"{min(tokens, LOGITS_CHUNK)} positions at a time x {a.vocabulary:,} entries, trained tokens only",
         "runtime": "Python, torch and its kernels",
         "compiled products": "what oneDNN keeps for each row count of bfloat16 products",
@@ -194,9 +194,9 @@ def explain_memory(job: Job, peak: Peak, tokens: int) -> list[tuple[str, int, st
     return sorted(((name, size, words[name]) for name, size in peak.parts.items()), key=lambda row: -row[1])
 
 
-def disk_bytes(job: Job, *, keep: int = 4) -> dict[str, int]:
+def disk_bytes(setup: TrainingSetup, *, keep: int = 4) -> dict[str, int]:
     """What a run needs on disk: `keep` checkpoints (three newest and one being written), the best, adapter, export."""
-    n, a = job.adapter_parameters, job.architecture
+    n, a = setup.adapter_parameters, setup.architecture
     return {
         "checkpoints": keep * 12 * n,
         "best checkpoint": 12 * n,
@@ -205,5 +205,5 @@ def disk_bytes(job: Job, *, keep: int = 4) -> dict[str, int]:
     }
 
 
-def with_recompute(job: Job, layers: int) -> Job:
-    return replace(job, recompute=layers)
+def with_recompute(setup: TrainingSetup, layers: int) -> TrainingSetup:
+    return replace(setup, recompute=layers)

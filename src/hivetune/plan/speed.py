@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hivetune.plan.layout import Row, make_layout, split_rows, token_multiple
-from hivetune.plan.memory import Affine, Job, fit_affine, fit_correction
+from hivetune.plan.layout import TrimmedDocument, make_layout, split_documents, token_multiple
+from hivetune.plan.memory import Affine, TrainingSetup, fit_affine, fit_correction
 
 # What a step reaches of the GEMM rate, without a probe: measured shares lie between 0.35 and 0.6 (docs/performance.md).
 UNPROBED_SHARE = 0.45
 UNPROBED_ERROR = 0.5
-PROBED_ERROR = 0.10
+PROBED_TIME_ERROR = 0.10
 NOISY_ERROR = 0.3  # the two steps contradict each other: something else uses the machine
 PROBED = "two probe steps on this machine"
 # Of a micro-batch: launches of some 20 kernels a layer on a card, Python on a CPU.
@@ -45,31 +45,33 @@ def shape_of(length: int, trained: int) -> StepShape:
     return StepShape(length, length * length, trained)
 
 
-def micro_batch_shapes(job: Job, rows: Sequence[Row], budget_tokens: int, *, share: bool) -> list[StepShape]:
-    """What is computed in each micro-batch of a step with these rows: the layouts that the fast path makes of them.
+def micro_batch_shapes(
+    setup: TrainingSetup, documents: Sequence[TrimmedDocument], budget_tokens: int, *, share: bool
+) -> list[StepShape]:
+    """What is computed in each micro-batch of a step on these documents: the layouts that the fast path makes of them.
 
-    `share`: common beginnings once; the general path, which pads its rows, is taken as if it lost nothing by it.
+    `share`: a common prefix is computed once. The general path pads its documents; that loss is not counted.
     """
-    fast = job.path == "fast"
-    multiple = token_multiple(job.kind, job.dtype) if fast else 1
+    fast = setup.path == "fast"
+    multiple = token_multiple(setup.kind, setup.dtype) if fast else 1
     shapes = []
-    for batch in split_rows(rows, budget_tokens, share=share and fast):
-        layout = make_layout([rows[index] for index in batch], share=share and fast, multiple=multiple)
+    for batch in split_documents(documents, budget_tokens, share=share and fast):
+        layout = make_layout([documents[index] for index in batch], share=share and fast, multiple=multiple)
         squares = sum((part.depth + part.size) ** 2 - part.depth**2 for part in layout.segments)
         shapes.append(StepShape(layout.size, squares, len(layout.rows)))
     return shapes
 
 
-def step_flops(job: Job, shape: StepShape) -> float:
+def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
     """Floating point operations of forward and backward.
 
     For each token: frozen linears 4 N (forward and input gradient; no weight gradient), adapters 6, causal attention
     3.5 x 2 L q s, and for each trained one 4 V d of logits whose gradient is formed in the forward pass. A recomputed
     layer adds another forward.
     """
-    a = job.architecture
-    again = job.recompute / a.layers
-    linear = (4 + 2 * again) * a.linear_parameters + (6 + 2 * again) * job.adapter_parameters
+    a = setup.architecture
+    again = setup.recompute / a.layers
+    linear = (4 + 2 * again) * a.linear_parameters + (6 + 2 * again) * setup.adapter_parameters
     attention = (3.5 + again) * 2 * a.layers * a.q
     logits = 4 * a.vocabulary * a.hidden
     return linear * shape.tokens + attention * shape.squares + logits * shape.trained
@@ -85,9 +87,9 @@ class Rate:
     half_tokens: float = CPU_HALF_TOKENS
     source: str = "published rate"
 
-    def seconds(self, job: Job, micro_batches: Iterable[StepShape]) -> float:
+    def seconds(self, setup: TrainingSetup, micro_batches: Iterable[StepShape]) -> float:
         return sum(
-            step_flops(job, shape) / (self.flops_per_s * shape.tokens / (shape.tokens + self.half_tokens))
+            step_flops(setup, shape) / (self.flops_per_s * shape.tokens / (shape.tokens + self.half_tokens))
             + self.overhead_s
             for shape in micro_batches
             if shape.tokens
@@ -100,33 +102,35 @@ def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str
     return Rate(UNPROBED_SHARE * gemm_flops_per_s, UNPROBED_ERROR, OVERHEAD_S[kind], half, source)
 
 
-def probed_rate(job: Job, points: Sequence[tuple[StepShape, float]], *, gemm_flops_per_s: float = math.inf) -> Rate:
+def probed_rate(
+    setup: TrainingSetup, points: Sequence[tuple[StepShape, float]], *, gemm_flops_per_s: float = math.inf
+) -> Rate:
     """From measured steps (shape, seconds) of one micro-batch each; a step is not faster than products alone are."""
-    fitted = fit_affine([(step_flops(job, shape), seconds) for shape, seconds in points])
+    fitted = fit_affine([(step_flops(setup, shape), seconds) for shape, seconds in points])
     shape, seconds = max(points, key=lambda point: point[0].tokens)
     if fitted.slope > 1 / (1.1 * gemm_flops_per_s) and fitted.constant >= -0.01 * seconds:
-        return Rate(1 / fitted.slope, PROBED_ERROR, max(0.0, fitted.constant), 0.0, PROBED)
+        return Rate(1 / fitted.slope, PROBED_TIME_ERROR, max(0.0, fitted.constant), 0.0, PROBED)
     # The machine is noisy: the rate of the larger step, and the overhead that is assumed without any probe.
-    overhead_s = min(OVERHEAD_S[job.kind], seconds / 2)
-    return Rate(step_flops(job, shape) / (seconds - overhead_s), NOISY_ERROR, overhead_s, 0.0, PROBED)
+    overhead_s = min(OVERHEAD_S[setup.kind], seconds / 2)
+    return Rate(step_flops(setup, shape) / (seconds - overhead_s), NOISY_ERROR, overhead_s, 0.0, PROBED)
 
 
-def probe_key(job: Job) -> str:
+def probe_key(setup: TrainingSetup) -> str:
     """What a probe in a machine's profile holds for: model, adapters, precision and device."""
-    a = job.architecture
-    nf4 = " nf4" if job.quantized else ""
-    return f"{job.kind} {a.family} {a.parameters} parameters, {job.adapter_parameters} trained, {job.dtype}{nf4}"
+    a = setup.architecture
+    nf4 = " nf4" if setup.quantized else ""
+    return f"{setup.kind} {a.family} {a.parameters} parameters, {setup.adapter_parameters} trained, {setup.dtype}{nf4}"
 
 
-def probe_document(job: Job, points: Sequence[tuple[StepShape, float, int]]) -> dict[str, Any]:
+def probe_document(setup: TrainingSetup, points: Sequence[tuple[StepShape, float, int]]) -> dict[str, Any]:
     """Plain values for the profile, from (shape, seconds, peak bytes) of measured steps."""
     measured = [{**asdict(shape), "seconds": seconds, "peak_bytes": peak} for shape, seconds, peak in points]
-    return {"path": job.path, "recompute": job.recompute, "points": measured}
+    return {"path": setup.path, "recompute": setup.recompute, "points": measured}
 
 
-def read_probe(job: Job, probe: Mapping[str, Any]) -> tuple[Rate, Affine]:
+def read_probe(setup: TrainingSetup, probe: Mapping[str, Any]) -> tuple[Rate, Affine]:
     """Rate and memory correction from a `probe_document`."""
-    probed = replace(job, path=probe["path"], recompute=probe["recompute"])
+    probed = replace(setup, path=probe["path"], recompute=probe["recompute"])
     shapes = [StepShape(point["tokens"], point["squares"], point["trained"]) for point in probe["points"]]
     rate = probed_rate(probed, [(s, point["seconds"]) for s, point in zip(shapes, probe["points"], strict=True)])
     peaks = [(point["tokens"], point["peak_bytes"]) for point in probe["points"]]

@@ -23,7 +23,7 @@ from hivetune.base.journal import Journal, read_journal
 from hivetune.records import Step
 from hivetune.run.folder import AMENDMENTS, PLAN, PLAN_ROWS
 
-MAGIC = b"HTPLAN1\n"
+PLAN_MAGIC = b"HTPLAN1\n"
 HEADER = struct.Struct("<8sQQ")  # magic, steps, entries
 # So few bad rows are borne whatever share of a small data set they are.
 LEAST_BORNE = 16
@@ -309,7 +309,7 @@ def _little_endian(values: array[int]) -> bytes:
 
 def _encode(plan: Plan) -> bytes:
     parts = (plan.step_ends, plan.entry_rows, plan.entry_trained)
-    header = HEADER.pack(MAGIC, len(plan.step_ends), len(plan.entry_rows))
+    header = HEADER.pack(PLAN_MAGIC, len(plan.step_ends), len(plan.entry_rows))
     return header + b"".join(_little_endian(part) for part in parts)
 
 
@@ -317,7 +317,7 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
     if len(binary) < HEADER.size:
         raise ValueError("shorter than its header")
     magic, steps, entries = HEADER.unpack_from(binary)
-    if magic != MAGIC:
+    if magic != PLAN_MAGIC:
         raise ValueError("not a plan of this version")
     if len(binary) != HEADER.size + 8 * steps + 8 * entries:
         raise ValueError(f"{len(binary)} bytes do not hold {steps} steps of {entries} rows")

@@ -24,12 +24,12 @@ from hivetune.models.prepared import read_prepared
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
-from hivetune.release.gguf import write_adapter, write_model
+from hivetune.release.gguf import write_gguf_adapter, write_gguf_model
 from hivetune.release.ollama import write_modelfile
 from hivetune.release.quantize import Recipe, find_recipe
 from hivetune.run.folder import ADAPTER, EXPORTS, RECORD
 
-Target = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
+ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
 ADAPTER_FILES = ("adapter_config.json", ADAPTER)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 SPARE_BYTES = 64 << 20
@@ -39,7 +39,7 @@ SPARE_BYTES = 64 << 20
 class Exported:
     """`path` is what to give to others: a file for GGUF, else the folder. `made` is False when it was there already."""
 
-    to: Target
+    to: ExportFormat
     path: Path
     folder: Path
     size_bytes: int
@@ -72,8 +72,8 @@ def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = s
 
 def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progress: Progress = silent) -> Exported:
     """Export any adapter folder, a trained one or one that has learned nothing yet. Raises as `export_run`."""
-    if to not in get_args(Target):
-        raise UsageError(f"--to {to}: not known", hint=f"choose one of {', '.join(get_args(Target))}")
+    if to not in get_args(ExportFormat):
+        raise UsageError(f"--to {to}: not known", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
     missing = [name for name in ADAPTER_FILES if not (source.adapter / name).is_file()]
     if missing:
         raise UsageError(f"{source.adapter} has no {missing[0]} yet", hint="train it first: hivetune train CONFIG")
@@ -95,7 +95,7 @@ def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progres
             made = False
     main_file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    target: Target = identity["to"]  # type: ignore[assignment]
+    target: ExportFormat = identity["to"]  # type: ignore[assignment]
     return Exported(target, main_file if main_file and to != "ollama" else folder, folder, size_bytes, made)
 
 
@@ -137,12 +137,12 @@ def _write(source: Source, work: Path, task: Path, recipe: Recipe | None, to: st
                 os.rename(path, work / path.name)
     elif to == "gguf-adapter":
         base = read_prepared(source.model).name
-        path = write_adapter(source.model, source.adapter, base, task, f"{source.name}-lora.gguf", progress)
+        path = write_gguf_adapter(source.model, source.adapter, base, task, f"{source.name}-lora.gguf", progress)
         os.rename(path, work / path.name)
     else:
         assert recipe is not None
         file = f"{source.name}-{recipe.name}.gguf"
-        path = write_model(source.model, source.adapter, recipe, task, file, progress)
+        path = write_gguf_model(source.model, source.adapter, recipe, task, file, progress)
         os.rename(path, work / path.name)
         if to == "ollama":
             write_modelfile(source.model, work / file)

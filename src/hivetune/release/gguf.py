@@ -13,13 +13,15 @@ from hivetune.records import Progress
 from hivetune.release.quantize import Recipe
 
 
-def write_model(model: Path, adapter: Path | None, recipe: Recipe, folder: Path, file: str, progress: Progress) -> Path:
+def write_gguf_model(
+    model: Path, adapter: Path | None, recipe: Recipe, folder: Path, file: str, progress: Progress
+) -> Path:
     """`folder/file`: the model with the adapter merged into it. Raises what the task says (UsageError, ...)."""
     task = WriteGguf(model, adapter, folder / file, recipe.as_task())
     return _write(task, folder, "writing the GGUF file", progress)
 
 
-def write_adapter(model: Path, adapter: Path, base_name: str, folder: Path, file: str, progress: Progress) -> Path:
+def write_gguf_adapter(model: Path, adapter: Path, base_name: str, folder: Path, file: str, progress: Progress) -> Path:
     """`folder/file`: the adapter alone, for llama.cpp's `--lora`. Raises what the task says."""
     task = WriteGgufAdapter(model, adapter, folder / file, base_name)
     return _write(task, folder, "writing the GGUF adapter", progress)

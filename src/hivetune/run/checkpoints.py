@@ -22,6 +22,8 @@ TENSORS = "state.safetensors"
 STATE = "state.json"
 FILES = frozenset({TENSORS, STATE})
 KEEP_NEWEST = 3
+# Until faults have been counted: one in three hours, what a worried owner of a consumer card reports.
+MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hivetune.machine.faults import fault as fault_of
-from hivetune.machine.probe import Machine
+from hivetune.machine.inventory import Machine
 from hivetune.supervise.ladder import Failure
 
 

@@ -22,7 +22,7 @@ from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
 from hivetune.machine.faults import fault as fault_of
-from hivetune.machine.probe import Machine, disk_free_bytes, probe_machine
+from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
 from hivetune.plan.steps import most_quarantined, read_plan
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import run_task
@@ -99,7 +99,7 @@ def supervise_run(
     """
     with lock(run), Events(run / EVENTS) as events, StopRequest() as stop, closing(Standby.create()) as standby:
         job = Job(run, model, snapshot, worker, replay, config.supervise, events, stop, standby, on_step)
-        supervisor = _Supervisor(job, config, machine or probe_machine(folder=run))
+        supervisor = _Supervisor(job, config, machine or read_machine(folder=run))
         supervisor.begin()
         return supervisor.finish()
 

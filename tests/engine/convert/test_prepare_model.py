@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hivetune.base.disk import manifest_problems, read_json
 from hivetune.engine.convert.gguf_model import packaged_file, take_gguf
-from hivetune.engine.convert.prepare_model import prepare
+from hivetune.engine.convert.prepare_model import prepare_model
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models import prepared as models
 from hivetune.models.prepared import find_prepared, folder_for, kind_of, read_prepared
@@ -39,7 +39,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 def test_a_folder_is_prepared_without_copying_its_weights(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "prepared"
-    described = prepare(str(source), target)
+    described = prepare_model(str(source), target)
     assert manifest_problems(target) == []
     assert (target / "model.safetensors").stat().st_ino == (source / "model.safetensors").stat().st_ino
     found = read_prepared(target)
@@ -55,7 +55,7 @@ def test_a_folder_is_prepared_without_copying_its_weights(source: Path, tmp_path
 
 def test_it_is_found_again_until_the_source_changes(source: Path) -> None:
     assert find_prepared(str(source)) is None
-    prepare(str(source), folder_for(str(source)))
+    prepare_model(str(source), folder_for(str(source)))
     found = find_prepared(str(source))
     assert found is not None and found.folder == folder_for(str(source))
     (found.folder / "config.json").write_text("{}")
@@ -68,11 +68,11 @@ def test_shards_are_all_taken(source: Path, tmp_path: Path) -> None:
     module = AutoModelForCausalLM.from_pretrained(source)
     (source / "model.safetensors").unlink()
     module.save_pretrained(source, max_shard_size="40KB")
-    prepare(str(source), tmp_path / "prepared")
+    prepare_model(str(source), tmp_path / "prepared")
     assert len(list((tmp_path / "prepared").glob("*.safetensors"))) > 1
     next(source.glob("model-*.safetensors")).unlink()
     with pytest.raises(UsageError, match="not there"):
-        prepare(str(source), tmp_path / "again")
+        prepare_model(str(source), tmp_path / "again")
 
 
 def drop_template(folder: Path) -> None:
@@ -112,7 +112,7 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(case: str, source: Path,
     spoil, message, hint = SPOILED[case]
     spoil(source)
     with pytest.raises(UsageError, match=message) as caught:
-        prepare(str(source), tmp_path / "prepared")
+        prepare_model(str(source), tmp_path / "prepared")
     assert hint in caught.value.hint
     assert [path.name for path in tmp_path.iterdir() if "prepared" in path.name] == []
 
@@ -121,7 +121,7 @@ def test_code_beside_a_known_architecture_is_not_run_and_no_obstacle(source: Pat
     """Many repositories still carry the code from before their architecture came into transformers."""
     edit(source / "config.json", auto_map={"AutoModelForCausalLM": "modeling_llama.Llama"})
     (source / "modeling_llama.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Llama: pass\n")
-    prepare(str(source), tmp_path / "prepared")
+    prepare_model(str(source), tmp_path / "prepared")
     assert (tmp_path / "prepared/model.safetensors").exists() and not (tmp_path / "ran").exists()
 
 
@@ -132,7 +132,7 @@ def test_the_template_is_found_wherever_it_is_kept(template: str, source: Path, 
         (source / "chat_template.jinja").unlink()
         named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": text}]
         edit(source / "tokenizer_config.json", chat_template=named if template == "named" else text)
-    prepare(str(source), tmp_path / "prepared")
+    prepare_model(str(source), tmp_path / "prepared")
     assert (tmp_path / "prepared/chat_template.jinja").read_text() == text
 
 
@@ -249,12 +249,12 @@ def test_a_file_that_is_no_gguf_or_is_cut(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"PK\3\4 and more bytes than a header has")
     with pytest.raises(UsageError, match="not a GGUF file"):
-        prepare(str(file), tmp_path / "prepared")
+        prepare_model(str(file), tmp_path / "prepared")
     whole = write_gguf(file, ggml_pre="smollm").read_bytes()
     for size in (5, 30, len(whole) - 5):
         file.write_bytes(whole[:size])
         with pytest.raises(UsageError, match="GGUF"):
-            prepare(str(file), tmp_path / "prepared")
+            prepare_model(str(file), tmp_path / "prepared")
 
 
 def test_a_package_that_is_not_installed() -> None:

@@ -13,10 +13,10 @@ from engine.runs import learnable_rows, make_run, run_training
 from hivetune.base.disk import write_json
 from hivetune.engine.measure import probe
 from hivetune.errors import DoesNotFit
-from hivetune.machine.probe import probe_machine
+from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import read_architecture
-from hivetune.plan.memory import Job
+from hivetune.plan.memory import TrainingSetup
 from hivetune.plan.speed import PROBED, probe_key, read_probe
 from hivetune.process.child import Heartbeat
 from hivetune.process.parent import run_task
@@ -56,11 +56,11 @@ def test_the_probe_writes_choices_prediction_and_profile(tmp_path: Path, small_c
     prediction = choices["prediction"]
     assert prediction["peak_bytes"] > 0 and prediction["flops_per_s"] > 0 and prediction["canary_flops_per_s"] > 0
 
-    profile = read_profile(probe_machine().fingerprint)
+    profile = read_profile(read_machine().fingerprint)
     assert set(profile.rates["cpu"]) >= {"float32"}
     architecture = read_architecture(model)
-    job = Job(architecture, architecture.adapter_parameters(4), "float32")
-    rate, correction = read_probe(job, profile.probes[probe_key(job)])
+    setup = TrainingSetup(architecture, architecture.adapter_parameters(4), "float32")
+    rate, correction = read_probe(setup, profile.probes[probe_key(setup)])
     assert rate.source == PROBED and correction.constant != 0
 
     result = run_training(tmp_path, model)
@@ -101,8 +101,8 @@ def test_what_does_not_fit_is_refused_before_a_weight_is_read(
     model = write_model(tmp_path / "model")
     (model / "model.safetensors").unlink()
     make_run(tmp_path, learnable_rows(20), choices=QUICK)
-    tight = replace(probe_machine(), memory_bytes=10**8, available_bytes=10**8)
-    monkeypatch.setattr(probe, "probe_machine", lambda: tight)
+    tight = replace(read_machine(), memory_bytes=10**8, available_bytes=10**8)
+    monkeypatch.setattr(probe, "read_machine", lambda: tight)
     run = tmp_path / "run"
     task = Probe(model, tmp_path / "snapshot", run)
     with pytest.raises(DoesNotFit, match="are needed at least, 90 MB may be used"):

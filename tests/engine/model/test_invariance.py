@@ -72,9 +72,9 @@ def test_order_of_documents_changes_nothing(folder: Path) -> None:
 
 
 def test_sharing_really_happens_and_saves_tokens(folder: Path) -> None:
-    from hivetune.plan.layout import make_layout, to_row
+    from hivetune.plan.layout import make_layout, trim_document
 
-    rows = [to_row(d.tokens_L.tolist(), d.trained_L.tolist()) for d in documents()]
+    rows = [trim_document(d.tokens_L.tolist(), d.trained_L.tolist()) for d in documents()]
     shared, apart = make_layout(rows, share=True), make_layout(rows, share=False)
     assert shared.size < 0.6 * apart.size
     assert apart.size == sum(len(row.tokens) for row in rows)

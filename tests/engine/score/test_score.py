@@ -17,7 +17,7 @@ from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.general import load_general, load_module
 from hivetune.engine.model.protocol import Document
 from hivetune.engine.score import score
-from hivetune.engine.score.generate import Answer, answer_prompts, settle_module
+from hivetune.engine.score.generate import Completion, answer_prompts, settle_module
 from hivetune.engine.train.feed import read_documents
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Generate, Score
@@ -25,8 +25,8 @@ from hivetune.process.protocol import Generate, Score
 PROMPTS = [[5, 9, 33, 12, 60, 7, 8], [40, 3, 17], [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], [9, 9, 4, 11], [50, 13]]
 
 
-def write_answers(module: Any, slots: int, *, ends: set[int], new_tokens: int = 12) -> dict[int, Answer]:
-    answers: dict[int, Answer] = {}
+def write_answers(module: Any, slots: int, *, ends: set[int], new_tokens: int = 12) -> dict[int, Completion]:
+    answers: dict[int, Completion] = {}
     answer_prompts(
         module,
         PROMPTS,

@@ -15,7 +15,7 @@ from typing import Any
 from hivetune.errors import UsageError
 from hivetune.models.families import EXPERT_SETTINGS, FAMILIES, Gguf
 
-Config = Mapping[str, Any]
+ModelConfig = Mapping[str, Any]
 Setting = tuple[str, int | float | str]
 
 
@@ -23,7 +23,7 @@ Setting = tuple[str, int | float | str]
 LLAMA_CPP_ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_pytorch_tanh": ("gelu_pytorch_tanh", "gelu")}
 
 
-def find_gguf(config: Config) -> Gguf:
+def find_gguf(config: ModelConfig) -> Gguf:
     """How llama.cpp stores this model. Raises UsageError for one that can't be exported, before anything is read."""
     kind = str(config.get("model_type"))
     family = FAMILIES.get(kind)
@@ -42,11 +42,11 @@ def find_gguf(config: Config) -> Gguf:
     return family.gguf
 
 
-def head_dim(config: Config) -> int:
+def head_dim(config: ModelConfig) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def settings(config: Config, gguf: Gguf) -> list[Setting]:
+def settings(config: ModelConfig, gguf: Gguf) -> list[Setting]:
     """(key below the architecture's name, value): int is written as u32, float as f32."""
     heads = config["num_attention_heads"]
     found: list[Setting] = [
@@ -64,7 +64,7 @@ def settings(config: Config, gguf: Gguf) -> list[Setting]:
     return found + _rope(config, gguf) + _windows(config, gguf)
 
 
-def _rope(config: Config, gguf: Gguf) -> list[Setting]:
+def _rope(config: ModelConfig, gguf: Gguf) -> list[Setting]:
     rope = rope_parameters(config)
     kind = rope["rope_type"]
     share = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
@@ -89,7 +89,7 @@ def _rope(config: Config, gguf: Gguf) -> list[Setting]:
     raise UsageError(f"GGUF export does not write the rope type {kind!r}", hint="use --to merged")
 
 
-def _windows(config: Config, gguf: Gguf) -> list[Setting]:
+def _windows(config: ModelConfig, gguf: Gguf) -> list[Setting]:
     """Sliding windows and soft caps of Gemma 2 and 3, window of Phi 3. Others run with full attention in llama.cpp."""
     family, window = FAMILIES[config["model_type"]], config.get("sliding_window")
     rows: list[Setting] = []
@@ -109,7 +109,7 @@ def _windows(config: Config, gguf: Gguf) -> list[Setting]:
     return rows
 
 
-def rope_parameters(config: Config) -> dict[str, Any]:
+def rope_parameters(config: ModelConfig) -> dict[str, Any]:
     """`rope_parameters` of transformers 5, or the older `rope_theta` and `rope_scaling`; Gemma 3: of full attention."""
     rope = config.get("rope_parameters")
     if isinstance(rope, Mapping) and "full_attention" in rope:
@@ -121,7 +121,7 @@ def rope_parameters(config: Config) -> dict[str, Any]:
     return {**rope, "rope_type": kind, "rope_theta": theta}
 
 
-def rope_factors(config: Config) -> list[float] | None:
+def rope_factors(config: ModelConfig) -> list[float] | None:
     """Llama 3.1's divisors of the rotary frequencies, head_dim / 2 of them; None for other rope types.
 
     The rule (Llama 3.1's model card): long waves are stretched by `factor`, short ones kept, those between blended.
@@ -146,7 +146,7 @@ def rope_factors(config: Config) -> list[float] | None:
     return factors
 
 
-def reordered_heads(name: str, config: Config, gguf: Gguf) -> int | None:
+def reordered_heads(name: str, config: ModelConfig, gguf: Gguf) -> int | None:
     """Number of heads whose rows of this transformers tensor are reordered, or None for tensors that stay."""
     if not gguf.interleaved:
         return None

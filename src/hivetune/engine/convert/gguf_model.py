@@ -17,7 +17,7 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # tokenizer.ggml.pre: how numbers are split; "gpt-2" splits by ByteLevel's own pattern.
-SPLITS = {
+WORD_SPLITS = {
     "gpt-2": "whole",
     "smollm": "digits",
     "starcoder": "digits",
@@ -84,7 +84,7 @@ def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
 def _splitter(pre: str, file: Path) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
-    split = SPLITS.get(pre)
+    split = WORD_SPLITS.get(pre)
     if split is None:
         raise UsageError(
             f"{file}: its way of splitting text ({pre or 'not named'}) is not known here",

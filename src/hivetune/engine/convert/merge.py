@@ -19,19 +19,18 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from hivetune.base.disk import read_json, write_json, write_manifest
+from hivetune.base.disk import MANIFEST, read_json, write_json, write_manifest
 from hivetune.engine.model.adapter import PREFIX, read_adapter, scaling
 from hivetune.errors import UsageError
+from hivetune.models.prepared import DESCRIPTION, WEIGHTS, WEIGHTS_INDEX
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Merge
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 # Precisions that a merged weight may be written in: safetensors' name, size in bytes, torch's.
 KIND_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 SIZES = {"F32": 4, "BF16": 2, "F16": 2}
-KINDS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-SKIPPED = (INDEX, SINGLE, "manifest.json", "hivetune.json")
+TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+NOT_COPIED = (WEIGHTS_INDEX, WEIGHTS, MANIFEST, DESCRIPTION)
 
 
 def main(task: Merge, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
                 f"{adapter} changes {missing[0]}, which {model} does not have", hint="it belongs to another base model"
             )
         for path in model.iterdir():
-            if path.is_file() and path.name not in (*SKIPPED, *files):
+            if path.is_file() and path.name not in (*NOT_COPIED, *files):
                 shutil.copyfile(path, work / path.name)
         _rewrite_config(model, work, plan)
         write_manifest(work, {"kind": "merged"})
@@ -103,9 +102,9 @@ def transposed_weights(model: Path) -> set[str]:
 
 
 def shard_files(model: Path) -> list[str]:
-    if (model / INDEX).is_file():
-        return sorted(set(read_json(model / INDEX)["weight_map"].values()))
-    return [SINGLE]
+    if (model / WEIGHTS_INDEX).is_file():
+        return sorted(set(read_json(model / WEIGHTS_INDEX)["weight_map"].values()))
+    return [WEIGHTS]
 
 
 def _merge_file(source: Path, target: Path, plan: "MergePlan", heartbeat: Heartbeat) -> set[str]:
@@ -127,7 +126,7 @@ def _merge_file(source: Path, target: Path, plan: "MergePlan", heartbeat: Heartb
             file.write(struct.pack("<Q", len(text)) + text)
             for name in names:
                 tensor = opened.get_tensor(name)
-                wanted = KINDS.get(header[name]["dtype"], tensor.dtype)
+                wanted = TORCH_DTYPES.get(header[name]["dtype"], tensor.dtype)
                 delta = plan.delta(name)
                 if delta is not None:
                     tensor = add_delta(tensor, delta, transposed=plan.is_transposed(name))
@@ -166,10 +165,10 @@ def _rewrite_config(model: Path, work: Path, plan: MergePlan) -> None:
         config["dtype"] = plan.dtype
         config.pop("torch_dtype", None)
     write_json(work / "config.json", config)
-    if (model / INDEX).is_file():
-        index = read_json(model / INDEX)
+    if (model / WEIGHTS_INDEX).is_file():
+        index = read_json(model / WEIGHTS_INDEX)
         size = sum((work / file).stat().st_size for file in shard_files(model))
-        write_json(work / INDEX, {**index, "metadata": {"total_size": size}})
+        write_json(work / WEIGHTS_INDEX, {**index, "metadata": {"total_size": size}})
 
 
 if __name__ == "__main__":

@@ -15,21 +15,20 @@ from typing import Any
 from hivetune.base.disk import read_json, write_json, write_manifest
 from hivetune.engine.convert.hub import download
 from hivetune.errors import UsageError
-from hivetune.models.prepared import DESCRIPTION, PACKAGED, TEMPLATE, kind_of
+from hivetune.models.prepared import DESCRIPTION, PACKAGED, TEMPLATE, WEIGHTS, WEIGHTS_INDEX, kind_of
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, PrepareModel
 
-INDEX = "model.safetensors.index.json"
 COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TEMPLATE)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def main(task: PrepareModel, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    return prepare(task.model, task.target, offline=task.offline)
+    return prepare_model(task.model, task.target, offline=task.offline)
 
 
-def prepare(name: str, target: Path, *, offline: bool = False) -> dict[str, Any]:
+def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str, Any]:
     """Write the prepared folder `target`, its manifest last; the content of its `hivetune.json`.
 
     Raises: UsageError for a model that is not there, holds pickles or remote code, or has no chat template;
@@ -82,15 +81,15 @@ def _take_folder(folder: Path, work: Path, name: str) -> None:
 
 def weight_files(folder: Path, name: str) -> list[str]:
     """The safetensors files of a model folder, the index first. Raises UsageError; pickles are never a fallback."""
-    if (folder / "model.safetensors").is_file():
-        return ["model.safetensors"]
-    if (folder / INDEX).is_file():
-        shards = sorted(set(_read_object(folder / INDEX, name)["weight_map"].values()))
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    if (folder / WEIGHTS_INDEX).is_file():
+        shards = sorted(set(_read_object(folder / WEIGHTS_INDEX, name)["weight_map"].values()))
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         unsafe = [shard for shard in shards if Path(shard).name != shard or not shard.endswith(".safetensors")]
         if missing or unsafe:
-            raise UsageError(f"model {name}: {INDEX} names {(unsafe or missing)[0]}, which is not there")
-        return [INDEX, *shards]
+            raise UsageError(f"model {name}: {WEIGHTS_INDEX} names {(unsafe or missing)[0]}, which is not there")
+        return [WEIGHTS_INDEX, *shards]
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise UsageError(

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
 
 from hivetune.base.disk import DISK, read_json
 from hivetune.engine.convert.gguf_arch import (
-    Config,
+    ModelConfig,
     find_gguf,
     head_dim,
     reordered_heads,
@@ -37,7 +37,7 @@ from hivetune.models.families import FAMILIES, Gguf
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, CheckGguf, WriteGguf, WriteGgufAdapter
 
-SKIPPED = ("rotary_emb.inv_freq", ".rotary_emb.", ".masked_bias")
+UNUSED_TENSORS = ("rotary_emb.inv_freq", ".rotary_emb.", ".masked_bias")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _write(writer: gguf.GGUFWriter, file: Path, entries: list[Entry], heartbeat:
     DISK.sync(file)
 
 
-def _write_model_settings(writer: gguf.GGUFWriter, task: WriteGguf, config: Config, family: Gguf) -> None:
+def _write_model_settings(writer: gguf.GGUFWriter, task: WriteGguf, config: ModelConfig, family: Gguf) -> None:
     recipe = task.recipe
     writer.add_type("model")
     writer.add_name(task.file.stem)
@@ -126,7 +126,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _model_entries(
     model: Path,
-    config: Config,
+    config: ModelConfig,
     family: Gguf,
     recipe: Mapping[str, Any],
     adapter: Lora | None,
@@ -141,7 +141,7 @@ def _model_entries(
     found = {}
     weights = open_weights(model)
     for source, stored in weights.items():
-        if any(part in source for part in SKIPPED) or (
+        if any(part in source for part in UNUSED_TENSORS) or (
             source == "lm_head.weight" and config.get("tie_word_embeddings")
         ):
             continue
@@ -160,7 +160,7 @@ def _model_entries(
         yield found[name]
 
 
-def _reader(source: str, stored: Stored, change: Module | None, where: tuple[Config, Gguf]) -> Callable[[], Array]:
+def _reader(source: str, stored: Stored, change: Module | None, where: tuple[ModelConfig, Gguf]) -> Callable[[], Array]:
     """Reads a tensor when its turn comes: merged, in llama.cpp's order, float32."""
     config, family = where
     heads = reordered_heads(source, config, family)
@@ -185,7 +185,7 @@ def interleave(array: Array, heads: int, size: int) -> Array:
     return reordered
 
 
-def _adapter_entries(adapter: Lora, config: Config, family: Gguf) -> list[Entry]:
+def _adapter_entries(adapter: Lora, config: ModelConfig, family: Gguf) -> list[Entry]:
     """A and B of each module in float32.
 
     llama.cpp knows one alpha for the file and divides it by each module's rank; where modules differ (rank or alpha

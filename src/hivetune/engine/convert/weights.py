@@ -16,10 +16,11 @@ import numpy as np
 
 from hivetune.base.disk import read_json
 from hivetune.errors import UsageError
+from hivetune.models.prepared import WEIGHTS, WEIGHTS_INDEX
 from hivetune.run.folder import ADAPTER
 
 Array = np.ndarray[Any, np.dtype[Any]]
-KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
+NUMPY_KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
 LARGEST_HEADER_BYTES = 100 << 20
 
 
@@ -36,7 +37,7 @@ class Stored:
     def read(self) -> Array:
         """float32 for every floating type; a fresh or mapped array of `shape`."""
         raw = np.frombuffer(self.file.data, dtype="|u1", count=self.size_bytes, offset=self.start)
-        array: Array = raw.view(KINDS[self.kind]).reshape(self.shape)
+        array: Array = raw.view(NUMPY_KINDS[self.kind]).reshape(self.shape)
         if self.kind == "BF16":
             array = (array.astype("<u4") << 16).view("<f4")
         elif self.kind[0] == "F":
@@ -72,9 +73,9 @@ class SafetensorsFile:
     def _entry(self, name: str, entry: dict[str, Any], begin: int) -> Stored:
         kind, shape = entry["dtype"], tuple(int(size) for size in entry["shape"])
         first, last = entry["data_offsets"]
-        if kind not in KINDS:
+        if kind not in NUMPY_KINDS:
             raise ValueError(f"{name} has the type {kind}, which is not supported")
-        size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(KINDS[kind]).itemsize
+        size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(NUMPY_KINDS[kind]).itemsize
         if not 0 <= first <= last <= len(self.data) - begin or last - first != size_bytes:
             raise ValueError(f"{name} lies outside of the file")
         return Stored(kind, shape, self, begin + first, size_bytes)
@@ -82,11 +83,11 @@ class SafetensorsFile:
 
 def open_weights(folder: Path) -> dict[str, Stored]:
     """Every tensor of `model.safetensors`, or of the shards that `model.safetensors.index.json` names, by name."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / WEIGHTS_INDEX
     if index.exists():
         names = sorted(set(read_json(index)["weight_map"].values()))
     else:
-        names = ["model.safetensors"]
+        names = [WEIGHTS]
     return dict(_tensors(folder, names))
 
 

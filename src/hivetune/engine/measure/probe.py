@@ -25,12 +25,13 @@ from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.feed import VALIDATION_DOCUMENTS, read_documents
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.machine.probe import probe_machine
+from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import Architecture, read_architecture
 from hivetune.plan import choose as plan_choose
-from hivetune.plan.layout import Row, to_row
-from hivetune.plan.memory import Affine, Job, Peak, fit_correction, predict_peak
+from hivetune.plan.device import Device, device_of_machine
+from hivetune.plan.layout import TrimmedDocument, trim_document
+from hivetune.plan.memory import Affine, Peak, TrainingSetup, fit_correction, predict_peak
 from hivetune.plan.speed import (
     Prediction,
     StepShape,
@@ -42,7 +43,6 @@ from hivetune.plan.speed import (
     probed_rate,
 )
 from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan
-from hivetune.plan.target import Target, target_of_machine
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Probe
 from hivetune.run.folder import CONFIG
@@ -69,9 +69,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """`job` as the loaded model does it; `canary_flops_per_s`: of the own canary, beside the steps."""
+    """`setup` as the loaded model does it; `canary_flops_per_s`: of the own canary, beside the steps."""
 
-    job: Job
+    setup: TrainingSetup
     points: list[Point]
     load_peak_bytes: int
     canary_flops_per_s: float
@@ -87,25 +87,27 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     device = torch.device(settled["device"])
     heartbeat.beat(Beat.PREPARING)
     architecture = read_architecture(task.model)
-    machine = probe_machine()
+    machine = read_machine()
     profile = read_profile(machine.fingerprint).with_rates(_device_name(device), canary_rates(device))
-    target = target_of_machine(machine, profile, _device_name(device))
+    target = device_of_machine(machine, profile, _device_name(device))
     work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
-    job = _job_of(config, architecture, settled, target.kind)
-    first = _choose_before_loading(config, job, target, work)
+    setup = _setup_of(config, architecture, settled, target.kind)
+    first = _choose_before_loading(config, setup, target, work)
     rows = _probe_rows(plan, snapshot, first.budget_tokens)
-    measured = measure(_load(task, config, settled, first), first.job, work, snapshot, rows, heartbeat)
+    measured = measure(_load(task, config, settled, first), first.setup, work, snapshot, rows, heartbeat)
     # Afterwards, so that a second model in this process is in no measured peak.
     changes = _right_choices(task, config, settled, first, check_documents(snapshot, plan.steps[0].rows))
     settled |= changes
     if not changes.keys() <= {"agreement"}:
-        measured = measure(_load(task, config, settled, first), first.job, work, snapshot, rows, heartbeat)
-    probed, points = measured.job, measured.points
+        measured = measure(_load(task, config, settled, first), first.setup, work, snapshot, rows, heartbeat)
+    probed, points = measured.setup, measured.points
     correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in points])
     fastest = target.rates.get(settled["dtype"], math.inf)
     rate = probed_rate(probed, [(point.shape, point.seconds) for point in points], gemm_flops_per_s=fastest)
-    job = replace(job, path=probed.path)
-    chosen = plan_choose.choose(job, target, work, memory_share=memory_share, correction=correction, rate=rate)
+    setup = replace(setup, path=probed.path)
+    chosen = plan_choose.fastest_that_fits(
+        setup, target, work, memory_share=memory_share, correction=correction, rate=rate
+    )
     peak = _predicted_peak(chosen, work, snapshot, correction)
     prediction = Prediction(
         flops_per_s=rate.flops_per_s,
@@ -141,14 +143,14 @@ def compare_with_prediction(
     if "prediction" not in choices:
         return None
     prediction = Prediction(**choices["prediction"])
-    job = _job_of(config, architecture, choices, model.device.type)
-    job = replace(job, recompute=choices["recompute"], path=model.path)
+    setup = _setup_of(config, architecture, choices, model.device.type)
+    setup = replace(setup, recompute=choices["recompute"], path=model.path)
     timed = []
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     for event in steps[1 : 1 + STEPS_COMPARED]:
         rows = layout_rows(snapshot, plan.steps[event["step"] - 1].rows)
-        shapes = micro_batch_shapes(job, rows, choices["budget_tokens"], share=not config.lora.dropout)
-        timed.append(Timed(event["tokens"], prediction.rate.seconds(job, shapes), event["seconds"]))
+        shapes = micro_batch_shapes(setup, rows, choices["budget_tokens"], share=not config.lora.dropout)
+        timed.append(Timed(event["tokens"], prediction.rate.seconds(setup, shapes), event["seconds"]))
     return predicted_and_actual(
         prediction,
         timed,
@@ -179,14 +181,14 @@ def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> 
 
 def measure(
     model: LoraModel,
-    job: Job,
+    setup: TrainingSetup,
     work: plan_choose.Workload,
     snapshot: Snapshot,
     steps: Sequence[Sequence[int]],
     heartbeat: Heartbeat,
 ) -> Measured:
     """A step on each of these lists of rows, smallest first."""
-    job, load_peak_bytes = replace(job, path=model.path), peak_memory_bytes(model.device)
+    setup, load_peak_bytes = replace(setup, path=model.path), peak_memory_bytes(model.device)
     optimizer = AdamW(model.master_N, weight_decay=0.0)  # its buffers are part of the peak
     optimizer.update(model.grad_N, rate=0.0, number=1)
     documents = [read_documents(snapshot, rows) for rows in steps]
@@ -207,14 +209,16 @@ def measure(
             optimizer.update(model.grad_N, rate=0.0, number=1)
             of_step.append(time.perf_counter() - started)
             heartbeat.beat(Beat.PREPARING)
-        rates.append(own_canary(job.architecture, job.dtype, model.device))
-    shapes = [micro_batch_shapes(job, layout_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps]
+        rates.append(own_canary(setup.architecture, setup.dtype, model.device))
+    shapes = [
+        micro_batch_shapes(setup, layout_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps
+    ]
     points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
-    return Measured(job, points, load_peak_bytes, statistics.median(rates))
+    return Measured(setup, points, load_peak_bytes, statistics.median(rates))
 
 
-def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[Row, ...]:
-    return tuple(to_row(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
+def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument, ...]:
+    return tuple(trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
 
 
 def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choose.Workload:
@@ -240,16 +244,16 @@ def _predicted_peak(
     chosen: plan_choose.Choice, work: plan_choose.Workload, snapshot: Snapshot, correction: Affine
 ) -> Peak:
     """With the largest micro-batch of the steps that are looked at, and all row counts of those and of validation."""
-    steps = work.micro_batches(chosen.job, chosen.budget_tokens)
+    steps = work.micro_batches(chosen.setup, chosen.budget_tokens)
     rows = snapshot.rows("validation")[: STEPS_LOOKED_AT * VALIDATION_DOCUMENTS]
     groups = [rows[start:][:VALIDATION_DOCUMENTS] for start in range(0, len(rows), VALIDATION_DOCUMENTS)]
     scored = replace(work, documents=tuple(layout_rows(snapshot, group) for group in groups))
     if groups:
-        steps += scored.micro_batches(chosen.job, chosen.budget_tokens)
+        steps += scored.micro_batches(chosen.setup, chosen.budget_tokens)
     shapes = [shape for step in steps for shape in step]
     row_counts = len({shape.tokens for shape in shapes}) + len({shape.trained for shape in shapes})
     most = max(shape.tokens for step in steps[: len(work.documents)] for shape in step)
-    return predict_peak(chosen.job, most, correction, row_counts=row_counts)
+    return predict_peak(chosen.setup, most, correction, row_counts=row_counts)
 
 
 def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[int]]:
@@ -268,23 +272,23 @@ def _write_choices(run: Path, choices: Mapping[str, Any]) -> None:
 
 
 def _choose_before_loading(
-    config: RunConfig, job: Job, target: Target, work: plan_choose.Workload
+    config: RunConfig, setup: TrainingSetup, target: Device, work: plan_choose.Workload
 ) -> plan_choose.Choice:
     """By formula. Raises DoesNotFit with what would fit, before a weight is read."""
     share = config.supervise.memory_share
     try:
-        return plan_choose.choose(job, target, work, memory_share=share)
+        return plan_choose.fastest_that_fits(setup, target, work, memory_share=share)
     except DoesNotFit as error:
-        precision = "nf4" if job.quantized else job.dtype
-        own = plan_choose.Case(config.model, job.architecture, work.longest, config.lora.r, precision)
+        precision = "nf4" if setup.quantized else setup.dtype
+        own = plan_choose.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
         others = plan_choose.compared(config.model, target)
         options = plan_choose.what_would_fit(own, target, work, others, memory_share=share)
-        raise plan_choose.refusal(error, options, own) from None
+        raise plan_choose.with_advice(error, options, own) from None
 
 
-def _job_of(config: RunConfig, architecture: Architecture, settled: Mapping[str, Any], kind: str) -> Job:
+def _setup_of(config: RunConfig, architecture: Architecture, settled: Mapping[str, Any], kind: str) -> TrainingSetup:
     adapters = architecture.adapter_parameters(config.lora.r, config.lora.target_modules)
-    return Job(architecture, adapters, settled["dtype"], kind, quantized=config.method == "qlora")
+    return TrainingSetup(architecture, adapters, settled["dtype"], kind, quantized=config.method == "qlora")
 
 
 def _load(task: Probe, config: RunConfig, settled: Mapping[str, Any], chosen: plan_choose.Choice) -> LoraModel:

@@ -29,8 +29,8 @@ from hivetune.models.architecture import Linear
 from hivetune.models.targets import match_targets
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
-CHUNK_LOGITS = 32 << 20
-DEFAULT_BUDGET_TOKENS = 2048
+RECOMPUTED_CHUNK_LOGITS = 32 << 20
+GENERAL_BUDGET_TOKENS = 2048
 
 
 class LoraLinear(nn.Module):
@@ -83,12 +83,12 @@ class GeneralModel:
         self.module, self.why = module, why
         first = next(module.parameters())
         self.device, self.dtype = first.device, module.dtype
-        self.budget_tokens = int(choices.get("budget_tokens", DEFAULT_BUDGET_TOKENS))
+        self.budget_tokens = int(choices.get("budget_tokens", GENERAL_BUDGET_TOKENS))
         self.halvings, self.multiple = int(choices.get("halvings", 0)), int(choices.get("token_multiple", 1))
         self._most_positions = getattr(module.config, "max_position_embeddings", None) or sys.maxsize
-        self.targets = find_targets(module, lora)
+        self.adapted = find_linears(module, lora)
         master_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        self.master_N, self.adapter = allocate(self.targets, lora.r, dtype=master_dtype, device=self.device)
+        self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=master_dtype, device=self.device)
         self.grad_N = torch.zeros_like(self.master_N)
         self.switch = Switch(scaling(lora), lora.dropout, int(choices.get("rank_multiple", 1)))
         self._place_adapters()
@@ -146,7 +146,7 @@ class GeneralModel:
 
         trained, missing = len(hidden_MD), -len(hidden_MD) % self.multiple
         hidden_MD, target_M = F.pad(hidden_MD, (0, 0, 0, missing)), F.pad(target_M, (0, missing))
-        size = max(1, CHUNK_LOGITS // head.weight.shape[0] // self.multiple) * self.multiple
+        size = max(1, RECOMPUTED_CHUNK_LOGITS // head.weight.shape[0] // self.multiple) * self.multiple
         chunks = zip(hidden_MD.split(size), target_M.split(size), strict=True)
         if len(hidden_MD) <= size or not torch.is_grad_enabled():
             nll = [chunk_nll(hidden, target) for hidden, target in chunks]
@@ -173,13 +173,13 @@ class GeneralModel:
     def _place_adapters(self) -> None:
         """Wrap each target. A parameter shares the master's memory and its gradient the flat gradient's."""
         grads = same_views(self.grad_N, self.adapter)
-        for target in self.targets:
+        for linear in self.adapted:
             parameters = []
-            for name in parameter_names(target.name):
+            for name in parameter_names(linear.name):
                 parameter = nn.Parameter(self.adapter[name])
                 parameter.grad = grads[name]  # autograd adds to a gradient that exists
                 parameters.append(parameter)
-            parent, _, child = target.name.rpartition(".")
+            parent, _, child = linear.name.rpartition(".")
             holder = self.module.get_submodule(parent)
             setattr(holder, child, LoraLinear(getattr(holder, child), parameters[0], parameters[1], self.switch))
 
@@ -247,7 +247,7 @@ def require_bitsandbytes() -> None:
         )
 
 
-def find_targets(module: nn.Module, lora: LoraConfig) -> list[Linear]:
+def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
     """The linear modules that get an adapter, by full name. Raises UsageError as `match_targets`."""
     head = module.get_output_embeddings()
     linears, head_name = {}, None

@@ -25,7 +25,7 @@ PROBE_TOKENS = 32
 
 
 @dataclass
-class Answer:
+class Completion:
     """Tokens after the prompt, without the one that ended it. `seconds`: from taking the prompt to the last token."""
 
     prompt: int
@@ -74,7 +74,7 @@ class Slots:
         self.module = module
         self.device = next(module.parameters()).device
         self.cache = new_cache()
-        self.answers: list[Answer] = []
+        self.answers: list[Completion] = []
         self.started: list[float] = []
         self.begin_S = torch.zeros(0, dtype=torch.int64, device=self.device)
 
@@ -101,7 +101,7 @@ class Slots:
         ).logits[:, -1]
         first = logits_SV.argmax(-1).tolist()
         self._join(own, begin_S, length)
-        self.answers += [Answer(number, [token]) for number, token in zip(prompts, first, strict=True)]
+        self.answers += [Completion(number, [token]) for number, token in zip(prompts, first, strict=True)]
         self.started += [started] * len(prompts)
 
     def _join(self, own: Cache, begin_S: Tensor, own_length: int) -> None:
@@ -137,7 +137,7 @@ class Slots:
         logits_SV: Tensor = output.logits[:, -1]
         return logits_SV
 
-    def take_finished(self, ends: Collection[int], new_tokens: int) -> list[Answer]:
+    def take_finished(self, ends: Collection[int], new_tokens: int) -> list[Completion]:
         """The answers that ended or are long enough; their slots are given up."""
         now = time.perf_counter()
         kept, finished = [], []
@@ -179,7 +179,7 @@ def answer_prompts(
     new_tokens: int,
     slots: int,
     cached: bool,
-    on_answer: Callable[[Answer], None],
+    on_answer: Callable[[Completion], None],
 ) -> None:
     """Write the likeliest token after each prompt until one of `ends` or `new_tokens`; each answer when it is done.
 
@@ -243,9 +243,9 @@ def settle_module(module: nn.Module, prompts: Sequence[Sequence[int]]) -> bool:
 
 def _answer_without_cache(
     module: nn.Module, number: int, prompt: Sequence[int], ends: Collection[int], new_tokens: int
-) -> Answer:
+) -> Completion:
     started = time.perf_counter()
-    answer = Answer(number)
+    answer = Completion(number)
     tokens_SP = torch.tensor([list(prompt)], device=next(module.parameters()).device)
     while len(answer.tokens) < new_tokens:
         token = module(input_ids=tokens_SP, use_cache=False).logits[0, -1].argmax()

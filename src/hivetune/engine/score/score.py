@@ -27,7 +27,7 @@ from hivetune.engine.model.adapter import fill, read_adapter, scaling
 from hivetune.engine.model.general import load_module
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document
-from hivetune.engine.score.generate import Answer, answer_prompts, settle_module
+from hivetune.engine.score.generate import Completion, answer_prompts, settle_module
 from hivetune.engine.train.feed import read_documents
 from hivetune.models.prepared import read_prepared
 from hivetune.process.child import Heartbeat, run_child
@@ -152,7 +152,7 @@ def score_answers(scoring: Scoring, wanted: Generate) -> None:
         reset_peak_memory(scoring.device)
         started = time.perf_counter()
 
-        def write(answer: Answer, name: str = name, side: Side = side) -> None:
+        def write(answer: Completion, name: str = name, side: Side = side) -> None:
             text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
             side.latencies.append(answer.seconds)
             side.new_tokens += len(answer.tokens) + answer.ended

@@ -14,7 +14,7 @@ from typing import Literal
 from hivetune.base.disk import DISK, Disk
 from hivetune.engine.train.checkpoint import TrainState, to_files
 from hivetune.run import checkpoints
-from hivetune.run.checkpoints import Files
+from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, Files
 from hivetune.run.standby import Standby
 
 # The standby is written as often as it is cheap, so that even a card that dies every few seconds gets on; and so often
@@ -23,8 +23,6 @@ STANDBY_AT_SOONEST_S = 1.0
 STANDBY_AT_LATEST_S = 25.0
 MOST_BLOCKING = 0.01
 MOST_WRITING = 0.02
-# Until faults have been counted: one in three hours, what a worried owner of a consumer card reports.
-MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
 FIRST_SAVE_S = 10.0
 # After a save that failed (full disk), the next try; doubled each time.
 RETRY_S = 30.0

@@ -27,7 +27,7 @@ from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel
 from hivetune.engine.train.checkpoint import TrainState, load, load_newest_good
 from hivetune.engine.train.optimizer import AdamW
-from hivetune.engine.train.saver import MEAN_TIME_BETWEEN_FAULTS_S, Saver
+from hivetune.engine.train.saver import Saver
 from hivetune.engine.train.watch import LossHistory
 from hivetune.engine.train.world import World, join_world
 from hivetune.errors import DataRefused, HivetuneError, UsageError
@@ -128,7 +128,7 @@ def open_run(task: Train, heartbeat: Heartbeat) -> Run:
             folder,
             standby=Standby(task.standby) if task.standby and world.writes else None,
             every_s=config.supervise.checkpoint_every_s,
-            mean_time_between_faults_s=task.mean_time_between_faults_s or MEAN_TIME_BETWEEN_FAULTS_S,
+            mean_time_between_faults_s=task.mean_time_between_faults_s or checkpoints.MEAN_TIME_BETWEEN_FAULTS_S,
         ),
         metrics=Journal(folder / METRICS),
         world=world,

@@ -24,9 +24,9 @@ from hivetune.engine.model.fast.weights import bind_adapter, groups_of, read_wei
 from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.engine.model.protocol import Document, halved
 from hivetune.errors import MachineNotFit
-from hivetune.plan.layout import Layout, Row, make_layout, split_rows, to_row, token_multiple
+from hivetune.plan.layout import Layout, TrimmedDocument, make_layout, split_documents, token_multiple, trim_document
 
-DEFAULT_BUDGET_TOKENS = 4096
+FAST_BUDGET_TOKENS = 4096
 
 
 class FastModel:
@@ -62,7 +62,7 @@ class FastModel:
         columns = -(-lora.r // rank_multiple) * rank_multiple
         self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
         self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
-        self.budget_tokens = int(choices.get("budget_tokens", DEFAULT_BUDGET_TOKENS))
+        self.budget_tokens = int(choices.get("budget_tokens", FAST_BUDGET_TOKENS))
         self.halvings = int(choices.get("halvings", 0))
         self.recompute = min(int(choices.get("recompute", 0)), len(self.spec.layers))
         self.multiple = int(
@@ -82,7 +82,7 @@ class FastModel:
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
         self._refresh()
         rows = _rows(documents)
-        for batch in halved(split_rows(rows, self.budget_tokens, share=self.share_prefixes), self.halvings):
+        for batch in halved(split_documents(rows, self.budget_tokens, share=self.share_prefixes), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self.share_prefixes, multiple=self.multiple)
             walk = self._walk(layout, dropout=self._dropout, scale=scale, keep=True)
             nll_E = self._forward_backward(walk)
@@ -94,7 +94,7 @@ class FastModel:
         self._refresh()
         rows = _rows(documents)
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
-        for batch in halved(split_rows(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
+        for batch in halved(split_documents(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, multiple=self.multiple)
             walk = self._walk(layout, adapter=adapter)
             nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.chunk_rows)
@@ -107,7 +107,7 @@ class FastModel:
     def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
         """[len(tokens), V] of one document, in the dtype of the model."""
         self._refresh()
-        everything = Row(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
+        everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
         walk = self._walk(make_layout([everything], share=False), adapter=adapter)
         x_TD, delta_TD = self._forward_only(walk)
         y_TD, rstd_T = torch.empty_like(delta_TD), torch.empty_like(x_TD[:, 0])
@@ -218,8 +218,8 @@ def _choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) ->
         return TorchOps(), f"torch ({reason})"
 
 
-def _rows(documents: Sequence[Document]) -> list[Row]:
-    return [to_row(document.tokens_L.tolist(), document.trained_L.tolist()) for document in documents]
+def _rows(documents: Sequence[Document]) -> list[TrimmedDocument]:
+    return [trim_document(document.tokens_L.tolist(), document.trained_L.tolist()) for document in documents]
 
 
 def _angles(rope: Rope, positions: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from hivetune.engine.model.fast.weights import Group
 from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.plan.layout import Layout
 
-SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+KERNEL_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 LANES = 16
 POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -56,11 +56,11 @@ class AttentionArguments(ctypes.Structure):
 
 def kernels_for(dtype: torch.dtype) -> dict[str, Callable[..., None]]:
     """The kernels of a dtype by name. Raises NoKernels."""
-    if dtype not in SUFFIXES:
+    if dtype not in KERNEL_SUFFIXES:
         raise NoKernels(f"the kernels compute in fp32 and bf16, not in {dtype}")
     loaded, found = library(), {}
     for name, arguments in SIGNATURES.items():
-        kernel = getattr(loaded, f"{name}_{SUFFIXES[dtype]}")
+        kernel = getattr(loaded, f"{name}_{KERNEL_SUFFIXES[dtype]}")
         kernel.argtypes, kernel.restype = arguments, None
         found[name] = kernel
     return found

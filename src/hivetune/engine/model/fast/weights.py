@@ -17,10 +17,11 @@ from hivetune.engine.model.adapter import parameter_names
 from hivetune.engine.model.fast.spec import ModelSpec, NotFast
 from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear
 from hivetune.models.families import GroupName, Width
+from hivetune.models.prepared import WEIGHTS, WEIGHTS_INDEX
 from hivetune.models.targets import match_targets
 
 # Ranks are padded to this many columns: aligned rows, and no ever-new skinny shapes (docs/decisions).
-RANK_MULTIPLE = 16
+RANK_COLUMNS_MULTIPLE = 16
 
 
 @dataclass
@@ -100,14 +101,14 @@ class Checkpoint:
     """Tensors by name from a folder's safetensors files, one at a time."""
 
     def __init__(self, folder: Path):
-        index = folder / "model.safetensors.index.json"
+        index = folder / WEIGHTS_INDEX
         if index.exists():
             self._files: dict[str, Path] = {
                 name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()
             }
         else:
-            with safe_open(folder / "model.safetensors", framework="pt") as file:
-                self._files = dict.fromkeys(file.keys(), folder / "model.safetensors")
+            with safe_open(folder / WEIGHTS, framework="pt") as file:
+                self._files = dict.fromkeys(file.keys(), folder / WEIGHTS)
         prefixes = ("model.", "language_model.model.", "")
         self._prefix = next((p for p in prefixes if f"{p}embed_tokens.weight" in self._files), "model.")
 
@@ -136,7 +137,7 @@ def projections(spec: ModelSpec) -> dict[GroupName, list[Linear]]:
     return groups
 
 
-def find_targets(spec: ModelSpec, lora: LoraConfig) -> set[str]:
+def find_adapted(spec: ModelSpec, lora: LoraConfig) -> set[str]:
     """Full names of the modules that get an adapter. Raises UsageError as `match_targets`."""
     parts = [linear.name for group in projections(spec).values() for linear in group]
     names = [f"model.layers.{index}.{name}" for index in range(len(spec.layers)) for name in parts]
@@ -148,7 +149,7 @@ def read_weights(
 ) -> Weights:
     """All matrices in `dtype` on `device`, merged, with zero rows for the adapters: `columns` of them for each adapter,
     its rank or more. Norms in fp32 (fp64 for fp64)."""
-    targets = find_targets(spec, lora)
+    targets = find_adapted(spec, lora)
     checkpoint = Checkpoint(folder)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -186,7 +187,7 @@ def _read_group(
     adapted = tuple(member for member in members if member.name in targets)
     for place, member in enumerate(adapted):
         member.rank_at = place * columns
-    ranks = -(-len(adapted) * columns // RANK_MULTIPLE) * RANK_MULTIPLE
+    ranks = -(-len(adapted) * columns // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE
     weight_NRK = torch.zeros(start + ranks, linears[0].inputs, dtype=dtype, device=device)
     bias_N = None
     for member, linear in zip(members, linears, strict=True):

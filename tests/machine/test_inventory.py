@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hivetune.errors import UsageError
+from hivetune.machine.inventory import Card, Machine, describe_machine, read_amd_cards, read_machine
 from hivetune.machine.knowledge import known_card, known_cards, similar_card
-from hivetune.machine.probe import Card, Machine, describe_machine, probe_machine, read_amd_cards
 from hivetune.machine.profile import Profile, profile_path, read_profile, write_profile
 
 GIB = 1 << 30
@@ -31,7 +31,7 @@ CPUINFO = "processor\t: 0\nmodel name\t: AMD EPYC 7763\nflags\t\t: fpu sse avx f
 
 
 def test_memory_without_a_limit_is_the_machines(tmp_path: Path) -> None:
-    machine = probe_machine(a_tree(tmp_path, {"proc/meminfo": MEMINFO, "proc/cpuinfo": CPUINFO}), tmp_path)
+    machine = read_machine(a_tree(tmp_path, {"proc/meminfo": MEMINFO, "proc/cpuinfo": CPUINFO}), tmp_path)
     assert (machine.memory_bytes, machine.available_bytes) == (64 * GIB, 60 * GIB)
     assert machine.memory_limit == "machine"
     assert machine.cpu == "AMD EPYC 7763" and machine.isa == ("avx", "avx2", "fma", "avx512_bf16")
@@ -48,7 +48,7 @@ def test_the_tightest_cgroup_of_version_2_holds_and_page_cache_is_free(tmp_path:
         f"{group}/memory.current": str(6 * GIB),
         f"{group}/memory.stat": f"anon 1\ninactive_file {2 * GIB}\n",
     }
-    machine = probe_machine(a_tree(tmp_path, files), tmp_path)
+    machine = read_machine(a_tree(tmp_path, files), tmp_path)
     assert (machine.memory_bytes, machine.available_bytes) == (16 * GIB, 12 * GIB)
     assert machine.memory_limit == f"/{group}/memory.max"
 
@@ -61,7 +61,7 @@ def test_a_cgroup_without_a_limit_says_nothing(tmp_path: Path, limit: str) -> No
         "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": limit,
         "sys/fs/cgroup/x/memory.max": limit,
     }
-    assert probe_machine(a_tree(tmp_path, files), tmp_path).memory_limit == "machine"
+    assert read_machine(a_tree(tmp_path, files), tmp_path).memory_limit == "machine"
 
 
 def test_a_cgroup_of_version_1_holds(tmp_path: Path) -> None:
@@ -71,15 +71,15 @@ def test_a_cgroup_of_version_1_holds(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory/memory.limit_in_bytes": str(4 * GIB),
         "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GIB),
     }
-    machine = probe_machine(a_tree(tmp_path, files), tmp_path)
+    machine = read_machine(a_tree(tmp_path, files), tmp_path)
     assert (machine.memory_bytes, machine.available_bytes) == (4 * GIB, 3 * GIB)
 
 
 def test_a_cpu_quota_cuts_the_cores(tmp_path: Path) -> None:
     root = a_tree(tmp_path, {"proc/meminfo": MEMINFO, "sys/fs/cgroup/cpu.max": "150000 100000"})
-    assert probe_machine(root, tmp_path).cores == 1
+    assert read_machine(root, tmp_path).cores == 1
     a_tree(root, {"sys/fs/cgroup/cpu.max": "max 100000"})
-    assert probe_machine(root, tmp_path).cores == len(os.sched_getaffinity(0))
+    assert read_machine(root, tmp_path).cores == len(os.sched_getaffinity(0))
 
 
 def amd_tree(root: Path) -> Path:
@@ -189,10 +189,11 @@ def test_a_busy_minute_does_not_lower_a_rate() -> None:
 def test_the_real_machine_is_read_in_a_moment_without_torch() -> None:
     started = time.perf_counter()
     code = (
-        "import sys, json; from hivetune.machine.probe import *; print(json.dumps(describe_machine(probe_machine())));"
+        "import sys, json; from hivetune.machine.inventory import *\n"
+        "print(json.dumps(describe_machine(read_machine())))\n"
         "assert 'torch' not in sys.modules"
     )
     told = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     assert told["cores"] >= 1 and 0 < told["available_bytes"] <= told["memory_bytes"]
     assert time.perf_counter() - started < 5  # 0.1 s when nothing else runs
-    assert describe_machine(probe_machine())["fingerprint"] == told["fingerprint"]
+    assert describe_machine(read_machine())["fingerprint"] == told["fingerprint"]

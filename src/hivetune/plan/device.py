@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.machine.inventory import Card, Machine
 from hivetune.machine.knowledge import known_card, similar_card
-from hivetune.machine.probe import Card, Machine
 from hivetune.machine.profile import Profile
 
 GB = 10**9
@@ -16,7 +16,7 @@ MARGIN = {"cpu": 0.10, "cuda": 0.25, "rocm": 0.25}
 
 
 @dataclass(frozen=True)
-class Target:
+class Device:
     """`rates`: dtype -> FLOP/s of a large GEMM. `free_bytes` is what a run may share with nobody else now."""
 
     name: str
@@ -30,8 +30,8 @@ class Target:
     source: str = ""
     note: str = ""
     cores: int = 0
-    device: str = "cpu"
-    """As in the config: cpu, cuda:0."""
+    torch_name: str = "cpu"
+    """As torch and the config name it: cpu, cuda:0."""
 
     @property
     def margin(self) -> float:
@@ -43,14 +43,14 @@ class Target:
         return round(min(self.free_bytes * (1 - self.margin), self.memory_bytes * memory_share))
 
 
-def target_of_card(name: str, *, cores: int | None = None, memory_gb: float | None = None) -> Target:
+def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | None = None) -> Device:
     """A card or kind of CPU from cards.yaml, as if nothing else used it. Raises UsageError naming near ones."""
     card = known_card(name)
     memory = round((memory_gb or card["memory_gb"]) * GB)
     if card["kind"] == "cpu":
         cores = cores or card["cores"]
-        return _cpu_target(card, f"{card['name']}, {cores} cores", cores, memory, memory)
-    return Target(
+        return _cpu_device(card, f"{card['name']}, {cores} cores", cores, memory, memory)
+    return Device(
         name=card["name"],
         kind=card["kind"],
         memory_bytes=memory,
@@ -59,40 +59,44 @@ def target_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
         bandwidth=card["bandwidth_gbs"] * 1e9,
         source=card["measured"],
         note=card.get("note", ""),
-        device="cuda",
+        torch_name="cuda",
     )
 
 
-def target_of_machine(machine: Machine, profile: Profile, device: str = "auto") -> Target:
+def device_of_machine(machine: Machine, profile: Profile, wanted: str = "auto") -> Device:
     """This machine's device of the config: `auto` is the first card if there is one, else the CPU.
 
-    Raises MachineNotFit for a card that is not there.
+    Raises UsageError for a name that is no device's, MachineNotFit for a card that is not there.
     """
-    if device == "auto":
-        device = "cuda:0" if machine.cards else "cpu"
-    if device == "cpu":
+    if wanted == "auto":
+        wanted = "cuda:0" if machine.cards else "cpu"
+    if wanted == "cpu":
         return _this_cpu(machine, profile)
-    index_text = device.partition(":")[2] or "0"
-    if not device.startswith("cuda") or not index_text.isdigit():
-        raise UsageError(f"device: {device!r} is none", hint="cpu, cuda or cuda:1; AMD cards are cuda too, as in torch")
-    if int(index_text) >= len(machine.cards):
-        raise MachineNotFit(
-            f"there is no card {device}; {len(machine.cards)} are visible",
-            hint="device: cpu, or plan for another machine with --card",
+    kind, _, index_text = wanted.partition(":")
+    index_text = index_text or "0"
+    if kind != "cuda" or not index_text.isdigit():
+        raise UsageError(
+            f"unknown device {wanted!r}; choose auto, cpu, cuda or cuda:N", hint="AMD cards are cuda too, as in torch"
         )
-    return _this_card(machine.cards[int(index_text)], profile, f"cuda:{int(index_text)}")
+    index = int(index_text)
+    if index >= len(machine.cards):
+        raise MachineNotFit(
+            f"device {wanted} is not available: this machine has {len(machine.cards)} cards",
+            hint="set device: cpu, or plan for another machine with --card",
+        )
+    return _this_card(machine.cards[index], profile, f"cuda:{index}")
 
 
-def _this_card(card: Card, profile: Profile, device: str) -> Target:
+def _this_card(card: Card, profile: Profile, torch_name: str) -> Device:
     known = similar_card(card.name, card.architecture, card.memory_bytes)
-    measured = profile.rates.get(device)
+    measured = profile.rates.get(torch_name)
     if measured is None and known is None:
         raise MachineNotFit(
             f"the memory and speed of {card.name} are unknown",
             hint="plan for a similar card: hivetune plan CONFIG --card NAME",
         )
     published = {dtype: rate * 1e12 for dtype, rate in known["tflops"].items()} if known else {}
-    return Target(
+    return Device(
         name=card.name,
         kind=card.kind,
         memory_bytes=card.memory_bytes,
@@ -102,18 +106,18 @@ def _this_card(card: Card, profile: Profile, device: str) -> Target:
         measured=measured is not None,
         source="GEMMs measured on this machine" if measured else str(known and known["measured"]),
         note=known.get("note", "") if known else "",
-        device=device,
+        torch_name=torch_name,
     )
 
 
-def _this_cpu(machine: Machine, profile: Profile) -> Target:
+def _this_cpu(machine: Machine, profile: Profile) -> Device:
     entry = next((name for flag, name in CPU_ENTRIES if flag in machine.isa), "avx")
     name = f"{machine.cpu}, {machine.cores} cores"
-    known = _cpu_target(known_card(entry), name, machine.cores, machine.memory_bytes, machine.available_bytes)
+    known = _cpu_device(known_card(entry), name, machine.cores, machine.memory_bytes, machine.available_bytes)
     measured = profile.rates.get("cpu")
     if measured is None:
         return known
-    return Target(
+    return Device(
         name=name,
         kind="cpu",
         memory_bytes=machine.memory_bytes,
@@ -125,8 +129,8 @@ def _this_cpu(machine: Machine, profile: Profile) -> Target:
     )
 
 
-def _cpu_target(card: Mapping[str, Any], name: str, cores: int, memory: int, free: int) -> Target:
-    return Target(
+def _cpu_device(card: Mapping[str, Any], name: str, cores: int, memory: int, free: int) -> Device:
+    return Device(
         name=name,
         kind="cpu",
         memory_bytes=memory,

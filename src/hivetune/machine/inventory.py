@@ -64,7 +64,7 @@ class Machine:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def probe_machine(root: Path = Path("/"), folder: Path | None = None) -> Machine:
+def read_machine(root: Path = Path("/"), folder: Path | None = None) -> Machine:
     """This machine now. `folder` is where the runs will lie (default: the home); its free space is told."""
     cpu, isa = _read_cpu(root / "proc/cpuinfo")
     total, available = _read_memory(root / "proc/meminfo")
@@ -120,7 +120,8 @@ def _marketing_name(root: Path, device: Path) -> str:
 
 
 def read_nvidia_cards() -> list[Card]:
-    return [Card("cuda", index, **fields) for index, fields in enumerate(read_nvidia())]
+    names = ("name", "memory_bytes", "free_bytes", "driver", "architecture")
+    return [Card("cuda", index, **{name: card[name] for name in names}) for index, card in enumerate(read_nvidia())]
 
 
 def _kfd_architectures(root: Path) -> dict[str, str]:
