@@ -32,7 +32,7 @@ from hivetune.run.folder import ADAPTER, EXPORTS, RECORD
 ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
 ADAPTER_FILES = ("adapter_config.json", ADAPTER)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-SPARE_BYTES = 64 << 20
+EXPORT_SPARE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _check_disk(source: Source, parent: Path, recipe: Recipe | None, to: str) ->
     share = {"adapter": 0.0, "gguf-adapter": 0.0, "merged": 1.0}.get(to, 1.0)
     if recipe is not None:
         share = max(recipe.bits, 8.5 if recipe.bits < 16 else 0) / 16  # embeddings keep 8 bits at least
-    needed = int(weights * share) + SPARE_BYTES
+    needed = int(weights * share) + EXPORT_SPARE_BYTES
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise DoesNotFit(
