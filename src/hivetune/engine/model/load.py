@@ -9,7 +9,6 @@ import torch
 from hivetune.config import LoraConfig
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.spec import NotFast
-from hivetune.engine.model.general import load_general
 from hivetune.engine.model.protocol import LoraModel
 
 
@@ -28,4 +27,7 @@ def load_model(
             return FastModel(folder, lora, dtype=dtype, device=device, choices=choices)
         except NotFast as reason:
             why = str(reason)
+    # transformers costs 3.5 s of processor time at each start of a worker; the fast path does without.
+    from hivetune.engine.model.general import load_general
+
     return load_general(folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=why)
