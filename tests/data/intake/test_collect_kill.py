@@ -1,9 +1,14 @@
 """kill -9 at random moments of intake, from each source: every acknowledged row exactly once, none lost."""
 
+import gzip
 import json
+import os
+import random
 import shutil
 import sqlite3
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -78,6 +83,120 @@ def test_lines_through_rotation(tmp_path: Path, rows: int, kills: int) -> None:
 
     kill_again_and_again(str(log), rows=rows, kills=kills, give=give, check=check, seed=1)
     assert stored_numbers() == list(range(-1, rows))
+    assert integrity() == "ok"
+
+
+class RotatedLog:
+    """A log that is written all the time and rotated as `kind` says, as logrotate and its like do it."""
+
+    def __init__(self, folder: Path, kind: str, seed: int):
+        folder.mkdir()
+        self.path = folder / "chat.jsonl"
+        self.rows = 0
+        self._kind, self._random = kind, random.Random(seed)
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (the writer keeps it)
+        self._write(1)
+        self._writer = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._writer.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._writer.join()
+        self._file.close()
+
+    def rotate(self, turn: int) -> None:
+        kind = self._random.choice(ROTATIONS) if self._kind == "any" else self._kind
+        if kind == "copytruncate":
+            with self._lock:  # what is written between the copy and the cut is lost to everybody
+                shutil.copyfile(self.path, self._named(f"-{turn}"))
+                os.truncate(self.path, 0)
+            return
+        if kind == "shift":  # as logrotate: .2 to .3, .1 to .2, and the log to .1
+            numbers = sorted(int(path.name.split(".")[2]) for path in self.path.parent.glob("chat.jsonl.*"))
+            for number in reversed(numbers):
+                for end in ("", ".gz"):
+                    if self._named(f".{number}{end}").exists():
+                        self._named(f".{number}{end}").rename(self._named(f".{number + 1}{end}"))
+        rotated = self._named(".1" if kind == "shift" else f"-{turn}")
+        self.path.rename(rotated)
+        time.sleep(self._random.uniform(0, 0.02))  # the writer still has the old file
+        with self._lock:
+            self._file.close()
+            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
+        if kind != "rename" and self._random.random() < 0.5:
+            with open(rotated, "rb") as plain, gzip.open(f"{rotated}.gz", "wb") as packed:
+                shutil.copyfileobj(plain, packed)
+            rotated.unlink()
+
+    def _named(self, end: str) -> Path:
+        return self.path.with_name(f"{self.path.name}{end}")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                self._write(self._random.randrange(1, 8))
+            time.sleep(self._random.uniform(0.001, 0.02))
+
+    def _write(self, count: int) -> None:
+        for number in range(self.rows, self.rows + count):
+            self._file.write(line(number))
+            if number % 3 == 0:
+                self._file.flush()  # so that the collector meets half lines
+        self._file.flush()
+        self.rows += count
+
+
+ROTATIONS = ("rename", "shift", "pack", "copytruncate")
+HOSTILE = [
+    pytest.param("any", 0, 10, 0.15, id="any-10-rotations", marks=pytest.mark.slow),
+    *(
+        pytest.param(kind, seed, 50, 0.4, id=f"{kind}-{seed}-50-rotations", marks=pytest.mark.proof)
+        for kind, seeds in (("shift", 11), ("any", 10), ("pack", 4), ("copytruncate", 4), ("rename", 4))
+        for seed in range(seeds)
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "seed", "rotations", "every_s"), HOSTILE)
+def test_fast_rotation_and_kills_at_once(
+    tmp_path: Path,
+    kind: str,
+    seed: int,
+    rotations: int,
+    every_s: float,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """The log is rotated every 0.4 s while a collector is killed every 0.8 s; a last collection brings the rest."""
+    log = RotatedLog(tmp_path / "logs", kind, seed)
+    collect_now(str(log.path))
+    done, pauses, deaths = threading.Event(), random.Random(seed), 0
+
+    def rotate() -> None:
+        for turn in range(rotations):
+            time.sleep(every_s)
+            log.rotate(turn)
+        done.set()
+
+    rotator = threading.Thread(target=rotate)
+    log.start()
+    rotator.start()
+    while not done.is_set():
+        collector = Collector(str(log.path))
+        try:
+            done.wait(pauses.uniform(0, 4 * every_s))
+        finally:
+            collector.kill()
+        deaths += 1
+    rotator.join()
+    log.stop()
+    collect_now(str(log.path))
+    record_property("rows", log.rows)
+    record_property("kills", deaths)
+    assert stored_numbers() == list(range(log.rows))
+    assert query("SELECT count(*) FROM refused") == [0]
     assert integrity() == "ok"
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hivetune.base.database import open_database
 from hivetune.data.intake.interactions import commit_batch
-from hivetune.data.intake.sources import jsonl
+from hivetune.data.intake.sources import generations, jsonl
 from hivetune.data.intake.sources.jsonl import JsonlReader
 from hivetune.errors import Busy, UsageError
 
@@ -230,6 +230,52 @@ def test_a_copy_that_is_still_being_made_is_no_second_log(log: Path) -> None:
     append(log, 4000)
     assert total(str(log)) == (1, 0, 0, 0)
     assert stored_numbers() == list(range(4001))
+
+
+def shift(log: Path) -> None:
+    """As logrotate: .2 to .3, .1 to .2, the log to .1, and a new log with one more row."""
+    numbers = sorted(int(path.suffix[1:]) for path in log.parent.glob("chat.jsonl.*"))
+    for number in reversed(numbers):
+        log.with_name(f"chat.jsonl.{number}").rename(log.with_name(f"chat.jsonl.{number + 1}"))
+    log.rename(log.with_name("chat.jsonl.1"))
+    append(log, 100 + len(numbers))
+
+
+@pytest.mark.parametrize("when", range(1, 12))
+def test_logs_that_are_renamed_while_somebody_looks_are_read_once(
+    log: Path, when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rotation falls between any two steps: a look at the folder, at a file, or reading it."""
+    append(log, 0, 1)
+    collect_now(str(log))
+    shift(log)
+    append(log, 2)
+    collect_now(str(log))
+    append(log, 3)
+    steps = iter(range(1, 1000))
+
+    def rotate_now_and_then(step: Callable[..., object]) -> Callable[..., object]:
+        def stepping(*arguments: object) -> object:
+            if next(steps) == when:
+                shift(log)
+            return step(*arguments)
+
+        return stepping
+
+    looks = ((generations, "scan"), (generations, "holds"), (generations, "_stat"), (jsonl, "open_unpacked"))
+    with monkeypatch.context() as patched:
+        for module, name in looks:
+            patched.setattr(module, name, rotate_now_and_then(getattr(module, name)))
+        collect_now(str(log))
+    collect_now(str(log))
+    assert next(steps) > when
+    assert stored_numbers() == [0, 1, 2, 3, 100, 101]
+
+
+def test_a_log_with_two_names_is_read_once(log: Path) -> None:
+    append(log, 0, 1)
+    os.link(log, log.with_name("same.jsonl"))
+    assert total(str(log.parent)) == (2, 0, 0, 0)
 
 
 def test_an_editor_that_writes_the_file_anew_repeats_nothing(log: Path) -> None:

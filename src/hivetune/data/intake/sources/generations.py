@@ -9,8 +9,11 @@ from pathlib import Path
 
 from hivetune.data.intake.interactions import read_cursors
 from hivetune.data.intake.sources.rotation import (
+    Identity,
+    Moved,
     Position,
     holds,
+    identity_of,
     is_packed,
     is_rotation_of,
     load_position,
@@ -23,6 +26,7 @@ DOCUMENTS = (".json", ".csv", ".tsv", ".parquet", ".json.gz", ".csv.gz", ".tsv.g
 
 CLOSE_AFTER_S = 60.0  # a writer may hold a renamed log open for a while
 SCAN_EVERY_S = 5.0
+STABLE_WITHIN_S, PAUSE_S = 2.0, 0.002  # how long to look at a folder in which files are being renamed
 
 _Files = dict[str, os.stat_result]
 
@@ -100,23 +104,18 @@ class Generations:
     def look(self) -> list[tuple[Track, bool]]:
         """Match files with generations. Returns what to do: (track, whether only its cursor is to be written).
 
-        A file whose content is known goes on, under whatever name; another one starts a new generation.
+        A file whose content is known goes on, under whatever name; another one starts a new generation. Nothing is
+        decided from a folder that changes while it is looked at: then it is looked at again.
         """
-        files = self.files()
-        for track in self._tracks:
-            track.status = None
-        unknown = {path: status for path, status in files.items() if not self._known(path, status, rotated=False)}
-        mine = [track for track in self._tracks if track.position.pattern == self.pattern and not track.position.closed]
-        lost = [track for track in mine if track.status is None]
-        if lost or unknown or time.monotonic() - self._scanned_at > SCAN_EVERY_S:
-            self._scan_siblings(files)
-            self._scanned_at = time.monotonic()
-        for path, status in unknown.items():
-            if not self._goes_on(path, status, rotated=False):
-                self._tracks.append(self._new(path, status, os.path.basename(path)))
-        gone = [track for track in mine if track.status is None]
-        for track in gone:
-            self._give_up(track)
+        until = time.monotonic() + STABLE_WITHIN_S
+        while True:
+            try:
+                gone = self._match()
+                break
+            except Moved:
+                if time.monotonic() > until:
+                    return []  # the next call looks again
+                time.sleep(PAUSE_S)
         due = sorted(
             (track for track in self._tracks if track.is_due),
             key=lambda track: (not track.rotated, track.position.origin),
@@ -129,38 +128,98 @@ class Generations:
             *((track, False) for track in due),
         ]
 
-    def _scan_siblings(self, files: _Files) -> None:
-        """Look for renamed, copied and compressed generations in the folders of my logs, and for whole generations
-        that came and went while nobody looked: rotated files younger than the log was when it was first seen."""
+    def _match(self) -> list[Track]:
+        """Give each track the file that it is now. Returns the tracks that are given up. Raises Moved."""
+        unknown = self._unknown(self.files())
+        lost = [track for track in self._mine() if track.status is None]
+        if not (lost or unknown or time.monotonic() - self._scanned_at > SCAN_EVERY_S):
+            return []
+        files, siblings = self._survey()
+        unknown = self._unknown(files)
+        found = self._match_siblings(siblings)
+        for path, status in unknown.items():
+            if not self._goes_on(path, status, rotated=False):
+                found.append(self._new(path, status, os.path.basename(path), found))
+        gone = [track for track in self._mine() if track.status is None]
+        for track in gone:
+            self._give_up(track)
+        self._tracks += found
+        self._scanned_at = time.monotonic()
+        return gone
+
+    def _mine(self) -> list[Track]:
+        return [track for track in self._tracks if track.position.pattern == self.pattern and not track.position.closed]
+
+    def _unknown(self, files: _Files) -> _Files:
+        """Forget where the tracks were, find them among the files that the pattern names; the files that are none."""
+        for track in self._tracks:
+            track.status = None
+        return {path: status for path, status in files.items() if not self._known(path, status, rotated=False)}
+
+    def _survey(self) -> tuple[_Files, _Files]:
+        """The files that the pattern names, and the other files in the folders of my logs, each inode once.
+
+        Logs that are renamed in a row (.1 to .2, then the log to .1) are seen twice or not at all when one looks
+        meanwhile. So the folder is read until two readings are equal: what they say was true in between. Raises Moved.
+        """
+        (first, _), (second, named) = self._read_folders(), self._read_folders()
+        names = [{path: identity_of(status) for path, status in view.items()} for view in (first, second)]
+        if names[0] != names[1]:
+            raise Moved(self.pattern)
+        once: dict[Identity, str] = {}
+        for path, status in sorted(second.items(), key=lambda item: (item[0] not in named, item[0])):
+            once.setdefault(identity_of(status), path)
+        kept = {path: second[path] for path in once.values()}
+        return (
+            {path: status for path, status in kept.items() if path in named},
+            {path: status for path, status in kept.items() if path not in named},
+        )
+
+    def _read_folders(self) -> tuple[_Files, frozenset[str]]:
+        """All plain files in the folders of my logs, and the names of those that the pattern names."""
+        folders = {folder for folder, _ in self._logs()}
+        files = self.files()
+        return {path: status for folder in sorted(folders) for path, status in scan(folder).items()} | files, frozenset(
+            files
+        )
+
+    def _logs(self) -> dict[tuple[str, str], int]:
+        """(folder, name) of each log that is followed: since when (change time in ns)."""
         logs: dict[tuple[str, str], int] = {}
         for track in self._tracks:
             position = track.position
             if position.pattern == self.pattern:
                 log = os.path.dirname(position.path), position.base
                 logs[log] = min(position.since_ns, logs.get(log, position.since_ns))
-        for folder in {folder for folder, _ in logs}:
-            siblings = {path: status for path, status in scan(folder).items() if path not in files}
-            by_age = sorted(siblings.items(), key=lambda item: item[1].st_mtime_ns)
-            strangers = [(path, status) for path, status in by_age if not self._known(path, status, rotated=True)]
-            for path, status in reversed(strangers):
-                name = os.path.basename(path)
-                bases = [base for at, base in logs if at == folder and is_rotation_of(name, base)]
-                if not bases or self._goes_on(path, status, rotated=True):
-                    continue
-                if status.st_mtime_ns > logs[folder, bases[0]] and not self._is_copy(path, bases[0]):
-                    missed = self._new(path, status, bases[0])
-                    missed.rotated = True
-                    self._tracks.append(missed)
+        return logs
 
-    def _is_copy(self, path: str, base: str) -> bool:
+    def _match_siblings(self, siblings: _Files) -> list[Track]:
+        """Find renamed, copied and compressed generations; new ones are those that came and went while nobody looked:
+        rotated files that are not older than the log was when it was first seen."""
+        logs = self._logs()
+        found: list[Track] = []
+        by_age = sorted(siblings.items(), key=lambda item: item[1].st_mtime_ns)
+        strangers = [(path, status) for path, status in by_age if not self._known(path, status, rotated=True)]
+        for path, status in reversed(strangers):
+            folder, name = os.path.split(path)
+            bases = [base for at, base in logs if at == folder and is_rotation_of(name, base)]
+            if not bases or self._goes_on(path, status, rotated=True):
+                continue
+            if status.st_mtime_ns >= logs[folder, bases[0]] and not self._is_copy(path, status, bases[0]):
+                missed = self._new(path, status, bases[0], found)
+                missed.rotated = True
+                found.append(missed)
+        return found
+
+    def _is_copy(self, path: str, status: os.stat_result, base: str) -> bool:
         there = (track.position for track in self._tracks if track.status)
-        return any(may_be_copy(path, position.path) for position in there if position.base == base)
+        return any(may_be_copy(path, identity_of(status), position) for position in there if position.base == base)
 
     def _known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
         """Whether a generation lies under this inode and still has the bytes that were read of it."""
         for track in self._tracks:
             position = track.position
-            if position.identity != (status.st_dev, status.st_ino) or track.status:
+            if position.identity != identity_of(status) or track.status:
                 continue
             if track.read_to_end == (status.st_size, status.st_mtime_ns) or self._continues(path, position):
                 self._place(track, path, status, rotated=rotated or path != position.origin)
@@ -170,7 +229,7 @@ class Generations:
     def _continues(self, path: str, position: Position) -> bool:
         """An inode of which nothing was read proves little: it may have been given to another file."""
         if position.offset:
-            return holds(path, position)
+            return holds(path, position.identity, position)
         return path == position.path or is_rotation_of(os.path.basename(path), position.base)
 
     def _goes_on(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
@@ -180,8 +239,10 @@ class Generations:
             if track.status or not position.offset:
                 continue
             there = _stat(position.path)
-            left = not there or (there.st_dev, there.st_ino) != position.identity or path == position.path
-            if (left or not holds(position.path, position)) and holds(path, position):
+            left = not there or identity_of(there) != position.identity or path == position.path
+            if (left or not holds(position.path, position.identity, position)) and holds(
+                path, identity_of(status), position
+            ):
                 self._place(track, path, status, rotated=rotated or path != position.origin)
                 return True
         return False
@@ -193,8 +254,10 @@ class Generations:
         track.status = status
         track.rotated = rotated
 
-    def _new(self, path: str, status: os.stat_result, base: str) -> Track:
-        known = [track.position.generation for track in self._tracks if track.position.origin == path]
+    def _new(self, path: str, status: os.stat_result, base: str, others: list[Track]) -> Track:
+        """`others`: tracks that are new too."""
+        tracks = (*self._tracks, *others)
+        known = [track.position.generation for track in tracks if track.position.origin == path]
         generation = 1 + max(known, default=0)
         position = Position(
             path, generation, self.pattern, path, base, status.st_mtime_ns, status.st_dev, status.st_ino

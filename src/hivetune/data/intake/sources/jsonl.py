@@ -9,12 +9,20 @@ from hivetune.data.intake.files import MAX_LINE_BYTES
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal
 from hivetune.data.intake.sources.delivered import is_complete, parse_line, refused_delivery
 from hivetune.data.intake.sources.generations import Generations, Track
-from hivetune.data.intake.sources.rotation import SAMPLE_BYTES, Position, open_unpacked, read_before_damage, sample_hash
+from hivetune.data.intake.sources.rotation import (
+    SAMPLE_BYTES,
+    Moved,
+    Position,
+    open_unpacked,
+    read_before_damage,
+    sample_hash,
+)
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
 _BATCH_ROWS = 1000
 CHUNK_BYTES = 1 << 20
+LOOKS = 10  # in one read, while logs are renamed or cut off under it
 
 
 @dataclass(slots=True)
@@ -54,6 +62,7 @@ class JsonlReader:
         self._follow = False
         self._todo: deque[tuple[Track, bool]] = deque()
         self._next: tuple[Track, Position] | None = None
+        self._moved = False  # a log was renamed or cut off between the last look and the reading
 
     def has_files(self) -> bool:
         return bool(self._generations.files())
@@ -75,14 +84,18 @@ class JsonlReader:
             )
 
     def read(self) -> Batch | None:
-        if not self._todo:
-            self._todo.extend(self._generations.look())
-        while self._todo:
-            track, cursor_only = self._todo[0]
-            batch = self._move(track, track.position) if cursor_only else self._read(track)
-            if batch:
-                return batch
-            self._todo.popleft()
+        for _ in range(LOOKS):
+            if not self._todo:
+                self._moved = False
+                self._todo.extend(self._generations.look())
+            while self._todo:
+                track, cursor_only = self._todo[0]
+                batch = self._move(track, track.position) if cursor_only else self._read(track)
+                if batch:
+                    return batch
+                self._todo.popleft()
+            if not self._moved:
+                break
         return None
 
     def confirm(self) -> None:
@@ -102,11 +115,13 @@ class JsonlReader:
         before = min(position.offset, SAMPLE_BYTES)
         try:
             chunk, at_end, error = self._chunk(position, before)
-        except FileNotFoundError:
+        except Moved:
+            self._moved = True
             return None  # renamed since we looked: the next look finds it
         except PermissionError:
             raise UsageError(f"{position.path} may not be read", hint=f"chmod u+r {position.path}") from None
         if not error and sample_hash(chunk[:before]) != (position.tail or sample_hash(b"")):
+            self._moved = True
             return None  # cut off since we looked: the next look finds the copy
         body = chunk[before:]
         lines = self._split(position, body, at_end)
@@ -125,7 +140,7 @@ class JsonlReader:
         Both in one read, so that a log that is cut off under us can't slip between the check and the rows.
         """
         size = CHUNK_BYTES
-        with open_unpacked(position.path) as file:
+        with open_unpacked(position.path, position.identity) as file:
             file.seek(position.offset - before)
             chunk, error = read_before_damage(file, before + size)
             while len(chunk) == before + size and size <= MAX_LINE_BYTES and b"\n" not in chunk[before:]:

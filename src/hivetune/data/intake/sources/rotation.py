@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import IO, cast
 
@@ -20,6 +21,13 @@ from hivetune.errors import MachineNotFit
 SAMPLE_BYTES = 4096
 PIECE_BYTES = 8192
 PACKED = (".gz", ".zst")
+
+
+Identity = tuple[int, int]  # device and inode
+
+
+class Moved(Exception):
+    """A file is no longer where it was a moment ago: look at the folder again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ class Position:
     skipping: bool = False
 
     @property
-    def identity(self) -> tuple[int, int]:
+    def identity(self) -> Identity:
         return self.device, self.inode
 
     @property
@@ -66,17 +74,32 @@ def is_packed(path: str) -> bool:
     return path.endswith(PACKED)
 
 
-def open_unpacked(path: str) -> IO[bytes]:
-    """The content of a plain, .gz or .zst file. Raises OSError, and MachineNotFit without zstandard."""
-    if path.endswith(".gz"):
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    if path.endswith(".zst"):
-        try:
-            import zstandard
-        except ImportError:
-            raise MachineNotFit(f"{path} needs zstandard", hint="pip install 'hivetune[zst]'") from None
-        return cast(IO[bytes], zstandard.open(path, "rb"))
-    return open(path, "rb")
+@contextlib.contextmanager
+def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
+    """The content of a plain, .gz or .zst file. Raises Moved when another file has this name by now, or none.
+
+    A name is nothing to rely on: between a look at the folder and this call, logs may have been renamed in a row.
+    Raises OSError, and MachineNotFit without zstandard.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        raise Moved(path) from None
+    with file:
+        if identity_of(os.fstat(file.fileno())) != identity:
+            raise Moved(path)
+        if path.endswith(".gz"):
+            with gzip.open(file, "rb") as unpacked:
+                yield cast(IO[bytes], unpacked)
+        elif path.endswith(".zst"):
+            try:
+                import zstandard
+            except ImportError:
+                raise MachineNotFit(f"{path} needs zstandard", hint="pip install 'hivetune[zst]'") from None
+            with zstandard.open(file, "rb") as unpacked:
+                yield cast(IO[bytes], unpacked)
+        else:
+            yield file
 
 
 def damage() -> tuple[type[Exception], ...]:
@@ -111,14 +134,18 @@ def read_before_damage(file: IO[bytes], size: int) -> tuple[bytes, Exception | N
     return b"".join(parts), None
 
 
-def holds(path: str, position: Position) -> bool:
-    """Whether the file still begins with what was read under `position`."""
+def identity_of(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino
+
+
+def holds(path: str, identity: Identity, position: Position) -> bool:
+    """Whether the file begins with what was read under `position`. Raises Moved."""
     if position.offset == 0:
         return True
     size = min(position.offset, SAMPLE_BYTES)
     unreadable: tuple[type[Exception], ...] = (OSError, *damage())
     try:
-        with open_unpacked(path) as file:
+        with open_unpacked(path, identity) as file:
             if sample_hash(read_exactly(file, size)) != position.head:
                 return False
             file.seek(position.offset - size)
@@ -127,23 +154,23 @@ def holds(path: str, position: Position) -> bool:
         return False
 
 
-def may_be_copy(path: str, of: str) -> bool:
-    """Whether one file begins with the other, by samples of the start and of the end of the shorter one.
+def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
+    """Whether one file begins with the other, by samples of the start and of the end of the shorter one. Raises Moved.
 
     A log is copied before it is cut off, which takes seconds for a large one: meanwhile both hold the same rows.
     """
     unreadable: tuple[type[Exception], ...] = (OSError, *damage())
     try:
-        with open_unpacked(path) as left, open_unpacked(of) as right:
+        with open_unpacked(path, identity) as left, open_unpacked(of.path, of.identity) as right:
             heads = read_exactly(left, SAMPLE_BYTES), read_exactly(right, SAMPLE_BYTES)
             size = min(map(len, heads))
             if heads[0] and not heads[1]:
                 return False  # a new, empty log is the origin of nothing
             if heads[0][:size] != heads[1][:size]:
                 return False
-            if size < SAMPLE_BYTES or is_packed(path) or is_packed(of):
+            if size < SAMPLE_BYTES or is_packed(path) or is_packed(of.path):
                 return True
-            end = min(os.path.getsize(path), os.path.getsize(of)) - SAMPLE_BYTES
+            end = min(os.fstat(left.fileno()).st_size, os.fstat(right.fileno()).st_size) - SAMPLE_BYTES
             return read_exactly_at(left, end) == read_exactly_at(right, end)
     except unreadable:
         return True  # still being written; the next look tells
