@@ -1,8 +1,13 @@
 """How a config is read: values as users write them, errors that name the key, and one documented list of settings."""
 
+import contextlib
+import os
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hivetune.config import known_keys, load_config, parse_config
 from hivetune.errors import UsageError
@@ -76,3 +81,57 @@ def test_every_setting_is_documented_with_its_reason() -> None:
     text = (DOCS / "config.md").read_text(encoding="utf-8")
     missing = [key for key in known_keys() if f"`{key}`" not in text]
     assert not missing, f"docs/config.md does not mention {missing}"
+
+
+def aliases(levels: int) -> str:
+    """The "billion laughs": each line stands for nine of the line before."""
+    lines = ["l0: &l0 lol"]
+    lines += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (aliases(10), "more than 100,000 values"),
+        ("a: &a [*a]", "more than 100,000 values"),
+        ("[" * 500_000, "not YAML"),
+        ("- " * 300_000, "not YAML"),
+        ("a: " + "9" * 10_000, "not YAML"),
+        ("a: 2026-02-30", "not YAML"),
+        ("x" * (2 << 20), "larger than 1024 KiB"),
+        ("a: [" + "1," * 200_000 + "]", "more than 100,000 values"),
+        ("\x00", "not YAML"),
+        ("? [a]\n: b", "not YAML"),
+    ],
+    ids=["aliases", "itself", "deep flow", "deep block", "long number", "date", "large", "many", "NUL", "list as key"],
+)
+def test_hostile_files_are_refused_in_little_time(tmp_path: Path, text: str, message: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(UsageError, match=message):
+        load_config(write(tmp_path, text))
+    assert time.monotonic() - started < 10  # 0.5 s on a quiet machine; without the bounds some never end
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(UsageError, match="cannot read"):
+            load_config(path)
+
+
+@pytest.mark.parametrize("text", ["epochs=.inf", "epochs=1e300", "learning_rate=.nan", "lora.r=2000000000"])
+def test_numbers_without_end_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=text.partition("=")[0]):
+        load_config(write(tmp_path, "model: m\ndata: {path: a}\n"), [text])
+
+
+@given(st.text(), st.binary())
+def test_no_text_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, value: str, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("yaml") / "run.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError):
+        load_config(path)
+    path.write_text("model: m\ndata: {path: a}\n")
+    with contextlib.suppress(UsageError):
+        load_config(path, [f"seed={value}"])

@@ -12,11 +12,17 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
+
+# A config of all settings has 3 kB and 60 values; lists of files and system prompts make it longer.
+LARGEST_YAML_BYTES, MOST_YAML_VALUES, DEEPEST_YAML = 1 << 20, 100_000, 100
+# libyaml's parser where PyYAML was built with it: 1 MiB takes 0.1 s instead of 10 s.
+LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -50,7 +56,7 @@ class DataConfig(Section):
 
 
 class LoraConfig(Section):
-    r: int = Field(default=16, gt=0)
+    r: int = Field(default=16, gt=0, le=1 << 16)
     alpha: float = Field(default=32, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: str | list[str] = Field(default="all-linear", description="'all-linear' or names such as q_proj")
@@ -60,7 +66,7 @@ class LoraConfig(Section):
 class EvalConfig(Section):
     prompts: int = Field(default=64, ge=0, description="held-out rows that are answered by base and tuned model")
     new_tokens: int = Field(default=64, gt=0, description="longest answer, in tokens")
-    slots: int = Field(default=8, gt=0, description="answers written at the same time")
+    slots: int = Field(default=8, gt=0, le=1024, description="answers written at the same time")
     checker: dict[str, Any] | None = Field(
         default=None, description="success of rows that name no checker of their own"
     )
@@ -109,9 +115,9 @@ class RunConfig(Section):
     data: DataConfig
     method: Literal["lora", "qlora"] = "lora"
     lora: LoraConfig = LoraConfig()
-    max_length: int = Field(default=2048, ge=8, description="tokens; longer rows: data.on_overlong")
+    max_length: int = Field(default=2048, ge=8, le=1 << 24, description="tokens; longer rows: data.on_overlong")
     batch_size: int = Field(default=16, gt=0, description="examples per optimizer step: the effective batch")
-    epochs: float = Field(default=3, gt=0)
+    epochs: float = Field(default=3, gt=0, le=100_000)
     max_steps: int | None = Field(default=None, gt=0)
     learning_rate: float = Field(default=2e-4, gt=0)
     lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -140,16 +146,57 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     Raises UsageError naming the file and the key, and for an unknown key the nearest known one.
     """
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = read_yaml(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="give the path of a YAML config") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not YAML: {error}") from None
     if not isinstance(tree, dict):
         raise UsageError(f"{path} holds no settings", hint="start with two lines: 'model: ...' and 'data: {path: ...}'")
     for override in overrides:
         _override(tree, override)
     return parse_config(tree, str(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """The values in a YAML file, at most LARGEST_YAML_BYTES and MOST_YAML_VALUES. Raises UsageError, OSError."""
+    return _parse_yaml(read_bounded(path, LARGEST_YAML_BYTES), str(path))
+
+
+def _parse_yaml(text: bytes | str, where: str) -> Any:
+    try:
+        _check_depth(text)
+        loader = LOADER(text)
+        try:
+            node = loader.get_single_node()
+            _count_values(node, {})
+            return None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # ValueError: a date such as 2026-02-30
+        raise UsageError(f"{where} is not YAML: {error}") from None
+
+
+def _check_depth(text: bytes | str) -> None:
+    """Raises ValueError before libyaml's binding, which composes by recursion in C, overruns the stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST_YAML:
+            raise ValueError(f"it is nested more than {DEEPEST_YAML} levels deep")
+
+
+def _count_values(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """The values below a node with aliases written out: nine lines of them can stand for 10^9. Raises ValueError."""
+    if id(node) not in known:
+        known[id(node)] = MOST_YAML_VALUES + 1  # while it is counted: an alias of itself has no end
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            children = node.value
+        elif isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_count_values(child, known) for child in children)
+    if known[id(node)] > MOST_YAML_VALUES:
+        raise ValueError(f"it stands for more than {MOST_YAML_VALUES:,} values")
+    return known[id(node)]
 
 
 def override_config(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
@@ -191,8 +238,8 @@ def _override(tree: dict[str, Any], override: str) -> None:
             raise UsageError(f"--set {override}: {parent} holds no settings")
         tree = child
     try:
-        tree[last] = yaml.safe_load(text)
-    except yaml.YAMLError:
+        tree[last] = _parse_yaml(text, repr(text))
+    except UsageError:
         raise UsageError(f"--set {override}: {text!r} is not a YAML value") from None
 
 

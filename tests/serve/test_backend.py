@@ -153,7 +153,7 @@ def test_a_file_that_is_cut_is_refused_with_llama_cpps_own_words(tiny: Path, tmp
 
 def test_what_can_not_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.gguf").write_text("no model")
-    with pytest.raises(UsageError, match="no whole GGUF"), open_backend(tmp_path / "x.gguf"):
+    with pytest.raises(UsageError, match="not a GGUF"), open_backend(tmp_path / "x.gguf"):
         pass
     with pytest.raises(UsageError, match="cannot read"), open_backend(tmp_path / "y.gguf"):
         pass

@@ -26,14 +26,14 @@ def make_folder(folder: Path) -> None:
             path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
 
-def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
+def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> int:
     """A handle of an ordinary file. What is written is for its owner alone, also where it was open to others before.
 
-    Raises OSError for a link, a pipe or a device: whoever planted it would have another file read or written, or have
-    us wait for ever.
+    `links`: the user has named this file, and it may be a link. Raises OSError for any other link, a pipe or a device:
+    whoever planted it would have another file read or written, or have us wait for ever.
     """
     try:
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
+        handle = os.open(path, flags | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "is a link, and no link is followed here", str(path)) from None
@@ -47,6 +47,16 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     if flags & (os.O_WRONLY | os.O_RDWR) and status.st_mode & PRIVATE_UMASK and status.st_uid == os.geteuid():
         os.fchmod(handle, PRIVATE_FILE)
     return handle
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """The content of a small file that the user or a model's maker has written. Raises OSError, also for a larger one:
+    nothing that is read whole may fill the memory, nor come from a pipe that nobody writes to."""
+    with open(open_plain(path, links=True), "rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"is larger than {most_bytes >> 10} KiB", str(path))
+    return content
 
 
 def check_own(folder: Path) -> None:

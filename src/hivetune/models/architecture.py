@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
 from hivetune.models.families import EXPERT_SETTINGS, FAMILIES, HEAD_NORMS, Family, Width
 from hivetune.models.targets import ALL_LINEAR, match_targets
 
 OUTPUT_EMBEDDING = "lm_head"
 # Far above any real model (126 in Llama 3.1 405B), far below what a made-up config would cost to count.
+LARGEST_CONFIG_BYTES = 16 << 20
 MOST_LAYERS = 4096
 
 
@@ -89,7 +91,7 @@ def read_architecture(path: Path) -> Architecture:
     """The architecture in a config.json (or in the folder that holds one). Raises UsageError when it is unknown."""
     path = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_bounded(path, LARGEST_CONFIG_BYTES))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="prepare the model: hivetune fetch") from None
     except (ValueError, RecursionError) as error:

@@ -166,6 +166,8 @@ def make_plan(
             raise ValueError(f"row {row.row} trains {row.trained} of {row.length} tokens")
     entry_rows, entry_trained, step_ends = array("I"), array("I"), array("Q")
     for epoch in range(math.ceil(epochs) if rows else 0):
+        if max_steps is not None and len(step_ends) == max_steps:
+            break
         share = min(1.0, epochs - epoch)
         ordered = _epoch_order(rows, seed, epoch)[: math.ceil(round(share * len(rows), 9))]
         for start in range(0, len(ordered), batch_size):
