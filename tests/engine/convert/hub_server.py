@@ -14,8 +14,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
-def serve_model(repository: str, folder: Path, *, gated: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """(endpoint, the paths that were asked for)."""
+def serve_model(
+    repository: str, folder: Path, *, gated: bool = False, headers: list[dict[str, str]] | None = None
+) -> Iterator[tuple[str, list[str]]]:
+    """(endpoint, the paths that were asked for). `headers` gets those of each request."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -30,6 +32,8 @@ def serve_model(repository: str, folder: Path, *, gated: bool = False) -> Iterat
         def answer(self, *, with_body: bool) -> None:
             path = unquote(urlsplit(self.path).path)
             asked.append(f"{self.command} {path}")
+            if headers is not None:
+                headers.append({name.lower(): value for name, value in self.headers.items()})
             if gated:
                 return self.reply(403, {"X-Error-Code": "GatedRepo"}, b"{}", with_body)
             if path.startswith(f"/api/models/{repository}"):
@@ -39,13 +43,13 @@ def serve_model(repository: str, folder: Path, *, gated: bool = False) -> Iterat
             file = folder / path.removeprefix(f"/{repository}/resolve/{COMMIT}/")
             if path.startswith(f"/{repository}/resolve/") and file.is_file():
                 data = file.read_bytes()
-                headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
-                return self.reply(200, headers, data, with_body)
+                fields = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+                return self.reply(200, fields, data, with_body)
             return self.reply(404, {"X-Error-Code": "RepoNotFound"}, b"{}", with_body)
 
-        def reply(self, status: int, headers: dict[str, str], body: bytes, with_body: bool) -> None:
+        def reply(self, status: int, fields: dict[str, str], body: bytes, with_body: bool) -> None:
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            for name, value in {**fields, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if with_body:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy
 import pytest
 import torch
 from engine.convert.hub_server import COMMIT, serve_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hivetune.base.disk import manifest_problems, read_json
@@ -288,3 +289,82 @@ def test_a_template_linked_to_a_private_file_makes_no_public_copy(source: Path, 
         os.umask(before)
     copies = [target, target / "chat_template.jinja", *(tmp_path / "task").iterdir()]
     assert [str(path) for path in copies if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.slow
+def test_the_hub_is_asked_for_the_files_and_told_nothing_else(source: Path, tmp_path: Path) -> None:
+    headers: list[dict[str, str]] = []
+    with serve_model("hive/tiny", source, headers=headers) as (endpoint, asked):
+        fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN="hf_secret", AI_AGENT="a-tool").check("fetch")
+    about_the_model = ("/api/models/hive/tiny", f"/hive/tiny/resolve/{COMMIT}/")
+    assert [path for path in asked if not path.split()[1].startswith(about_the_model)] == []
+    agents = {entry["user-agent"] for entry in headers}
+    assert not any(word in agent for agent in agents for word in ("torch/", "agent/", "origin/")), agents
+    assert not any("telemetry" in name for entry in headers for name in entry)
+    assert any(entry.get("authorization") == "Bearer hf_secret" for entry in headers)  # loopback may have it
+
+
+@pytest.mark.slow
+def test_a_token_never_goes_over_plain_http(tmp_path: Path) -> None:
+    refused = fetch("hive/tiny", tmp_path, HF_ENDPOINT="http://hub.invalid", HF_TOKEN="hf_secret")
+    assert refused.error is not None and refused.error.exit_code == 2
+    assert "without https everybody on the way can read your token" in refused.error.message
+    without = fetch("hive/tiny", tmp_path, HF_ENDPOINT="http://hub.invalid")
+    assert without.error is not None and "can't be reached" in without.error.message
+
+
+def spoil(folder: Path, how: str) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    if how == "NaN":
+        tensors[name][-1, -1] = torch.nan
+    elif how == "infinity in bfloat16":
+        tensors = {key: value.to(torch.bfloat16) for key, value in tensors.items()}
+        tensors[name][0, 0] = torch.inf
+    elif how == "zeros":
+        tensors[name].zero_()
+    elif how == "shape":
+        tensors[name] = tensors[name].t().contiguous()
+    elif how == "missing":
+        del tensors[name]
+    elif how == "empty":
+        tensors = {}
+    save_file(tensors, path, metadata={"format": "pt"})
+    content = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(content[:-1000])
+    elif how == "noise":
+        path.write_bytes(numpy.random.default_rng(0).bytes(len(content)))
+    elif how == "noise behind the header":
+        path.write_bytes(content[:-100_000] + numpy.random.default_rng(0).bytes(100_000))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("NaN", "up_proj.weight holds NaN or infinity"),
+        ("infinity in bfloat16", "up_proj.weight holds NaN or infinity"),
+        ("zeros", "up_proj.weight is all zeros"),
+        ("shape", r"up_proj.weight is \[32, 48\], by config.json it is \[48, 32\]"),
+        ("missing", "lack model.layers.1.mlp.up_proj.weight"),
+        ("empty", "has no weights"),
+        ("cut", "lies outside of the file"),
+        ("noise", "no safetensors file"),
+        ("noise behind the header", "holds NaN or infinity"),
+    ],
+)
+def test_weights_that_can_not_be_the_models_are_never_ready(
+    source: Path, tmp_path: Path, how: str, message: str
+) -> None:
+    spoil(source, how)
+    with pytest.raises(UsageError, match=message):
+        prepare(str(source), tmp_path / "prepared")
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_a_config_of_another_model_is_never_ready(source: Path, tmp_path: Path) -> None:
+    for layers in (3, 2_000_000_000):
+        edit(source / "config.json", num_hidden_layers=layers)
+        with pytest.raises(UsageError, match=r"lack model.layers.2|at most"):
+            prepare(str(source), tmp_path / "prepared")

@@ -1,6 +1,8 @@
 """A model's files from the Hugging Face Hub: the one place of the engine that uses a network, and only when fetching.
 
-Honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE as huggingface_hub does.
+Honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE as huggingface_hub does. Of what that library adds of its own
+accord, all that can be switched off is: the versions and tools named in its user agent, and Xet, which asks further
+hosts for the parts of a file (HF_HUB_DISABLE_XET=0 brings it back).
 """
 
 import os
@@ -8,11 +10,13 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
 # No address is looked up or connected to for longer, whatever the resolver's own limits are.
 PATIENCE_S = 3.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 WANTED = [
     "*.safetensors",
     "*.safetensors.index.json",
@@ -29,8 +33,13 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
 
     Raises: UsageError (unknown, closed or without safetensors), MachineNotFit (no network), DoesNotFit (disk).
     """
-    os.environ["HF_HUB_OFFLINE"] = "1" if offline else "0"  # read when huggingface_hub is imported
+    # These are read when huggingface_hub is imported.
+    os.environ["HF_HUB_OFFLINE"] = "1" if offline else "0"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     repository, _, revision = name.partition("@")
     if offline:
@@ -45,6 +54,7 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
                 f"model {name} is not in the cache, and HF_HUB_OFFLINE is set", hint="unset it, or give a folder"
             ) from error
         return repository, folder.name, folder
+    _check_endpoint(constants.ENDPOINT, with_token="authorization" in build_hf_headers())
     info = _ask(name, repository, revision or None)
     files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     if not any(file.endswith(".safetensors") for file in files):
@@ -52,12 +62,22 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
             f"model {name} has no *.safetensors on the Hub",
             hint="pickled weights can run code and are never fetched; use another repository of the model",
         )
-    _check_room(name, files, Path(huggingface_hub.constants.HF_HUB_CACHE))
+    _check_room(name, files, Path(constants.HF_HUB_CACHE))
     try:
         folder = Path(huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=WANTED))
     except (OSError, ValueError) as error:
         raise _explain(name, error) from error
     return repository, folder.name, folder
+
+
+def _check_endpoint(endpoint: str, *, with_token: bool) -> None:
+    """Raises UsageError where the token would travel readable for everybody on the way."""
+    address = urlsplit(endpoint)
+    if with_token and address.scheme != "https" and address.hostname not in LOOPBACK:
+        raise UsageError(
+            f"HF_ENDPOINT is {endpoint}: without https everybody on the way can read your token",
+            hint="use https, or go without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
+        )
 
 
 def _ask(name: str, repository: str, revision: str | None) -> Any:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import read_json, write_json, write_manifest
+from hivetune.base.private import read_bounded
+from hivetune.engine.convert.check_weights import check_weights
 from hivetune.engine.convert.hub import download
 from hivetune.errors import UsageError
 from hivetune.models.prepared import DESCRIPTION, PACKAGED, TEMPLATE, WEIGHTS, WEIGHTS_INDEX, kind_of
@@ -20,6 +22,7 @@ from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, PrepareModel
 
 COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TEMPLATE)
+LARGEST_JSON_BYTES = 64 << 20  # the index of a model of 1,000 shards has 10 MB
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -54,6 +57,7 @@ def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str
             file = packaged_file(*PACKAGED[name]) if kind == "package" else Path(name).expanduser().resolve()
             source = file.name if kind == "package" else str(file)
             take_gguf(file, work)
+        check_weights(work, name)
         described = {"schema": 1, "name": name, "kind": kind, "source": source, "revision": revision}
         described |= _special_ids(work) | {"template_sha256": _settle_template(work, name)}
         write_json(work / DESCRIPTION, described)
@@ -84,7 +88,10 @@ def weight_files(folder: Path, name: str) -> list[str]:
     if (folder / WEIGHTS).is_file():
         return [WEIGHTS]
     if (folder / WEIGHTS_INDEX).is_file():
-        shards = sorted(set(_read_object(folder / WEIGHTS_INDEX, name)["weight_map"].values()))
+        named = _read_object(folder / WEIGHTS_INDEX, name).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(shard, str) for shard in named.values()):
+            raise UsageError(f"model {name}: {WEIGHTS_INDEX} has no weight_map")
+        shards = sorted(set(named.values()))
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         unsafe = [shard for shard in shards if Path(shard).name != shard or not shard.endswith(".safetensors")]
         if missing or unsafe:
@@ -171,10 +178,10 @@ def _special_ids(work: Path) -> dict[str, Any]:
 
 def _read_object(path: Path, name: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_bounded(path, LARGEST_JSON_BYTES))
     except OSError as error:
         raise UsageError(f"model {name}: {path.name}: {error.strerror}", hint="is it a model's folder?") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"model {name}: {path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise UsageError(f"model {name}: {path.name} holds no settings")

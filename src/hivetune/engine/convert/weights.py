@@ -5,6 +5,7 @@ The format is a little-endian u64 header length, a JSON header, then the raw ten
 """
 
 import json
+import math
 import mmap
 import struct
 from collections.abc import Iterator
@@ -20,7 +21,11 @@ from hivetune.models.prepared import WEIGHTS, WEIGHTS_INDEX
 from hivetune.run.folder import ADAPTER
 
 Array = np.ndarray[Any, np.dtype[Any]]
-NUMPY_KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
+NUMPY_KINDS = {
+    **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "|b1"},
+    **{"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"},
+    **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1"},
+}
 LARGEST_HEADER_BYTES = 100 << 20
 
 
@@ -67,15 +72,17 @@ class SafetensorsFile:
             header = json.loads(self.data[8:begin])
             header.pop("__metadata__", None)
             return {name: self._entry(name, entry, begin) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise UsageError(f"{self.path}: broken header: {error}") from None
 
     def _entry(self, name: str, entry: dict[str, Any], begin: int) -> Stored:
         kind, shape = entry["dtype"], tuple(int(size) for size in entry["shape"])
         first, last = entry["data_offsets"]
+        if min(shape, default=0) < 0:
+            raise ValueError(f"{name} has the shape {list(shape)}")
         if kind not in NUMPY_KINDS:
             raise ValueError(f"{name} has the type {kind}, which is not supported")
-        size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(NUMPY_KINDS[kind]).itemsize
+        size_bytes = math.prod(shape) * np.dtype(NUMPY_KINDS[kind]).itemsize
         if not 0 <= first <= last <= len(self.data) - begin or last - first != size_bytes:
             raise ValueError(f"{name} lies outside of the file")
         return Stored(kind, shape, self, begin + first, size_bytes)
