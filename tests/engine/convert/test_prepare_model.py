@@ -359,7 +359,7 @@ def test_weights_that_can_not_be_the_models_are_never_ready(
 ) -> None:
     spoil(source, how)
     with pytest.raises(UsageError, match=message):
-        prepare(str(source), tmp_path / "prepared")
+        prepare_model(str(source), tmp_path / "prepared")
     assert not (tmp_path / "prepared").exists()
 
 
@@ -367,4 +367,4 @@ def test_a_config_of_another_model_is_never_ready(source: Path, tmp_path: Path) 
     for layers in (3, 2_000_000_000):
         edit(source / "config.json", num_hidden_layers=layers)
         with pytest.raises(UsageError, match=r"lack model.layers.2|at most"):
-            prepare(str(source), tmp_path / "prepared")
+            prepare_model(str(source), tmp_path / "prepared")
