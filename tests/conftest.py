@@ -15,6 +15,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that no worker is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The temporary folder of the whole session: all workers of pytest-xdist see the same one."""
     own = tmp_path_factory.getbasetemp()

@@ -12,7 +12,6 @@ from hivetune.plan.memory import (
     explain_memory,
     fit_affine,
     fit_correction,
-    largest_budget,
     predict_peak,
     saved_bytes_per_token,
     with_recompute,
@@ -107,14 +106,6 @@ def test_a_probe_that_shrank_with_tokens_does_not_predict_free_memory() -> None:
     setup = a_setup()
     correction = fit_correction(setup, [(512, 4_000_000_000), (1024, 3_900_000_000)])
     assert predict_peak(setup, 100_000, correction).bytes >= 4_000_000_000
-
-
-@given(st.integers(1_000_000_000, 80_000_000_000))
-def test_the_largest_budget_fits_and_the_next_does_not(limit: int) -> None:
-    setup = a_setup()
-    budget = largest_budget(setup, limit)
-    assert budget == 0 or predict_peak(setup, budget).bytes <= limit
-    assert predict_peak(setup, budget + 64).bytes > limit
 
 
 def test_quantised_weights_are_a_third_and_the_rest_stays() -> None:

@@ -115,12 +115,6 @@ def test_quarantined_rows_are_counted_once_and_a_skipped_window_is_not_quarantin
     assert plan.amended(window).steps[0] == Step((), 0)
 
 
-def test_steps_with_finds_each_epoch() -> None:
-    plan = a_plan(10, 4, 2)
-    for row in (0, 27):
-        assert plan.steps_with([row]) == [i for i, step in enumerate(plan.steps) if row in step.rows]
-
-
 @given(counts, batches, st.floats(0.1, 3))
 def test_files_round_trip(tmp_path_factory: pytest.TempPathFactory, count: int, batch_size: int, epochs: float) -> None:
     run = tmp_path_factory.mktemp("run")

@@ -1,5 +1,6 @@
 """Bad row or bad kernel: the search with scripted replays, then with real children that really die."""
 
+import math
 import random
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from hivetune.plan.steps import most_quarantined
 from hivetune.process.protocol import Item
-from hivetune.supervise.isolate import Attempt, Ending, Findings, isolate, most_children, within
+from hivetune.supervise.isolate import Attempt, Ending, Findings, isolate, within
 
 
 class Card:
@@ -43,7 +44,7 @@ def test_one_bad_row_costs_few_children(size: int) -> None:
         card = Card(bad_rows(100 + position))
         findings = isolate(range(100, 100 + size), card.replay, control=7)
         assert (findings.verdict, found(findings)) == ("row", [100 + position])
-        assert card.children == findings.children <= most_children(size)
+        assert card.children == findings.children <= math.ceil(math.log2(size)) + 2
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.sets(st.integers(0, 39)))

@@ -70,10 +70,6 @@ class Peak:
     def bytes(self) -> int:
         return sum(self.parts.values())
 
-    @property
-    def high_bytes(self) -> int:
-        return round(self.bytes * (1 + self.error))
-
 
 def saved_bytes_per_token(setup: TrainingSetup) -> int:
     """Bytes that one layer keeps for its backward, for each token.
@@ -161,16 +157,6 @@ def fit_affine(points: Sequence[tuple[float, float]]) -> Affine:
         return Affine(mean_y, 0.0)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
     return Affine(mean_y - slope * mean_x, slope)
-
-
-def largest_budget(setup: TrainingSetup, limit_bytes: int, correction: Affine | None = None, *, step: int = 64) -> int:
-    """The most tokens in a micro-batch (a multiple of `step`) whose predicted peak stays within `limit_bytes`; or 0."""
-    low, high = 0, 1 << 14  # in steps: 2^20 tokens are more than any micro-batch is worth
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = predict_peak(setup, middle * step, correction).bytes <= limit_bytes
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low * step
 
 
 def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[str, int, str]]:

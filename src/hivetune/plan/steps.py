@@ -12,8 +12,7 @@ import math
 import struct
 import sys
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -91,12 +90,6 @@ class Plan:
     def trained_tokens(self) -> int:
         """Trained tokens of all steps, amendments applied."""
         return sum(step.trained_tokens for step in self.steps)
-
-    def steps_with(self, rows: Iterable[int]) -> list[int]:
-        """The steps, as first made, in which any of `rows` is trained."""
-        wanted = set(rows)
-        found = {bisect_left(self.step_ends, i + 1) for i, row in enumerate(self.entry_rows) if row in wanted}
-        return sorted(found)
 
     def amended(self, *more: Amendment) -> Plan:
         return replace(self, amendments=self.amendments + more)

@@ -50,10 +50,6 @@ class Newest:
     step: int
     damaged: tuple[Damage, ...]
 
-    @property
-    def steps_lost(self) -> int:
-        return max((damage.step for damage in self.damaged), default=self.step) - self.step
-
 
 def folder_of(run: Path, step: int) -> Path:
     return run / FOLDER / f"{step:06d}"

@@ -6,7 +6,6 @@ other matrix library, other order): if it dies again it is the row, if not it is
 that was trained before: if even that one dies, it is neither.
 """
 
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,11 +148,6 @@ class _Search:
             if not ending.finite[0]:
                 raise _Machine("a row that was trained before is not finite now")
         return Ending(ending.finite[len(controls) :], ending.words)
-
-
-def most_children(num_rows: int) -> int:
-    """For one bad row among `num_rows`."""
-    return math.ceil(math.log2(max(1, num_rows))) + 2
 
 
 def replay_in_children(

@@ -14,7 +14,6 @@ from hivetune.errors import HivetuneError, MachineNotFit
 
 LARGEST_F16 = 65504.0
 CHUNK_NUMBERS = 1 << 24  # 64 MB of float32 at a time
-FLOATS = ("F32", "F16", "BF16")
 
 
 def tensor_type(name: str, shape: tuple[int, ...], recipe: Mapping[str, Any], blocks: int) -> str:

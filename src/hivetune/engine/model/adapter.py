@@ -131,7 +131,3 @@ def fill(adapter: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: st
         if view.shape != tensors[name].shape:
             raise UsageError(f"{where}: {name} is {list(tensors[name].shape)}, the model needs {list(view.shape)}")
         view.copy_(tensors[name])
-
-
-def _matches(name: str, end: str) -> bool:
-    return name == end or name.endswith("." + end)

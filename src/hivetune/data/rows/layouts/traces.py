@@ -36,7 +36,6 @@ OTEL_INPUT = ("gen_ai.input.messages", "gen_ai.prompt", "ai.prompt.messages", "g
 OTEL_OUTPUT = ("gen_ai.output.messages", "gen_ai.completion", "ai.response.text", "gen_ai.response.messages")
 OTEL_TOOLS = ("gen_ai.tool.definitions", "gen_ai.request.tools", "ai.prompt.tools", "llm.request.functions")
 EVENT_ROLES = ("system", "user", "assistant", "tool")
-GEN_AI = ("gen_ai.", "llm.", "ai.prompt", "ai.response", "openinference.")
 
 
 def _run(name: str, row: Row) -> Conversation:
