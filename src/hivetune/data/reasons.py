@@ -173,6 +173,11 @@ REASONS: dict[str, Reason] = {
         "retries and edits that were given up are left out: the branch that was kept is learned",
         "nothing to do",
     ),
+    "program-notes": Reason(
+        "warn",
+        "errors, commands and notes that a coding agent itself wrote into its session are left out",
+        "nothing to do",
+    ),
     "redacted-secret": Reason("warn", "a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": Reason("warn", "personal data was replaced by a placeholder", "data.on_personal: keep"),
     "cut": Reason("warn", "the end was cut at max_length; the last answer's end is not trained", "raise max_length"),

@@ -41,7 +41,7 @@ def check_roles(messages: Messages) -> None:
         if role == "system":
             fits = i == 0
         elif role == "user":
-            fits = previous in ("start", "system", "assistant")
+            fits = previous in ("start", "system", "assistant", "tool")
         elif role == "assistant":
             fits = previous in ("user", "tool")
             calls_open = bool(message.tool_calls)

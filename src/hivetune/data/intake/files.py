@@ -17,6 +17,7 @@ from typing import Any, Literal
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.data.rows.formats import convert_lines, file_format, open_bytes
+from hivetune.data.rows.sessions.detect import convert_session, is_session, session_format
 from hivetune.errors import UsageError
 
 ChunkKind = Literal["lines", "numbered", "oversize", "store"]
@@ -103,7 +104,7 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
         if name == "-":
             path = str(spill / f"{number:06d}.stdin")
             _spool(path)
-        known = formats[name] = file_format(path, name)
+        known = formats[name] = session_format(path, name, file_format(path, name))
         if known == "jsonl":
             chunks += _cut(path, name, "lines", chunk_bytes, digest)
             continue
@@ -116,7 +117,7 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
                 line = chunks[-1].first + chunks[-1].rows if chunks and chunks[-1].name == name else 1
                 chunks.append(_problem_chunk(spilled + ".problem", name, line, problem))
         else:
-            convert_lines(path, known, spilled)
+            (convert_session if is_session(known) else convert_lines)(path, known, spilled)
             chunks += _cut(spilled, name, "numbered", chunk_bytes, None)
     return Inputs(tuple(chunks), digest.hexdigest(), formats)
 

@@ -107,6 +107,12 @@ def open_bytes(path: str, known: str) -> ByteStream:
     return _Stream(open(path, "rb"), (OSError,))
 
 
+def text_lines(stream: ByteStream) -> Iterator[tuple[int, str]]:
+    """(line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates."""
+    for number, line in enumerate(_Text(stream).lines(), 1):
+        yield number, line.rstrip("\r\n")
+
+
 def convert_lines(path: str, known: str, out: str) -> None:
     """Write the rows of a JSON document, CSV or Parquet file to `out` as numbered lines. Streams; never raises for
     damaged content, which becomes a "p" line.

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from hivetune.data.intake.files import Chunk
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.layouts.columns import map_columns, maps_content
 from hivetune.data.rows.layouts.said import Conversation, Row
 from hivetune.data.rows.layouts.table import read_conversation
+from hivetune.data.rows.sessions.detect import is_session_line
 from hivetune.records import Example, Message
 
 BOM = b"\xef\xbb\xbf"
@@ -39,7 +41,18 @@ def read_rows(chunk: Chunk) -> Iterator[RawRow]:
     elif chunk.kind == "oversize":
         yield RawRow(f"{chunk.name}:{chunk.first}", b"", RowRefused("line-too-large"))
     else:
-        yield from _line_rows(chunk)
+        for raw in _line_rows(chunk):
+            yield from _each(raw)
+
+
+def _each(raw: RawRow) -> Iterator[RawRow]:
+    """The row itself, or the rows that it holds; all have its place."""
+    inside = rows_inside(raw.payload) if raw.problem is None and may_hold_rows(raw.payload) else None
+    if inside is None:
+        yield raw
+    else:
+        for payload in inside:
+            yield RawRow(raw.source, payload)
 
 
 def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -75,8 +88,9 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
     if mark == b"r":
         return RawRow(source, text)
     hint = text.decode("utf-8", "replace")
-    if hint.startswith("csv-columns:"):
-        return RawRow(source, b"", RowRefused("csv-columns", hint.removeprefix("csv-columns:")))
+    reason, _, detail = hint.partition(":")
+    if reason in ("csv-columns", "line-too-large"):
+        return RawRow(source, b"", RowRefused(reason, detail))
     return RawRow(source, b"", RowRefused("broken-file", hint))
 
 
@@ -149,6 +163,8 @@ def read_example(raw: RawRow, columns: Mapping[str, str]) -> ReadRow:
     if raw.problem is not None:
         raise raw.problem
     row = parse_row(raw.payload)
+    if is_session_line(row):
+        raise RowRefused("session-line")
     if columns:
         row = map_columns(row, columns)
     said = read_conversation(row, mapped=maps_content(columns))

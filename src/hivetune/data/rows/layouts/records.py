@@ -37,6 +37,12 @@ def _messages(name: str, row: Row) -> Conversation:
     return _conversation(name, messages, read_tools(one_of(row, *TOOLS, "tool_config")), changed, used)
 
 
+def _session(_name: str, row: Row) -> Conversation:
+    """A conversation that data/rows/sessions put together from many lines."""
+    ordered, more = in_order(read_messages(row["messages"], row.get("system")))
+    return Conversation(str(row["hivetune_session"]), ordered, changed=(*row.get("left_out", ()), *more))
+
+
 def _sharegpt(name: str, row: Row) -> Conversation:
     column = _list_column(row)
     assert column is not None
@@ -127,6 +133,9 @@ def _is_list(value: Any) -> bool:
 
 BESIDE = names("task intent knowledge topic summary description notes note comment comments")
 _COMMON = frozenset((*SYSTEM, *TOOLS))
+LOG_SESSION = RowLayout(
+    "session", lambda row: "hivetune_session" in row, _session, frozenset(("messages", "left_out", "system"))
+)
 REQUEST_RESPONSE = RowLayout(
     "request-response", lambda row: _sides(row) is not None, _request_response, _COMMON | {"instructions"}, BESIDE
 )

@@ -7,6 +7,7 @@ from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
 LAYOUTS: tuple[RowLayout, ...] = (
+    records.LOG_SESSION,
     exports.CHATGPT,
     exports.CLAUDE,
     exports.OPEN_WEBUI,
@@ -29,8 +30,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
     pairs.TEXT,
 )
 # Columns of a chat's single message, with its text; a text beside one of them is no document.
-SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
-SPOKEN = ("text", "content", "message", "body", "value")
+_SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
+_SPOKEN = ("text", "content", "message", "body", "value")
 
 
 def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
@@ -65,8 +66,8 @@ def _refuse_preference(row: Row) -> None:
 def _refuse_single_message(layout: RowLayout | None, row: Row) -> None:
     if layout is not None and layout is not pairs.TEXT:
         return
-    speaker = next((name for name in SPEAKERS if isinstance(row.get(name), str)), None)
-    spoken = next((name for name in SPOKEN if isinstance(row.get(name), str)), None)
+    speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), None)
+    spoken = next((name for name in _SPOKEN if isinstance(row.get(name), str)), None)
     if speaker and spoken:
         raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
 

@@ -55,8 +55,13 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
     if len(turns) > 1 and all(isinstance(turn, str) for turn in turns):  # question, answer, question, answer
         turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
     messages: list[Message] = []
+    after_item = False
     for turn in turns:
-        messages += read_turn(turn)
+        read, item = read_turn(turn), isinstance(turn, dict) and is_item(turn)
+        if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
+            read = [_joined(messages.pop(), read[0]), *read[1:]]
+        messages += read
+        after_item = item
     return messages if messages and messages[0].role == "system" else [*read_system(system), *messages]
 
 
@@ -263,6 +268,7 @@ def _joined(one: Message, other: Message) -> Message:
     thoughts = [text for text in (one.reasoning, other.reasoning) if text]
     return replace(
         one,
+        weight=min(one.weight, other.weight),
         content=BETWEEN.join(texts),
         tool_calls=(*one.tool_calls, *other.tool_calls),
         reasoning=BETWEEN.join(thoughts) or None,

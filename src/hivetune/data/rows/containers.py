@@ -1,0 +1,62 @@
+"""Records that hold many rows: {"data": [...]}, OTLP's batches of spans, traces with their observations."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hivetune.data.rows.layouts.columns import is_content
+from hivetune.data.rows.layouts.said import objects, one_of
+from hivetune.data.rows.layouts.traces import attributes
+from hivetune.data.rows.layouts.turns import ROLE_KEYS
+
+# Looked for in the first bytes of a row before it is parsed, since nearly no row is a container.
+KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "resourceSpans", "batches", "runs")
+_MARKS = tuple(f'"{key}"'.encode() for key in KEYS)
+_HEAD_BYTES = 1024
+# What a trace says of all its steps.
+_SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
+
+
+def may_hold_rows(payload: bytes) -> bool:
+    """Whether `rows_inside` is worth a look; a quick no for nearly every row."""
+    head = payload[:_HEAD_BYTES]
+    return any(mark in head for mark in _MARKS) and payload[:1] == b"{"
+
+
+def rows_inside(payload: bytes) -> list[bytes] | None:
+    """The rows that a record holds, in order; None when it is a row itself, or no JSON."""
+    try:
+        record = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or "messages" in record:
+        return None
+    found = list(_spans(record)) or _listed(record)
+    return [json.dumps(row).encode() for row in found] if found else None
+
+
+def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    for key in KEYS:
+        rows = objects(record.get(key))
+        if rows is None or all(any(name in row for name in ROLE_KEYS[:5]) for row in rows):
+            continue  # nothing, or the turns of one conversation
+        if key != "observations" and any(is_content(name, record[name]) for name in record if name != key):
+            return None  # a row that has a list among its columns; a trace repeats what its observations say
+        shared = {name: record[name] for name in _SHARED if name in record}
+        return [{**shared, **_unwrapped(row)} for row in rows]
+    return None
+
+
+def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
+    """The Hub's viewer numbers its rows: {"row_idx": 0, "row": {...}}."""
+    inner = row.get("row")
+    return inner if isinstance(inner, dict) and "row_idx" in row else row
+
+
+def _spans(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The spans of an OTLP batch, their attributes as objects, those of the resource below them."""
+    for resource in objects(one_of(record, "resourceSpans", "resource_spans", "batches")) or []:
+        about = attributes(one_of(resource.get("resource"), "attributes"))
+        for scope in objects(one_of(resource, "scopeSpans", "scope_spans", "instrumentationLibrarySpans")) or []:
+            for span in objects(scope.get("spans")) or []:
+                yield {**span, "attributes": {**about, **attributes(span.get("attributes"))}}

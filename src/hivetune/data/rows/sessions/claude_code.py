@@ -1,0 +1,191 @@
+"""Sessions of Claude Code: a tree of events, one a line; each tree is one conversation, its kept branch is read.
+
+A line holds one block of an answer; lines with one message id are one answer. A rewound or edited prompt leaves a
+branch that was given up; a subagent and what follows a compaction are trees of their own.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hivetune.data.rows.formats import PlacedRow
+from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
+
+_SPOKEN = ("user", "assistant")
+_OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress", "system", "attachment")
+INTERRUPTED = "[Request interrupted by user"
+REJECTED = "The user doesn't want to proceed with this tool use"
+# What the program itself writes as a user's turn.
+_OWN_TEXTS = ("<command-name>", "<local-command-stdout>", "<local-command-stderr>", "<command-message>", "Caveat: The")
+
+
+@dataclass(slots=True)
+class _Event:
+    line: int
+    parent: str | None
+    role: str | None
+    message: dict[str, Any] | None
+    noise: bool
+
+
+@dataclass(slots=True)
+class _Session:
+    """Events of one session so far."""
+
+    events: dict[str, _Event] = field(default_factory=dict)
+    name: str | None = None
+    time: str | None = None
+    size: int = 0
+
+
+def is_claude_code(row: dict[str, Any]) -> bool:
+    """Whether an object is a line of such a session."""
+    if row.get("type") in _SPOKEN:
+        return "sessionId" in row and "uuid" in row and isinstance(row.get("message"), dict)
+    if row.get("type") == "summary":
+        return "leafUuid" in row
+    return row.get("type") in _OTHER_TYPES and ("sessionId" in row or "snapshot" in row)
+
+
+def claude_code_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+    """Each tree of a session as one row, in the order of their first lines."""
+    session = _Session()
+    for number, event, text in events(lines):
+        if event is None:
+            yield broken(number, text)
+            continue
+        if session.events and _starts_anew(session, event):
+            yield from _rows(session)
+            session = _Session()
+        _add(session, number, event, len(text))
+        if session.size > MAX_KEPT_CHARS:
+            yield number, "p", f"line-too-large:a session of more than {MAX_KEPT_CHARS >> 20} MiB"
+            session = _Session()
+    yield from _rows(session)
+
+
+def _starts_anew(session: _Session, event: dict[str, Any]) -> bool:
+    """Files that were put together: another session begins, and nothing in it goes back."""
+    other = event.get("sessionId")
+    return bool(other and session.name and other != session.name and not event.get("parentUuid"))
+
+
+def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
+    uuid = event.get("uuid")
+    if not isinstance(uuid, str):
+        return
+    session.name = session.name or event.get("sessionId")
+    session.time = session.time or event.get("timestamp")
+    role = event["type"] if event.get("type") in _SPOKEN else None
+    message = event.get("message") if role else None
+    parent = event.get("parentUuid")
+    kept = message if isinstance(message, dict) else None
+    session.events[uuid] = _Event(number, parent if isinstance(parent, str) else None, role, kept, _is_noise(event))
+    session.size += size
+
+
+def _is_noise(event: dict[str, Any]) -> bool:
+    """Errors of the API, notes to the user and output of the program's own commands: not what anybody said."""
+    if event.get("isApiErrorMessage") or event.get("isMeta") or event.get("isVisibleInTranscriptOnly"):
+        return True
+    message = event.get("message")
+    if not isinstance(message, dict):
+        return False
+    if message.get("model") == "<synthetic>":
+        return True
+    return event.get("type") == "user" and _text(message).lstrip().startswith(_OWN_TEXTS)
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict) and "text" in part)
+
+
+def _rows(session: _Session) -> Iterator[PlacedRow]:
+    roots: dict[str, list[str]] = {}
+    root_of: dict[str, str] = {}
+    for uuid, event in session.events.items():  # parents come before their children
+        root_of[uuid] = root_of.get(event.parent or "", uuid)
+        roots.setdefault(root_of[uuid], []).append(uuid)
+    for uuids in roots.values():
+        spoken = [uuid for uuid in uuids if session.events[uuid].role and not session.events[uuid].noise]
+        if spoken:
+            yield from _row(session, uuids, spoken)
+
+
+def _row(session: _Session, uuids: list[str], spoken: list[str]) -> Iterator[PlacedRow]:
+    path = _path(session, spoken[-1])
+    calls = {part.get("id") for uuid in path for part in _parts(session.events[uuid], "tool_use")}
+    kept, left_out = [], set()
+    for uuid in uuids:  # in the order of the file
+        event = session.events[uuid]
+        if event.noise and uuid in path:
+            left_out.add("program-notes")
+        elif uuid in path or any(part.get("tool_use_id") in calls for part in _parts(event, "tool_result")):
+            kept.append(event)  # results of calls that were made at once hang beside the path
+        elif event.role == "assistant" and not event.noise:
+            left_out.add("other-branches")
+    messages = _messages([event for event in kept if event.message is not None])
+    place = session.events[spoken[0]].line
+    yield from conversation("claude-code", place, messages, left_out, session_id=session.name, timestamp=session.time)
+
+
+def _path(session: _Session, leaf: str) -> set[str]:
+    path: set[str] = set()
+    node: str | None = leaf
+    while node is not None and node in session.events and node not in path:
+        path.add(node)
+        node = session.events[node].parent
+    return path
+
+
+def _parts(event: _Event, kind: str) -> list[dict[str, Any]]:
+    content = event.message.get("content") if event.message else None
+    parts = content if isinstance(content, list) else []
+    return [part for part in parts if isinstance(part, dict) and part.get("type") == kind]
+
+
+def _messages(kept: list[_Event]) -> list[dict[str, Any]]:
+    """Turns in order; blocks of one answer together, even where a result was written between two of them."""
+    turns: list[dict[str, Any]] = []
+    answers: dict[str, dict[str, Any]] = {}
+    for event in kept:
+        message = event.message or {}
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else [{"type": "text", "text": str(content or "")}]
+        known = answers.get(str(message.get("id"))) if event.role == "assistant" and message.get("id") else None
+        if known is not None:
+            seen = {json.dumps(block, sort_keys=True) for block in known["content"]}
+            known["content"] += [block for block in blocks if json.dumps(block, sort_keys=True) not in seen]
+        else:
+            known = {"role": event.role, "content": list(blocks)}
+            turns.append(known)
+            if event.role == "assistant" and message.get("id"):
+                answers[str(message["id"])] = known
+        if message.get("stop_reason") == "max_tokens":
+            known["weight"] = 0
+    _unlearn_interrupted(turns)
+    return [turn for turn in turns if not _is_mark(turn)]
+
+
+def _unlearn_interrupted(turns: list[dict[str, Any]]) -> None:
+    """An answer that the user stopped, or a call that they refused, is read and not learned."""
+    last: dict[str, Any] | None = None
+    for turn in turns:
+        if turn["role"] == "assistant":
+            last = turn
+        elif last is not None and (INTERRUPTED in _text(turn) or _has_rejection(turn)):
+            last["weight"] = 0
+
+
+def _has_rejection(turn: dict[str, Any]) -> bool:
+    return any(REJECTED in json.dumps(part.get("content")) for part in turn["content"] if "tool_use_id" in part)
+
+
+def _is_mark(turn: dict[str, Any]) -> bool:
+    """A turn that only says that the user interrupted."""
+    return turn["role"] == "user" and _text(turn).startswith(INTERRUPTED) and len(turn["content"]) == 1

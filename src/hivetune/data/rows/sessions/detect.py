@@ -1,0 +1,71 @@
+"""Which log a file is, and its conversations as numbered lines, as for every format that is no JSONL."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hivetune.data.rows.formats import PlacedRow, open_bytes, text_lines
+from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
+from hivetune.data.rows.sessions.codex import codex_rows, is_codex
+from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
+
+Lines = Iterator[tuple[int, str]]
+READERS: dict[str, Callable[[Lines], Iterator[PlacedRow]]] = {
+    "claude-code": claude_code_rows,
+    "codex": codex_rows,
+    "server-log": server_rows,
+}
+_HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
+_NUM_LINES = 20
+_SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
+_CODEX_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
+_TABLES = (".csv", ".tsv", ".parquet")
+
+
+def session_format(path: str, name: str, known: str) -> str:
+    """`known`, the format by data/rows/formats.py, or that of a log: one of READERS, with .gz or .zst if packed."""
+    kind, _, packed = known.partition(".")
+    if kind != "jsonl" or name.lower().endswith(_TABLES):
+        return known
+    suffix = f".{packed}" if packed else ""
+    head = open_bytes(path, suffix).read(_HEAD_BYTES)[0]
+    found = _agent(head)
+    if found is None and head.lstrip()[:1] not in (b"{", b"["):
+        found = "server-log" if SERVER_REQUEST.search(open_bytes(path, suffix).read(_SERVER_HEAD_BYTES)[0]) else None
+    return found + suffix if found else known
+
+
+def _agent(head: bytes) -> str | None:
+    """The coding agent that wrote this."""
+    if _CODEX_LINE.match(head):
+        return "codex"
+    for line in head.split(b"\n")[:_NUM_LINES]:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            if is_claude_code(event):
+                return "claude-code"
+            if is_codex(event):
+                return "codex"
+    return None
+
+
+def convert_session(path: str, known: str, out: str) -> None:
+    """Write the conversations of a log to `out` as numbered lines; a place is the conversation's first line."""
+    kind, _, packed = known.partition(".")
+    stream = open_bytes(path, f".{packed}" if packed else "")
+    with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+        for place, mark, text in READERS[kind](text_lines(stream)):
+            file.write(f"{place}\t{mark}\t{text}\n")
+
+
+def is_session(known: str) -> bool:
+    return known.partition(".")[0] in READERS
+
+
+def is_session_line(row: Any) -> bool:
+    """Whether a row is one line of a session, read without the others."""
+    return isinstance(row, dict) and (is_claude_code(row) or is_codex(row))

@@ -1,0 +1,62 @@
+"""Records that hold many rows give each of them; rows that have a list among their columns stay one row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+from hivetune.data.rows.containers import may_hold_rows, rows_inside
+
+PAIR = {"prompt": "Which river flows through Paris?", "completion": "The Seine."}
+OTHER = {"prompt": "Which river flows through Cologne?", "completion": "The Rhine."}
+
+
+def inside(record: dict[str, Any]) -> list[Any] | None:
+    payload = json.dumps(record).encode()
+    assert may_hold_rows(payload)
+    rows = rows_inside(payload)
+    return None if rows is None else [json.loads(row) for row in rows]
+
+
+def test_rows_below_a_key() -> None:
+    assert inside({"version": "1", "data": [PAIR, OTHER]}) == [PAIR, OTHER]
+    assert inside({"rows": [{"row_idx": 0, "row": PAIR, "truncated_cells": []}]}) == [PAIR]
+
+
+def test_spans_of_a_batch_with_their_attributes() -> None:
+    span = {"name": "chat", "spanId": "1", "attributes": [{"key": "gen_ai.system", "value": {"stringValue": "openai"}}]}
+    about = {"attributes": [{"key": "service.name", "value": {"stringValue": "shop"}}]}
+    found = inside({"resourceSpans": [{"resource": about, "scopeSpans": [{"scope": {}, "spans": [span, span]}]}]})
+    assert found is not None
+    assert [row["attributes"] for row in found] == [{"service.name": "shop", "gen_ai.system": "openai"}] * 2
+
+
+def test_observations_of_a_trace_know_its_session() -> None:
+    found = inside({"id": "t", "sessionId": "s", "input": "q", "observations": [{"type": "GENERATION", "input": "q"}]})
+    assert found == [{"sessionId": "s", "type": "GENERATION", "input": "q"}]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"data": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+        {**PAIR, "data": [{"note": "b"}]},
+        {"messages": [], "data": [PAIR]},
+        {"data": []},
+        {"data": ["question", "answer"]},
+    ],
+)
+def test_rows_that_are_no_containers(record: dict[str, Any]) -> None:
+    assert inside(record) is None
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_file_with_one_object(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"data": [PAIR, OTHER, {"prompt": "x"}]}, indent=indent))
+    report = check(DataConfig(path=str(path))).document
+    assert (report["rows_in"], report["usable"]) == (3, 2)
+    assert report["problems"][0]["source"] == f"{path}:1"
