@@ -1,7 +1,7 @@
 """What llama.cpp's and vLLM's servers print: requests and responses among everything else.
 
 llama-server prints both as JSON when it is verbose; vLLM prints the prompt as the template wrote it, and the answer
-with --enable-log-outputs. A request without its answer is a row without an answer, so that it is counted.
+where it is told to log outputs. A request without its answer is a row without an answer, so that it is counted.
 """
 
 import ast
