@@ -27,6 +27,7 @@ from hivetune.engine.model.adapter import initialise, write_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.optimizer import AdamW
+from hivetune.run.choices import Choices
 
 QWEN = {"0.5b": (896, 4864, 24, 14, 2), "1.5b": (1536, 8960, 28, 12, 2), "3b": (2048, 11008, 36, 16, 2)}
 QWEN["7b"] = (3584, 18944, 28, 28, 4)
@@ -84,7 +85,7 @@ def check(folder: Path, family: str, device: torch.device) -> dict[str, Any]:
 
 
 def gradient(folder: Path, dtype: torch.dtype, device: torch.device, documents: list[Document]) -> tuple[Any, float]:
-    model = load_model(folder, LORA, method="lora", dtype=dtype, device=device, choices={})
+    model = load_model(folder, LORA, method="lora", dtype=dtype, device=device)
     assert model.path == "fast"
     generator = torch.Generator().manual_seed(2)
     for view in model.adapter.values():
@@ -119,7 +120,7 @@ def write_random(folder: Path, hidden: int, ffn: int, layers: int, heads: int, k
 def time_size(folder: Path, size: str, device: torch.device, rate: float) -> dict[str, Any]:
     """Steps of 8 rows, and of as many as fill 16,384 tokens, which says what the card can do."""
     model = load_model(
-        folder, LORA, method="lora", dtype=torch.bfloat16, device=device, choices={"budget_tokens": 16384}
+        folder, LORA, method="lora", dtype=torch.bfloat16, device=device, choices=Choices(budget_tokens=16384)
     )
     initialise(model.adapter, 0)
     found: dict[str, Any] = {"attention": getattr(model, "attention", "")}
@@ -177,7 +178,7 @@ def gemm_rate(device: torch.device, size: int) -> float:
 
 def time_trl(folder: Path, work: Path) -> dict[str, Any]:
     """Median seconds of TRL's steps on the rows of "agents", by mode and rows a micro-batch."""
-    model = load_model(folder, LORA, method="lora", dtype=torch.bfloat16, device=torch.device("cpu"), choices={})
+    model = load_model(folder, LORA, method="lora", dtype=torch.bfloat16, device=torch.device("cpu"))
     initialise(model.adapter, 0)
     write_adapter(work / "adapter", model.adapter, LORA, str(folder), None)
     _tokenizer(folder)

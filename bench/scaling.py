@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.process.parent import ENVIRONMENT
+from hivetune.run.choices import Choices
 
 os.environ.update(ENVIRONMENT)  # as a run has it; torch's OpenMP reads it when it is loaded
 
@@ -20,7 +21,7 @@ import torch
 from train_step import MODEL, prepared_model
 
 from hivetune.config import LoraConfig
-from hivetune.engine.device import DTYPES, choose, peak_memory_bytes
+from hivetune.engine.device import complete, peak_memory_bytes, start_with
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.optimizer import AdamW
@@ -38,14 +39,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file")
     arguments = parser.parse_args()
-    settled = choose("cpu", "auto", {})
-    torch.set_num_threads(settled["threads"])
-    folder, dtype = prepared_model(), DTYPES[settled["dtype"]]
+    settled = complete("cpu", "auto", Choices())
+    folder, (_, dtype) = prepared_model(), start_with(settled)
     started = time.perf_counter()
     cases: list[dict[str, Any]] = []
     for rank in RANKS:
         lora = LoraConfig(r=rank, alpha=2 * rank)
-        model = load_model(folder, lora, method="lora", dtype=dtype, device=torch.device("cpu"), choices={})
+        model = load_model(folder, lora, method="lora", dtype=dtype, device=torch.device("cpu"))
         cases.append({"vary": "rank", "rank": rank, **measure(model, BATCH, TOKENS, ROUNDS)})
         if rank == RANK:
             cases += [{"vary": "rows", "rows": rows, **measure(model, rows, TOKENS, ROUNDS)} for rows in ROWS]
@@ -56,7 +56,7 @@ def main() -> None:
         "schema": 1,
         "command": " ".join(["python", "bench/scaling.py", *sys.argv[1:]]),
         "model": MODEL,
-        "dtype": settled["dtype"],
+        "dtype": settled.dtype,
         "machine": describe_machine(read_machine()),
         "seconds": round(time.perf_counter() - started, 1),
         "cases": cases,

@@ -139,10 +139,10 @@ def write_adapter(model: Path, target: Path, pythons: dict[str, Path]) -> Path:
     """One initial adapter for all, made by our own initialisation; a child, so that torch stays out of the clock."""
     code = (
         "import sys, torch; from pathlib import Path; from safetensors.torch import save_file;"
-        "from hivetune.config import LoraConfig; from hivetune.engine.model import load_model;"
+        "from hivetune.config import LoraConfig; from hivetune.engine.model.load import load_model;"
         "from hivetune.engine.model.adapter import initialise;"
         "m = load_model(Path(sys.argv[1]), LoraConfig(r=int(sys.argv[3]), alpha=float(sys.argv[4])), method='lora',"
-        " dtype=torch.float32, device=torch.device('cpu'), choices={});"
+        " dtype=torch.float32, device=torch.device('cpu'));"
         "initialise(m.adapter, 0); save_file({k: v.contiguous().clone() for k, v in m.adapter.items()}, sys.argv[2])"
     )
     command = [sys.executable, "-c", code, str(model), str(target), str(LORA["r"]), str(LORA["alpha"])]

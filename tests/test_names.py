@@ -24,7 +24,7 @@ SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
 TWICE_TODAY = set(
     """
     Answer Batch Columns Kind NAMES NUMBER Progress Report Rows Run RunArgument TAIL_BYTES Verdict WINDOW
-    WORTH_IT check load open_run quarantine settings_of
+    check load open_run quarantine
     """.split()  # noqa: SIM905
 )
 

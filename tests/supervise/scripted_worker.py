@@ -29,6 +29,7 @@ from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Replay, Train
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
+from hivetune.run.choices import Choices
 from hivetune.run.standby import Standby
 
 
@@ -43,7 +44,7 @@ class StepNotFinite(HivetuneError):
 class Script:
     """The faults of a run and how often each has happened, over all of its workers."""
 
-    def __init__(self, run: Path, choices: Mapping[str, Any]):
+    def __init__(self, run: Path, choices: Choices):
         self.path, self.choices = run / "script.done", choices
         self.faults = json.loads((run / "script.json").read_text())
         self.rank = yaml.safe_load((run / "config.resolved.yaml").read_text())["config"]["lora"]["r"]
@@ -62,7 +63,7 @@ class Script:
         done = self.path.read_text().split().count(str(number)) if self.path.exists() else 0
         if done >= fault.get("times", 1 << 30) or self._cured(fault.get("rung", {})):
             return False
-        if fault.get("device") and self.choices.get("device") == "cpu":
+        if fault.get("device") and self.choices.device == "cpu":
             return False
         if "chance" in fault:
             return random.random() < fault["chance"]
@@ -75,7 +76,7 @@ class Script:
         return "step" not in fault or step == fault["step"]
 
     def _cured(self, rung: Mapping[str, Any]) -> bool:
-        return bool(rung) and all(self.choices.get(k) == v or os.environ.get(k) == v for k, v in rung.items())
+        return bool(rung) and all(self.choices.made().get(k) == v or os.environ.get(k) == v for k, v in rung.items())
 
     def _do(self, fault: Mapping[str, Any], step: int | None, rows: Sequence[int]) -> None:
         match fault["do"]:
@@ -118,7 +119,7 @@ def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     for step in range(found.step, len(plan.steps)):
         rows = plan.steps[step].rows
         lengths = [snapshot.length(row) for row in rows]
-        size = max(1, -(-len(rows) // 2 ** choices.get("halvings", 0)))
+        size = max(1, -(-len(rows) // 2 ** (choices.halvings or 0)))
         tokens = max(sum(lengths[start : start + size]) for start in range(0, max(1, len(rows)), size))
         started = time.perf_counter()
         script.meet(step, rows, tokens)

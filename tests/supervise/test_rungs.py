@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,17 @@ from process.tiny_child import Play
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hivetune.config import LoraConfig, parse_config
-from hivetune.engine.device import DTYPES, with_changes
+from hivetune.engine.device import DTYPES, start_with, with_changes
 from hivetune.engine.model.adapter import same_views
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel
 from hivetune.process.parent import run_task
-from hivetune.supervise.ladder import RUNGS, settings_of, void_rungs
+from hivetune.run.choices import Choices
+from hivetune.supervise.ladder import RUNGS, effects_of, void_rungs
 
 CONFIG = parse_config({"model": "none", "data": {"path": "none"}}, "test")
 LORA = LoraConfig(r=5, alpha=15)  # no multiple of anything
-SETTLED = {"device": "cpu", "dtype": "float64", "threads": 1, "kernels": "torch"}  # nothing is compiled
+SETTLED = Choices(device="cpu", dtype="float64", threads=1, kernels="torch")  # nothing is compiled
 # In fp64, sums in another order; what is computed wrongly is many orders larger.
 SAME, SAME_IN_FP32 = 1e-10, 1e-5
 # transformers forms norms, and the softmax of eager attention, in fp32 whatever the dtype.
@@ -69,10 +70,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
 
 
-def backward(folder: Path, choices: Mapping[str, Any], seed: int = 0) -> Trace:
+def backward(folder: Path, choices: Choices, seed: int = 0) -> Trace:
     """One step as a worker with these choices makes it."""
     model: LoraModel = load_model(
-        folder, LORA, method="lora", dtype=DTYPES[choices["dtype"]], device=torch.device("cpu"), choices=choices
+        folder, LORA, method="lora", dtype=DTYPES[choices.dtype or ""], device=torch.device("cpu"), choices=choices
     )
     for name, view in model.adapter.items():  # the paths hold them in different orders
         torch.manual_seed(zlib.crc32(name.encode()))
@@ -136,7 +137,7 @@ def test_every_rung_is_looked_at() -> None:
 @pytest.mark.parametrize("path", ["fast", "general"])
 @pytest.mark.parametrize("rung", IN_PRODUCTS)
 def test_a_rung_changes_the_step_and_not_its_result(folder: Path, rung: str, path: str) -> None:
-    settled = {**SETTLED, "path": path}
+    settled = replace(SETTLED, path=path)
     before, after = backward(folder, settled), backward(folder, changed(settled, rung))
     # What stays the same with other documents is the model's.
     before.model_sides = after.model_sides = before.sides & backward(folder, settled, seed=1).sides
@@ -152,8 +153,8 @@ def test_a_rung_changes_the_step_and_not_its_result(folder: Path, rung: str, pat
 
 def test_the_smallest_step_forms_its_layers_again(folder: Path) -> None:
     for path in ("fast", "general"):
-        settled = {**SETTLED, "path": path}
-        alone = len(backward(folder, {**settled, "halvings": 30}).products)
+        settled = replace(SETTLED, path=path)
+        alone = len(backward(folder, replace(settled, halvings=30)).products)
         assert len(backward(folder, changed(settled, "smallest")).products) > alone
 
 
@@ -162,7 +163,7 @@ def test_a_padded_rank_leaves_masters_alone(folder: Path, dropout: float) -> Non
     """With dropout too, where each module has a product of its own; the same draws give the same gradients."""
     found = []
     for multiple in (1, 16):
-        choices = {**SETTLED, "rank_multiple": multiple}
+        choices = replace(SETTLED, rank_multiple=multiple)
         lora = LORA.model_copy(update={"dropout": dropout})
         model = load_model(
             folder, lora, method="lora", dtype=torch.float64, device=torch.device("cpu"), choices=choices
@@ -178,7 +179,7 @@ def test_a_padded_rank_leaves_masters_alone(folder: Path, dropout: float) -> Non
 @pytest.mark.slow
 def test_the_compiled_kernels_are_left_too(folder: Path) -> None:
     """Native kernels run in fp32 and bf16: plain attention and other instructions must reach them as well."""
-    settled = {"device": "cpu", "dtype": "float32", "threads": 1}
+    settled = Choices(device="cpu", dtype="float32", threads=1)
     before = backward(folder, settled)
     attention, isa = (backward(folder, changed(settled, rung)) for rung in ("attention", "isa"))
     assert before.kernels == attention.kernels == "native" and isa.kernels == "torch"
@@ -189,7 +190,7 @@ def test_the_compiled_kernels_are_left_too(folder: Path) -> None:
 
 @pytest.mark.parametrize("rung", sorted(IN_PROCESS))
 def test_a_rung_reaches_the_process(rung: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment, _ = settings_of((rung,))
+    environment, _ = effects_of((rung,))
     for name in environment:
         monkeypatch.setenv(name, "as it was")
     outcome = run_task(Play("environment"), tmp_path, module=TINY, environment=environment)
@@ -206,31 +207,31 @@ def two_threads() -> Iterator[None]:
 
 
 def test_one_thread_wins_over_what_was_settled(two_threads: None) -> None:
-    changed({**SETTLED, "threads": 2}, "threads")
+    start_with(changed(replace(SETTLED, threads=2), "threads"))
     assert torch.get_num_threads() == 1
 
 
 def test_the_processor_instead_of_the_card() -> None:
-    found = changed({"device": "cuda", "dtype": "bfloat16", "threads": 1}, "cpu")
-    assert found["device"] == "cpu"
+    found = changed(Choices(device="cuda", dtype="bfloat16", threads=1), "cpu")
+    assert found.device == "cpu"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="needs a processor with AVX-512")
 def test_torch_takes_other_instructions() -> None:
     code = "import torch; print(torch.backends.cpu.get_cpu_capability())"
-    environment = {**os.environ, **{name: str(value) for name, value in settings_of(("isa",))[0].items()}}
+    environment = {**os.environ, **{name: str(value) for name, value in effects_of(("isa",))[0].items()}}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "AVX2"
 
 
 def test_a_rung_that_changes_nothing_is_void() -> None:
-    settled = {"dtype": "float32", "path": "general", "threads": 1, "rank_multiple": 16}
+    settled = Choices(dtype="float32", path="general", threads=1, rank_multiple=16)
     void = {"dtype", "general", "rank16", "allocator", "no-override"}
     assert void_rungs({}, settled) == void
     assert void_rungs({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, settled) == void | {"threads"}
     assert "no-override" not in void_rungs({"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}, settled)
 
 
-def changed(settled: dict[str, Any], rung: str) -> dict[str, Any]:
-    return with_changes(CONFIG, settled, settings_of((rung,))[1])
+def changed(settled: Choices, rung: str) -> Choices:
+    return with_changes(CONFIG, settled, effects_of((rung,))[1])

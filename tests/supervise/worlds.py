@@ -13,7 +13,7 @@ from scripted import BATCH, NUM_ROWS
 
 from hivetune.machine.faults import fault as fault_of
 from hivetune.supervise.isolate import Verdict
-from hivetune.supervise.ladder import Action, Bounds, Failure, kept_rungs, next_action, settings_of, void_rungs
+from hivetune.supervise.ladder import Action, Bounds, Failure, effects_of, kept_rungs, next_action, void_rungs
 
 STEPS = NUM_ROWS // BATCH
 GPU_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x7f. Reason: Page not present."
@@ -87,8 +87,8 @@ class World:
 
     def attempt(self, rungs: Sequence[str]) -> tuple[str, int] | None:
         """The diagnosis and the step of its death; None when it came to the end."""
-        environment, choices = settings_of(rungs)
-        settings = {**environment, **choices}
+        environment, choices = effects_of(rungs)
+        settings = {**environment, **choices.made()}
         death = self._meets(settings, -1, ())
         if death is not None:
             return death, -1
@@ -101,8 +101,8 @@ class World:
 
     def isolate(self, step: int, rungs: Sequence[str]) -> Verdict:
         """A row is taken out; a fault by chance hits the row that is known to be good too: nothing is learned."""
-        environment, choices = settings_of(rungs)
-        settings = {**environment, **choices}
+        environment, choices = effects_of(rungs)
+        settings = {**environment, **choices.made()}
         bad = {row for row in self.rows(step) if self._meets(settings, None, [row], chance=False) is not None}
         if self._meets(settings, None, [], chance=True) is not None:
             return "machine"
@@ -173,7 +173,7 @@ def play(world: World) -> tuple[str, list[Failure]]:
 
 def _next(world: World, history: Sequence[Failure]) -> Action:
     rungs = history[-1].rungs
-    environment, choices = settings_of(rungs)
+    environment, choices = effects_of(rungs)
     variables = {name: value for name, value in environment.items() if value is not None}
     on_device = world.bounds.on_device and "cpu" not in rungs
     return next_action(history, replace(world.bounds, on_device=on_device, void=void_rungs(variables, choices)))

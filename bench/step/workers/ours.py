@@ -15,22 +15,27 @@ import json  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from hivetune.config import LoraConfig  # noqa: E402
-from hivetune.engine.device import DTYPES, choose  # noqa: E402
+from hivetune.engine.device import complete, start_with  # noqa: E402
 from hivetune.engine.model.load import load_model  # noqa: E402
 from hivetune.engine.model.protocol import Document  # noqa: E402
 from hivetune.engine.train.optimizer import AdamW  # noqa: E402
+from hivetune.run.choices import Choices  # noqa: E402
 
 
 def main() -> None:
     clock = Clock()
     job, options = clock.job, clock.job["options"]
-    settled = choose("cpu", options.get("dtype", "auto"), {})
-    torch.set_num_threads(settled["threads"])
+    settled = complete("cpu", options.get("dtype", "auto"), Choices())
+    _, dtype = start_with(settled)
     sets = json.loads(Path(job["data"]).read_text())["sets"]
     lora = LoraConfig(**job["lora"])
-    dtype = DTYPES[settled["dtype"]]
     model = load_model(
-        Path(job["model"]), lora, method="lora", dtype=dtype, device=torch.device("cpu"), choices=options["choices"]
+        Path(job["model"]),
+        lora,
+        method="lora",
+        dtype=dtype,
+        device=torch.device("cpu"),
+        choices=Choices(**options["choices"]),
     )
     initial = load_file(job["adapter"])
     for name in job["sets"]:
@@ -38,7 +43,7 @@ def main() -> None:
         for parameter, view in model.adapter.items():
             view.copy_(initial[parameter])
         optimizer = AdamW(model.master_N, weight_decay=0.0)
-        clock.tell(ready=name, dtype=settled["dtype"], bare_bytes=BARE_BYTES, path=model.path)
+        clock.tell(ready=name, dtype=settled.dtype, bare_bytes=BARE_BYTES, path=model.path)
         for number, step in enumerate(sets[name]["steps"]):
             started = clock.wait()
             if number == 0:

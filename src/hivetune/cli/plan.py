@@ -195,7 +195,7 @@ def document(planned: Planned) -> dict[str, Any]:
     every_s = config.supervise.checkpoint_every_s
     return {
         **content,
-        "choices": {**choice.to_choices(), "micro_batches": choice.micro_batches},
+        "choices": {**choice.to_choices().made(), "micro_batches": choice.micro_batches},
         "memory": {"parts": dict(choice.peak.parts), "peak_bytes": choice.peak.bytes, "error": choice.peak.error},
         "limit_bytes": choice.limit_bytes,
         "step_s": choice.step_s,

@@ -1,77 +1,60 @@
-"""Where and in which precision a run computes: chosen once by measurement, then read from the run's choices.
-
-A choice that is in `config.resolved.yaml` is never measured again, so a resumed run computes as it began.
-"""
+"""Where and in which precision a run computes: chosen once by measurement, then read from the run's choices."""
 
 import contextlib
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 
-from hivetune.base.disk import write_atomic
-from hivetune.config import RunConfig, parse_config
-from hivetune.errors import MachineNotFit, UsageError
-from hivetune.run.folder import CONFIG
+from hivetune.config import RunConfig
+from hivetune.errors import MachineNotFit
+from hivetune.plan.choose import auto_dtype
+from hivetune.run.choices import Choices, write_resolved
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # A product of a small model's step (512 tokens, width 1024). Smaller ones measure the call, larger ones take longer.
 PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 512, 1024, 5
-# Half precision costs accuracy; it has to be worth it. On CPUs without native bf16 it is 40 to 500 times slower than
-# fp32 (pytorch/pytorch#146508), with it 1.7 to 2.3 times faster.
-WORTH_IT = 1.25
 
 
-def read_resolved(run: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The settings and the measured choices of a run folder."""
-    path = run / CONFIG
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="start the run with: hivetune train") from None
-    return parse_config(tree["config"], str(path)), dict(tree.get("choices") or {})
-
-
-def settle(run: Path, config: RunConfig, choices: dict[str, Any], *, write: bool = True) -> dict[str, Any]:
+def settle(run: Path, config: RunConfig, choices: Choices, *, write: bool = True) -> Choices:
     """`choices` with device, dtype and threads in it; what was missing is measured and written before step 0."""
-    settled = {**choose(config.device, config.dtype, choices), **choices}
+    settled = complete(config.device, config.dtype, choices)
     if settled != choices and write:
-        tree = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
-        text = yaml.safe_dump({**tree, "choices": settled}, sort_keys=False, allow_unicode=True)
-        write_atomic(run / CONFIG, text.encode())
-    torch.set_num_threads(settled["threads"])
+        write_resolved(run, config, settled)
     return settled
 
 
-def with_changes(config: RunConfig, settled: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
     """The settled choices with a recovery's changes over them (supervise/ladder.py); nothing is written.
 
     Another device is measured anew.
     """
-    if changes.get("device", settled["device"]) != settled["device"]:
-        settled = {**settled, **choose(changes["device"], config.dtype, {})}
-    changed = {**settled, **changes}
-    torch.set_num_threads(changed["threads"])
-    return changed
+    if changes.device not in (None, settled.device):
+        anew = replace(settled, device=changes.device, dtype=None, threads=None)
+        settled = complete(config.device, config.dtype, anew)
+    return changes.over(settled)
 
 
-def choose(device: str, dtype: str, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """device, dtype and threads as plain values. Raises MachineNotFit for a device that is not there."""
-    if "device" in choices:
-        device = choices["device"]
-    elif device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = check_device(device)
-    if "dtype" in choices:
-        dtype = choices["dtype"]
-    elif dtype == "auto":
-        dtype = fastest_dtype(place)
-    return {"device": device, "dtype": dtype, "threads": choices.get("threads") or default_threads()}
+def complete(device: str, dtype: str, choices: Choices) -> Choices:
+    """`choices` with device, dtype and threads chosen where they are not; `device` and `dtype` as in the settings.
+
+    Raises MachineNotFit for a device that is not there.
+    """
+    name = choices.device or (("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    place = check_device(name)
+    precision = choices.dtype or (auto_dtype(product_rates(place)) if dtype == "auto" else dtype)
+    return replace(choices, device=name, dtype=precision, threads=choices.threads or default_threads())
+
+
+def start_with(choices: Choices) -> tuple[torch.device, torch.dtype]:
+    """Device and precision of settled choices as torch names them; sets torch's number of threads."""
+    if choices.device is None or choices.dtype is None or choices.threads is None:
+        raise ValueError("device, dtype and threads must be settled first")
+    torch.set_num_threads(choices.threads)
+    return torch.device(choices.device), DTYPES[choices.dtype]
 
 
 def check_device(name: str) -> torch.device:
@@ -99,10 +82,9 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def fastest_dtype(device: torch.device) -> str:
-    """bfloat16 if its matrix product is clearly faster than fp32's here, else float32."""
-    seconds = {name: _product_s(DTYPES[name], device) for name in ("float32", "bfloat16")}
-    return "bfloat16" if seconds["float32"] > WORTH_IT * seconds["bfloat16"] else "float32"
+def product_rates(device: torch.device) -> dict[str, float]:
+    """Products a second of a matrix product of a small model, by precision."""
+    return {name: 1 / _product_s(DTYPES[name], device) for name in ("float32", "bfloat16")}
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -17,8 +17,10 @@ from hivetune.plan.layout import TrimmedDocument
 from hivetune.plan.memory import Affine, Peak, TrainingSetup, disk_bytes, predict_peak, with_recompute
 from hivetune.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, unprobed_rate
 from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, checkpoint_interval_s
+from hivetune.run.choices import Choices
 
-# Half precision has to be worth its rounding: on CPUs with native bf16 it is 1.7 to 2.3 times faster.
+# Half precision has to be worth its rounding. On CPUs without native bf16 it is 40 to 500 times slower than fp32
+# (pytorch/pytorch#146508), with it 1.7 to 2.3 times faster.
 WORTH_IT = 1.25
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 # Beyond these a larger micro-batch gains no speed and costs memory: caches on a CPU, full GEMM tiles on a card.
@@ -80,14 +82,14 @@ class Choice:
     step_s: float
     error: float
 
-    def to_choices(self) -> dict[str, Any]:
-        """For `choices:` of config.resolved.yaml; the keys that the engine reads."""
-        return {
-            "device": self.device.torch_name,
-            "dtype": self.setup.dtype,
-            "budget_tokens": self.budget_tokens,
-            "recompute": self.setup.recompute,
-        }
+    def to_choices(self) -> Choices:
+        """What of it the engine reads."""
+        return Choices(
+            device=self.device.torch_name,
+            dtype=self.setup.dtype,
+            budget_tokens=self.budget_tokens,
+            recompute=self.setup.recompute,
+        )
 
 
 def assumed_workload(
@@ -109,7 +111,12 @@ def choose_dtype(wanted: str, device: Device) -> str:
         if wanted not in device.rates:
             raise UsageError(f"{device.name} is not to be used in {wanted}. {device.note}", hint="set dtype: auto")
         return wanted
-    half, full = device.rates.get("bfloat16", 0.0), device.rates.get("float32")
+    return auto_dtype(target.rates)
+
+
+def auto_dtype(rates: Mapping[str, float]) -> str:
+    """What `dtype: auto` is where matrix products run at these rates (any unit): bfloat16 if that is clearly faster."""
+    half, full = rates.get("bfloat16", 0.0), rates.get("float32")
     return "bfloat16" if full is None or half > WORTH_IT * full else "float32"
 
 

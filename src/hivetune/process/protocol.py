@@ -14,6 +14,7 @@ from typing import Any, Literal
 from hivetune import errors
 from hivetune.base.disk import read_json, write_json
 from hivetune.base.typed import from_plain, to_plain
+from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.folder import TASK
 
 Status = Literal["done", "stopped", "failed", "hung", "died"]
@@ -54,7 +55,7 @@ class Probe:
     snapshot: Path
     run: Path | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    choices: Mapping[str, Any] = field(default_factory=dict)
+    choices: Choices = NO_CHOICES
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Train:
     run: Path
     model: Path
     snapshot: Path
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Choices = NO_CHOICES
     standby: tuple[int, int] | None = None
     mean_time_between_faults_s: float | None = None
 
@@ -86,7 +87,7 @@ class Replay:
     snapshot: Path
     journal: Path
     items: tuple[Item, ...]
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Choices = NO_CHOICES
 
 
 @dataclass(frozen=True)

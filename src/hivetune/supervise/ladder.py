@@ -8,10 +8,11 @@ go up. Faults at scattered steps mean hardware: stay, and wait longer each time.
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from hivetune.machine.faults import Fault
 from hivetune.machine.faults import fault as fault_of
+from hivetune.run.choices import NO_CHOICES, Choices
 
 # A card's faults are noticed up to a step late.
 LATE_STEPS = 1
@@ -35,7 +36,7 @@ class Rung:
     name: str
     says: str
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    choices: Mapping[str, Any] = field(default_factory=dict)
+    choices: Choices = NO_CHOICES
     device_only: bool = False
     exact: bool = False
 
@@ -50,20 +51,20 @@ RUNGS = {
             {"TORCH_BLAS_PREFER_HIPBLASLT": "0", "TORCH_BLAS_PREFER_CUBLASLT": "0", "ROCBLAS_USE_HIPBLASLT": "0"},
             device_only=True,
         ),
-        Rung("attention", "plain attention instead of a fused kernel", choices={"attention": "eager"}),
+        Rung("attention", "plain attention instead of a fused kernel", choices=Choices(attention="eager")),
         Rung(
             "bucket",
             "fewer shapes: token counts in multiples of 256",
-            choices={"token_multiple": 256},
+            choices=Choices(token_multiple=256),
             device_only=True,
         ),
         Rung(
             "rank16",
             "pad the rank to a multiple of 16 in products",
-            choices={"rank_multiple": RANK_MULTIPLE},
+            choices=Choices(rank_multiple=RANK_MULTIPLE),
             device_only=True,
         ),
-        Rung("dtype", "arithmetic in float32", choices={"dtype": "float32"}),
+        Rung("dtype", "arithmetic in float32", choices=Choices(dtype="float32")),
         Rung(
             "allocator",
             "the allocator's plain mode",
@@ -71,32 +72,48 @@ RUNGS = {
             device_only=True,
             exact=True,
         ),
-        Rung("micro", "micro-batches of half the size, the same effective batch", choices={"halvings": 1}),
-        Rung("small", "micro-batches of an eighth of the size, the same effective batch", choices={"halvings": 3}),
+        Rung("micro", "micro-batches of half the size, the same effective batch", choices=Choices(halvings=1)),
+        Rung("small", "micro-batches of an eighth of the size, the same effective batch", choices=Choices(halvings=3)),
         Rung(
             "smallest",
             "one document at a time and recomputed activations, the same effective batch",
-            choices={"halvings": 30, "recompute": 10_000},
+            choices=Choices(halvings=30, recompute=10_000),
         ),
-        Rung("general", "the general path instead of our own kernels", choices={"path": "general"}),
+        Rung("general", "the general path instead of our own kernels", choices=Choices(path="general")),
         # The environment is for libraries with pools of their own; torch's was settled when the run began.
-        Rung("threads", "one thread per library", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, {"threads": 1}),
+        Rung("threads", "one thread per library", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, Choices(threads=1)),
         Rung(
             "isa",
             "only instructions that every 64-bit processor with AVX2 has",
             {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-            {"kernels": "torch"},  # ours are compiled for this very processor
+            Choices(kernels="torch"),  # ours are compiled for this very processor
         ),
-        Rung("sdma-off", "copies by kernels instead of the DMA engine", {"HSA_ENABLE_SDMA": "0"}, {}, True, True),
         Rung(
-            "interrupt", "ask the card instead of waiting for its word", {"HSA_ENABLE_INTERRUPT": "0"}, {}, True, True
+            "sdma-off",
+            "copies by kernels instead of the DMA engine",
+            {"HSA_ENABLE_SDMA": "0"},
+            device_only=True,
+            exact=True,
         ),
-        Rung("no-override", "no HSA_OVERRIDE_GFX_VERSION", {"HSA_OVERRIDE_GFX_VERSION": None}, {}, True, True),
+        Rung(
+            "interrupt",
+            "ask the card instead of waiting for its word",
+            {"HSA_ENABLE_INTERRUPT": "0"},
+            device_only=True,
+            exact=True,
+        ),
+        Rung(
+            "no-override",
+            "no HSA_OVERRIDE_GFX_VERSION",
+            {"HSA_OVERRIDE_GFX_VERSION": None},
+            device_only=True,
+            exact=True,
+        ),
         Rung(
             "cpu",
             "on the processor instead of the card",
             {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""},
-            {"device": "cpu"},
+            Choices(device="cpu"),
             device_only=True,
         ),
         Rung("rank", "half the rank, trained from the start"),
@@ -248,22 +265,23 @@ def kept_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
     return tuple(name for name in last.rungs if name != last.tried)
 
 
-def settings_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
+def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
     """Environment and choices of all `rungs` together; a later one wins."""
     environment: dict[str, str | None] = {}
-    choices: dict[str, Any] = {}
+    choices = Choices()
     for name in rungs:
         environment |= RUNGS[name].environment
-        choices |= RUNGS[name].choices
+        choices = RUNGS[name].choices.over(choices)
     return environment, choices
 
 
-def void_rungs(environment: Mapping[str, str], choices: Mapping[str, Any]) -> frozenset[str]:
-    """Rungs of which everything is so already, by the worker's environment and choices: trying them proves nothing."""
+def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[str]:
+    """Rungs already in effect, by the worker's environment and choices: trying them proves nothing."""
+    made = choices.made()
 
     def is_void(rung: Rung) -> bool:
         same = [environment.get(name) == value for name, value in rung.environment.items()]
-        same += [name in choices and choices[name] == value for name, value in rung.choices.items()]
+        same += [made.get(name) == value for name, value in rung.choices.made().items()]
         return bool(same) and all(same)
 
     return frozenset(name for name, rung in RUNGS.items() if is_void(rung))

@@ -2,27 +2,21 @@
 
 import collections
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from hivetune.base.disk import write_atomic
 from hivetune.data.snapshot import open_snapshot
 from hivetune.plan.steps import Amendment, append_amendment, read_plan
 from hivetune.run import checkpoints
-from hivetune.run.folder import CONFIG
+from hivetune.run.choices import read_resolved, write_resolved
 
 
 def lower_rank(run: Path) -> str:
     """Halve rank and alpha (the scale stays) and begin anew; the checkpoints of the old rank are set aside."""
-    path = run / CONFIG
-    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    lora: dict[str, Any] = tree["config"]["lora"]
-    before = lora["r"]
-    lora["r"], lora["alpha"] = max(1, before // 2), lora["alpha"] * max(1, before // 2) / before
-    write_atomic(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode())
+    config, choices = read_resolved(run)
+    before, rank = config.lora.r, max(1, config.lora.r // 2)
+    lora = config.lora.model_copy(update={"r": rank, "alpha": config.lora.alpha * rank / before})
+    write_resolved(run, config.model_copy(update={"lora": lora}), choices)
     checkpoints.distrust_after(run, 0)
-    return f"rank {before} -> {lora['r']}, from step 0"
+    return f"rank {before} -> {rank}, from step 0"
 
 
 def thin_out(run: Path, snapshot: Path) -> str:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hivetune import __version__, errors
 from hivetune.base.disk import boot_id, lock, manifest_problems
 from hivetune.base.journal import read_journal
@@ -29,7 +27,8 @@ from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, Outcome, Salvage
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
-from hivetune.run.folder import CONFIG, EVENTS, METRICS, SALVAGE
+from hivetune.run.choices import Choices, read_resolved
+from hivetune.run.folder import EVENTS, METRICS, SALVAGE
 from hivetune.run.standby import Standby
 from hivetune.run.status import quarantined
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
@@ -42,9 +41,9 @@ from hivetune.supervise.ladder import (
     Bounds,
     Failure,
     attempts_left,
+    effects_of,
     kept_rungs,
     next_action,
-    settings_of,
     void_rungs,
 )
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
@@ -279,23 +278,19 @@ class _Supervisor:
 
     def _void(self) -> frozenset[str]:
         """Rungs that would change nothing in a worker as it is started now."""
-        environment, changes = settings_of(self.rungs)
-        config, settled = self._resolved()
+        environment, changes = effects_of(self.rungs)
+        config, settled = read_resolved(self.job.run)  # a lower rank is written there
         started = [e for e in read_journal(self.job.run / METRICS) if e["event"] == "started" and "path" in e]
-        path = {"path": started[-1]["path"]} if started else {}
-        rank = {"rank_multiple": math.gcd(config["lora"]["r"], RANK_MULTIPLE)}
+        as_started = Choices(
+            path=started[-1]["path"] if started else None, rank_multiple=math.gcd(config.lora.r, RANK_MULTIPLE)
+        )
         variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
-        return void_rungs(variables, {**rank, **path, **settled, **changes})
+        return void_rungs(variables, changes.over(settled.over(as_started)))
 
     def _on_device(self) -> bool:
         """Whether a card is in use: by the run's settled choices, before there are any by what is in the machine."""
-        device = self._resolved()[1].get("device") or self.config.device
-        return bool(self.machine.cards) if device == "auto" else str(device).startswith("cuda")
-
-    def _resolved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The run's settings and settled choices as they are on disk: a lower rank is written there."""
-        tree = yaml.safe_load((self.job.run / CONFIG).read_text(encoding="utf-8"))
-        return tree["config"], tree.get("choices") or {}
+        device = read_resolved(self.job.run)[1].device or self.config.device
+        return bool(self.machine.cards) if device == "auto" else device.startswith("cuda")
 
     def _stopped(self, ended: Ended) -> RunOutcome:
         number = self.job.stop.number or 15

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hivetune.base.disk import write_atomic, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
@@ -32,7 +30,8 @@ from hivetune.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
-from hivetune.run.folder import ADAPTER, CONFIG, EVENTS, METRICS
+from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
+from hivetune.run.folder import ADAPTER, EVENTS, METRICS
 from hivetune.supervise.supervisor import supervise_run
 
 STEPS, BATCH, VALIDATION_ROWS = 6, 4, 4
@@ -115,8 +114,8 @@ def verify_resume(
     excerpt = excerpt_of(snapshot, [*train, *validation], folder / "snapshot")
     calm, killed = folder / "calm", folder / "killed"
 
-    def train_to_end(run: Path, steps: int, on_step: Callable[[int], None], resolved: bytes = b"") -> None:
-        short = _make_run(run, config, excerpt, steps, resolved)
+    def train_to_end(run: Path, steps: int, on_step: Callable[[int], None], choices: Choices = NO_CHOICES) -> None:
+        short = _make_run(run, config, excerpt, steps, choices)
         supervise_run(run, short, model=model, snapshot=excerpt.folder, worker=worker, on_step=on_step).check()
 
     steps = STEPS
@@ -132,16 +131,15 @@ def verify_resume(
         progress(steps + done, 2 * steps)
         killer.look(done)
 
-    train_to_end(killed, steps, on_step, (calm / CONFIG).read_bytes())  # what was measured once holds for both
+    train_to_end(killed, steps, on_step, read_resolved(calm)[1])  # what was measured once holds for both
     if not killer.kills:
         raise HivetuneError(f"the run of {steps} steps was over before it could be killed", hint="try again")
-    choices = yaml.safe_load((calm / CONFIG).read_text(encoding="utf-8"))["choices"]
     return Verification(
         files=tuple(compare_runs(calm, killed)),
         steps=steps,
         kills=killer.kills,
         resumed_from=tuple(e["durable"] for e in read_journal(killed / EVENTS) if e["event"] == "failure"),
-        device=str(choices.get("device", "cpu")),
+        device=read_resolved(calm)[1].device or "cpu",
         seconds=round(time.monotonic() - started, 3),
     )
 
@@ -182,7 +180,7 @@ def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapsho
     return open_snapshot(folder)
 
 
-def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, resolved: bytes = b"") -> RunConfig:
+def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choices: Choices = NO_CHOICES) -> RunConfig:
     """A run folder of `steps` small steps with two validations, and a checkpoint whenever one can be written."""
     rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
     batch_size = min(config.batch_size, BATCH)
@@ -198,8 +196,7 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, reso
         }
     )
     run.mkdir(parents=True)
-    described = {"config": short.model_dump(mode="json"), "choices": {}}
-    write_atomic(run / CONFIG, resolved or yaml.safe_dump(described, sort_keys=False).encode())
+    write_resolved(run, short, choices)
     plan = make_plan(
         rows,
         snapshot_hash=snapshot.hash,

@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hivetune import __version__
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, read_json, sha256_file, write_atomic, write_json
+from hivetune.base.disk import home, read_json, sha256_file, write_json
 from hivetune.base.private import check_own, make_folder
-from hivetune.config import RunConfig, parse_config
+from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
 from hivetune.records import Progress, silent
-from hivetune.run.folder import ADAPTER, CONFIG, RECORD
+from hivetune.run.choices import Choices, read_resolved, write_resolved
+from hivetune.run.folder import ADAPTER, RECORD
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.identity import hash_of, identity_of, refuse_other
 from hivetune.walk.prepare import prepare_data
@@ -58,8 +57,7 @@ def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
     plan = _plan_of(config, snapshot, settings_hash)
     make_folder(folder)
     check_own(folder)
-    resolved = {"config": config.model_dump(mode="json"), "choices": {}}
-    write_atomic(folder / CONFIG, yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).encode())
+    write_resolved(folder, config, Choices())
     write_plan(folder, plan)
     record = {
         "schema": 1,
@@ -86,14 +84,12 @@ def load_run(folder: Path) -> Run:
         raise UsageError(f"{folder} is not a run folder", hint="see the runs: hivetune runs")
     check_own(folder)
     record = read_json(folder / RECORD)
-    resolved = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    config, _ = read_resolved(folder)
     model = Path(record["model"])
     if not model.exists():
-        raise UsageError(
-            f"the model of {folder} is gone: {model}", hint=f"hivetune fetch {resolved['config']['model']}"
-        )
+        raise UsageError(f"the model of {folder} is gone: {model}", hint=f"hivetune fetch {config.model}")
     snapshot = open_snapshot(Path(record["snapshot"]))
-    return Run(folder, parse_config(resolved["config"], str(folder / CONFIG)), model, snapshot, read_plan(folder))
+    return Run(folder, config, model, snapshot, read_plan(folder))
 
 
 def update_record(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The check before step 0: a fast path that is right passes, one that is wrong is not trained with."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,17 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.engine.measure.agreement import ROWS, TOKENS, check_documents, right_choices
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel
+from hivetune.run.choices import Choices
 
 
 class Loader:
     """Loads the model of `folder`; the fast path computes with one weight off under the choices in `wrong`."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, wrong: tuple[Mapping[str, Any], ...] = ()):
+    def __init__(self, folder: Path, dtype: torch.dtype, wrong: tuple[Choices, ...] = ()):
         self.folder, self.dtype, self.wrong = folder, dtype, wrong
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[Choices] = []
 
-    def __call__(self, changes: dict[str, Any]) -> LoraModel:
+    def __call__(self, changes: Choices) -> LoraModel:
         self.asked.append(changes)
         model = load_model(
             self.folder, LoraConfig(r=4), method="lora", dtype=self.dtype, device=torch.device("cpu"), choices=changes
@@ -46,44 +46,44 @@ def some_documents() -> list[Any]:
 def test_a_right_fast_path_agrees(folder: Path, dtype: torch.dtype, most: float) -> None:
     load = Loader(folder, dtype)
     told = right_choices(load, some_documents())
-    assert set(told) == {"agreement"}
-    assert told["agreement"]["loss"] < most and told["agreement"]["gradient"] < most
-    assert load.asked == [{}, {"path": "general"}]
+    assert told.agreement is not None and set(told.made()) == {"agreement"}
+    assert told.agreement["loss"] < most and told.agreement["gradient"] < most
+    assert load.asked == [Choices(), Choices(path="general")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_wrong_kernels_give_way_to_the_plain_ones(folder: Path, dtype: torch.dtype) -> None:
-    told = right_choices(Loader(folder, dtype, ({},)), some_documents())
-    assert told["kernels"] == "torch" and "path" not in told
-    assert "with its own kernels" in told["agreement"]["instead_of"]
+    told = right_choices(Loader(folder, dtype, (Choices(),)), some_documents())
+    assert told.kernels == "torch" and told.path is None and told.agreement is not None
+    assert "with its own kernels" in told.agreement["instead_of"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_wrong_fast_path_is_not_taken_and_said(folder: Path, dtype: torch.dtype) -> None:
-    told = right_choices(Loader(folder, dtype, ({}, {"kernels": "torch"})), some_documents())
-    assert told["path"] == "general" and "nats a token" in told["path_why"]
-    assert Loader(folder, dtype)(told).why == told["path_why"]
+    told = right_choices(Loader(folder, dtype, (Choices(), Choices(kernels="torch"))), some_documents())
+    assert told.path == "general" and told.path_why and "nats a token" in told.path_why
+    assert Loader(folder, dtype)(told).why == told.path_why
 
 
 def test_not_a_number_is_no_agreement(folder: Path) -> None:
-    def load(changes: dict[str, Any]) -> LoraModel:
+    def load(changes: Choices) -> LoraModel:
         model = Loader(folder, torch.float32)(changes)
-        if changes == {}:
+        if changes == Choices():
             model.weights.layers[0].qkv.weight_NRK[0] = torch.nan  # type: ignore[attr-defined]
         return model
 
-    assert right_choices(load, some_documents())["kernels"] == "torch"
+    assert right_choices(load, some_documents()).kernels == "torch"
 
 
 def test_the_general_path_is_not_compared_with_itself(folder: Path) -> None:
     asked = []
 
-    def load(changes: dict[str, Any]) -> LoraModel:
+    def load(changes: Choices) -> LoraModel:
         asked.append(changes)
-        return Loader(folder, torch.float32)({"path": "general"})
+        return Loader(folder, torch.float32)(Choices(path="general"))
 
-    assert right_choices(load, some_documents()) == {}
-    assert asked == [{}]
+    assert right_choices(load, some_documents()) == Choices()
+    assert asked == [Choices()]
 
 
 def test_the_rows_are_short_and_few(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from hivetune.plan.speed import PROBED, probe_key, read_probe
 from hivetune.process.child import Heartbeat
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Probe, Train
+from hivetune.run.choices import Choices
 
 CPU = torch.device("cpu")
 QUICK = {"threads": 1, "kernels": "torch"}  # nothing is compiled
@@ -80,7 +81,7 @@ def test_a_probe_without_a_run_fills_the_profile_only(tmp_path: Path, small_cana
     make_run(tmp_path, learnable_rows(20), choices=QUICK)
     before = (tmp_path / "run/config.resolved.yaml").read_bytes()
     config = yaml.safe_load(before)["config"]
-    task = Probe(model, tmp_path / "snapshot", config=config, choices=QUICK)
+    task = Probe(model, tmp_path / "snapshot", config=config, choices=Choices(threads=1, kernels="torch"))
     told = probe.main(task, Heartbeat(None))
     assert told["choices"]["dtype"] == "float32"
     assert read_profile(told["fingerprint"]).probes

@@ -21,6 +21,7 @@ from hivetune.engine.model.load import load_model
 from hivetune.errors import UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat
+from hivetune.run.choices import Choices
 
 TOKENS = torch.tensor([[1, 5, 9, 33, 12, 60, 7, 8]])
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -34,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def load(folder: Path, lora: LoraConfig, dtype: torch.dtype = torch.float32) -> GeneralModel:
-    model = load_general(folder, lora, method="lora", dtype=dtype, device=torch.device("cpu"), choices={}, why="")
+    model = load_general(folder, lora, method="lora", dtype=dtype, device=torch.device("cpu"), why="")
     random_adapter(model)
     return model
 
@@ -65,7 +66,7 @@ def test_both_paths_and_the_plan_adapt_the_same_modules(variant: str, tmp_path: 
     base, lora = write_model(tmp_path), LoraConfig(r=4, **VARIANTS[variant])
     fast, general = (
         load_model(
-            base, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices={"path": path}
+            base, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices=Choices(path=path)
         )
         for path in ("fast", "general")
     )  # fmt: skip
@@ -116,7 +117,7 @@ def test_first_values_depend_on_name_and_seed_only(tmp_path: Path) -> None:
     for path in ("fast", "general"):
         model = load_model(
             base, LoraConfig(r=4), method="lora", dtype=torch.float32, device=torch.device("cpu"),
-            choices={"path": path},
+            choices=Choices(path=path),
         )  # fmt: skip
         initialise(model.adapter, 5)
         found[path] = {name: view.clone() for name, view in model.adapter.items()}

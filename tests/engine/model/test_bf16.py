@@ -23,7 +23,7 @@ def compare(folder: Path, docs: list[Document], lora: LoraConfig, size: float, w
 
     Nearly: with hundreds of tensors, a few of PEFT's own errors are small by chance.
     """
-    model = FastModel(folder, lora, dtype=torch.bfloat16, device=torch.device("cpu"), choices={})
+    model = FastModel(folder, lora, dtype=torch.bfloat16, device=torch.device("cpu"))
     random_adapter(model, size=size)
     trained = sum(int(d.trained_L.sum()) for d in docs)
     truth, true_loss = in_fp64(folder, model, docs, trained)

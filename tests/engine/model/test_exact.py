@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,13 @@ from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.spec import NotFast, spec_from_config
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.errors import UsageError
+from hivetune.run.choices import Choices
 
 LORA = LoraConfig(r=4, alpha=12)
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float64, lora: LoraConfig = LORA, **choices: object) -> FastModel:
-    model = FastModel(folder, lora, dtype=dtype, device=torch.device("cpu"), choices=choices)
+def load(folder: Path, dtype: torch.dtype = torch.float64, lora: LoraConfig = LORA, **choices: Any) -> FastModel:
+    model = FastModel(folder, lora, dtype=dtype, device=torch.device("cpu"), choices=Choices(**choices))
     random_adapter(model)
     return model
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hivetune.config import LoraConfig
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.protocol import Document
+from hivetune.run.choices import Choices
 
 
 class Counter(TorchDispatchMode):
@@ -36,7 +37,11 @@ def test_products_of_a_step_are_those_of_the_formula(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 12, "head_dim": 64, "vocab_size": 512}
     folder = write_model(tmp_path, **sizes)
     model = FastModel(
-        folder, LoraConfig(r=8, alpha=16), dtype=torch.float32, device=torch.device("cpu"), choices={"kernels": "torch"}
+        folder,
+        LoraConfig(r=8, alpha=16),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        choices=Choices(kernels="torch"),
     )
     length, count = 64, 4
     docs = [

@@ -15,6 +15,7 @@ from hivetune.engine.model.adapter import same_views
 from hivetune.engine.model.general import GeneralModel, load_general
 from hivetune.engine.model.load import load_model
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.run.choices import Choices
 
 LORA = LoraConfig(r=4, alpha=12)
 SIZES: dict[str, Any] = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -39,7 +40,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def load(folder: Path, dtype: torch.dtype = torch.float64, lora: LoraConfig = LORA, **choices: Any) -> GeneralModel:
     model = load_general(
-        folder, lora, method="lora", dtype=dtype, device=torch.device("cpu"), choices=choices, why="asked"
+        folder, lora, method="lora", dtype=dtype, device=torch.device("cpu"), choices=Choices(**choices), why="asked"
     )
     random_adapter(model)
     return model
@@ -185,7 +186,7 @@ def test_qlora_learns_on_four_bits(tmp_path: Path) -> None:
     """NF4 moves the loss a little (about 1 % here), has gradients everywhere, and goes through `load_model`."""
     folder = write_model(tmp_path, hidden_size=64, intermediate_size=128, initializer_range=0.02)
     docs = documents()
-    model = load_model(folder, LORA, method="qlora", dtype=torch.float32, device=torch.device("cpu"), choices={})
+    model = load_model(folder, LORA, method="qlora", dtype=torch.float32, device=torch.device("cpu"))
     random_adapter(model)
     assert model.path == "general" and "quantized" in model.why
     exact = load(folder, torch.float32)
@@ -199,7 +200,7 @@ def test_qlora_without_its_package_says_what_to_install(tmp_path: Path, monkeypa
     monkeypatch.setattr("hivetune.engine.model.general.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match="bitsandbytes") as caught:
         load_general(
-            write_model(tmp_path), LORA, method="qlora", dtype=torch.float32, device=torch.device("cpu"), choices={},
+            write_model(tmp_path), LORA, method="qlora", dtype=torch.float32, device=torch.device("cpu"),
             why="",
         )  # fmt: skip
     assert "pip install" in caught.value.hint

@@ -1,6 +1,7 @@
 """What must not change the result: order, neighbours, sharing of prefixes, micro-batches, recomputing, chunks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from engine.models import documents, random_adapter, write_model
 from hivetune.config import LoraConfig
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.protocol import Document
+from hivetune.run.choices import Choices
 
 # fp64: sums in another order differ by their rounding; anything wrong is many orders larger.
 SAME = 1e-11
@@ -19,14 +21,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), "gemma2")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float64, dropout: float = 0.0, **choices: object) -> FastModel:
+def load(folder: Path, dtype: torch.dtype = torch.float64, dropout: float = 0.0, **choices: Any) -> FastModel:
     lora = LoraConfig(r=4, alpha=12, dropout=dropout)
-    model = FastModel(folder, lora, dtype=dtype, device=torch.device("cpu"), choices=choices)
+    model = FastModel(folder, lora, dtype=dtype, device=torch.device("cpu"), choices=Choices(**choices))
     random_adapter(model)
     return model
 
 
-def step(folder: Path, docs: list[Document], **choices: object) -> torch.Tensor:
+def step(folder: Path, docs: list[Document], **choices: Any) -> torch.Tensor:
     """Loss and all gradients as one vector."""
     model = load(folder, **choices)
     loss = model.backward(docs, 0.25)
@@ -47,12 +49,12 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
         *({"recompute": layers} for layers in (1, 2, 3)),
         {"token_multiple": 16},
         {"token_multiple": 256},
-        {"chunk_rows": 1},
-        {"chunk_rows": 7},
+        {"logit_rows": 1},
+        {"logit_rows": 7},
     ],
     ids=str,
 )
-def test_how_a_step_is_cut_changes_nothing(folder: Path, choices: dict[str, object]) -> None:
+def test_how_a_step_is_cut_changes_nothing(folder: Path, choices: dict[str, Any]) -> None:
     docs = documents()
     assert difference(step(folder, docs, **choices), step(folder, docs)) < SAME
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.native import NativeOps
 from hivetune.engine.model.fast.ops import TorchOps
 from hivetune.errors import MachineNotFit
+from hivetune.run.choices import Choices
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Two roundings of bf16 (one each side), or sums of fp32 in another order.
@@ -122,9 +124,9 @@ def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     build.library.cache_clear()
 
 
-def load(folder: Path, **choices: object) -> FastModel:
+def load(folder: Path, **choices: Any) -> FastModel:
     lora = LoraConfig(r=4, alpha=8)
-    return FastModel(folder, lora, dtype=torch.float32, device=torch.device("cpu"), choices=choices)
+    return FastModel(folder, lora, dtype=torch.float32, device=torch.device("cpu"), choices=Choices(**choices))
 
 
 @pytest.mark.parametrize("compiler", ["false", "/nowhere/g++"])

@@ -1,6 +1,7 @@
 """Scores are what the models say: losses of both, and answers that equal transformers' own greedy ones."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hivetune.engine.score.generate import Completion, answer_prompts, settle_mo
 from hivetune.engine.train.feed import read_documents
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Generate, Score
+from hivetune.run.choices import Choices
 
 PROMPTS = [[5, 9, 33, 12, 60, 7, 8], [40, 3, 17], [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], [9, 9, 4, 11], [50, 13]]
 
@@ -53,7 +55,7 @@ def plain_answer(module: Any, prompt: list[int], ends: set[int], new_tokens: int
 
 
 def module_of(folder: Path) -> Any:
-    return load_module(folder, dtype=torch.float32, device=torch.device("cpu"), choices={})
+    return load_module(folder, dtype=torch.float32, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("case", each_family("llama", "mistral-window"))
@@ -107,7 +109,13 @@ def test_losses_and_answers_of_base_and_tuned(trained: Path, tiny_model_folder: 
     documents = read_documents(open_snapshot(trained / "snapshot"), [9, 19, 29, 39, 49])
     lora, tensors = read_adapter(trained / "run")
     model = load_general(
-        tiny_model_folder, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices={}, why=""
+        tiny_model_folder,
+        lora,
+        method="lora",
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        choices=Choices(),
+        why="",
     )
     fill(model.adapter, tensors, "run")
     for side in ("base", "tuned"):
@@ -160,7 +168,7 @@ def test_a_loss_that_is_not_finite_is_null(
     load = score.load_model
 
     def load_poisoned(*args: Any, **kwargs: Any) -> Any:
-        model = load(*args, **{**kwargs, "choices": {**kwargs["choices"], "path": "general"}})
+        model = load(*args, **{**kwargs, "choices": replace(kwargs["choices"], path="general")})
         random_adapter(model)
         return model
 

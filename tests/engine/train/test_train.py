@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hivetune.engine.train.world import World, join_world
 from hivetune.errors import UsageError
 from hivetune.plan.steps import Amendment, append_amendment, read_amendments, read_plan
 from hivetune.run import checkpoints
+from hivetune.run.choices import Choices
 
 BASE = "base_model_name_or_path"
 GOLDEN = Path(__file__).parent / "golden" / "loss_curve.txt"
@@ -47,7 +49,7 @@ def assert_peft_agrees(run: Path, model: Path) -> None:
     """What the folder says to PEFT is what was trained: it finds the base by itself and gives the same loss."""
     lora, tensors = read_adapter(run)
     ours = load_model(
-        model, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices={"path": "fast"}
+        model, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices=Choices(path="fast")
     )
     fill(ours.adapter, tensors, str(run))
     base = AutoModelForCausalLM.from_pretrained(json.loads((run / "adapter_config.json").read_text())[BASE])
@@ -233,7 +235,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, rows: set[int]) -> None:
     load, read = session.load_model, train.read_documents
 
     def load_poisoned(*args: Any, **kwargs: Any) -> Any:
-        model = load(*args, **{**kwargs, "choices": {**kwargs["choices"], "path": "general"}})
+        model = load(*args, **{**kwargs, "choices": replace(kwargs["choices"], path="general")})
         head = model.module.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.clone(), requires_grad=False)  # not tied: only this input is NaN
         model.module.get_input_embeddings().weight[90] = torch.nan

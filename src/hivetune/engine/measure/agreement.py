@@ -6,8 +6,7 @@ that a card computes wrongly: each shows here, before step 0, and the run takes 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,13 +15,14 @@ from hivetune.data.snapshot import Snapshot
 from hivetune.engine.model.adapter import initialise, same_views
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.feed import read_documents
+from hivetune.run.choices import Choices
 
 ROWS, TOKENS = 4, 1024
 # Nats a token, and relative to the gradient's length. Two right computations of SmolLM2 differ by 1e-6 and 4e-6 in
 # float32, by 0.03 and 0.05 in bfloat16; a layout with its loss out of order was 10 nats off (docs/log.md).
 LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}
 GRADIENT = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.08}
-GENERAL, PLAIN_KERNELS = {"path": "general"}, {"kernels": "torch"}
+GENERAL, PLAIN_KERNELS = Choices(path="general"), Choices(kernels="torch")
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,26 @@ class Answer:
     dtype: torch.dtype
 
 
-def right_choices(load: Callable[[dict[str, Any]], LoraModel], documents: Sequence[Document]) -> dict[str, Any]:
+def right_choices(load: Callable[[Choices], LoraModel], documents: Sequence[Document]) -> Choices:
     """Choices under which the model computes what transformers does, with the evidence as `agreement`.
 
     Nothing where no fast path is asked for. `load` makes a model without dropout under these choices over the run's;
     no two are alive at the same time.
     """
-    model = load({})
+    model = load(Choices())
     if model.path == "general":
-        return {}
+        return Choices()
     fast = answer(model, documents)
     del model
     plain = answer(load(GENERAL), documents)
     off = difference(fast, plain)
     if off.is_rounding:
-        return {"agreement": asdict(off)}
+        return Choices(agreement=asdict(off))
     again = difference(answer(load(PLAIN_KERNELS), documents), plain)
     words = f"the fast path was {off.loss:.2g} nats a token and {off.gradient:.0%} of the gradient off"
     if again.is_rounding:
-        return {**PLAIN_KERNELS, "agreement": {**asdict(again), "instead_of": f"{words} with its own kernels"}}
-    return {**GENERAL, "path_why": words}
+        return replace(PLAIN_KERNELS, agreement={**asdict(again), "instead_of": f"{words} with its own kernels"})
+    return replace(GENERAL, path_why=words)
 
 
 def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from hivetune.base.disk import write_atomic
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.engine.device import DTYPES, choose, peak_memory_bytes, read_resolved, reset_peak_memory
+from hivetune.engine.device import DTYPES, complete, peak_memory_bytes, reset_peak_memory, start_with
 from hivetune.engine.measure.agreement import check_documents, right_choices
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
@@ -45,7 +43,7 @@ from hivetune.plan.speed import (
 from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Probe
-from hivetune.run.folder import CONFIG
+from hivetune.run.choices import Choices, read_resolved, write_resolved
 
 # Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
 CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
@@ -79,12 +77,11 @@ class Measured:
 
 def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     run = task.run
-    config, choices = read_resolved(run) if run else (parse_config(dict(task.config), "task"), dict(task.choices))
+    config, choices = read_resolved(run) if run else (parse_config(dict(task.config), "task"), task.choices)
     snapshot = open_snapshot(task.snapshot)
     plan = read_plan(run) if run else _plan_of(config, snapshot)
-    settled = {**choose(config.device, config.dtype, choices), **choices}
-    torch.set_num_threads(settled["threads"])
-    device = torch.device(settled["device"])
+    settled = complete(config.device, config.dtype, choices)
+    device, _ = start_with(settled)
     heartbeat.beat(Beat.PREPARING)
     architecture = read_architecture(task.model)
     machine = read_machine()
@@ -97,12 +94,12 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     measured = measure(_load(task, config, settled, first), first.setup, work, snapshot, rows, heartbeat)
     # Afterwards, so that a second model in this process is in no measured peak.
     changes = _right_choices(task, config, settled, first, check_documents(snapshot, plan.steps[0].rows))
-    settled |= changes
-    if not changes.keys() <= {"agreement"}:
+    settled = changes.over(settled)
+    if changes.made().keys() - {"agreement"}:
         measured = measure(_load(task, config, settled, first), first.setup, work, snapshot, rows, heartbeat)
     probed, points = measured.setup, measured.points
     correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in points])
-    fastest = target.rates.get(settled["dtype"], math.inf)
+    fastest = target.rates.get(setup.dtype, math.inf)
     rate = probed_rate(probed, [(point.shape, point.seconds) for point in points], gemm_flops_per_s=fastest)
     setup = replace(setup, path=probed.path)
     chosen = plan_choose.fastest_that_fits(
@@ -117,12 +114,12 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
         peak_error=peak.error,
         canary_flops_per_s=measured.canary_flops_per_s,
     )
-    settled = {**settled, **chosen.to_choices(), "device": settled["device"], "prediction": prediction.to_plain()}
+    settled = replace(_with(settled, chosen), prediction=prediction.to_plain())
     probe = probe_document(probed, [(point.shape, point.seconds, point.peak_bytes) for point in points])
     write_profile(profile.with_probe(probe_key(probed), probe))
     if run:
-        _write_choices(run, settled)
-    return {"choices": settled, "rates": dict(target.rates), "fingerprint": machine.fingerprint, **probe}
+        write_resolved(run, config, settled)
+    return {"choices": settled.made(), "rates": dict(target.rates), "fingerprint": machine.fingerprint, **probe}
 
 
 def is_measured(step: int) -> bool:
@@ -140,16 +137,16 @@ def compare_with_prediction(
 ) -> dict[str, Any] | None:
     """Predicted against actual over the first steps after the one that warms up; None for a run without a probe."""
     config, choices = read_resolved(run)
-    if "prediction" not in choices:
+    if choices.prediction is None or choices.budget_tokens is None or choices.recompute is None:
         return None
-    prediction = Prediction(**choices["prediction"])
+    prediction = Prediction(**choices.prediction)
     setup = _setup_of(config, architecture, choices, model.device.type)
-    setup = replace(setup, recompute=choices["recompute"], path=model.path)
+    setup = replace(setup, recompute=choices.recompute, path=model.path)
     timed = []
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     for event in steps[1 : 1 + STEPS_COMPARED]:
         rows = layout_rows(snapshot, plan.steps[event["step"] - 1].rows)
-        shapes = micro_batch_shapes(setup, rows, choices["budget_tokens"], share=not config.lora.dropout)
+        shapes = micro_batch_shapes(setup, rows, choices.budget_tokens, share=not config.lora.dropout)
         timed.append(Timed(event["tokens"], prediction.rate.seconds(setup, shapes), event["seconds"]))
     return predicted_and_actual(
         prediction,
@@ -265,12 +262,6 @@ def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list
     return [rows[: len(rows) // 2], rows] if len(rows) > 1 else [rows]
 
 
-def _write_choices(run: Path, choices: Mapping[str, Any]) -> None:
-    tree = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
-    text = yaml.safe_dump({**tree, "choices": dict(choices)}, sort_keys=False, allow_unicode=True)
-    write_atomic(run / CONFIG, text.encode())
-
-
 def _choose_before_loading(
     config: RunConfig, setup: TrainingSetup, target: Device, work: plan_choose.Workload
 ) -> plan_choose.Choice:
@@ -286,31 +277,37 @@ def _choose_before_loading(
         raise plan_choose.with_advice(error, options, own) from None
 
 
-def _setup_of(config: RunConfig, architecture: Architecture, settled: Mapping[str, Any], kind: str) -> TrainingSetup:
+def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, kind: str) -> TrainingSetup:
     adapters = architecture.adapter_parameters(config.lora.r, config.lora.target_modules)
-    return TrainingSetup(architecture, adapters, settled["dtype"], kind, quantized=config.method == "qlora")
+    return TrainingSetup(architecture, adapters, settled.dtype or "", kind, quantized=config.method == "qlora")
 
 
-def _load(task: Probe, config: RunConfig, settled: Mapping[str, Any], chosen: plan_choose.Choice) -> LoraModel:
+def _with(settled: Choices, chosen: plan_choose.Choice) -> Choices:
+    """The device stays as it is written: `cuda` is not the plan's `cuda:0` to a person."""
+    return replace(chosen.to_choices().over(settled), device=settled.device)
+
+
+def _load(task: Probe, config: RunConfig, settled: Choices, chosen: plan_choose.Choice) -> LoraModel:
+    device, dtype = start_with(settled)
     return load_model(
         task.model,
         config.lora,
         method=config.method,
-        dtype=DTYPES[settled["dtype"]],
-        device=torch.device(settled["device"]),
-        choices={**settled, **chosen.to_choices(), "device": settled["device"]},
+        dtype=dtype,
+        device=device,
+        choices=_with(settled, chosen),
     )
 
 
 def _right_choices(
     task: Probe,
     config: RunConfig,
-    settled: Mapping[str, Any],
+    settled: Choices,
     chosen: plan_choose.Choice,
     documents: Sequence[Document],
-) -> dict[str, Any]:
+) -> Choices:
     plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
-    return right_choices(lambda changes: _load(task, plain, {**settled, **changes}, chosen), documents)
+    return right_choices(lambda changes: _load(task, plain, changes.over(settled), chosen), documents)
 
 
 def _plan_of(config: RunConfig, snapshot: Snapshot) -> Plan:

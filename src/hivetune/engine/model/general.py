@@ -9,9 +9,9 @@ Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R 
 import functools
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from hivetune.engine.model.protocol import Document, halved
 from hivetune.errors import MachineNotFit
 from hivetune.models.architecture import Linear
 from hivetune.models.targets import match_targets
+from hivetune.run.choices import NO_CHOICES, Choices
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
 RECOMPUTED_CHUNK_LOGITS = 32 << 20
@@ -79,20 +80,20 @@ class GeneralModel:
 
     path: Literal["fast", "general"] = "general"
 
-    def __init__(self, module: nn.Module, lora: LoraConfig, choices: Mapping[str, Any], why: str):
+    def __init__(self, module: nn.Module, lora: LoraConfig, choices: Choices, why: str):
         self.module, self.why = module, why
         first = next(module.parameters())
         self.device, self.dtype = first.device, module.dtype
-        self.budget_tokens = int(choices.get("budget_tokens", GENERAL_BUDGET_TOKENS))
-        self.halvings, self.multiple = int(choices.get("halvings", 0)), int(choices.get("token_multiple", 1))
+        self.budget_tokens = choices.budget_tokens or GENERAL_BUDGET_TOKENS
+        self.halvings, self.multiple = choices.halvings or 0, choices.token_multiple or 1
         self._most_positions = getattr(module.config, "max_position_embeddings", None) or sys.maxsize
         self.adapted = find_linears(module, lora)
         master_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=master_dtype, device=self.device)
         self.grad_N = torch.zeros_like(self.master_N)
-        self.switch = Switch(scaling(lora), lora.dropout, int(choices.get("rank_multiple", 1)))
+        self.switch = Switch(scaling(lora), lora.dropout, choices.rank_multiple or 1)
         self._place_adapters()
-        _recompute_layers(module, int(choices.get("recompute", 0)))
+        _recompute_layers(module, choices.recompute or 0)
         self._chunked = _head_is_plain(module)
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
@@ -191,7 +192,7 @@ def load_general(
     method: str,
     dtype: torch.dtype,
     device: torch.device,
-    choices: Mapping[str, Any],
+    choices: Choices = NO_CHOICES,
     why: str,
 ) -> GeneralModel:
     """The model of a prepared folder with adapters of zeros; `method` qlora keeps its linear weights as NF4."""
@@ -201,7 +202,7 @@ def load_general(
 
 
 def load_module(
-    folder: Path, *, dtype: torch.dtype, device: torch.device, choices: Mapping[str, Any], method: str = "lora"
+    folder: Path, *, dtype: torch.dtype, device: torch.device, choices: Choices = NO_CHOICES, method: str = "lora"
 ) -> nn.Module:
     """The bare model, frozen, each tensor read straight into `dtype` on `device`."""
     quantization = None
@@ -221,7 +222,7 @@ def load_module(
         dtype=dtype,
         device_map={"": device},
         quantization_config=quantization,
-        attn_implementation="eager" if capped else choices.get("attention"),  # None: SDPA where there is one
+        attn_implementation="eager" if capped else choices.attention,  # None: SDPA where there is one
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,

@@ -1,8 +1,6 @@
 """Which implementation a prepared model gets: the fast path if it knows the architecture, else the general one."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -10,17 +8,24 @@ from hivetune.config import LoraConfig
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.spec import NotFast
 from hivetune.engine.model.protocol import LoraModel
+from hivetune.run.choices import NO_CHOICES, Choices
 
 
 def load_model(
-    folder: Path, lora: LoraConfig, *, method: str, dtype: torch.dtype, device: torch.device, choices: Mapping[str, Any]
+    folder: Path,
+    lora: LoraConfig,
+    *,
+    method: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    choices: Choices = NO_CHOICES,
 ) -> LoraModel:
     """The model of a prepared folder with adapters of zeros: on the fast path if it knows the architecture.
 
-    `choices` are the measured ones of `config.resolved.yaml`; {"path": "general"} forces the general path.
+    `choices`: of the run; path "general" forces the general path.
     Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package.
     """
-    why = choices.get("path_why", "the choices ask for it") if choices.get("path") == "general" else ""
+    why = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
     why = why or ("the base is quantized" if method == "qlora" else "")
     if not why:
         try:

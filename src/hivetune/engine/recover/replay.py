@@ -5,11 +5,9 @@ Each finished item is one line of the task's journal, on its way to the disk bef
 
 from typing import Any
 
-import torch
-
 from hivetune.base.journal import Journal
 from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.engine.device import DTYPES, cap_memory, read_resolved, settle, with_changes
+from hivetune.engine.device import cap_memory, settle, start_with, with_changes
 from hivetune.engine.model.adapter import initialise
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
@@ -18,6 +16,7 @@ from hivetune.engine.train.feed import read_documents
 from hivetune.engine.train.watch import is_finite_step, padded
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Item, Replay
+from hivetune.run.choices import read_resolved
 
 
 def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -29,13 +28,13 @@ def load(task: Replay) -> LoraModel:
     """The run's model with the weights of its newest good checkpoint, or those of the start."""
     config, choices = read_resolved(task.run)
     choices = with_changes(config, settle(task.run, config, choices, write=False), task.changes)
-    device = torch.device(choices["device"])
+    device, dtype = start_with(choices)
     cap_memory(device, config.supervise.memory_share)
     model = load_model(
         task.model,
         config.lora,
         method=config.method,
-        dtype=DTYPES[choices["dtype"]],
+        dtype=dtype,
         device=device,
         choices=choices,
     )

@@ -5,7 +5,6 @@ Works without the base model's weights and without a device.
 
 from typing import Any
 
-from hivetune.engine.device import read_resolved
 from hivetune.engine.model.adapter import write_adapter
 from hivetune.engine.train.checkpoint import load, load_newest_good
 from hivetune.engine.train.session import base_name
@@ -13,6 +12,7 @@ from hivetune.errors import HivetuneError
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Salvage
 from hivetune.run import checkpoints
+from hivetune.run.choices import read_resolved
 
 
 def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hivetune.base.journal import Journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.convert.merge import add_delta, pair_up
-from hivetune.engine.device import DTYPES, choose, peak_memory_bytes, read_resolved, reset_peak_memory
+from hivetune.engine.device import complete, peak_memory_bytes, reset_peak_memory, start_with
 from hivetune.engine.model.adapter import fill, read_adapter, scaling
 from hivetune.engine.model.general import load_module
 from hivetune.engine.model.load import load_model
@@ -32,6 +32,7 @@ from hivetune.engine.train.feed import read_documents
 from hivetune.models.prepared import read_prepared
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Generate, Score
+from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import CONFIG
 
 # Rows whose loss is computed together: enough for the engine to pack them well, few enough to beat often.
@@ -72,7 +73,7 @@ class Scoring:
     snapshot: Snapshot
     device: torch.device
     dtype: torch.dtype
-    choices: Mapping[str, Any]
+    choices: Choices
     sides: Mapping[str, Side]
     lines: Journal
     heartbeat: Heartbeat
@@ -80,16 +81,16 @@ class Scoring:
 
 def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    choices = choose(task.device, task.dtype, choices_of(task.adapter))
-    torch.set_num_threads(choices["threads"])
+    choices = complete(task.device, task.dtype, choices_of(task.adapter))
+    device, dtype = start_with(choices)
     write_atomic(task.scores, b"")
     with Journal(task.scores) as lines:
         scoring = Scoring(
             model=task.model,
             adapter=task.adapter,
             snapshot=open_snapshot(task.snapshot),
-            device=torch.device(choices["device"]),
-            dtype=DTYPES[choices["dtype"]],
+            device=device,
+            dtype=dtype,
             choices=choices,
             sides={name: Side() for name in (("base", "tuned") if task.adapter else ("base",))},
             lines=lines,
@@ -99,13 +100,13 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
         gc.collect()
         if task.generate.rows:
             score_answers(scoring, task.generate)
-    return {**{name: side.summary() for name, side in scoring.sides.items()}, "path": path, "choices": choices}
+    return {**{name: side.summary() for name, side in scoring.sides.items()}, "path": path, "choices": choices.made()}
 
 
-def choices_of(adapter: Path | None) -> Mapping[str, Any]:
+def choices_of(adapter: Path | None) -> Choices:
     """What the run that made the adapter measured, so that it is scored in the precision that it was trained in."""
     if adapter is None or not (adapter / CONFIG).is_file():
-        return {}
+        return Choices()
     return read_resolved(adapter)[1]
 
 

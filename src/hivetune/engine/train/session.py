@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hivetune.base.disk import read_json, write_atomic
 from hivetune.base.journal import Journal, read_journal
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.engine.device import DTYPES, cap_memory, peak_memory_bytes, read_resolved, settle, with_changes
+from hivetune.engine.device import cap_memory, peak_memory_bytes, settle, start_with, with_changes
 from hivetune.engine.measure import canary
 from hivetune.engine.measure.probe import compare_with_prediction, is_measured, own_canary
 from hivetune.engine.model.adapter import initialise, same_views, write_adapter
@@ -36,6 +35,7 @@ from hivetune.plan.steps import Plan, read_plan
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
+from hivetune.run.choices import read_resolved
 from hivetune.run.folder import METRICS
 from hivetune.run.standby import Standby
 
@@ -106,13 +106,14 @@ def open_run(task: Train, heartbeat: Heartbeat) -> Run:
     snapshot = open_snapshot(task.snapshot)
     if snapshot.hash != plan.snapshot_hash:
         raise UsageError(f"{folder}: its plan was made for other data", hint="train into another folder")
-    device = world.place(torch.device(choices["device"]))
+    device, dtype = start_with(choices)
+    device = world.place(device)
     cap_memory(device, config.supervise.memory_share)
     model = load_model(
         task.model,
         config.lora,
         method=config.method,
-        dtype=DTYPES[choices["dtype"]],
+        dtype=dtype,
         device=device,
         choices=choices,
     )

@@ -4,9 +4,9 @@ Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.engine.model.protocol import Document, halved
 from hivetune.errors import MachineNotFit
 from hivetune.plan.layout import Layout, TrimmedDocument, make_layout, split_documents, token_multiple, trim_document
+from hivetune.run.choices import NO_CHOICES, Choices
 
 FAST_BUDGET_TOKENS = 4096
 
@@ -50,31 +51,29 @@ class FastModel:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        choices: Mapping[str, Any],
+        choices: Choices = NO_CHOICES,
     ):
         self.device, self.dtype = device, dtype
         if device.type == "cuda":  # sums of partial products in half precision are torch's default there
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder)
-        self._ops, self.kernels = _choose_ops(dtype, device, choices.get("kernels"))
-        rank_multiple = 1 if isinstance(self._ops, NativeOps) else int(choices.get("rank_multiple", 1))
+        self._ops, self.kernels = _choose_ops(dtype, device, choices.kernels)
+        rank_multiple = 1 if isinstance(self._ops, NativeOps) else choices.rank_multiple or 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
         self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
         self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
-        self.budget_tokens = int(choices.get("budget_tokens", FAST_BUDGET_TOKENS))
-        self.halvings = int(choices.get("halvings", 0))
-        self.recompute = min(int(choices.get("recompute", 0)), len(self.spec.layers))
-        self.multiple = int(
-            choices.get("token_multiple") or token_multiple(device.type, str(dtype).removeprefix("torch."))
-        )
-        self.chunk_rows: int | None = choices.get("chunk_rows")
+        self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
+        self.halvings = choices.halvings or 0
+        self.recompute = min(choices.recompute or 0, len(self.spec.layers))
+        self.multiple = choices.token_multiple or token_multiple(device.type, str(dtype).removeprefix("torch."))
+        self.logit_rows = choices.logit_rows
         self._scaling, self._dropout = scaling(lora), lora.dropout
         # Shared tokens would share their dropout too, and copies of a prefix must each draw their own.
-        self._share_in_scoring = bool(choices.get("share_prefixes", True))
+        self._share_in_scoring = choices.share_prefixes is not False
         self.share_prefixes = self._share_in_scoring and not lora.dropout
         self._workspace = Workspace(device)
-        self._eager = choices.get("attention") == "eager"
+        self._eager = choices.attention == "eager"
         self.attention = "the choices ask for it" if self._eager else says_math_path(self.spec, dtype, device)
 
     @torch.no_grad()
@@ -97,7 +96,7 @@ class FastModel:
         for batch in halved(split_documents(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, multiple=self.multiple)
             walk = self._walk(layout, adapter=adapter)
-            nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.chunk_rows)
+            nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.logit_rows)
             owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
             index_M, entry_M = torch.tensor(owners, device=self.device).t()
             sums_B.index_add_(0, index_M, nll_E[entry_M])
@@ -124,7 +123,7 @@ class FastModel:
             kept = forward_layer(walk, index, x_TD, delta_TD, slot)
             all_kept.append(kept)
             x_TD, delta_TD = kept.mid_SD, kept.delta_SD
-        nll_E, dx_SD = loss_and_gradient(walk, self.weights, x_TD, all_kept[-1].delta_SD, self.chunk_rows)
+        nll_E, dx_SD = loss_and_gradient(walk, self.weights, x_TD, all_kept[-1].delta_SD, self.logit_rows)
         dx: Tensor | None = dx_SD
         for index in reversed(range(len(all_kept))):
             kept = all_kept.pop()

@@ -1,0 +1,79 @@
+"""How a run is computed: what was measured or chosen before step 0, kept beside its settings in config.resolved.yaml.
+
+A choice that stands there is never made again, so a resumed run computes as it began. A recovery lays its changes over
+them for one worker; those are not written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from hivetune.base.disk import write_atomic
+from hivetune.base.typed import from_plain
+from hivetune.config import RunConfig, parse_config
+from hivetune.errors import UsageError
+from hivetune.run.folder import CONFIG
+
+
+@dataclass(frozen=True)
+class Choices:
+    """None: not chosen, the engine's default holds. The same record says what a recovery changes.
+
+    `threads`: torch's. `budget_tokens`: the most in a micro-batch, which is then cut `halvings` times in half.
+    `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
+    `kernels`: "torch" instead of our own. `attention`: as transformers names it. `rank_multiple`, `token_multiple`: the
+    sizes of products are padded to them. `logit_rows`: rows of logits at a time. `share_prefixes`: compute a prefix
+    that rows have in common once. `agreement`: the evidence that the fast path is right (engine/measure/agreement.py).
+    `prediction`: what the probe expects of the run (plan/speed.Prediction).
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    budget_tokens: int | None = None
+    recompute: int | None = None
+    path: Literal["fast", "general"] | None = None
+    path_why: str | None = None
+    kernels: Literal["native", "torch"] | None = None
+    attention: str | None = None
+    halvings: int | None = None
+    rank_multiple: int | None = None
+    token_multiple: int | None = None
+    logit_rows: int | None = None
+    share_prefixes: bool | None = None
+    agreement: Mapping[str, Any] | None = None
+    prediction: Mapping[str, Any] | None = None
+
+    def made(self) -> dict[str, Any]:
+        """Those that were made, as plain values."""
+        return {name: value for name in self.__dataclass_fields__ if (value := getattr(self, name)) is not None}
+
+    def over(self, other: "Choices") -> "Choices":
+        """`other` with these laid over it."""
+        return replace(other, **self.made())
+
+
+NO_CHOICES = Choices()
+
+
+def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
+    """Settings and choices of a run folder. Raises UsageError when there are none to read, or a choice is unknown."""
+    path = run / CONFIG
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="start the run with: hivetune train") from None
+    try:
+        choices = from_plain(Choices, tree.get("choices") or {})
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", hint="was it written by a newer hivetune, or changed by hand?") from None
+    return parse_config(tree["config"], str(path)), choices
+
+
+def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
+    """Replace both, in one atomic write."""
+    tree = {"config": config.model_dump(mode="json"), "choices": choices.made()}
+    write_atomic(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode())

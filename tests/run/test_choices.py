@@ -1,0 +1,60 @@
+"""A run's choices: written once, read back as they were, and laid over by a recovery."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hivetune.config import parse_config
+from hivetune.errors import UsageError
+from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
+from hivetune.run.folder import CONFIG
+
+SETTINGS = parse_config({"model": "tiny", "data": {"path": "rows.jsonl"}, "lora": {"r": 4}}, "test")
+# As version 0.1 wrote them, with its evidence.
+OLD = {
+    "device": "cpu",
+    "dtype": "float32",
+    "threads": 2,
+    "kernels": "torch",
+    "agreement": {"loss": 4.8e-07, "gradient": 1.3e-06, "dtype": "float32", "instead_of": "the fast path was off"},
+    "budget_tokens": 832,
+    "recompute": 0,
+    "prediction": {"flops_per_s": 1e11, "overhead_s": 0.0, "error": 0.15, "peak_bytes": 1, "peak_error": 0.1},
+}
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    choices = Choices(device="cuda:1", dtype="bfloat16", threads=3, share_prefixes=False, halvings=0)
+    write_resolved(tmp_path, SETTINGS, choices)
+    assert read_resolved(tmp_path) == (SETTINGS, choices)
+
+
+def test_choices_of_an_old_run_folder_are_read(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text(yaml.safe_dump({"config": SETTINGS.model_dump(mode="json"), "choices": OLD}))
+    assert read_resolved(tmp_path)[1].made() == OLD
+
+
+def test_a_run_that_has_not_begun_has_none(tmp_path: Path) -> None:
+    write_resolved(tmp_path, SETTINGS, NO_CHOICES)
+    assert yaml.safe_load((tmp_path / CONFIG).read_text())["choices"] == {}
+    assert read_resolved(tmp_path)[1] == NO_CHOICES
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"dtyp": "float32"}, "unknown field 'dtyp'"),
+        ({"threads": "two"}, "Choices.threads: 'two' is not of the type int"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, choices: dict[str, str], words: str) -> None:
+    (tmp_path / CONFIG).write_text(yaml.safe_dump({"config": SETTINGS.model_dump(mode="json"), "choices": choices}))
+    with pytest.raises(UsageError, match=f"{CONFIG}: .*{words}"):
+        read_resolved(tmp_path)
+
+
+def test_changes_win_and_leave_the_rest() -> None:
+    settled = Choices(device="cpu", dtype="bfloat16", halvings=1)
+    assert Choices(dtype="float32", halvings=0).over(settled) == Choices(device="cpu", dtype="float32", halvings=0)
+    assert NO_CHOICES.over(settled) == settled
