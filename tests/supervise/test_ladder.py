@@ -3,7 +3,7 @@
 import pytest
 
 from hivetune.machine.faults import catalogue
-from hivetune.supervise.ladder import RUNGS, Bounds, Failure, next_action, settings_of
+from hivetune.supervise.ladder import RUNGS, Bounds, Failure, effects_of, next_action
 
 HOST, CARD = Bounds(), Bounds(on_device=True)
 FAULT = "device-memory-fault"
@@ -92,7 +92,7 @@ def test_memory_is_saved_step_by_step() -> None:
         rungs = next_action(history, HOST).rungs
         tried.append(rungs[-1])
     assert tried == ["micro", "small", "smallest"]
-    assert settings_of(rungs)[1]["halvings"] == 30
+    assert effects_of(rungs)[1].halvings == 30
 
 
 def test_a_smaller_training_only_where_it_is_allowed() -> None:
