@@ -111,7 +111,7 @@ def choose_dtype(wanted: str, device: Device) -> str:
         if wanted not in device.rates:
             raise UsageError(f"{device.name} is not to be used in {wanted}. {device.note}", hint="set dtype: auto")
         return wanted
-    return auto_dtype(target.rates)
+    return auto_dtype(device.rates)
 
 
 def auto_dtype(rates: Mapping[str, float]) -> str:

@@ -21,7 +21,7 @@ def identity_of(config: RunConfig, snapshot: Snapshot, model: Path) -> dict[str,
     return {"settings": settings_of(config), "snapshot": snapshot.hash, "model": sha256_file(model / MANIFEST)}
 
 
-def hash_of(identity: Mapping[str, Any]) -> str:
+def identity_hash(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 

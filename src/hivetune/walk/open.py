@@ -18,7 +18,7 @@ from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices, read_resolved, write_resolved
 from hivetune.run.folder import ADAPTER, RECORD
 from hivetune.walk.fetch import fetch_model
-from hivetune.walk.identity import hash_of, identity_of, refuse_other
+from hivetune.walk.identity import identity_hash, identity_of, refuse_other
 from hivetune.walk.prepare import prepare_data
 
 
@@ -46,7 +46,7 @@ def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
     model = fetch_model(config.model, progress)
     snapshot = prepare_data(config, model, progress)
     identity = identity_of(config, snapshot, model)
-    settings_hash = hash_of(identity)
+    settings_hash = identity_hash(identity)
     folder = Path(config.output).expanduser() if config.output else home() / "runs" / f"{name}-{settings_hash[:10]}"
     folder = folder.resolve()
     if (folder / RECORD).exists():

@@ -133,7 +133,7 @@ def test_chunks_of_logits_and_recomputed_layers_change_nothing_but_rounding(
     folder, docs = write_model(tmp_path), documents()
     plain = load(folder)
     plain.backward(docs, 0.1)
-    monkeypatch.setattr("hivetune.engine.model.general.CHUNK_LOGITS", 97 * 5)
+    monkeypatch.setattr("hivetune.engine.model.general.RECOMPUTED_CHUNK_LOGITS", 97 * 5)
     for choices in ({}, {"recompute": 2}):
         model = load(folder, **choices)
         model.backward(docs, 0.1)
