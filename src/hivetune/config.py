@@ -29,7 +29,7 @@ class DataConfig(Section):
     path: str | list[str] = Field(description="files, globs, folders, '-' for standard input, or 'store'")
     columns: dict[str, str] = Field(default={}, description="our field name: column in the rows")
     max_rejected: float = Field(
-        default=0.2, ge=0, le=1, description="share of rejected rows above which data is refused"
+        default=0.2, ge=0, le=1, description="largest share of rejected rows; above it the data is refused"
     )
     validation: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out to choose the best step")
     test: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out for the verdict")
@@ -49,7 +49,7 @@ class DataConfig(Section):
     on_secret: Literal["redact", "reject", "keep"] = "redact"
     on_personal: Literal["redact", "reject", "keep"] = "redact"
     near_duplicates: float = Field(
-        default=0.85, ge=0, le=1, description="Jaccard similarity from which rows are one; 0: off"
+        default=0.85, ge=0, le=1, description="Jaccard similarity from which rows are duplicates; 0: off"
     )
     quota_per_source: int | None = Field(default=None, gt=0, description="most rows from one source")
     quota_per_session: int | None = Field(default=None, gt=0, description="most rows from one session")
@@ -64,31 +64,29 @@ class LoraConfig(Section):
 
 
 class EvalConfig(Section):
-    prompts: int = Field(default=64, ge=0, description="held-out rows that are answered by base and tuned model")
+    prompts: int = Field(default=64, ge=0, description="held-out rows that base and tuned model answer")
     new_tokens: int = Field(default=64, gt=0, description="longest answer, in tokens")
     slots: int = Field(default=8, gt=0, le=1024, description="answers written at the same time")
     checker: dict[str, Any] | None = Field(
-        default=None, description="success of rows that name no checker of their own"
+        default=None, description="decides the success of rows without a checker of their own"
     )
 
 
 class GateConfig(Section):
     """Each `None` means: reported, not required."""
 
-    loss_gain: float | None = Field(default=0.0, description="nats per token that the tuned model must gain at least")
-    success_gain: float | None = Field(
-        default=None, description="share of prompts that must be answered better at least"
+    loss_gain: float | None = Field(default=0.0, description="smallest gain of the tuned model, in nats per token")
+    success_gain: float | None = Field(default=None, description="smallest gain in the share of prompts that succeed")
+    latency_ratio: float | None = Field(default=1.5, gt=0, description="largest ratio of the answer time, tuned / base")
+    memory_ratio: float | None = Field(default=1.5, gt=0, description="largest ratio of the peak memory, tuned / base")
+    tolerance: float = Field(
+        default=0.02, ge=0, description="how much worse a required metric may be before the verdict is abort"
     )
-    latency_ratio: float | None = Field(default=1.5, gt=0, description="most the answer time may grow, tuned / base")
-    memory_ratio: float | None = Field(default=1.5, gt=0, description="most the peak memory may grow, tuned / base")
-    tolerance: float = Field(default=0.02, ge=0, description="how much worse a required metric may be before abort")
 
 
 class SuperviseConfig(Section):
-    hang_factor: float = Field(
-        default=5.0, gt=1, description="a step this many times longer than the rolling one is a hang"
-    )
-    hang_floor_s: float = Field(default=60.0, gt=0, description="never call anything shorter a hang")
+    hang_factor: float = Field(default=5.0, gt=1, description="a step this many times longer than usual is a hang")
+    hang_floor_s: float = Field(default=60.0, gt=0, description="a step shorter than this is never a hang")
     start_timeout_s: float = Field(default=900.0, gt=0, description="imports, model load, first compile")
     evaluate_timeout_s: float = Field(default=1800.0, gt=0)
     save_timeout_s: float = Field(default=600.0, gt=0)
@@ -96,15 +94,17 @@ class SuperviseConfig(Section):
     backoff_s: float = Field(
         default=5.0, gt=0, description="first pause when a device faults at scattered steps; doubled up to 300 s"
     )
-    memory_share: float = Field(default=0.9, gt=0, le=1, description="most of the machine's or card's memory to take")
+    memory_share: float = Field(
+        default=0.9, gt=0, le=1, description="largest share of the machine's or card's memory to use"
+    )
     checkpoint_every_s: float | None = Field(
         default=None, gt=0, description="default: Young's rule from measured costs"
     )
     allow: list[Literal["rank", "sample"]] = Field(
-        default=[], description="what recovery may change of the training itself"
+        default=[], description="changes of the training itself that recovery may make"
     )
     chunk_rows: int | None = Field(
-        default=None, gt=0, description="train in chunks of this many rows, one after the other"
+        default=None, gt=0, description="finish all epochs on this many rows before the next"
     )
 
 
@@ -126,7 +126,7 @@ class RunConfig(Section):
     clip: float = Field(default=1.0, ge=0, description="largest gradient norm; 0: no clipping")
     validate_every: int | None = Field(default=None, gt=0, description="steps; default: ten times a run")
     patience: int | None = Field(
-        default=3, gt=0, description="validations without gain before stopping early; null: never"
+        default=3, gt=0, description="validations without improvement before the run stops early; null: never"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="auto: by a measured GEMM"
@@ -150,7 +150,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="give the path of a YAML config") from None
     if not isinstance(tree, dict):
-        raise UsageError(f"{path} holds no settings", hint="start with two lines: 'model: ...' and 'data: {path: ...}'")
+        raise UsageError(f"{path} has no settings", hint="start with two lines: 'model: ...' and 'data: {path: ...}'")
     for override in overrides:
         _override(tree, override)
     return parse_config(tree, str(path))
@@ -235,7 +235,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
     for parent in parents:
         child = tree.setdefault(parent, {})
         if not isinstance(child, dict):
-            raise UsageError(f"--set {override}: {parent} holds no settings")
+            raise UsageError(f"--set {override}: {parent} has no settings")
         tree = child
     try:
         tree[last] = _parse_yaml(text, repr(text))

@@ -34,6 +34,8 @@ sys.path.insert(0, sys.argv[2])
 from scripted import make_run, supervise
 from hivetune.config import parse_config
 import json
+
+pytestmark = pytest.mark.slow  # processes are started, stopped and killed
 folder = Path(sys.argv[1])
 config = parse_config(json.loads((folder / "run/config.resolved.yaml").read_text())["config"])
 outcome = supervise(folder, config)

@@ -36,7 +36,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> 
         handle = os.open(path, flags | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "is a link, and no link is followed here", str(path)) from None
+            raise OSError(errno.ELOOP, "is a symbolic link, which is not followed here", str(path)) from None
         if error.errno == errno.ENXIO:  # a pipe that nobody reads
             raise OSError(errno.ENXIO, "is not an ordinary file", str(path)) from None
         raise
@@ -69,9 +69,12 @@ def check_own(folder: Path) -> None:
     if above.st_uid not in owners:
         raise UsageError(f"{folder} belongs to user {above.st_uid}", hint="copy it, and use your own copy")
     if above.st_mode & stat.S_IWOTH:
-        raise UsageError(f"everybody may change what is in {folder}", hint=f"chmod -R go-w {folder}")
+        raise UsageError(f"{folder} can be changed by every user", hint=f"chmod -R go-w {folder}")
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(parent, name)
             if path.is_symlink():
-                raise UsageError(f"{path} is a link, and none is followed here", hint="put what it names in its place")
+                raise UsageError(
+                    f"{path} is a symbolic link, which is not followed here",
+                    hint="replace it with the file that it points to",
+                )

@@ -136,7 +136,7 @@ def _regex(answer: str, arguments: Arguments) -> bool:
     except subprocess.TimeoutExpired:
         raise UsageError(
             f"checker: the pattern {pattern!r} took longer than {PATTERN_TIMEOUT_S:g} s on one answer",
-            hint="a repeat inside a repeated group, as in (a+)+, can take for ever",
+            hint="a repeat inside a repeated group, as in (a+)+, can take forever",
         ) from None
     return done.stdout == "True"
 
@@ -147,7 +147,7 @@ def _check_pattern(pattern: str, where: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"{where}: the pattern {pattern!r} is broken: {error}") from None
+        raise UsageError(f"{where}: the pattern {pattern!r} is not a valid regular expression: {error}") from None
 
 
 def _json_valid(answer: str, arguments: Arguments) -> bool:

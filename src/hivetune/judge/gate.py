@@ -57,7 +57,7 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
     if reasons["abort"]:
         return Verdict("abort", reasons["abort"] + reasons["missed"], metrics)
     if not any(metric.required for metric in metrics):
-        return Verdict("iterate", ("the gate requires nothing: set at least gate.loss_gain",), metrics)
+        return Verdict("iterate", ("the gate requires no metric: set at least gate.loss_gain",), metrics)
     if reasons["missed"]:
         return Verdict("iterate", reasons["missed"] + reasons["undecided"], metrics)
     if reasons["undecided"]:

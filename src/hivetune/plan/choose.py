@@ -49,7 +49,7 @@ class Workload:
     documents: tuple[tuple[TrimmedDocument, ...], ...] = ()
     """The rows of some steps where they are known; else the typical step stands for all."""
     share: bool = False
-    """Common beginnings are computed once."""
+    """Shared prefixes are computed once."""
 
     @property
     def steps(self) -> int:

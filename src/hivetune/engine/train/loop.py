@@ -157,7 +157,7 @@ def quarantine(run: Run, step: int, documents: Sequence[Document], problem: str)
         raise StepNotFinite(
             f"step {step}: {problem}; {len(taken) + len(bad.rows)} of {run.plan.num_rows} rows are not finite by now: "
             "the arithmetic, not the rows",
-            hint="try dtype: float32; data.max_rejected is the share of bad rows that is borne",
+            hint="try dtype: float32; data.max_rejected is the share of bad rows that is tolerated",
         )
     if bad.rows and len(bad.rows) < max(2, len(documents)):
         amendment = Amendment(step, bad.rows, f"{problem} at step {step}, with this row alone too")

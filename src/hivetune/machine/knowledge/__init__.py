@@ -30,7 +30,7 @@ def known_card(name: str) -> Mapping[str, Any]:
             return {"name": known, **card}
     near = difflib.get_close_matches(name, known_cards(), 1, cutoff=0.3)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(f"no card named {name!r} is known", hint=f"{hint}known: {', '.join(known_cards())}")
+    raise UsageError(f"unknown card {name!r}", hint=f"{hint}known: {', '.join(known_cards())}")
 
 
 def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""One decoder layer forward and backward by hand: what is kept, what is formed again, which rows are computed.
+"""One decoder layer forward and backward by hand: what is kept, what is recomputed, which rows are computed.
 
 The residual stream x stays wide (fp32 for bf16). A layer gets it as x plus a `delta` not yet added, so that adding and
 the next norm are one pass over memory. The last layer computes queries' outputs and MLP at the rows that predict

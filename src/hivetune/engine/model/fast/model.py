@@ -34,7 +34,7 @@ class FastModel:
     """A `LoraModel` (engine/model/protocol.py).
 
     Choices it reads: budget_tokens (tokens of a micro-batch), halvings (of each micro-batch), recompute (layers whose
-    inner state is formed again in the backward pass), share_prefixes, token_multiple, chunk_rows (logit rows of a
+    inner state is recomputed in the backward pass), share_prefixes, token_multiple, chunk_rows (logit rows of a
     chunk), kernels (native or torch; default: native on a CPU that can), attention (eager: no fused kernel),
     rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no library for
     them). `kernels` says which run, and why if it is the plain ones; `attention` why it runs on a slow path, if it

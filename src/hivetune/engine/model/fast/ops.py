@@ -94,7 +94,7 @@ class TorchOps:
     def norm_backward(
         self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
     ) -> None:
-        """dx += the gradient of y = x * rstd * w; y itself is formed again if asked for. dx wide."""
+        """dx += the gradient of y = x * rstd * w; y itself is recomputed on request. dx wide."""
         unit_TD = x_TD * rstd_T[:, None]
         dunit_TD = dy_TD.to(dx_TD.dtype) * w_D
         dx_TD += rstd_T[:, None] * (dunit_TD - unit_TD * (dunit_TD * unit_TD).mean(1, keepdim=True))
