@@ -110,7 +110,7 @@ def test_a_link_anywhere_in_a_folder_refuses_it(name: str, tmp_path: Path) -> No
     make_folder(run / name)
     (run / name).rmdir()
     (run / name).symlink_to(elsewhere)
-    with pytest.raises(UsageError, match=f"{name} is a link"), lock(run):
+    with pytest.raises(UsageError, match=f"{name} is a symbolic link"), lock(run):
         pass
     assert list(elsewhere.iterdir()) == []
 
@@ -119,7 +119,7 @@ def test_a_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "run")
     check_own(tmp_path / "run")
     (tmp_path / "run").chmod(0o777)
-    with pytest.raises(UsageError, match="everybody may change") as refused:
+    with pytest.raises(UsageError, match="can be changed by every user") as refused:
         check_own(tmp_path / "run")
     assert "chmod" in refused.value.hint
 

@@ -126,7 +126,7 @@ def test_a_planted_run_folder_leads_nobody_out_of_it(name: str, tmp_path: Path) 
         lambda: start_detached(run),
     ]
     for doing in doings:
-        with pytest.raises(UsageError, match=f"{run / name} is a link"):
+        with pytest.raises(UsageError, match=f"{run / name} is a symbolic link"):
             doing()
     assert [path.name for path in elsewhere.iterdir()] == ["000001"]
     assert (elsewhere / "000001" / "precious").read_text() == "precious"

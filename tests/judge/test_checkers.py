@@ -73,7 +73,7 @@ def test_an_answer_cut_at_the_limit_fails_where_it_must_end() -> None:
         ({"name": "contains_any", "any": [""]}, "none of them empty"),
         ({"name": "contains_any", "any": ["x"], "must_end": "yes"}, "wrong type"),
         ({"name": "number_close", "value": True}, "wrong type"),
-        ({"name": "regex", "pattern": "("}, "broken"),
+        ({"name": "regex", "pattern": "("}, "not a valid regular expression"),
         ({"name": "regex", "pattern": "a" * 501}, "longer than"),
     ],
 )

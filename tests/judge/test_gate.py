@@ -89,7 +89,7 @@ SITUATIONS = {
     "latency not measured": (evaluation(answers=0), {}, "not-enough-evidence", "seconds per answer"),
     "too much memory": (evaluation(memory=(1e9, 2e9)), {}, "iterate", "peak_memory_bytes"),
     "memory not measured": (evaluation(memory=(1e9, None)), {}, "not-enough-evidence", "was not measured"),
-    "nothing required": (evaluation(), {**LOSS_ONLY, "loss_gain": None}, "iterate", "requires nothing"),
+    "nothing required": (evaluation(), {**LOSS_ONLY, "loss_gain": None}, "iterate", "requires no metric"),
     "worse but not required": (
         evaluation(shift=0.3),
         {**LOSS_ONLY, "loss_gain": None, "success_gain": 0.1},

@@ -158,5 +158,5 @@ def test_what_can_not_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UsageError, match="cannot read"), open_backend(tmp_path / "y.gguf"):
         pass
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineNotFit, match=r"no llama\.cpp"):
+    with pytest.raises(MachineNotFit, match=r"llama\.cpp is not installed"):
         find_engine("llama-server")
