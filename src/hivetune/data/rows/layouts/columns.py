@@ -98,13 +98,18 @@ def plain_row(row: Row) -> Row:
 
     A name that would be there twice stays as it is.
     """
-    renamed = [plain_name(key) for key in row]
-    if all(name == key for name, key in zip(renamed, row, strict=True)):
-        return row
-    plain: dict[str, Any] = {}
-    for name, (key, value) in zip(renamed, row.items(), strict=True):
-        plain[key if name in plain or (name != key and name in row) else name] = value
-    return plain
+    renamed = _plain_names(tuple(row))
+    return row if renamed is None else dict(zip(renamed, row.values(), strict=True))
+
+
+@lru_cache(512)
+def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The plain name of each column; None when all are plain already."""
+    plain: list[str] = []
+    for name in names:
+        new = plain_name(name)
+        plain.append(name if new in plain or (new != name and new in names) else new)
+    return None if tuple(plain) == names else tuple(plain)
 
 
 def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
@@ -149,29 +154,30 @@ def column_kind(name: str) -> Kind:
 
 def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str | None:
     """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
-    messages = conversation.messages
-    for name, value in row.items():
-        if (
-            name in layout.explains
-            or name in conversation.explained
-            or value is None
-            or value == ""
-            or value == []
-            or value == {}
-        ):
+    for name, kind in _looked_at(tuple(row), layout):
+        value = row[name]
+        if name in conversation.explained or value is None or value == "" or value == [] or value == {}:
             continue
-        kind = column_kind(name)
         if kind == "media":
             raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
         if name in layout.asks:
             return name
-        if kind == "note" or name in layout.beside:
-            continue
         if kind == "unknown" and not looks_like_content(value):
             continue
-        if not _is_found(value, kind == "content", messages):
+        if not _is_found(value, kind == "content", conversation.messages):
             return name
     return None
+
+
+@lru_cache(512)
+def _looked_at(names: tuple[str, ...], layout: RowLayout) -> tuple[tuple[str, Kind], ...]:
+    """The columns of such rows that may be content, by what their names say."""
+    kinds = ((name, column_kind(name)) for name in names if name not in layout.explains)
+    return tuple(
+        (name, kind)
+        for name, kind in kinds
+        if name in layout.asks or (kind != "note" and (kind == "media" or name not in layout.beside))
+    )
 
 
 def looks_like_content(value: Any) -> bool:
@@ -209,6 +215,8 @@ def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
     if isinstance(value, str):
         inside = parsed(value)
         value = value if isinstance(inside, str) else inside
+    if isinstance(value, str) and any(value in message.content for message in messages):
+        return True  # the usual case
     texts = [text.strip() for text in _texts(value) if (named and text.strip()) or _is_prose(text)]
     if not texts:
         return True  # numbers: nothing that anybody said

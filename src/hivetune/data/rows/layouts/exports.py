@@ -247,10 +247,23 @@ def _is_open_webui(row: Row) -> bool:
     return isinstance(chat, dict) and ("history" in chat or "messages" in chat)
 
 
-CHATGPT = RowLayout("chatgpt", lambda row: isinstance(row.get("mapping"), dict), _chatgpt, frozenset(("mapping",)))
-CLAUDE = RowLayout(
-    "claude", lambda row: "chat_messages" in row, _claude, frozenset(("chat_messages",)), frozenset(("summary",))
+CHATGPT = RowLayout(
+    "chatgpt",
+    frozenset(("mapping",)),
+    lambda row: isinstance(row.get("mapping"), dict),
+    _chatgpt,
+    frozenset(("mapping",)),
 )
-OPEN_WEBUI = RowLayout("open-webui", _is_open_webui, _open_webui, frozenset(("chat",)))
-LM_STUDIO = RowLayout("lm-studio", _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes")))
-OPENCODE = RowLayout("opencode", _is_opencode, _opencode, frozenset(("messages", "info")))
+CLAUDE = RowLayout(
+    "claude",
+    frozenset(("chat_messages",)),
+    lambda row: "chat_messages" in row,
+    _claude,
+    frozenset(("chat_messages",)),
+    frozenset(("summary",)),
+)
+OPEN_WEBUI = RowLayout("open-webui", frozenset(("chat",)), _is_open_webui, _open_webui, frozenset(("chat",)))
+LM_STUDIO = RowLayout(
+    "lm-studio", frozenset(("messages",)), _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes"))
+)
+OPENCODE = RowLayout("opencode", frozenset(("info",)), _is_opencode, _opencode, frozenset(("messages", "info")))

@@ -157,12 +157,24 @@ def _is_input_output(row: Row) -> bool:
 _COMMON = frozenset((*SYSTEM, *TOOLS))
 WITH_HISTORY = _COMMON | frozenset(("history", "chat_history"))
 PROMPT_COMPLETION = RowLayout(
-    "prompt-completion", _is_prompt_completion, _prompt_completion, WITH_HISTORY | {"prompt", "completion"}
+    "prompt-completion",
+    frozenset(("prompt",)),
+    _is_prompt_completion,
+    _prompt_completion,
+    WITH_HISTORY | {"prompt", "completion"},
 )
-ALPACA = RowLayout("alpaca", _is_alpaca, _alpaca, WITH_HISTORY | {"instruction"})
-CALLS = RowLayout("calls", _is_call_answer, _calls, _COMMON | {"answers"})
-AGENT_ROW = RowLayout("agent", _is_agent, _agent, _COMMON | {*TASK})
-TOOL = RowLayout("tool", _is_tool, _tool, _COMMON | {*RESULT, "tool", "tool_used", "command"})
-QUESTION_ANSWER = RowLayout("question-answer", _is_question_answer, _question_answer, WITH_HISTORY)
-INPUT_OUTPUT = RowLayout("input-output", _is_input_output, _question_answer, WITH_HISTORY)
-TEXT = RowLayout("text", lambda row: "text" in row, _plain, frozenset(("text",)), asks=frozenset(LABELS))
+ALPACA = RowLayout("alpaca", frozenset(("instruction",)), _is_alpaca, _alpaca, WITH_HISTORY | {"instruction"})
+CALLS = RowLayout("calls", frozenset(("answers",)), _is_call_answer, _calls, _COMMON | {"answers"})
+AGENT_ROW = RowLayout("agent", frozenset(AGENT), _is_agent, _agent, _COMMON | {*TASK})
+TOOL = RowLayout(
+    "tool",
+    frozenset(("tool_used", "tool", "command")),
+    _is_tool,
+    _tool,
+    _COMMON | {*RESULT, "tool", "tool_used", "command"},
+)
+QUESTION_ANSWER = RowLayout("question-answer", frozenset(ASKED), _is_question_answer, _question_answer, WITH_HISTORY)
+INPUT_OUTPUT = RowLayout("input-output", frozenset(("input",)), _is_input_output, _question_answer, WITH_HISTORY)
+TEXT = RowLayout(
+    "text", frozenset(("text",)), lambda row: "text" in row, _plain, frozenset(("text",)), asks=frozenset(LABELS)
+)

@@ -5,7 +5,17 @@ from typing import Any
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import ANSWERED, SYSTEM, TOOLS, system_of, tools_of
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, Tools, first_of, names, one_of, parsed
+from hivetune.data.rows.layouts.said import (
+    Conversation,
+    Row,
+    RowLayout,
+    Tools,
+    first_of,
+    is_json_text,
+    names,
+    one_of,
+    parsed,
+)
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
 
@@ -124,7 +134,7 @@ def _is_asked(name: str, value: Any) -> bool:
 
 
 def _is_structured(value: Any) -> bool:
-    return isinstance(value, dict | list) or (isinstance(value, str) and value.lstrip()[:1] in ("[", "{"))
+    return isinstance(value, dict | list) or (isinstance(value, str) and is_json_text(value))
 
 
 def _is_list(value: Any) -> bool:
@@ -134,15 +144,36 @@ def _is_list(value: Any) -> bool:
 BESIDE = names("task intent knowledge topic summary description notes note comment comments")
 _COMMON = frozenset((*SYSTEM, *TOOLS))
 LOG_SESSION = RowLayout(
-    "session", lambda row: "hivetune_session" in row, _session, frozenset(("messages", "left_out", "system"))
+    "session",
+    frozenset(("hivetune_session",)),
+    lambda row: "hivetune_session" in row,
+    _session,
+    frozenset(("messages", "left_out", "system")),
 )
 REQUEST_RESPONSE = RowLayout(
-    "request-response", lambda row: _sides(row) is not None, _request_response, _COMMON | {"instructions"}, BESIDE
+    "request-response",
+    frozenset((*RESPONSES, "choices", "candidates", "message")),
+    lambda row: _sides(row) is not None,
+    _request_response,
+    _COMMON | {"instructions"},
+    BESIDE,
 )
 MESSAGES = RowLayout(
-    "messages", lambda row: "messages" in row, _messages, _COMMON | {"messages", "tool_config"}, BESIDE
+    "messages",
+    frozenset(("messages",)),
+    lambda row: "messages" in row,
+    _messages,
+    _COMMON | {"messages", "tool_config"},
+    BESIDE,
 )
 CONTENTS = RowLayout(
-    "contents", lambda row: "contents" in row, _contents, _COMMON | {"contents", "system_instruction"}, BESIDE
+    "contents",
+    frozenset(("contents",)),
+    lambda row: "contents" in row,
+    _contents,
+    _COMMON | {"contents", "system_instruction"},
+    BESIDE,
 )
-SHAREGPT = RowLayout("sharegpt", lambda row: _list_column(row) is not None, _sharegpt, _COMMON, BESIDE)
+SHAREGPT = RowLayout(
+    "sharegpt", frozenset(LISTS), lambda row: _list_column(row) is not None, _sharegpt, _COMMON, BESIDE
+)

@@ -25,11 +25,15 @@ class Conversation(NamedTuple):
 
 
 class RowLayout(NamedTuple):
-    """One layout. `explains`: columns that `read` puts into the conversation or rightly leaves out of it, `beside`:
-    names of notes about such rows, `asks`: names that are content in such rows (data/rows/layouts/columns.py).
+    """One layout.
+
+    `names`: columns of which a row needs one before `fits` is asked; `explains`: columns that `read` puts into the
+    conversation or rightly leaves out of it; `beside`: names of notes about such rows; `asks`: names that are content
+    in such rows (data/rows/layouts/columns.py).
     """
 
     name: str
+    names: frozenset[str]
     fits: Callable[[Row], bool]
     read: Callable[[str, Row], Conversation]
     explains: frozenset[str]
@@ -42,9 +46,15 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def is_json_text(value: str) -> bool:
+    """Whether a text begins as a list or an object does."""
+    head = value[:1]
+    return (value.lstrip()[:1] if head.isspace() else head) in ("[", "{")
+
+
 def parsed(value: Any) -> Any:
     """CSV, Parquet and logs keep lists and objects as JSON text; other text stays as it is."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+    if isinstance(value, str) and is_json_text(value):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
@@ -70,8 +80,13 @@ def said(role: Role, value: Any, column: str) -> Message:
 
 def first_of(row: Row, names: tuple[str, ...]) -> str | None:
     """The first of these columns that has a value; else the first that is there; else None."""
-    here = [name for name in names if name in row]
-    return next((name for name in here if row[name] is not None and row[name] != ""), here[0] if here else None)
+    empty = None
+    for name in names:
+        if name in row:
+            if row[name] is not None and row[name] != "":
+                return name
+            empty = empty or name
+    return empty
 
 
 def objects(value: Any) -> list[dict[str, Any]] | None:
@@ -81,8 +96,9 @@ def objects(value: Any) -> list[dict[str, Any]] | None:
 
 def one_of(value: Any, *names: str) -> Any:
     """The first of these keys of an object that has a value, else None."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         for name in names:
-            if value.get(name) is not None:
-                return value[name]
+            found = value.get(name)
+            if found is not None:
+                return found
     return None

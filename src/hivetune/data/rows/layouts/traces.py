@@ -245,6 +245,14 @@ def _is_span(row: Row) -> bool:
     )
 
 
-RUN = RowLayout("langsmith", _is_run, _run, frozenset(("extra", "events", "serialized")))
-OBSERVATION = RowLayout("langfuse", _is_observation, _observation, frozenset(("metadata", "model_parameters")))
-SPAN = RowLayout("opentelemetry", _is_span, _span, frozenset(("attributes", "events", "resource", "scope", "context")))
+RUN = RowLayout("langsmith", frozenset(("inputs",)), _is_run, _run, frozenset(("extra", "events", "serialized")))
+OBSERVATION = RowLayout(
+    "langfuse", frozenset(("input",)), _is_observation, _observation, frozenset(("metadata", "model_parameters"))
+)
+SPAN = RowLayout(
+    "opentelemetry",
+    frozenset(("attributes",)),
+    _is_span,
+    _span,
+    frozenset(("attributes", "events", "resource", "scope", "context")),
+)

@@ -84,6 +84,8 @@ def read_turn(turn: Any) -> list[Message]:
     if not isinstance(turn, dict):
         raise RowRefused("wrong-type", "messages: each one an object with role and content")
     role, content = turn.get("role"), turn.get("content")
+    if role is None and content is None:
+        role, content = turn.get("from"), turn.get("value")
     known = ROLES.get(role) if isinstance(role, str) else None
     if known and len(turn) == 2 and isinstance(content, str) and role not in CALL_ROLES:  # the usual turn, at half cost
         return _plain_turn(known, content)
