@@ -43,7 +43,7 @@ def test_one_bad_row_costs_few_children(size: int) -> None:
     for position in {0, size // 2, size - 1}:
         card = Card(bad_rows(100 + position))
         findings = isolate(range(100, 100 + size), card.replay, control=7)
-        assert (findings.verdict, found(findings)) == ("row", [100 + position])
+        assert (findings.culprit, found(findings)) == ("row", [100 + position])
         assert card.children == findings.children <= math.ceil(math.log2(size)) + 2
 
 
@@ -53,32 +53,32 @@ def test_exactly_the_bad_rows_are_found(size: int, kill: set[int], nan: set[int]
     card = Card(bad_rows(*kill), nan)
     findings = isolate(range(size), card.replay, control=99)
     assert found(findings) == sorted(kill | nan)
-    assert findings.verdict == ("row" if kill | nan else "chance")
+    assert findings.culprit == ("row" if kill | nan else "chance")
     assert card.children <= 2 * (len(kill) + 1)
 
 
 def test_a_kernel_that_dies_at_one_shape_is_no_bad_row() -> None:
     card = Card(lambda item, other: 5 in item.rows and not item.padded)
     findings = isolate(range(16), card.replay, control=99)
-    assert (findings.verdict, findings.rows) == ("kernel", ())
+    assert (findings.culprit, findings.rows) == ("kernel", ())
     assert "bad kernel: row 5" in findings.words
 
 
 def test_a_library_that_dies_of_one_row_is_no_bad_row() -> None:
     card = Card(lambda item, other: 5 in item.rows and not other)
-    assert isolate(range(16), card.replay, control=99).verdict == "kernel"
+    assert isolate(range(16), card.replay, control=99).culprit == "kernel"
 
 
 def test_a_bad_row_and_a_bad_kernel_in_one_batch_are_told_apart() -> None:
     card = Card(lambda item, other: 3 in item.rows or (5 in item.rows and not other))
     findings = isolate(range(16), card.replay, control=99)
-    assert (findings.verdict, found(findings)) == ("row", [3])
+    assert (findings.culprit, found(findings)) == ("row", [3])
     assert "bad row 3" in findings.words and "bad kernel: row 5" in findings.words
 
 
 def test_rows_that_die_only_together_are_not_quarantined() -> None:
     findings = isolate(range(16), Card(lambda item, other: len(item.rows) > 4).replay, control=99)
-    assert (findings.verdict, findings.rows) == ("kernel", ())
+    assert (findings.culprit, findings.rows) == ("kernel", ())
     assert "the size of the batch" in findings.words
     findings = isolate(range(16), Card(lambda item, other: len(item.rows) > 4 and not item.padded).replay, control=99)
     assert "another order" in findings.words
@@ -86,7 +86,7 @@ def test_rows_that_die_only_together_are_not_quarantined() -> None:
 
 def test_what_does_not_happen_again_is_chance() -> None:
     card = Card(lambda item, other: False)
-    assert isolate(range(16), card.replay, control=99).verdict == "chance"
+    assert isolate(range(16), card.replay, control=99).culprit == "chance"
     assert card.children == 2
 
 
@@ -94,12 +94,12 @@ def test_a_machine_that_fails_everywhere_costs_no_rows() -> None:
     for control in (None, 99):
         card = Card(lambda item, other: True)
         findings = isolate(range(16), card.replay, control=control)
-        assert (findings.verdict, findings.rows) == ("machine", ())
+        assert (findings.culprit, findings.rows) == ("machine", ())
         assert card.children <= 3
     findings = isolate(range(16), lambda attempt: Ending((), "MachineNotFit: no torch", started=False), control=99)
-    assert (findings.verdict, findings.children) == ("machine", 1)
+    assert (findings.culprit, findings.children) == ("machine", 1)
     nan_weights = Card(lambda item, other: False, frozenset(range(100)))
-    assert isolate(range(16), nan_weights.replay, control=99).verdict == "machine"
+    assert isolate(range(16), nan_weights.replay, control=99).culprit == "machine"
 
 
 def test_a_fault_at_random_times_rarely_costs_a_row() -> None:
@@ -116,5 +116,5 @@ def test_more_bad_rows_than_are_borne_are_the_machine() -> None:
     findings = isolate(range(16), Card(bad_rows(3, 5)).replay, control=99)
     assert within(findings, 14, 16) == findings
     stopped = within(findings, 15, 16)
-    assert (stopped.verdict, stopped.rows) == ("machine", ())
+    assert (stopped.culprit, stopped.rows) == ("machine", ())
     assert most_quarantined(10_000, 0.2) == 2000 and most_quarantined(10, 0.2) == 16

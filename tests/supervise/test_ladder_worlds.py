@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from worlds import STEPS, World, draw, kinds, play
 
 from hivetune.machine.faults import catalogue
-from hivetune.machine.faults import fault as fault_of
-from hivetune.supervise.ladder import SHARED_PLACE, Action, Bounds, Failure, attempts_left, kept_rungs, next_action
+from hivetune.supervise.ladder import SHARED_PLACE, Action, Bounds, Culprit, Failure, after_isolation, next_action
 
 CARD, HOST = Bounds(on_device=True), Bounds()
 RESTARTS_OF_ONE, RESTARTS_OF_TWO = 3, 6
@@ -75,32 +74,23 @@ EVENTS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(events=EVENTS, bounds=st.sampled_from([HOST, CARD, replace(CARD, attempts=1), replace(HOST, attempts=5)]))
 def test_whatever_happens_attempts_without_progress_are_bounded(
-    events: list[tuple[str, int, str, str]], bounds: Bounds
+    events: list[tuple[str, int, str, Culprit]], bounds: Bounds
 ) -> None:
     history: list[Failure] = []
     action = Action("again", "")
     durable = quarantined = idle = 0
-    for fault, step, progress, verdict in events:
+    for fault, step, progress, culprit in events:
         durable, quarantined = durable + (progress == "state"), quarantined + (progress == "row")
         failure = Failure(fault, step, durable, quarantined, action.rungs, action.tried)
         idle = 0 if not history or failure.progressed(history[-1]) else idle + 1
         history.append(failure)
         assert idle <= SHARED_PLACE * bounds.attempts
         alike = sum(earlier.alike(failure) for earlier in history[len(history) - 1 - idle : -1])
-        on_device = bounds.on_device and "cpu" not in action.rungs
-        action = next_action(history, replace(bounds, on_device=on_device))
+        now = replace(bounds, on_device=bounds.on_device and "cpu" not in action.rungs)
+        action = next_action(history, now)
         if action.kind == "isolate":
-            history[-1] = replace(failure, isolated=True)
-            left = attempts_left(history, bounds)
-            if verdict == "row":
-                quarantined += 1
-                action = Action("again", "", kept_rungs(history))
-            elif verdict == "chance" and fault_of(fault).domain == "host" and left > 0:
-                action = Action("again", "", failure.rungs)
-            else:
-                action = next_action(history, replace(bounds, on_device=on_device))
-            if verdict == "machine":
-                history[-1] = failure
+            action, history[-1] = after_isolation(history, culprit, "", now)
+            quarantined += culprit == "row"
         if alike >= bounds.attempts and history[-1].quarantined == quarantined:
             assert action.kind == "stop"
         assert action.kind in ("again", "change", "stop")

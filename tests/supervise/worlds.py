@@ -11,9 +11,16 @@ from typing import Any
 
 from scripted import BATCH, NUM_ROWS
 
-from hivetune.machine.faults import fault as fault_of
-from hivetune.supervise.isolate import Verdict
-from hivetune.supervise.ladder import Action, Bounds, Failure, effects_of, kept_rungs, next_action, void_rungs
+from hivetune.supervise.ladder import (
+    Action,
+    Bounds,
+    Culprit,
+    Failure,
+    after_isolation,
+    effects_of,
+    next_action,
+    void_rungs,
+)
 
 STEPS = NUM_ROWS // BATCH
 GPU_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x7f. Reason: Page not present."
@@ -99,7 +106,7 @@ class World:
                 return death, step
         return None
 
-    def isolate(self, step: int, rungs: Sequence[str]) -> Verdict:
+    def isolate(self, step: int, rungs: Sequence[str]) -> Culprit:
         """A row is taken out; a fault by chance hits the row that is known to be good too: nothing is learned."""
         environment, choices = effects_of(rungs)
         settings = {**environment, **choices.made()}
@@ -154,26 +161,18 @@ def play(world: World) -> tuple[str, list[Failure]]:
             return "done", history
         failure = Failure(*death, world.durable, len(world.gone), action.rungs, action.tried)
         history.append(failure)
-        action = _next(world, history)
+        bounds = _bounds(world, failure.rungs)
+        action = next_action(history, bounds)
         if action.kind == "isolate":
-            history[-1] = replace(failure, isolated=True)
-            verdict = world.isolate(failure.step, failure.rungs)
-            if verdict == "row":
-                action = Action("again", "a row", kept_rungs(history))
-            elif verdict == "chance" and fault_of(failure.fault).domain == "host":
-                action = Action("again", "chance", failure.rungs)
-            else:
-                action = _next(world, history)
-            if verdict == "machine":
-                history[-1] = failure
+            culprit = world.isolate(failure.step, failure.rungs)
+            action, history[-1] = after_isolation(history, culprit, "", bounds)
         if action.kind == "stop":
             return "stop", history
     return "endless", history
 
 
-def _next(world: World, history: Sequence[Failure]) -> Action:
-    rungs = history[-1].rungs
+def _bounds(world: World, rungs: Sequence[str]) -> Bounds:
     environment, choices = effects_of(rungs)
     variables = {name: value for name, value in environment.items() if value is not None}
     on_device = world.bounds.on_device and "cpu" not in rungs
-    return next_action(history, replace(world.bounds, on_device=on_device, void=void_rungs(variables, choices)))
+    return replace(world.bounds, on_device=on_device, void=void_rungs(variables, choices))

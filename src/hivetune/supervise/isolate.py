@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hivetune.base.journal import read_journal
 from hivetune.plan.steps import Amendment, append_amendment
@@ -18,14 +18,12 @@ from hivetune.process.limits import FixedLimits, Limits
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Item, Outcome, Replay
 from hivetune.run.folder import ISOLATION, ITEMS
-from hivetune.supervise.ladder import effects_of
+from hivetune.supervise.ladder import Culprit, effects_of
 
 # Another matrix library or instruction set, wherever the run computes; variables of absent libraries do nothing.
 OTHER_RUNGS = ("blas", "isa")
 # Without a row that is known to be good: after so many failures and no row that is fine, it is not the rows.
 NOTHING_FINE = 3
-
-Verdict = Literal["row", "kernel", "chance", "machine"]
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,9 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Findings:
-    """`rows` are to be quarantined. `verdict` row: they are bad; kernel: another way of computing survives the same
-    rows; chance: it did not happen again; machine: rows that were fine die too. `children`: how many were started."""
+    """`rows` are to be quarantined. `children`: how many were started."""
 
-    verdict: Verdict
+    culprit: Culprit
     words: str
     rows: tuple[BadRow, ...] = ()
     children: int = 0

@@ -7,7 +7,7 @@ go up. Faults at scattered steps mean hardware: stay, and wait longer each time.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hivetune.machine.faults import Fault
@@ -164,6 +164,9 @@ class Bounds:
 
 
 Kind = Literal["again", "change", "isolate", "wait", "stop"]
+# What an isolation found to be guilty (supervise/isolate.py): rows of the step; a kernel, as another way of computing
+# survives the same rows; nothing, it did not happen again; the machine, as rows that were fine before die too.
+Culprit = Literal["row", "kernel", "chance", "machine"]
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,21 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Action:
         why = "faults at different steps: the machine, not the data" if scattered else "once may be chance"
         return Action("again", why, last.rungs, wait_s=wait_s)
     return _climb(history, fault, bounds, last_try=left == 1, isolate=not worn_out or bool(alike))
+
+
+def after_isolation(history: Sequence[Failure], culprit: Culprit, words: str, bounds: Bounds) -> tuple[Action, Failure]:
+    """What follows when the rows of the last failure's step were replayed; and that failure, as the history keeps it.
+
+    A guilty row is out by then: the step is made without it. Where nothing was learned of the rows, they may be asked
+    once more.
+    """
+    last = replace(history[-1], isolated=True)
+    asked = [*history[:-1], last]
+    if culprit == "row":
+        return Action("again", words, kept_rungs(asked)), last
+    if culprit == "chance" and fault_of(last.fault).domain == "host" and attempts_left(asked, bounds) > 0:
+        return Action("again", words, last.rungs), last
+    return next_action(asked, bounds), history[-1] if culprit == "machine" else last
 
 
 def _alike(history: Sequence[Failure]) -> list[Failure]:

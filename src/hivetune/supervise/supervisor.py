@@ -19,7 +19,6 @@ from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
-from hivetune.machine.faults import fault as fault_of
 from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
 from hivetune.plan.steps import most_quarantined, read_plan
 from hivetune.process.limits import LearnedLimits
@@ -40,9 +39,8 @@ from hivetune.supervise.ladder import (
     Action,
     Bounds,
     Failure,
-    attempts_left,
+    after_isolation,
     effects_of,
-    kept_rungs,
     next_action,
     void_rungs,
 )
@@ -203,10 +201,10 @@ class _Supervisor:
         """Is it a row of the step? Quarantine it and go on; else what the ladder says next."""
         job = self.job
         run = job.run
-        self.history[-1] = replace(failure, isolated=True)
         plan, data = read_plan(run), open_snapshot(job.snapshot)
         steps = plan.steps
-        if failure.step >= len(steps):
+        if failure.step >= len(steps):  # after the last one: there are no rows to ask
+            self.history[-1] = replace(failure, isolated=True)
             return next_action(self.history, self._bounds())
         before = steps[failure.step - 1].rows if failure.step else ()
         replay = replay_in_children(
@@ -221,17 +219,10 @@ class _Supervisor:
         most = most_quarantined(plan.num_rows, self.config.data.max_rejected)
         findings = within(findings, failure.quarantined, most)
         entries = quarantine(run, failure.step, findings, lambda row: data.info(row).source)
-        job.events.append("isolated", verdict=findings.verdict, words=findings.words, children=findings.children)
+        job.events.append("isolated", verdict=findings.culprit, words=findings.words, children=findings.children)
         for entry in entries:
             job.events.append("quarantined", **entry)
-        if findings.verdict == "row":
-            return Action("again", findings.words, kept_rungs(self.history))
-        left = attempts_left(self.history, self._bounds())
-        if findings.verdict == "chance" and fault_of(failure.fault).domain == "host" and left > 0:
-            return Action("again", findings.words, failure.rungs)
-        action = next_action(self.history, self._bounds())
-        if findings.verdict == "machine":  # nothing was learned of the rows: they may be asked once more
-            self.history[-1] = failure
+        action, self.history[-1] = after_isolation(self.history, findings.culprit, findings.words, self._bounds())
         return action
 
     def _make_smaller(self, how: str) -> None:
