@@ -1,16 +1,18 @@
-"""Two figures: how many runs end by themselves, and how much of the time goes into steps that count.
+"""How many runs end by themselves, with real processes and by the ladder alone, and how much of the time is useful.
 
     python bench/reliability.py completion --out docs/proof/completion.json     about 5 minutes
+    python bench/reliability.py ladder --runs 20000 --seed 0                    about 20 seconds, in memory
     python bench/reliability.py useful --out docs/proof/useful_time.json        about 4 minutes, on a quiet machine
 
 completion: runs of the scripted worker (tests/supervise), each with one to three random faults of the kinds that a run
-can survive, at random steps and rows. useful: the real worker on SmolLM2-135M, killed again and again; what one kill
+can survive, at random steps and rows. ladder: the same runs played in memory (tests/supervise/worlds.py). useful: the real worker on SmolLM2-135M, killed again and again; what one kill
 costs (noticing, loading, steps made twice) gives the share at one fault per ten minutes.
 """
 
 import argparse
 import collections
 import os
+import random
 import signal
 import statistics
 import sys
@@ -23,13 +25,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/supervise"))
 
 from scripted import CARD, make_run, supervise  # noqa: E402
-from worlds import draw  # noqa: E402
+from worlds import World, draw, play  # noqa: E402
 
 from hivetune.base.disk import write_json  # noqa: E402
 from hivetune.base.journal import read_journal  # noqa: E402
 from hivetune.config import parse_config  # noqa: E402
 from hivetune.errors import HivetuneError  # noqa: E402
 from hivetune.machine.inventory import describe_machine, read_machine  # noqa: E402
+from hivetune.supervise.ladder import Bounds  # noqa: E402
 from hivetune.walk.demo_rows import write_demo_data  # noqa: E402
 from hivetune.walk.open import open_run  # noqa: E402
 from hivetune.walk.train import train_run  # noqa: E402
@@ -145,15 +148,31 @@ def _report(run: Path, started: float, lost: list[dict[str, Any]]) -> dict[str, 
     }
 
 
+def ladder(runs: int, first_seed: int) -> dict[str, Any]:
+    """The rules of the supervisor against the same random faults, without a process: thousands in a second."""
+    needed_person = []
+    for seed in range(first_seed, first_seed + runs):
+        chosen, faults = draw(seed)
+        status, history = play(World(faults, Bounds(on_device=True), random.Random(seed)))
+        if status != "done":
+            diagnoses = [f"{failure.fault} in step {failure.step}" for failure in history]
+            needed_person.append({"seed": seed, "faults": chosen, "diagnoses": diagnoses})
+            print(needed_person[-1], file=sys.stderr)
+    ended = runs - len(needed_person)
+    return {"schema": 1, "runs": runs, "first_seed": first_seed, "ended": ended, "needed_a_person": needed_person}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("completion", "useful"))
+    parser.add_argument("what", choices=("completion", "ladder", "useful"))
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1000, help="of the first run")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()
-    result = completion(arguments.runs, arguments.seed) if arguments.what == "completion" else useful()
-    write_json(arguments.out, result)
+    of_runs = {"completion": completion, "ladder": ladder}
+    result = of_runs[arguments.what](arguments.runs, arguments.seed) if arguments.what in of_runs else useful()
+    if arguments.out:
+        write_json(arguments.out, result)
     print({name: value for name, value in result.items() if not isinstance(value, (dict, list))})
 
 
