@@ -2,13 +2,12 @@
 
 import errno
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_disk import fill
 
 from hivetune.base.journal import RESERVE_BYTES, Journal, read_journal
 
@@ -93,25 +92,6 @@ def test_what_a_full_disk_refused_comes_first_when_there_is_room(
     journal.append("step", step=3)
     journal.close()
     assert [entry["step"] for entry in read_journal(tmp_path / "j")] == [1, 2, 3]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root can mount a small file system")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> None:
-    """Take every byte, as another program does."""
-    with pytest.raises(OSError, match="space"), open(folder / "other-program", "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1024))
 
 
 def test_a_full_disk_has_room_for_what_is_told_about_it(small_disk: Path) -> None:

@@ -22,7 +22,7 @@ from hivetune.plan.steps import read_plan
 from hivetune.run import checkpoints
 from hivetune.run.standby import Standby, persist
 from hivetune.run.status import run_status, stop_run
-from hivetune.supervise import attempt, supervisor
+from hivetune.supervise import attempt, room, supervisor
 from hivetune.supervise.events import Events
 from hivetune.supervise.smaller import thin_out
 
@@ -157,8 +157,9 @@ def test_no_room_for_the_checkpoints_is_said_before_anything_starts(
 def test_a_full_disk_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_run(tmp_path, [{"do": "raise", "text": "[Errno 28] No space left on device", "step": 8, "times": 1}])
     free = iter([1 << 40, 0, 0, 0])
-    monkeypatch.setattr(supervisor, "disk_free_bytes", lambda folder: next(free, 1 << 40))
-    monkeypatch.setattr(supervisor, "DISK_LOOK_S", 0.01)
+    for module in (supervisor, room):
+        monkeypatch.setattr(module, "disk_free_bytes", lambda folder: next(free, 1 << 40))
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
     outcome = supervise(tmp_path, config).check()
     assert (outcome.status, outcome.faults) == ("done", ("disk-full",))
     assert events(tmp_path, "disk_wait") and events(tmp_path, "disk_ready")
@@ -193,7 +194,8 @@ def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
         os.kill(os.getpid(), signal.SIGTERM)
         return 0
 
-    monkeypatch.setattr(supervisor, "disk_free_bytes", full)
+    for module in (supervisor, room):
+        monkeypatch.setattr(module, "disk_free_bytes", full)
     outcome = supervise(tmp_path, config)
     assert outcome.status == "stopped"
     with pytest.raises(Stopped, match="step 8") as caught:

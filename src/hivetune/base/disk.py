@@ -24,6 +24,7 @@ from hivetune.errors import Busy
 
 MANIFEST = "manifest.json"
 HASH_CHUNK_BYTES = 1 << 20
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Disk:

@@ -5,6 +5,7 @@ goes through `clean`: names of files and columns, messages and answers are other
 """
 
 import contextlib
+import errno
 import json
 import re
 import sys
@@ -66,8 +67,12 @@ def emit(document: dict[str, Any]) -> None:
 
 
 def say(text: str = "") -> None:
-    """One line for people, on stderr."""
-    err().print(clean(text), markup=False)
+    """One line for people, on stderr. A log on a full disk loses it, and nothing else goes wrong by that."""
+    try:
+        err().print(clean(text), markup=False)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
 
 
 def show(text: str) -> None:

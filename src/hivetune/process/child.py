@@ -20,10 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hivetune.base.disk import write_json
+from hivetune.base.disk import FULL_DISK, write_json
 from hivetune.base.private import keep_private
 from hivetune.errors import HivetuneError, MachineNotFit
-from hivetune.process.protocol import Beat, read_task
+from hivetune.process.protocol import EXIT_FULL_DISK, Beat, read_task
 from hivetune.run.folder import OUTCOME
 
 PR_SET_PDEATHSIG = 1
@@ -112,9 +112,10 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
 
 
 def report_failure(folder: Path, error: BaseException) -> int:
-    """Print the traceback, write a failed `outcome.json`, return the exit code."""
+    """Print the traceback, write a failed `outcome.json`, return the exit code: EXIT_FULL_DISK if that can't be."""
     text = "".join(traceback.format_exception(error))
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 (standard error is the task's log)
+    with contextlib.suppress(OSError):  # the log may lie on the full disk that is to be reported
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 (standard error is the task's log)
     code = error.exit_code if isinstance(error, HivetuneError) else 1
     described = {
         "type": type(error).__name__,
@@ -123,7 +124,12 @@ def report_failure(folder: Path, error: BaseException) -> int:
         "exit_code": code,
         "traceback": text,
     }
-    write_json(folder / OUTCOME, {"schema": 1, "status": "failed", "error": described})
+    try:
+        write_json(folder / OUTCOME, {"schema": 1, "status": "failed", "error": described})
+    except OSError as problem:
+        if problem.errno not in FULL_DISK:
+            raise
+        return EXIT_FULL_DISK
     return code
 
 
@@ -132,8 +138,9 @@ def missing_package(error: ModuleNotFoundError) -> MachineNotFit:
 
 
 def _end(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # the last lines of the log, on a full disk
+            stream.flush()
     os._exit(code)
 
 

@@ -5,6 +5,7 @@ process runs itself, so that suspend, a frozen container or a stopped supervisor
 """
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from typing import Any
 from hivetune.base.disk import read_json
 from hivetune.base.private import make_folder, open_plain
 from hivetune.process.limits import FixedLimits, Limits
-from hivetune.process.protocol import ENTRIES, Beat, ChildError, Outcome, Status, write_task
+from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
 from hivetune.run.folder import OUTCOME, WORKER_LOG
 
 _BEATS = {beat.value[0]: beat for beat in Beat}
@@ -141,6 +142,8 @@ class Child:
         status: Status = document.pop("status", "died")
         error = document.pop("error", None)
         document.pop("schema", None)
+        if code == EXIT_FULL_DISK and not error:
+            status = "failed"
         if code != 0 and status in ("done", "stopped"):
             status = "died"  # it died after writing: on its way out, with the work done but not proven
         return Outcome(
@@ -150,7 +153,7 @@ class Child:
             seconds=time.monotonic() - self.started,
             result=document,
             stderr_tail=_tail(self.folder / WORKER_LOG, self.log_start_bytes),
-            error=ChildError(**error) if error else None,
+            error=_error(error, code, self.folder),
             beat=self.last_beat,
             state=state,
             survived=survived,
@@ -260,6 +263,15 @@ def _tail(path: Path, start_bytes: int) -> str:
     with open(open_plain(path), "rb") as file:
         file.seek(max(start_bytes, path.stat().st_size - TAIL_BYTES))
         return file.read().decode("utf-8", "replace")
+
+
+def _error(error: Mapping[str, Any] | None, code: int | None, folder: Path) -> ChildError | None:
+    if error:
+        return ChildError(**error)
+    if code != EXIT_FULL_DISK:
+        return None
+    problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / OUTCOME))
+    return ChildError("OSError", str(problem), "", 1, "")
 
 
 def _read_outcome(folder: Path) -> dict[str, Any]:

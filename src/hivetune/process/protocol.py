@@ -17,6 +17,9 @@ from hivetune.base.typed import from_plain, to_plain
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.folder import TASK
 
+# A child that can't even write its outcome, since the disk is full, says so by this exit code (sysexits: EX_CANTCREAT).
+EXIT_FULL_DISK = 73
+
 Status = Literal["done", "stopped", "failed", "hung", "died"]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import DISK, MANIFEST, Disk, manifest_problems, read_json, sha256_bytes
+from hivetune.base.disk import DISK, FULL_DISK, MANIFEST, Disk, manifest_problems, read_json, sha256_bytes
 
 FOLDER = "checkpoints"
 TENSORS = "state.safetensors"
@@ -24,7 +24,6 @@ FILES = frozenset({TENSORS, STATE})
 KEEP_NEWEST = 3
 # Until faults have been counted: one in three hours, what a worried owner of a consumer card reports.
 MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 Files = Mapping[str, bytes | memoryview]

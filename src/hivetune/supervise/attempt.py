@@ -68,6 +68,7 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limit
     environment, choices = effects_of(rungs)
     kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
     state_to_disk(job)  # what an earlier attempt left and a full disk refused
+    child: Child | None = None
     try:
         task = Train(job.run, job.model, job.snapshot, choices, job.standby.handles, told.mean_time_between_faults_s)
         child = start_child(
@@ -94,6 +95,10 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limit
             outcome, kernel=kernel.lines(pid), oom=oom_kills() > oom_before, override=_overridden(environment)
         )
         return Ended(outcome, step, durable, diagnose(evidence), child.last_beat, ended.seconds, ended.asked_to_stop)
+    except BaseException:
+        if child is not None:
+            child.kill()  # whoever goes on after this starts another worker: never two on one run
+        raise
     finally:
         kernel.close()
 

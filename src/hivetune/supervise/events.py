@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from hivetune.base.disk import FULL_DISK
 from hivetune.base.journal import Journal
-from hivetune.run.checkpoints import FULL_DISK
 
 
 class Events(Journal):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune import __version__, errors
-from hivetune.base.disk import boot_id, lock, manifest_problems
+from hivetune.base.disk import FULL_DISK, boot_id, lock, manifest_problems
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
@@ -45,13 +45,13 @@ from hivetune.supervise.ladder import (
     void_rungs,
 )
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
+from hivetune.supervise.room import LOOK_S, has_room
 from hivetune.supervise.smaller import lower_rank, thin_out
 
 SMALLER = ("rank", "sample")
 # Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
 CHECKPOINTS_ON_DISK = 5
 LEAST_RESERVE_BYTES = 64 << 20
-DISK_LOOK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -145,30 +145,51 @@ class _Supervisor:
             )
 
     def finish(self) -> RunOutcome:
-        """Attempts until one is done, a stop is asked for, or nothing is left to try."""
+        """Attempts until one is done, a stop is asked for, or nothing is left to try. A full disk is a pause, also when
+        this process meets it first."""
         while True:
-            self.attempts += 1
-            limits = self._limits()
-            ended = run_attempt(self.job, self.attempts, self.rungs, self._told(), limits)
-            if limits.started:
-                self.start_s[self.rungs] = limits.start_s
-            if ended.outcome.status == "done":
-                if self.rungs:
-                    remember_rungs(self.machine.fingerprint, self.config.model, self.rungs)
-                return self._outcome("done", ended.durable, ended.outcome.result)
-            if ended.diagnosis is None:
-                return self._stopped(ended)
-            action = self._answer(ended)
-            if action.kind == "stop":
-                return self._exhausted(ended, action)
-            self.rungs, self.tried = action.rungs, action.tried
-            if action.kind == "wait":
+            try:
+                outcome = self._attempt()
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+                self.job.events.append("warning", text=f"the disk is full: {error}")
                 self._wait_for_disk()
-            if action.tried in SMALLER:
-                self._make_smaller(action.tried)
-            self.job.stop.sleep(action.wait_s)
-            if self.job.stop.count:
-                return self._stopped(ended)
+                outcome = self._stopped({}) if self.job.stop.count else None
+            if outcome is not None:
+                return outcome
+
+    def _attempt(self) -> RunOutcome | None:
+        """One worker and the answer to how it ended; None when another one is to be started."""
+        self.attempts += 1
+        limits = self._limits()
+        ended = run_attempt(self.job, self.attempts, self.rungs, self._told(), limits)
+        if limits.started:
+            self.start_s[self.rungs] = limits.start_s
+        if ended.outcome.status == "done":
+            if self.rungs:
+                self._remember()
+            return self._outcome("done", ended.durable, ended.outcome.result)
+        if ended.diagnosis is None:
+            return self._stopped(ended.outcome.result)
+        action = self._answer(ended)
+        if action.kind == "stop":
+            return self._exhausted(ended, action)
+        self.rungs, self.tried = action.rungs, action.tried
+        if action.kind == "wait":
+            self._wait_for_disk()
+        if action.tried in SMALLER:
+            self._make_smaller(action.tried)
+        self.job.stop.sleep(action.wait_s)
+        if self.job.stop.count:
+            return self._stopped(ended.outcome.result)
+        return None
+
+    def _remember(self) -> None:
+        try:
+            remember_rungs(self.machine.fingerprint, self.config.model, self.rungs)
+        except OSError as error:  # the profile is not worth the run
+            self.job.events.append("warning", text=f"the machine's profile could not be written: {error}")
 
     def _limits(self) -> LearnedLimits:
         return LearnedLimits(self.job.settings, self.start_s.get(self.rungs))
@@ -247,8 +268,8 @@ class _Supervisor:
         run = self.job.run
         freed = checkpoints.reclaim(run)
         self.job.events.append("disk_wait", reclaimed_bytes=freed, free_bytes=disk_free_bytes(run))
-        while disk_free_bytes(run) < _reserve_bytes(run) and not self.job.stop.count:
-            self.job.stop.sleep(DISK_LOOK_S)
+        while not has_room(run, _reserve_bytes(run)) and not self.job.stop.count:
+            self.job.stop.sleep(LOOK_S)
         self.job.events.append("disk_ready", free_bytes=disk_free_bytes(run))
         state_to_disk(self.job)
 
@@ -283,7 +304,7 @@ class _Supervisor:
         device = read_resolved(self.job.run)[1].device or self.config.device
         return bool(self.machine.cards) if device == "auto" else device.startswith("cuda")
 
-    def _stopped(self, ended: Ended) -> RunOutcome:
+    def _stopped(self, result: Mapping[str, Any]) -> RunOutcome:
         number = self.job.stop.number or 15
         step = newest_step(self.job.run)
         error = Stopped(
@@ -291,7 +312,7 @@ class _Supervisor:
             signal_number=number,
             hint=f"go on with: hivetune resume {self.job.run}",
         )
-        return self._outcome("stopped", step, ended.outcome.result, error)
+        return self._outcome("stopped", step, result, error)
 
     def _exhausted(self, ended: Ended, action: Action) -> RunOutcome:
         """The end without success: a loadable adapter if any step was committed, and the reason in words."""

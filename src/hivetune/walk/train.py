@@ -7,6 +7,7 @@ from typing import Any
 from hivetune.base.disk import lock, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.run.folder import EVENTS
+from hivetune.supervise.room import write_when_there_is_room
 from hivetune.supervise.supervisor import supervise_run
 from hivetune.walk.account import account, quarantined_rows
 from hivetune.walk.open import Run, load_run, update_record
@@ -58,9 +59,13 @@ def train_run(run: Run, on_step: Callable[[int], None] = lambda done: None) -> d
         "quarantined": quarantined_rows(run),
         "already_done": False,
     }
-    with lock(run.folder):
+
+    def write() -> None:
         update_record(run.folder, status=outcome.status, result=document)
         if outcome.status == "done":
             write_manifest(run.folder, {"kind": "run"})
+
+    with lock(run.folder):
+        write_when_there_is_room(run.folder, write)
     outcome.check()
     return document
