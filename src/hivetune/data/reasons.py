@@ -118,6 +118,21 @@ REASONS: dict[str, Reason] = {
     "template-error": Reason(
         "reject", "the model's chat template can't render the row", "see the message; often the order of the roles"
     ),
+    "template-limit": Reason(
+        "reject",
+        "the model's chat template takes too long or too much memory for this row",
+        "use the template that belongs to the model",
+    ),
+    "not-in-template": Reason(
+        "reject",
+        "the template leaves out a part of the row: a tool call, a tool, reasoning, a system prompt",
+        "leave this part out of the row, or use a model whose template has a place for it",
+    ),
+    "part-not-found": Reason(
+        "reject",
+        "the template rewrites a part of the row, so that the text is not what the row says",
+        "see the message; write the part as the template does",
+    ),
     "mask-disagreement": Reason(
         "reject",
         "two independent ways to find the trained tokens differ",
@@ -182,10 +197,20 @@ REASONS: dict[str, Reason] = {
     "redacted-personal": Reason("warn", "personal data was replaced by a placeholder", "data.on_personal: keep"),
     "cut": Reason("warn", "the end was cut at max_length; the last answer's end is not trained", "raise max_length"),
     "cut-turns": Reason("warn", "the last turns were left out to fit max_length", "raise max_length"),
-    "turns-not-trained": Reason(
+    "turn-by-turn": Reason(
         "warn",
-        "the template rewrites earlier answers, so only the answers it leaves as they are get trained",
-        "make one row of each answer to train them all",
+        "the template rewrites earlier turns, so each answer is trained behind the prompt that a server would make",
+        "nothing; the row counts once, its tokens are those of all its answers",
+    ),
+    "empty-thought": Reason(
+        "warn",
+        "the template writes a thought before the answer, the row has none: an empty one is trained",
+        "add reasoning to the row, or use a model that does not think",
+    ),
+    "tool-call-ids": Reason(
+        "warn",
+        "the template writes ids of tool calls that the row lacks, or in another form: they were made from it",
+        "give each call an id in the form that the model uses",
     ),
 }
 

@@ -1,0 +1,183 @@
+"""What one template reads of a message, found by showing it messages: which names, which forms, which it leaves out."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from hivetune.data.render.template import ChatTemplate, RenderError
+from hivetune.records import Message
+
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+USER, ANSWER, THOUGHT, CALL, KEY, VALUE = "Xuserprobe", "Xanswerprobe", "Xthought", "Xcall", "Xkey", "Xvalue"
+ASKED = {"role": "user", "content": USER}
+USUAL_ID, SHORT_ID = "call_0123456789ab", "abcdefghi"
+SHORT_ID_CHARS = 9  # what Mistral's templates ask for
+OPEN_THOUGHT = re.compile(r"<([a-z_:]*think[a-z_:]*)>\s*\Z")
+# Thoughts that a prompt closes before the answer: Qwen and DeepSeek, Cohere, Gemma 4.
+CLOSED_THOUGHT = re.compile(
+    r"(?:<([a-z_:]*think[a-z_:]*)>\s*</\1>|<\|START_THINKING\|><\|END_THINKING\|>|<\|channel>thought\n<channel\|>)\s*\Z"
+)
+THOUGHT_BEFORE = re.compile(r"(\s*<think>\n*)(.*?)(\n*</think>\n*)(.*)\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How messages are shown to one template.
+
+    `reasoning_key`: the name under which it reads an assistant's thoughts, None if it reads none.
+    `splits_thoughts`: `<think>...</think>` in a content is not written as it stands.
+    `text_arguments`: it wants the arguments of a call as JSON text. `null_content`: it wants None for the content of
+    a message that only calls. `short_ids`: it refuses ids of calls that have not 9 letters. `writes_ids`: it writes them.
+    `typed_content`: it reads contents as lists of parts alone, as templates of models that see do.
+    """
+
+    reasoning_key: str | None = None
+    splits_thoughts: bool = False
+    text_arguments: bool = False
+    null_content: bool = False
+    short_ids: bool = False
+    writes_ids: bool = False
+    typed_content: bool = False
+
+    def chat(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        return [self._shown(message) for message in messages]
+
+    def _shown(self, message: Message) -> dict[str, Any]:
+        shown = template_message(message)
+        thought = shown.pop("reasoning_content", None)
+        if thought is not None:
+            shown[self.reasoning_key or REASONING_KEYS[0]] = thought
+        if message.tool_calls:
+            if self.null_content and not message.content.strip():
+                shown["content"] = None
+            if self.text_arguments:
+                shown["tool_calls"] = [_with_text_arguments(call) for call in message.tool_calls]
+        if self.typed_content and isinstance(shown["content"], str):
+            shown["content"] = _typed(shown["content"])
+        return shown
+
+    def spoken(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages with thoughts in their own field, where the template would take them out of the content."""
+        return tuple(_split_thought(m) for m in messages) if self.splits_thoughts else tuple(messages)
+
+    def with_ids(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], bool]:
+        """The messages with ids of calls in the form that the template takes, and whether any was changed."""
+        if not (self.writes_ids or self.short_ids) or not any(m.tool_calls or m.role == "tool" for m in messages):
+            return tuple(messages), False
+        new, waiting, changed, count = [], [], False, 0  # type: ignore[var-annotated]
+        for message in messages:
+            if message.tool_calls:
+                calls, waiting = [], []
+                for call in message.tool_calls:
+                    identity = self._id(call.get("id"), count)
+                    count += 1
+                    waiting.append((call.get("id"), identity))
+                    changed = changed or identity != call.get("id")
+                    calls.append({**call, "id": identity})
+                message = replace(message, tool_calls=tuple(calls))
+            elif message.role == "tool":
+                found = next((pair for pair in waiting if message.tool_call_id in (pair[0], None)), None)
+                if found is not None:
+                    waiting.remove(found)
+                    changed = changed or found[1] != message.tool_call_id
+                    message = replace(message, tool_call_id=found[1])
+            new.append(message)
+        return tuple(new), changed
+
+    def _id(self, given: Any, number: int) -> str:
+        """The row's own id where it fits; a short one is made of its letters and digits, or of its hash."""
+        identity = given if isinstance(given, str) and given else f"call_{number:08d}"
+        if not self.short_ids or (len(identity) == SHORT_ID_CHARS and identity.isalnum()):
+            return identity
+        return blake2b(f"{number} {identity}".encode(), digest_size=8).hexdigest()[:SHORT_ID_CHARS]
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """A message as most chat templates expect it; empty fields are left out, since templates ask `is defined`."""
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        shown["name"] = message.name
+    if message.reasoning is not None:
+        shown["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        shown["tool_calls"] = [dict(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
+
+
+def find_dialect(template: ChatTemplate) -> Dialect:
+    """Ask the template. It need not know tools or thoughts: rows that have them will say so."""
+    if USER not in _try(template, ASKED) and USER in _try(template, {**ASKED, "content": _typed(USER)}):
+        return Dialect(typed_content=True)
+    calls = _find_calls(template)
+    reasoning_key = next(
+        (
+            key
+            for key in REASONING_KEYS
+            for answer in (_answer(**{key: THOUGHT}), {**_call(calls, SHORT_ID), key: THOUGHT})
+            if THOUGHT in _try(template, ASKED, answer)
+        ),
+        None,
+    )
+    inline = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
+    splits = inline not in _try(template, ASKED, _answer(content=inline)) or reasoning_key is not None
+    return Dialect(reasoning_key, splits, *calls)
+
+
+def _find_calls(template: ChatTemplate) -> tuple[bool, bool, bool, bool]:
+    """(text_arguments, null_content, short_ids, writes_ids)"""
+    for null_content in (False, True):
+        for text_arguments in (False, True):
+            forms = (text_arguments, null_content, False, False)
+            for identity in (USUAL_ID, SHORT_ID):
+                text = _try(template, ASKED, _call(forms, identity))
+                if all(part in text for part in (CALL, KEY, VALUE)):
+                    return (text_arguments, null_content, identity == SHORT_ID, identity in text)
+    return (False, False, False, False)
+
+
+def _try(template: ChatTemplate, *messages: dict[str, Any]) -> str:
+    """What the template writes, or nothing where it fails. Raises RenderError when it breaks its bounds."""
+    try:
+        return template.apply(messages, None, False)
+    except RenderError as error:
+        if error.reason == "template-limit":
+            raise
+        return ""
+
+
+def _typed(content: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}]
+
+
+def _answer(content: str = ANSWER, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def _call(forms: tuple[bool, ...], identity: str) -> dict[str, Any]:
+    text_arguments, null_content = forms[:2]
+    call = {"type": "function", "id": identity, "function": {"name": CALL, "arguments": {KEY: VALUE}}}
+    content = None if null_content else ""
+    calls = [_with_text_arguments(call) if text_arguments else call]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def _with_text_arguments(call: Any) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function.get("arguments", {}), ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _split_thought(message: Message) -> Message:
+    if message.role != "assistant" or message.reasoning is not None or "</think>" not in message.content:
+        return message
+    found = THOUGHT_BEFORE.match(message.content)
+    if found is None:
+        return message
+    thought, answer = found.group(2), found.group(4)
+    return replace(message, content=answer, reasoning=thought if thought.strip() else None)
+

@@ -1,0 +1,214 @@
+"""A conversation with a mark in the place of each of its texts: what a template does with messages of this shape.
+
+Where a mark does not come out, the template leaves that part of the row out. Where all come out, the text of the real
+row must be the text of the skeleton with the parts in the places of their marks: so each part is found again, and
+everything else in the text is the template's own.
+"""
+
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from hivetune.data.render.dialect import THOUGHT_BEFORE
+from hivetune.records import Message
+
+MARK = re.compile(r"Xq(\d{5})Xq")
+
+
+class Part(NamedTuple):
+    """One text of a row. `message`: its number, -1 for the tools. `name`: what it is, in words."""
+
+    message: int
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """`messages` and `tools` with the mark of part i (see `mark_of`) in the place of each text."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    parts: tuple[Part, ...]
+
+
+def plain_shape(
+    messages: Sequence[Message], tools: Sequence[Any]
+) -> tuple[tuple[tuple[Any, ...], ...], tuple[Part, ...]] | None:
+    """What rows of texts alone are alike in, and their parts as `make_skeleton` numbers them; None for other rows."""
+    if tools:
+        return None
+    shape, parts = [], []
+    for i, m in enumerate(messages):
+        if m.tool_calls or m.reasoning is not None or (m.role == "assistant" and "</think>" in m.content):
+            return None
+        has_text = bool(m.content.strip())
+        shape.append((m.role, m.weight, m.name, m.tool_call_id, None if has_text else m.content))
+        if has_text:
+            parts.append(Part(i, "content", m.content))
+    return tuple(shape), tuple(parts)
+
+
+def mark_of(number: int) -> str:
+    return f"Xq{number:05d}Xq"
+
+
+def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Skeleton:
+    """Contents, thoughts, names of called functions, texts in arguments, and names and descriptions of tools.
+
+    Keys, numbers and ids stay as they are. A text of white space alone has no mark: templates drop it.
+    """
+    parts: list[Part] = []
+
+    def mark(message: int, name: str, value: str) -> str:
+        if not value.strip():
+            return value
+        parts.append(Part(message, name, value))
+        return mark_of(len(parts) - 1)
+
+    def content(message: int, m: Message) -> str:
+        found = THOUGHT_BEFORE.match(m.content) if m.role == "assistant" and "</think>" in m.content else None
+        if found is None:
+            return mark(message, "content", m.content)
+        opening, thought, closing, answer = found.groups()
+        return opening + mark(message, "reasoning", thought) + closing + mark(message, "content", answer)
+
+    def within(message: int, name: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return mark(message, name, value)
+        if isinstance(value, Mapping):
+            return {key: within(message, name, item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [within(message, name, item) for item in value]
+        return value
+
+    new = []
+    for i, m in enumerate(messages):
+        calls = []
+        for call in m.tool_calls:
+            function = {**call["function"], "name": mark(i, "tool call", call["function"]["name"])}
+            function["arguments"] = within(i, "argument of a tool call", function.get("arguments", {}))
+            calls.append({**call, "function": function})
+        new.append(
+            replace(
+                m,
+                content=content(i, m),
+                reasoning=None if m.reasoning is None else mark(i, "reasoning", m.reasoning),
+                tool_calls=tuple(calls),
+            )
+        )
+    marked_tools = []
+    for tool in tools:
+        inner = tool.get("function", tool)
+        texts = {key: mark(-1, "tool", inner[key]) for key in ("name", "description") if _is_text(inner.get(key))}
+        marked_tools.append({**tool, "function": {**inner, **texts}} if "function" in tool else {**tool, **texts})
+    return Skeleton(tuple(new), tuple(marked_tools), tuple(parts))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def marks_in(text: str) -> set[int]:
+    return {int(number) for number in MARK.findall(text)}
+
+
+def argument_keys(value: Any) -> Iterable[str]:
+    """Every key inside arguments."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from argument_keys(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from argument_keys(item)
+
+
+class Pattern:
+    """The text of a skeleton, cut at its marks: literal, part, literal, ..., literal."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.literals: list[str] = []
+        self.numbers: list[int] = []
+        self.starts: list[int] = []  # of each literal in `text`
+        position = 0
+        for found in MARK.finditer(text):
+            self.literals.append(text[position : found.start()])
+            self.starts.append(position)
+            self.numbers.append(int(found.group(1)))
+            position = found.end()
+        self.literals.append(text[position:])
+        self.starts.append(position)
+
+    def match(self, text: str, parts: Sequence[Part]) -> "Match | None":
+        """How `text` is this pattern with `parts` in their places, as they are or as templates write them."""
+        if not text.startswith(self.literals[0]):
+            return None
+        position = len(self.literals[0])
+        starts, forms = [0], []
+        for i, number in enumerate(self.numbers):
+            following = self.literals[i + 1]
+            last = i + 1 == len(self.numbers)
+            value = parts[number].value if number < len(parts) else mark_of(number)
+            for form in _forms(value):
+                end = position + len(form)
+                if not text.startswith(form, position) or not text.startswith(following, end):
+                    continue
+                if not last or end + len(following) == len(text):
+                    break
+            else:
+                return Match(self, tuple(starts), tuple(forms), number)
+            forms.append(form)
+            starts.append(end)
+            position = end + len(following)
+        complete = position == len(text)
+        return Match(self, tuple(starts), tuple(forms), None if complete else -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """`starts`: of each literal in the real text; `forms`: how each part is written there.
+
+    `broken`: None, or the part behind which the text is not the skeleton's (-1: behind the last).
+    """
+
+    pattern: Pattern
+    starts: tuple[int, ...]
+    forms: tuple[str, ...]
+    broken: int | None
+
+    def place(self, position: int) -> int:
+        """Where in the real text a position of the skeleton lies that is in a literal (or at its end)."""
+        literal = max(i for i, start in enumerate(self.pattern.starts) if start <= position)
+        return self.starts[literal] + position - self.pattern.starts[literal]
+
+    def fill(self, text: str, parts: Sequence[Part]) -> str:
+        """Another text with marks, each replaced by its part as it is written here, or as the row has it."""
+        known = dict(zip(self.pattern.numbers, self.forms, strict=True))
+
+        def form(found: re.Match[str]) -> str:
+            number = int(found.group(1))
+            return known[number] if number in known else parts[number].value.strip("\n")
+
+        return MARK.sub(form, text)
+
+
+def _forms(value: str) -> Iterable[str]:
+    """A text as templates write it: as it is, without white space at its ends, or inside a JSON or Python string."""
+    yield value
+    yield value.strip()
+    yield value.lstrip()
+    yield value.rstrip()
+    yield value.strip("\n")
+    yield value.lstrip("\n")
+    yield value.rstrip("\n")
+    for form in (value, value.strip()):
+        yield json.dumps(form, ensure_ascii=False)[1:-1]
+        yield json.dumps(form)[1:-1]
+        yield repr(form)[1:-1]
+        yield html.escape(form)
+        yield form.replace("'", "\\'")

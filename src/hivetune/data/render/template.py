@@ -1,0 +1,163 @@
+"""A chat template as Jinja runs it: as transformers does, without reach to the outside, and within bounds.
+
+Templates come from strangers. The sandbox keeps them from the interpreter; time, memory and the size of what they
+write are bounded here, because a loop in a loop or a string that doubles needs nothing that a sandbox forbids.
+"""
+
+import functools
+import json
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import FrameType
+from typing import Any, TypeVar
+
+from jinja2 import Environment, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from hivetune.data.reasons import RowRefused
+
+# A template that writes today's date would make other tokens tomorrow. This is the date that Llama 3's own template
+# falls back to; a served prompt must be given the same one.
+TEMPLATE_DATE = datetime(2024, 7, 26)
+MAX_TEMPLATE_CHARS = 1 << 20  # the largest published ones have 30,000
+MAX_TEXT_CHARS = 64 << 20  # a line of data has at most 16 MiB
+MAX_INTEGER_BITS = 1 << 16
+# A real template takes 0.1 ms for a chat and 30 ms for the longest line of data.
+CPU_LIMIT_S = 2.0
+MEMORY_LIMIT_BYTES = 1 << 30  # beyond what the process has when the template starts
+MEMORY_AGE_S = 1.0
+Answer = TypeVar("Answer")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class RenderError(RowRefused):
+    """This row can't be rendered with this model's template, or its mask is in doubt."""
+
+
+class ChatTemplate:
+    """One template with the variables of its model (bos_token and the like).
+
+    Raises RenderError when it does not compile: "template-error", or "template-limit" when it is not ready in time.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any]):
+        self._variables = dict(variables)
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise RenderError("template-limit", f"the model's chat template has {len(source):,} characters")
+        self._compiled = bounded(lambda: _environment().from_string(source))
+
+    def apply(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, for_answer: bool) -> str:
+        """The text of `chat`, with the header of the next answer if `for_answer`. Raises RenderError."""
+        names = {"messages": chat, "tools": tools, "documents": None, "add_generation_prompt": for_answer}
+        text = bounded(lambda: self._compiled.render(names, **self._variables))
+        if len(text) > MAX_TEXT_CHARS:
+            raise RenderError("template-limit", f"the model's chat template writes {len(text):,} characters")
+        return text
+
+
+class _TimeUp(BaseException):
+    """Not an Exception, so that nothing on the way takes it for an error of the template."""
+
+
+def bounded(call: Callable[[], Answer]) -> Answer:
+    """`call()` in at most CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raises RenderError.
+
+    Processor time, not the clock: a busy machine must not refuse rows. Signals reach the main thread only; in any
+    other the time is not bounded. One call of C code (a huge product, a long search) is not interrupted, but works on
+    what the memory holds.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = _memory_limit_bytes(int(time.monotonic() / MEMORY_AGE_S))
+    smallest = min([wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)])
+    if main and signal.getsignal(signal.SIGVTALRM) is not _raise_time_up:
+        signal.signal(signal.SIGVTALRM, _raise_time_up)
+    resource.setrlimit(resource.RLIMIT_AS, (smallest, hard))
+    try:
+        if main:
+            signal.setitimer(signal.ITIMER_VIRTUAL, CPU_LIMIT_S)
+        return call()
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise RenderError("template-error", f"the model's chat template says: {error}") from None
+    except MemoryError:
+        raise RenderError(
+            "template-limit", f"the model's chat template wants more than {MEMORY_LIMIT_BYTES >> 20} MiB"
+        ) from None
+    except _TimeUp:
+        raise RenderError("template-limit", f"the model's chat template ran for {CPU_LIMIT_S:g} s") from None
+    finally:
+        if main:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _raise_time_up(_number: int, _frame: FrameType | None) -> None:
+    raise _TimeUp
+
+
+@functools.lru_cache(maxsize=1)
+def _memory_limit_bytes(_moment: int) -> int:
+    """Address space of this process and what a template may add; read once a second, since it takes as long as a chat."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * PAGE_BYTES + MEMORY_LIMIT_BYTES
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks answers for other tools; here its body is rendered as it stands, in its own scope."""
+
+    tags = {"generation"}  # noqa: RUF012 (the name and kind that Jinja wants)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Products and powers of large numbers are refused: a single one can take hours, and no signal ends it."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > MAX_INTEGER_BITS:
+                raise SecurityError(f"a number of more than {MAX_INTEGER_BITS} bits")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Namespace(Namespace):
+    """Without names that begin with an underscore, which lead to the interpreter."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace has no {name!r}")
+        super().__setitem__(name, value)
+
+
+def _environment() -> Environment:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = TEMPLATE_DATE.strftime
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """As transformers defines it: Jinja's own filter would escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

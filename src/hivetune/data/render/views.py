@@ -1,0 +1,276 @@
+"""What is trained of a conversation of one shape, and behind which prompt: found once on its skeleton.
+
+A view is one sequence of tokens: the prompt of an answer as a server would render it, the answer, and its end. Where
+the template leaves earlier turns as they were when they were new, one view trains all answers; where it rewrites them
+(thoughts that are dropped, a system prompt that moves), each answer gets a view of its own.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hivetune.data.render.dialect import CLOSED_THOUGHT, OPEN_THOUGHT, Dialect
+from hivetune.data.render.skeleton import MARK, Pattern, Skeleton, argument_keys, mark_of, marks_in
+from hivetune.data.render.template import ChatTemplate, RenderError
+from hivetune.records import Message
+
+PROBED_THOUGHT = 99_999  # the mark of a thought that the row does not have
+NEXT = 99_998  # the mark of a message that would come next
+SHOWN_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer `message` in a text of the skeleton: characters [start, end), end token included."""
+
+    message: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class View:
+    """One sequence. `last`: the number of its last message, an answer; `answers`: those that are trained in it.
+
+    `whole`: the text of messages[:last + 1], whose beginning is the prompt; it is followed by `end` where the
+    template writes no end token. None: the prompt is followed by `tail`, made from `rendered`, the answer as the
+    template writes it. `thought`: `rendered` was given a thought that the row does not have, and that `tail` leaves out.
+    """
+
+    last: int
+    answers: tuple[Answer, ...]
+    prompt: Pattern
+    rendered: Pattern
+    whole: bool
+    tail: str = ""
+    thought: bool = False
+    empty_thought: bool = False
+
+    @property
+    def cut(self) -> bool:
+        """Whether the template, not the row, writes what stands at the border of prompt and last answer."""
+        text, start = (self.rendered.text, self.answers[-1].start) if self.whole else (self.tail, 0)
+        return MARK.match(text, start) is None
+
+
+class ViewFinder:
+    """Finds the views of a skeleton. `ends`: the model's own end tokens; `controls`: all its control tokens.
+
+    `melts(text, place)`: whether one token holds characters on both sides of a place.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        dialect: Dialect,
+        ends: Sequence[str],
+        controls: Sequence[str],
+        melts: Callable[[str, int], bool],
+    ):
+        self._template = template
+        self._melts = melts
+        self._dialect = dialect
+        self._ends = tuple(ends)
+        self._controls = tuple(controls)
+
+    def find(self, skeleton: Skeleton) -> tuple[View, ...]:
+        """Views in the order of their answers. Raises RenderError: not-in-template, end-not-trained, mask-disagreement."""
+        trained = [i for i, m in enumerate(skeleton.messages) if m.role == "assistant" and m.weight]
+        views: list[View] = []
+        alone = {i: self._view(skeleton, i) for i in trained}
+        waiting = list(trained)
+        while waiting:
+            view = alone[waiting[-1]]
+            text = view.prompt.text
+            covered = tuple(a for i in waiting[:-1] for a in alone[i].answers if self._fits(alone[i], text))
+            views.append(replace(view, answers=(*covered, *view.answers)))
+            done = {answer.message for answer in views[-1].answers}
+            waiting = [i for i in waiting if i not in done]
+        self._check_untrained(skeleton, trained)
+        return tuple(reversed(views))
+
+    def _fits(self, view: View, text: str) -> bool:
+        """Whether an answer stands in a longer text just as it does in its own view, and begins with a token."""
+        answer = view.answers[-1]
+        own = view.rendered.text[: answer.end] if view.whole else view.prompt.text + view.tail
+        return text.startswith(own) and not (view.cut and self._melts(text, answer.start))
+
+    def _view(self, skeleton: Skeleton, last: int) -> View:
+        """The view of one answer alone."""
+        own = {n for n, part in enumerate(skeleton.parts) if part.message == last}
+        tools = list(skeleton.tools) or None
+        chat = self._dialect.chat(skeleton.messages[: last + 1])
+        prompt = self._template.apply(chat[:-1], tools, True)
+        new = self._template.apply(chat, tools, False)
+        if marks_in(prompt) & own:
+            raise RenderError("mask-disagreement", "the prompt holds the answer")
+        if new.startswith(prompt) and not self._inside_thought(skeleton, last, prompt, new):
+            view = self._from_prefix(skeleton, last, prompt, new, own)
+        else:
+            view = self._composed(skeleton, last, prompt, new, own)
+        self._check_parts(skeleton, view, own)
+        return view
+
+    def _from_prefix(self, skeleton: Skeleton, last: int, prompt: str, new: str, own: set[int]) -> View:
+        end = self._end_in(new, _last_place(new, own, len(prompt)))
+        tail = ""
+        if end is None:
+            tail = self._next_end(skeleton, last, own)
+            end = len(new.rstrip("\n")) if tail else len(new)
+            new = new[:end] + tail
+            end = len(new)
+        empty = _opens_thought(new[len(prompt) : end], prompt) and skeleton.messages[last].reasoning is None
+        return View(last, (Answer(last, len(prompt), end),), Pattern(prompt), Pattern(new), True, tail, False, empty)
+
+    def _inside_thought(self, skeleton: Skeleton, last: int, prompt: str, new: str) -> bool:
+        """Whether the template writes an answer without a thought into the thought that its prompt opens."""
+        opened = OPEN_THOUGHT.search(prompt)
+        begun = MARK.split(new[len(prompt) :], maxsplit=1)[0]
+        return opened is not None and skeleton.messages[last].reasoning is None and f"</{opened.group(1)}>" not in begun
+
+    def _composed(self, skeleton: Skeleton, last: int, prompt: str, new: str, own: set[int]) -> View:
+        """The template does not write the answer behind its own prompt: how it would look there."""
+        message = skeleton.messages[last]
+        if message.reasoning is None and self._dialect.reasoning_key:
+            thinking = (*skeleton.messages[:last], replace(message, reasoning=mark_of(PROBED_THOUGHT)))
+            thought = self._template.apply(self._dialect.chat(thinking), list(skeleton.tools) or None, False)
+            if thought.startswith(prompt + mark_of(PROBED_THOUGHT)):
+                tail = thought[len(prompt) :].replace(mark_of(PROBED_THOUGHT), "")
+                return self._behind(skeleton, last, prompt, thought, tail, thought=True, empty_thought=True)
+        opened = OPEN_THOUGHT.search(prompt)
+        if opened and new.startswith(prompt[: opened.start()]):
+            body = re.sub(r"\A<([a-z_:]+)>\s*(</\1>\s*)?", "", new[opened.start() :])
+            mark = next((mark_of(n) for n in own if skeleton.parts[n].name == "reasoning"), "")
+            tail = f"{mark}\n</{opened.group(1)}>\n\n{body.removeprefix(mark)}"
+            return self._behind(skeleton, last, prompt, new, tail, empty_thought=not mark)
+        closed = CLOSED_THOUGHT.search(prompt)
+        if closed and new.startswith(prompt[: closed.start()]) and message.reasoning is None:
+            return self._behind(skeleton, last, prompt, new, new[closed.start() :])
+        if closed and message.reasoning is not None:
+            raise RenderError(
+                "not-in-template", f"the prompt of the template has no place for the reasoning of message {last + 1}"
+            )
+        header, before = _behind_last_mark(prompt), _literal_before(new, own)
+        if header and before is not None and before[1].startswith(header):
+            return self._behind(skeleton, last, prompt, new, new[before[0] + len(header) :])
+        raise RenderError("mask-disagreement", "the prompt that the template makes does not lead to this answer")
+
+    def _behind(
+        self,
+        skeleton: Skeleton,
+        last: int,
+        prompt: str,
+        rendered: str,
+        tail: str,
+        *,
+        thought: bool = False,
+        empty_thought: bool = False,
+    ) -> View:
+        own = {n for n, part in enumerate(skeleton.parts) if part.message == last}
+        end = self._end_in(tail, _last_place(tail, own, 0))
+        tail = tail[:end] if end is not None else tail.rstrip("\n") + self._next_end(skeleton, last, own)
+        answer = Answer(last, len(prompt), len(prompt) + len(tail))
+        return View(last, (answer,), Pattern(prompt), Pattern(rendered), False, tail, thought, empty_thought)
+
+    def _end_in(self, text: str, start: int) -> int | None:
+        """Behind the first of the model's end tokens from `start` on, else of its control tokens."""
+        for tokens in (self._ends, self._controls):
+            found = [(place, -len(token)) for token in tokens if (place := text.find(token, start)) >= 0]
+            if found:
+                place, negative = min(found)
+                return place - negative
+        return None
+
+    def _next_end(self, skeleton: Skeleton, last: int, own: set[int]) -> str:
+        """The end token that the template writes only when the next message begins. Raises end-not-trained."""
+        message = skeleton.messages[last]
+        if message.tool_calls:
+            call = message.tool_calls[0]
+            following = Message("tool", mark_of(NEXT), name=call["function"]["name"], tool_call_id=call.get("id"))
+        else:
+            following = Message("user", mark_of(NEXT))
+        chat = self._dialect.chat((*skeleton.messages[: last + 1], following))
+        text = self._template.apply(chat, list(skeleton.tools) or None, False)
+        between = text[_last_place(text, own, 0) : text.rfind(mark_of(NEXT))]
+        found = [(place, -len(t), t) for t in self._ends if (place := between.find(t)) >= 0]
+        if not found:
+            raise RenderError("end-not-trained")
+        return min(found)[2]
+
+    def _check_parts(self, skeleton: Skeleton, view: View, own: set[int]) -> None:
+        """Every part that an answer needs is in its view: its own, and what it was told. Raises not-in-template."""
+        answer = view.rendered.text[view.answers[-1].start :] if view.whole else view.tail
+        if any(0 <= answer.find(end) < _last_place(answer, own, 0) for end in self._ends):
+            raise RenderError("mask-disagreement", "the template writes an end token in the middle of the answer")
+        missing = own - marks_in(answer)
+        seen = marks_in(view.prompt.text)
+        for n, part in enumerate(skeleton.parts):
+            told = part.message < view.last and (part.message < 0 or skeleton.messages[part.message].role != "assistant")
+            if told and n not in seen:
+                missing.add(n)
+        _raise_missing(skeleton, missing)
+        keys = {key for call in skeleton.messages[view.last].tool_calls for key in _keys_of(call)}
+        lost = sorted(key for key in keys if key not in answer and key not in _escaped(answer))
+        if lost:
+            raise RenderError("not-in-template", f"the template leaves out the argument {lost[0][:SHOWN_CHARS]!r}")
+
+    def _check_untrained(self, skeleton: Skeleton, trained: Sequence[int]) -> None:
+        """An answer of weight 0 is read: the template must be able to write it, but for its thoughts."""
+        tools = list(skeleton.tools) or None
+        for i, message in enumerate(skeleton.messages[: trained[-1]] if trained else ()):
+            if message.role == "assistant" and i not in trained:
+                text = self._template.apply(self._dialect.chat(skeleton.messages[: i + 1]), tools, False)
+                own = {n for n, p in enumerate(skeleton.parts) if p.message == i and p.name != "reasoning"}
+                _raise_missing(skeleton, own - marks_in(text))
+
+
+def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:
+    if not missing:
+        return
+    part = skeleton.parts[min(missing)]
+    where = "of the tools" if part.message < 0 else f"of message {part.message + 1}"
+    raise RenderError(
+        "not-in-template",
+        f"the template leaves out the {part.name} {where} ({part.value.strip()[:SHOWN_CHARS]!r})"
+        if part.message >= 0
+        else f"the template does not write the tools ({part.value.strip()[:SHOWN_CHARS]!r})",
+    )
+
+
+def _keys_of(call: Any) -> set[str]:
+    return set(argument_keys(call["function"].get("arguments", {})))
+
+
+def _escaped(text: str) -> str:
+    return text.encode("utf-8", "surrogatepass").decode("unicode_escape", "replace") if "\\" in text else ""
+
+
+def _last_place(text: str, own: set[int], start: int) -> int:
+    """Behind the last mark of `own` in `text`, at least `start`."""
+    places = [found.end() for found in MARK.finditer(text) if int(found.group(1)) in own]
+    return max([start, *places])
+
+
+def _behind_last_mark(text: str) -> str:
+    last = None
+    for last in MARK.finditer(text):
+        pass
+    return text[last.end() :] if last else text
+
+
+def _literal_before(text: str, own: set[int]) -> tuple[int, str] | None:
+    """Where the text begins that lies between the last foreign mark and the first mark of `own`, and this text."""
+    begin = 0
+    for found in MARK.finditer(text):
+        if int(found.group(1)) in own:
+            return begin, text[begin : found.start()]
+        begin = found.end()
+    return None
+
+
+def _opens_thought(answer: str, prompt: str) -> bool:
+    """Whether the template put an empty thought in front of the answer."""
+    begun = OPEN_THOUGHT.search(prompt)
+    opening = f"<{begun.group(1)}>" if begun else ""
+    return re.match(r"\s*<([a-z_:]*think[a-z_:]*)>\s*</\1>", opening + answer) is not None
