@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.data.render.renderer import load_renderer
+from hivetune.data.render.folder import load_renderer
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Example, Message
 from hivetune.release.export import Exported, Source, export

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from gguf_families import FAMILIES, NASTY, write_model
 
-from hivetune.data.render.renderer import load_renderer
+from hivetune.data.render.folder import load_renderer
 from hivetune.records import Message
 from hivetune.release.gguf import check_model, write_gguf_adapter
 from hivetune.release.gguf import write_gguf_model as write_gguf

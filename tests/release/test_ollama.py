@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from gguf_families import CHATML, write_tokenizer
 
-from hivetune.data.render.renderer import load_renderer
+from hivetune.data.render.folder import load_renderer
 from hivetune.errors import UsageError
 from hivetune.records import Message
 from hivetune.release.ollama import find_pieces

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.cli.output import emit, progress, say, show, size
-from hivetune.data.render.renderer import load_renderer
+from hivetune.data.render.folder import load_renderer
 from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.records import Example
 from hivetune.release.export import export_run

@@ -32,7 +32,8 @@ CREATE TABLE rows (
   source TEXT NOT NULL,           -- file:line
   split TEXT NOT NULL, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL,
   length INTEGER NOT NULL, trained INTEGER NOT NULL,
-  messages TEXT NOT NULL, tools TEXT, checker TEXT
+  messages TEXT NOT NULL, tools TEXT, checker TEXT,
+  view INTEGER NOT NULL           -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
 );
 """
 DROPPED_FILE = "duplicates.jsonl"
@@ -87,6 +88,12 @@ class Snapshot:
     def rows(self, split: Split) -> list[int]:
         """Row numbers of one split, ascending."""
         return [n for (n,) in self._database.execute("SELECT row FROM rows WHERE split = ? ORDER BY row", (split,))]
+
+    def first_views(self) -> dict[int, int]:
+        """For each view that is not the first of its row of the input: the first one."""
+        if self.num_rows == self.manifest["accounting"]["usable"]:
+            return {}
+        return {row: row - view for row, view in self._database.execute("SELECT row, view FROM rows WHERE view > 0")}
 
     def plan_rows(self, split: Split) -> Iterator[tuple[int, str, int, int]]:
         """(row, id, length, trained tokens) of one split, ascending; 20 times faster than `info` for each."""

@@ -96,11 +96,15 @@ class Plan:
 
     def count_rows(self, steps_done: int | None = None) -> RowCounts:
         """Each row of the train split once: quarantined, else trained in `steps_done` steps, else not reached."""
+        trained, quarantined = self.rows_reached(steps_done)
+        return RowCounts(len(trained), len(quarantined), self.num_rows - len(trained) - len(quarantined))
+
+    def rows_reached(self, steps_done: int | None = None) -> tuple[set[int], set[int]]:
+        """(rows trained in `steps_done` steps, rows quarantined); None: all steps."""
         steps = self.steps
         done = len(steps) if steps_done is None else min(steps_done, len(steps))
         quarantined = {row for a in self.amendments if a.until_step is None for row in a.rows}
-        trained = {row for i in range(done) for row in steps[i].rows} - quarantined
-        return RowCounts(len(trained), len(quarantined), self.num_rows - len(trained) - len(quarantined))
+        return {row for i in range(done) for row in steps[i].rows} - quarantined, quarantined
 
 
 class _Steps(Sequence[Step]):

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hivetune.data.render.renderer import Renderer, RenderError, load_renderer
+from hivetune.data.render.folder import load_renderer
+from hivetune.data.render.renderer import Renderer
+from hivetune.data.render.template import RenderError
 from hivetune.errors import UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import read_prepared

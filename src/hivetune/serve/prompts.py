@@ -7,7 +7,8 @@ and talks nonsense when served has most often lost here (ggml-org/llama.cpp#7062
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hivetune.data.render.renderer import Renderer, template_message
+from hivetune.data.render.dialect import template_message
+from hivetune.data.render.renderer import Renderer
 from hivetune.records import Example, Message
 from hivetune.serve.backend import Backend
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from conftest import chat
 from faults import planted
+from models import make_family
 from test_faults import adds_up
 
 from hivetune.base.database import open_database
@@ -25,9 +26,10 @@ from hivetune.data.prepare import pool
 from hivetune.data.prepare import prepare as module
 from hivetune.data.prepare.clean import quarantine_path
 from hivetune.data.prepare.prepare import check, prepare
-from hivetune.data.render.renderer import load_renderer
+from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, UsageError
+from hivetune.records import Example
 
 
 def config(path: Path | str, max_length: int = 512, **data: Any) -> RunConfig:
@@ -325,6 +327,48 @@ def test_rows_sqlite_is_as_documented(write_rows: Callable[..., Path], chatml: P
     database = sqlite3.connect(snapshot.folder / "rows.sqlite")
     columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rows)")]
     documented = (
-        "row id interaction_id source split agent category session user time length trained messages tools checker"
+        "row id interaction_id source split agent category session user time length trained messages tools checker view"
     )
     assert columns == documented.split()
+
+
+def thinking_rows() -> list[dict[str, Any]]:
+    turns = [
+        ("user", "1+1?"),
+        ("assistant", "2"),
+        ("user", "2+2?"),
+        ("assistant", "4"),
+        ("user", "3+3?"),
+        ("assistant", "6"),
+    ]
+    first = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    return [first, chat("What is a list?", "A mutable sequence."), chat("And a tuple?", "An immutable one.")]
+
+
+def test_a_row_that_is_trained_turn_by_turn_is_one_row_in_every_count(
+    write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = make_family(tmp_path / "qwen3", "qwen3")
+    snapshot = prepare(config(write_rows(thinking_rows()), validation=0.0, test=0.0), model)
+    assert snapshot.manifest["accounting"]["rows_in"] == snapshot.manifest["accounting"]["trained"] == 3
+    assert snapshot.num_rows == 5
+    assert snapshot.first_views() == {1: 0, 2: 0}
+    renderer = load_renderer(model)
+    for row in range(snapshot.num_rows):
+        info = snapshot.info(row)
+        (view,) = renderer.render(Example(info.id, info.source, info.messages))
+        assert tuple(snapshot.tokens(row)) == view.tokens
+        assert bytes(snapshot.trained(row)) == view.trained
+    assert len({snapshot.info(row).id for row in range(3)}) == 1
+    assert sum(snapshot.length(row) for row in range(5)) == snapshot.manifest["num_tokens"]
+    assert sum(snapshot.num_trained(row) for row in range(5)) == snapshot.manifest["num_trained"]
+
+
+def test_a_view_too_long_is_cut_or_refuses_its_row(write_rows: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_family(tmp_path / "qwen3", "qwen3")
+    path = write_rows(thinking_rows())
+    lengths = [prepare(config(path, validation=0.0, test=0.0), model).length(row) for row in range(3)]
+    refused = check(config(path).data, model_folder=model, max_length=lengths[1])
+    assert refused.document["rejected"] == {"too-long": 1}
+    shorter = check(config(path, on_overlong="cut_turns").data, model_folder=model, max_length=lengths[1])
+    assert shorter.document["changed"] == {"cut-turns": 1, "empty-thought": 3, "turn-by-turn": 1}

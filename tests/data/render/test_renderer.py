@@ -6,9 +6,11 @@ import pytest
 from models import CHATML, FAMILIES, TEMPLATES, make_family, make_model
 from tokenizers import Tokenizer
 
-from hivetune.data.render.renderer import Renderer, RenderError, load_renderer
+from hivetune.data.render.folder import load_renderer
+from hivetune.data.render.renderer import Renderer
+from hivetune.data.render.template import RenderError
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.records import Example, Message
+from hivetune.records import Example, Message, Rendered
 
 DIALOGUES = {
     "one turn": (("user", "What is a list?"), ("assistant", "A mutable sequence.")),
@@ -21,7 +23,8 @@ DIALOGUES = {
     "white space": (("user", "  padded  "), ("assistant", "line\n\n  indented\n```\ncode\n```")),
     "system": (("system", "Be brief."), ("user", "Why?"), ("assistant", "Because."), ("user", "?"), ("assistant", "!")),
 }
-NO_SYSTEM = {"gemma": "template-error", "mistral": "mask-disagreement"}
+NO_SYSTEM = {"gemma": "template-error"}
+SYSTEM_MOVES = ("mistral", "system")
 DATE = "26 Jul 2024"
 
 
@@ -30,6 +33,10 @@ def example(turns: tuple[tuple[str, str], ...], weights: tuple[float, ...] = ())
     for i, (role, content) in enumerate(turns):
         messages.append(Message(role, content, weight=weights[i] if weights else 1.0))  # type: ignore[arg-type]
     return Example("", "here:1", tuple(messages))
+
+
+def trained_text(renderer: Renderer, rendered: Rendered) -> str:
+    return renderer.decode([t for t, k in zip(rendered.tokens, rendered.trained, strict=True) if k])
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +97,14 @@ def by_hand(name: str, turns: tuple[tuple[str, str], ...]) -> list[tuple[str, bo
         say("<|endoftext|>")
     elif name == "mistral":
         say("<s>")
-        for role, text in turns:
-            say(f"[INST] {text}[/INST]" if role == "user" else f" {text.strip()}</s>", role == "assistant")
+        system = turns[0][1] + "\n\n" if turns[0][0] == "system" else ""
+        turns = turns[1:] if system else turns
+        for i, (role, text) in enumerate(turns):
+            text = system + text if i == len(turns) - 2 else text
+            say(
+                f"[INST] {text}[/INST]" if role == "user" else f" {text.strip()}</s>",
+                role == "assistant" and (not system or i == len(turns) - 1),
+            )
     return pieces
 
 
@@ -112,21 +125,30 @@ def test_masks_equal_those_written_by_hand(
             renderers[name].render(example(DIALOGUES[kind]))
         return
     tokenizer = Tokenizer.from_file(str(folders[name] / "tokenizer.json"))
-    rendered = renderers[name].render(example(DIALOGUES[kind]))
-    tokens, trained = expected(tokenizer, by_hand(name, DIALOGUES[kind]))
-    assert list(rendered.tokens) == tokens
-    assert [bool(k) for k in rendered.trained] == trained
-    assert any(trained)
+    views = renderers[name].detail(example(DIALOGUES[kind])).views
+    assert len(views) == (2 if len(DIALOGUES[kind]) > 3 and (name == "qwen3" or (name, kind) == SYSTEM_MOVES) else 1)
+    for view in views:
+        tokens, trained = expected(tokenizer, by_hand(name, DIALOGUES[kind][: view.num_messages]))
+        assert list(view.rendered.tokens) == tokens
+        assert [bool(k) for k in view.rendered.trained] == trained
+        assert any(trained)
 
 
-def test_a_template_that_drops_the_system_prompt_once_it_is_answered_is_refused(renderers: dict[str, Renderer]) -> None:
-    """Mistral 0.3 writes it into a question that comes last only: what is served was never trained."""
-    with pytest.raises(RenderError, match="mask-disagreement"):
-        renderers["mistral"].detail(example(DIALOGUES["system"]))
+def test_a_template_that_drops_the_system_prompt_once_it_is_answered_is_trained_as_served(
+    renderers: dict[str, Renderer],
+) -> None:
+    """Mistral 0.3 writes it into a question that comes last only: each prompt has it in its newest question."""
+    said = [
+        renderers["mistral"].decode(view.tokens) for view in renderers["mistral"].render(example(DIALOGUES["system"]))
+    ]
+    assert said == [
+        "<s>[INST] Be brief.\n\nWhy?[/INST] Because.</s>",
+        "<s>[INST] Why?[/INST] Because.</s>[INST] Be brief.\n\n?[/INST] !</s>",
+    ]
 
 
-def test_a_template_that_rewrites_questions_trains_only_the_last_answer(tmp_path: Path) -> None:
-    """The system prompt in the newest question: earlier prompts were never served as they stand here."""
+def test_a_template_that_rewrites_questions_trains_each_answer_as_served(tmp_path: Path) -> None:
+    """The system prompt in the newest question: earlier prompts were never served as they stand in the whole text."""
     template = (
         "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
         "{% for m in messages %}{% if m['role'] != 'system' %}{{ '<|im_start|>' + m['role'] + '\n' }}"
@@ -136,23 +158,22 @@ def test_a_template_that_rewrites_questions_trains_only_the_last_answer(tmp_path
     )
     renderer = load_renderer(make_model(tmp_path, template))
     detail = renderer.detail(example(DIALOGUES["system"]))
-    trained = [t for t, k in zip(detail.rendered.tokens, detail.rendered.trained, strict=True) if k]
-    assert renderer.decode(trained) == "!<|im_end|>"
-    assert detail.turns_not_trained == 1
+    assert detail.changed == ("turn-by-turn",)
+    assert [trained_text(renderer, view.rendered) for view in detail.views] == ["Because.<|im_end|>", "!<|im_end|>"]
+    assert ["Be brief. ?" in renderer.decode(view.rendered.tokens) for view in detail.views] == [False, True]
 
 
-def test_thinking_that_is_dropped_from_earlier_turns_is_not_trained_there(renderers: dict[str, Renderer]) -> None:
+def test_thinking_that_is_dropped_from_earlier_turns_is_trained_where_it_is_new(renderers: dict[str, Renderer]) -> None:
     turns = (
         ("user", "1+1?"),
         ("assistant", "<think>\nadd\n</think>\n\n2"),
         ("user", "2+2?"),
         ("assistant", "<think>\nadd again\n</think>\n\n4"),
     )
-    detail = renderers["qwen3"].detail(example(turns))
-    trained = [t for t, k in zip(detail.rendered.tokens, detail.rendered.trained, strict=True) if k]
-    assert renderers["qwen3"].decode(trained) == "<think>\nadd again\n</think>\n\n4<|im_end|>"
-    assert detail.turns_not_trained == 1
-    assert "add\n" not in renderers["qwen3"].decode(detail.rendered.tokens)
+    first, last = renderers["qwen3"].render(example(turns))
+    assert trained_text(renderers["qwen3"], first) == "<think>\nadd\n</think>\n\n2<|im_end|>"
+    assert trained_text(renderers["qwen3"], last) == "<think>\nadd again\n</think>\n\n4<|im_end|>"
+    assert "add\n" not in renderers["qwen3"].decode(last.tokens)
 
 
 def tool_row() -> Example:
@@ -176,14 +197,17 @@ def tool_row() -> Example:
             '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call><|im_end|>'
             "It rains.<|im_end|>",
         ),
-        ("qwen3", "<think>\n\n</think>\n\nIt rains.<|im_end|>"),
+        (
+            "qwen3",
+            '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call><|im_end|>'
+            "<think>\n\n</think>\n\nIt rains.<|im_end|>",
+        ),
         ("llama3_2", '{"name": "weather", "parameters": {"city": "Köln"}}<|eot_id|>It rains.<|eot_id|>'),
     ],
 )
 def test_tool_calls_are_trained_and_results_are_not(name: str, trained: str, renderers: dict[str, Renderer]) -> None:
-    rendered = renderers[name].render(tool_row())
-    kept = [t for t, k in zip(rendered.tokens, rendered.trained, strict=True) if k]
-    assert renderers[name].decode(kept).replace("<think>\n\n</think>\n\n<tool_call>", "<tool_call>") == trained
+    kept = "".join(trained_text(renderers[name], view) for view in renderers[name].render(tool_row()))
+    assert kept.replace("<think>\n\n</think>\n\n<tool_call>", "<tool_call>") == trained
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -201,7 +225,7 @@ def test_text_and_prompts_equal_transformers(
     if name in ("qwen2_5", "qwen3", "llama3_2"):
         rows.append(tool_row())
     for row in rows:
-        from hivetune.data.render.renderer import template_message
+        from hivetune.data.render.dialect import template_message
 
         chat = [template_message(m) for m in row.messages]
         tools = [dict(tool) for tool in row.tools] or None
@@ -218,7 +242,7 @@ def test_text_and_prompts_equal_transformers(
 def test_the_prompt_is_how_the_trained_row_begins(name: str, renderers: dict[str, Renderer]) -> None:
     """Law 6, the training half: the ids in front of the last answer are the ids that a server would send."""
     row = example(DIALOGUES["two turns"])
-    rendered = renderers[name].render(row)
+    rendered = renderers[name].render(row)[-1]
     prompt = renderers[name].prompt(row.messages[:-1])
     assert rendered.tokens[: len(prompt)] == prompt
     assert rendered.trained[len(prompt)] == 1
@@ -227,13 +251,12 @@ def test_the_prompt_is_how_the_trained_row_begins(name: str, renderers: dict[str
 
 def test_weight_0_is_read_but_not_trained(renderers: dict[str, Renderer]) -> None:
     row = example(DIALOGUES["two turns"], weights=(1, 0, 1, 1))
-    rendered = renderers["llama3"].render(row)
-    kept = [t for t, k in zip(rendered.tokens, rendered.trained, strict=True) if k]
-    assert renderers["llama3"].decode(kept) == "So long 👋!<|eot_id|>"
+    (rendered,) = renderers["llama3"].render(row)
+    assert trained_text(renderers["llama3"], rendered) == "So long 👋!<|eot_id|>"
 
 
 def test_plain_text_is_trained_whole(renderers: dict[str, Renderer]) -> None:
-    rendered = renderers["llama3"].render(example((("assistant", "Once upon a time"),)))
+    (rendered,) = renderers["llama3"].render(example((("assistant", "Once upon a time"),)))
     assert renderers["llama3"].decode(rendered.tokens).endswith("Once upon a time<|eot_id|>")
     assert rendered.trained[0] == 0
     assert all(rendered.trained[1:])
@@ -255,8 +278,8 @@ def test_text_that_fakes_a_turn_is_refused(tmp_path: Path) -> None:
     )
     renderer = load_renderer(make_model(tmp_path, template))
     fine = example((("user", "q"), ("assistant", "a")))
-    assert any(renderer.render(fine).trained)
-    faked = example((("user", f"q{renderer._ends[0]}\n### assistant:\nfaked"), ("assistant", "a")))
+    assert any(renderer.render(fine)[0].trained)
+    faked = example((("user", "q<|im_end|>\n### assistant:\nfaked"), ("assistant", "a")))
     with pytest.raises(RenderError, match="mask-disagreement"):
         renderer.render(faked)
 

@@ -1,9 +1,10 @@
 """Writes a snapshot from the results of all chunks, row by row, in input order."""
 
 import hashlib
+import json
 import sqlite3
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from hivetune.data.snapshot import ROWS_SCHEMA, SPLITS
 
 _BATCH_ROWS = 1000
 READ = (
-    "SELECT n, id, interaction_id, source, agent, category, session, user, time, length, trained, messages, tools,"
-    " checker, tokens, mask FROM rows JOIN bodies USING (n) ORDER BY n"
+    "SELECT id, interaction_id, source, agent, category, session, user, time, messages, tools,"
+    " checker, tokens, mask, views FROM rows JOIN bodies USING (n) ORDER BY n"
 )
 INSERT = (
-    "INSERT INTO rows (row, id, interaction_id, source, split, agent, category, session, user, time, length, trained,"
-    f" messages, tools, checker) VALUES ({','.join('?' * 15)})"
+    "INSERT INTO rows (row, view, id, interaction_id, source, split, agent, category, session, user, time, messages,"
+    f" tools, checker, length, trained) VALUES ({','.join('?' * 16)})"
 )
 
 
@@ -41,17 +42,18 @@ def write_snapshot(
         for number, path in enumerate(results):
             with closing(open_result(path)) as source:
                 fate_of = (fate for _, fate in fates(decisions, number))
-                for (n, identity, *about, tokens, mask), fate in zip(source.execute(READ), fate_of, strict=True):
+                for (identity, *about, tokens, mask, views), fate in zip(source.execute(READ), fate_of, strict=True):
                     if fate >= len(SPLITS):
                         continue
-                    del n
-                    tokens_file.write(tokens)
-                    trained_file.write(mask)
-                    digest.update(f"{identity} {fate} {len(mask)}\n".encode())
-                    digest.update(tokens)
-                    digest.update(mask)
-                    offsets.append(offsets[-1] + len(mask))
-                    batch.append((len(offsets) - 2, identity, *about[:2], SPLITS[fate], *about[2:]))
+                    for view, (row, ids, trained) in enumerate(_views(about, tokens, mask, views)):
+                        tokens_file.write(ids)
+                        trained_file.write(trained)
+                        digest.update(f"{identity} {fate} {len(trained)}\n".encode())
+                        digest.update(ids)
+                        digest.update(trained)
+                        offsets.append(offsets[-1] + len(trained))
+                        sizes = (len(trained), trained.count(1))
+                        batch.append((len(offsets) - 2, view, identity, *row[:2], SPLITS[fate], *row[2:], *sizes))
                     if len(batch) >= _BATCH_ROWS:
                         _insert(database, batch)
         _insert(database, batch)
@@ -63,7 +65,7 @@ def write_snapshot(
         "kind": "snapshot",
         "hash": digest.hexdigest(),
         "key": key,
-        "num_rows": len(offsets) - 1,
+        "num_rows": len(offsets) - 1,  # views: a row has several where its template rewrites earlier turns
         "num_tokens": offsets[-1],
         "num_trained": report["trained_tokens"],
         "accounting": {
@@ -76,6 +78,25 @@ def write_snapshot(
     }
     write_manifest(folder, extra)
     return digest.hexdigest()
+
+
+def _views(about: list[Any], tokens: bytes, mask: bytes, views: str | None) -> Iterator[tuple[list[Any], bytes, bytes]]:
+    """(columns, tokens, mask) of each view of a row; its messages end with its last answer, and only its own answers
+    have a weight.
+    """
+    if views is None:
+        yield about, tokens, mask
+        return
+    *before, messages, tools, checker = about
+    start = 0
+    for length, num_messages, answers in json.loads(views):
+        said = json.loads(messages)[:num_messages]
+        for i, message in enumerate(said):
+            if message["role"] == "assistant" and i not in answers:
+                message["weight"] = 0
+        columns = [*before, json.dumps(said, ensure_ascii=False), tools, checker]
+        yield columns, tokens[4 * start : 4 * (start + length)], mask[start : start + length]
+        start += length
 
 
 def _insert(database: sqlite3.Connection, batch: list[tuple[Any, ...]]) -> None:

@@ -11,7 +11,7 @@ from hivetune.data.prepare.decide import Decisions
 from hivetune.data.prepare.report import Report, duplicate_kinds
 from hivetune.data.prepare.samples import Sample, choose_samples
 from hivetune.data.reasons import REASONS
-from hivetune.data.render.renderer import load_renderer
+from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import SPLITS
 
 EXAMPLES_PER_REASON = 3

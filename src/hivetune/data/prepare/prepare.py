@@ -28,6 +28,7 @@ from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
 from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.work import ChunkJob
+from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.snapshot import DROPPED_FILE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, UsageError
 from hivetune.records import Progress, silent
@@ -36,7 +37,6 @@ FORMAT = 2  # raised when the same input would give another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
 INPUT_PREFIX = ".input-"  # then the process that spills unpacked input there
-MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "hivetune.json")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _examine(inputs: Inputs, job: ChunkJob, data: DataConfig, work: Path, progre
 
 def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path) -> str:
     """Everything that can change a byte of the snapshot."""
-    model = {name: sha256_file(model_folder / name) for name in MODEL_FILES if (model_folder / name).exists()}
+    model = {name: sha256_file(model_folder / name) for name in RENDER_FILES if (model_folder / name).exists()}
     settings = {k: v for k, v in config.data.model_dump(mode="json").items() if k not in ("path", "max_rejected")}
     shape = [chunk.rows for chunk in inputs.chunks]  # results of another cut can't be mixed
     parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape, job.near, job.forgotten]

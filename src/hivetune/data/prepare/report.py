@@ -133,11 +133,13 @@ def distribution(results: Sequence[Path], decisions: Decisions, *, has_tokens: b
     categories: dict[str, Counter[str]] = {}
     lengths: Counter[int] = Counter()
     all_lengths: Counter[int] = Counter()
-    trained = 0
+    total = trained = 0
     for number, path in enumerate(results):
         with closing(open_result(path)) as database:
-            rows = database.execute("SELECT length, trained, agent, category FROM rows ORDER BY n")
-            for (length, num_trained, agent, category), (_, fate) in zip(rows, fates(decisions, number), strict=True):
+            rows = database.execute("SELECT length, num_tokens, trained, agent, category FROM rows ORDER BY n")
+            for (length, num_tokens, num_trained, agent, category), (_, fate) in zip(
+                rows, fates(decisions, number), strict=True
+            ):
                 if length is not None:
                     all_lengths[length] += 1
                 if fate >= len(SPLITS):
@@ -147,8 +149,8 @@ def distribution(results: Sequence[Path], decisions: Decisions, *, has_tokens: b
                 agents.setdefault(agent or NO_VALUE, Counter())[split] += 1
                 categories.setdefault(category or NO_VALUE, Counter())[split] += 1
                 lengths[length] += 1
+                total += num_tokens or 0
                 trained += num_trained or 0
-    total = sum(length * count for length, count in lengths.items())
     return {
         "splits": {split: splits[split] for split in SPLITS},
         "agents": {name: dict(counts) for name, counts in sorted(agents.items())},

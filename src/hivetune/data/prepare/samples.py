@@ -72,7 +72,7 @@ def _read(
 ) -> Sample:
     with closing(open_result(results[place[0]])) as database:
         source, length, trained, changed, messages, tokens, mask = database.execute(
-            "SELECT source, length, trained, changed, messages, tokens, mask"
+            "SELECT source, coalesce(num_tokens, length), trained, changed, messages, tokens, mask"
             " FROM rows JOIN bodies USING (n) WHERE n = ?",
             (place[1],),
         ).fetchone()

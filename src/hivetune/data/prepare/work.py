@@ -25,7 +25,8 @@ from hivetune.data.intake.files import Chunk
 from hivetune.data.intake.interactions import is_forgotten
 from hivetune.data.prepare.split import tie_hashes
 from hivetune.data.reasons import RowRefused
-from hivetune.data.render.renderer import Renderer, load_renderer
+from hivetune.data.render.folder import load_renderer
+from hivetune.data.render.renderer import RenderedView, Renderer
 from hivetune.data.rows.read import RawRow, content_id, parse_row, read_example, read_rows
 from hivetune.records import Example, Message, Rendered
 
@@ -39,15 +40,19 @@ CREATE TABLE rows (
   id TEXT, hash64 INTEGER,            -- of the content
   question64 INTEGER, session64 INTEGER, user64 INTEGER,  -- what ties the row to others; 0: names none
   lesson64 INTEGER, earlier BLOB,     -- its last lesson, and those before it (array "Q"); lessons.py
-  length INTEGER, trained INTEGER, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL
+  length INTEGER,                     -- of its longest view
+  num_tokens INTEGER, trained INTEGER,  -- of all its views
+  agent TEXT, category TEXT, session TEXT, user TEXT, time REAL
 );
 CREATE TABLE bodies (
   n INTEGER PRIMARY KEY, interaction_id TEXT, messages TEXT, tools TEXT, checker TEXT,
-  tokens BLOB, mask BLOB, raw BLOB
+  tokens BLOB, mask BLOB,             -- of all its views, one after the other
+  views TEXT,                         -- of rows with several: JSON [[tokens, messages, [answers]], ...]
+  raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 20, 8
-PARTLY_TRAINED = frozenset(("cut", "turns-not-trained"))  # not every answer of such a row is trained
+ROW_COLUMNS, BODY_COLUMNS = 21, 9
+PARTLY_TRAINED = frozenset(("cut",))  # not every answer of such a row is trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,11 @@ class ChunkJob:
 
 @dataclass(frozen=True, slots=True)
 class ExaminedRow:
-    """A row after all checks that need no other row. `rendered` is None without a model."""
+    """A row after all checks that need no other row. `views` is empty without a model."""
 
     example: Example
     layout: str
-    rendered: Rendered | None
+    views: tuple[RenderedView, ...]
     changed: tuple[str, ...]
 
 
@@ -125,9 +130,9 @@ class Worker:
             found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
-            refused = (source, None, error.reason, _storable(error.hint), *[None] * 8, length, *[None] * 6)
+            refused = (source, None, error.reason, _storable(error.hint), *[None] * 8, length, *[None] * 7)
             return refused, (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
-        example, rendered = found.example, found.rendered
+        example, rendered = found.example, [view.rendered for view in found.views]
         lessons = lesson_hashes(example.messages, example.tools)
         row = (
             source,
@@ -140,8 +145,9 @@ class Worker:
             *map(_signed, tie_hashes(example)),
             _signed(lessons[-1]) if lessons else None,
             lessons[:-1].tobytes() if len(lessons) > 1 and PARTLY_TRAINED.isdisjoint(found.changed) else None,
-            len(rendered.tokens) if rendered else sum(len(m.content) for m in example.messages),
-            rendered.trained.count(1) if rendered else None,
+            max((len(r.tokens) for r in rendered), default=sum(len(m.content) for m in example.messages)),
+            sum(len(r.tokens) for r in rendered) if rendered else None,
+            sum(r.trained.count(1) for r in rendered) if rendered else None,
             example.agent,
             example.category,
             example.session,
@@ -153,8 +159,9 @@ class Worker:
             messages_json(example.messages),
             json.dumps([dict(tool) for tool in example.tools]) if example.tools else None,
             json.dumps(example.checker) if example.checker else None,
-            array("I", rendered.tokens).tobytes() if rendered else None,
-            rendered.trained if rendered else None,
+            b"".join(array("I", r.tokens).tobytes() for r in rendered) if rendered else None,
+            b"".join(r.trained for r in rendered) if rendered else None,
+            _views_json(found.views),
             raw.payload if self._job.keep_raw else None,
         )
         return row, body, sketch(example.messages) if self._job.near else b""
@@ -180,9 +187,9 @@ class Worker:
         if prompt is not None and example.messages[0].role == "user":
             example = replace(example, messages=(Message("system", prompt), *example.messages))
         if self._renderer is None:
-            return ExaminedRow(example, layout, None, tuple(changed))
-        example, rendered = self._fitted(self._renderer, example, changed)
-        return ExaminedRow(example, layout, rendered, tuple(changed))
+            return ExaminedRow(example, layout, (), tuple(changed))
+        example, views = self._fitted(self._renderer, example, changed)
+        return ExaminedRow(example, layout, views, tuple(changed))
 
     def _redacted(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], list[str]]:
         changed = []
@@ -195,32 +202,32 @@ class Worker:
             changed.append("redacted-personal")
         return cleaned, changed
 
-    def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Example, Rendered]:
-        """The row rendered, at most max_length tokens long. Raises RowRefused; appends to `changed`."""
+    def _fitted(
+        self, renderer: Renderer, example: Example, changed: list[str]
+    ) -> tuple[Example, tuple[RenderedView, ...]]:
+        """The row rendered, each view at most max_length tokens long. Raises RowRefused; appends to `changed`."""
         limit, policy = self._job.max_length, self._job.on_overlong
         detail = renderer.detail(example)
-        length = len(detail.rendered.tokens)
+        length = _longest(detail.views)
+        views = detail.views
         if length > limit and policy == "cut_turns":
-            shorter = example
-            while len(detail.rendered.tokens) > limit:
-                kept = _without_last_turn(shorter.messages)
+            while _longest(detail.views) > limit:
+                kept = _without_last_turn(example.messages)
                 if not kept:
                     raise TooLong(length, limit)
-                shorter = replace(shorter, messages=kept)
-                detail = renderer.detail(shorter)
+                example = replace(example, messages=kept)
+                detail = renderer.detail(example)
             changed.append("cut-turns")
-            example = shorter
+            views = detail.views
         elif length > limit and policy == "cut":
-            cut = Rendered(detail.rendered.tokens[:limit], detail.rendered.trained[:limit])
-            if not any(cut.trained):
+            views = tuple(cut for view in views if any((cut := _cut(view, limit)).rendered.trained))
+            if not views:
                 raise RowRefused("no-trained-token", f"the first {limit} tokens hold no answer")
             changed.append("cut")
-            return example, cut
         elif length > limit:
             raise TooLong(length, limit)
-        if detail.turns_not_trained:
-            changed.append("turns-not-trained")
-        return example, detail.rendered
+        changed += detail.changed
+        return example, views
 
 
 class TooLong(RowRefused):
@@ -256,6 +263,21 @@ def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
     while end > 0 and messages[end - 1].role != "assistant":
         end -= 1
     return tuple(messages[:end])
+
+
+def _longest(views: Sequence[RenderedView]) -> int:
+    return max(len(view.rendered.tokens) for view in views)
+
+
+def _cut(view: RenderedView, limit: int) -> RenderedView:
+    return replace(view, rendered=Rendered(view.rendered.tokens[:limit], view.rendered.trained[:limit]))
+
+
+def _views_json(views: Sequence[RenderedView]) -> str | None:
+    """What splits the tokens of a row again; None where there is nothing to split."""
+    if len(views) < 2:
+        return None
+    return json.dumps([[len(view.rendered.tokens), view.num_messages, view.answers] for view in views])
 
 
 def messages_json(messages: Sequence[Message]) -> str:

@@ -30,7 +30,8 @@ class Dialect:
     `reasoning_key`: the name under which it reads an assistant's thoughts, None if it reads none.
     `splits_thoughts`: `<think>...</think>` in a content is not written as it stands.
     `text_arguments`: it wants the arguments of a call as JSON text. `null_content`: it wants None for the content of
-    a message that only calls. `short_ids`: it refuses ids of calls that have not 9 letters. `writes_ids`: it writes them.
+    a message that only calls. `short_ids`: it refuses ids of calls that do not have 9 letters or digits.
+    `writes_ids`: it writes them.
     `typed_content`: it reads contents as lists of parts alone, as templates of models that see do.
     """
 
@@ -180,4 +181,3 @@ def _split_thought(message: Message) -> Message:
         return message
     thought, answer = found.group(2), found.group(4)
     return replace(message, content=answer, reasoning=thought if thought.strip() else None)
-

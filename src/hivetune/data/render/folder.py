@@ -33,15 +33,20 @@ def load_renderer(model_folder: Path) -> Renderer:
         tokenizer = Tokenizer.from_str((model_folder / "tokenizer.json").read_text(encoding="utf-8"))
         settings = json.loads((model_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         known = _read_optional(model_folder / "hivetune.json")
-        variables = _special_tokens(_read_optional(model_folder / "special_tokens_map.json")) | _special_tokens(settings)
+        variables = _special_tokens(_read_optional(model_folder / "special_tokens_map.json")) | _special_tokens(
+            settings
+        )
         templates = _templates(model_folder, settings.get("chat_template"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{model_folder} is not a prepared model folder: {error}", hint="hivetune fetch MODEL") from None
+        raise UsageError(
+            f"{model_folder} is not a prepared model folder: {error}", hint="hivetune fetch MODEL"
+        ) from None
     except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
         raise UsageError(f"{model_folder}/tokenizer.json can't be read: {error}", hint="hivetune fetch MODEL") from None
     if "default" not in templates:
         raise UsageError(
-            f"{model_folder} has no chat template" + (f" named default, only {', '.join(templates)}" if templates else ""),
+            f"{model_folder} has no chat template"
+            + (f" named default, only {', '.join(templates)}" if templates else ""),
             hint=f"use an instruction-tuned model, or add {TEMPLATE}",
         )
     tokenizer.no_truncation()

@@ -61,7 +61,7 @@ class Renderer:
         self._end_ids = self._control_ids.union(self.eos_ids)
         ends = [token for i in self.eos_ids if (token := tokenizer.id_to_token(i))]
         self._templates = {
-            name: _Spoken(ChatTemplate(source, variables), ends, self.control_tokens, self._melts)
+            name: SpokenTemplate(ChatTemplate(source, variables), ends, self.control_tokens, self._melts)
             for name, source in templates.items()
         }
         self._headers_alone: dict[str, list[int]] = {}
@@ -75,17 +75,25 @@ class Renderer:
         if len(example.messages) == 1:  # plain text to go on with: no roles, so no template
             rendered = self._plain_text(example.messages[0].content)
             return Detail((RenderedView(rendered, 1, (0,)),), ())
-        spoken = self._spoken(example.tools)
+        spoken = self.template_for(example.tools)
         messages, new_ids = spoken.dialect.with_ids(spoken.dialect.spoken(example.messages))
         views, parts = spoken.views(messages, example.tools)
         if spoken.header and any(spoken.header in part.value for part in parts):
             raise RenderError("mask-disagreement", "a text holds the header of an answer")
-        changed = [name for name, found in (
-            ("turn-by-turn", len(views) > 1),
-            ("empty-thought", any(view.empty_thought for view in views)),
-            ("tool-call-ids", new_ids),
-        ) if found]
+        changed = [
+            name
+            for name, found in (
+                ("turn-by-turn", len(views) > 1),
+                ("empty-thought", any(view.empty_thought for view in views)),
+                ("tool-call-ids", new_ids),
+            )
+            if found
+        ]
         return Detail(tuple(self._view(spoken, messages, example.tools, v, parts) for v in views), tuple(changed))
+
+    def template_for(self, tools: Sequence[Any]) -> "SpokenTemplate":
+        """The template that rows with these tools are rendered with."""
+        return self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Ids up to and including the header after which the model answers. Raises RenderError."""
@@ -99,11 +107,8 @@ class Renderer:
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
-    def _spoken(self, tools: Sequence[Any]) -> "_Spoken":
-        return self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
-
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], for_answer: bool) -> str:
-        spoken = self._spoken(tools)
+        spoken = self.template_for(tools)
         said, _ = spoken.dialect.with_ids(spoken.dialect.spoken(messages))
         return spoken.apply(said, tools, for_answer)
 
@@ -116,7 +121,7 @@ class Renderer:
 
     def _view(
         self,
-        spoken: "_Spoken",
+        spoken: "SpokenTemplate",
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
         view: View,
@@ -137,7 +142,10 @@ class Renderer:
         return RenderedView(rendered, view.last + 1, tuple(a.message for a in view.answers))
 
     def _masked(self, text: str, spans: Sequence[tuple[int, int]], *, cut: bool) -> Rendered:
-        """Tokens of `text`; characters `spans` are trained. `cut`: the last one may be encoded apart from its prompt."""
+        """Tokens of `text`, of which the characters in `spans` are trained.
+
+        `cut`: the last one may be encoded apart from its prompt.
+        """
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         tokens: list[int] = encoding.ids
         mask = bytearray(len(tokens))
@@ -180,7 +188,8 @@ class Renderer:
     def _melts(self, text: str, place: int) -> bool:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         token = encoding.char_to_token(place)
-        return token is None or encoding.token_to_chars(token)[0] < place
+        span = None if token is None else encoding.token_to_chars(token)
+        return span is None or span[0] < place
 
     def _check_prompt_ids(self, encoding: Any, tokens: list[int], text: str, first: int) -> None:
         """The ids in front of an answer must be those of the prompt alone, which is what a server sends.
@@ -212,7 +221,7 @@ class Renderer:
         return Rendered(tuple(tokens), bytes(mask))
 
 
-class _Spoken:
+class SpokenTemplate:
     """One template with its dialect, and the views of the shapes of conversations that it has met."""
 
     def __init__(
@@ -236,18 +245,20 @@ class _Spoken:
     ) -> tuple[tuple[View, ...], tuple[Part, ...]]:
         """The views of a conversation, and its parts."""
         plain = plain_shape(messages, tools)
-        skeleton = make_skeleton(messages, tools) if plain is None else None
-        key, parts = plain or (repr(skeleton and (skeleton.messages, skeleton.tools)), skeleton and skeleton.parts)
+        if plain is not None and plain[0] in self._views:
+            return self._views[plain[0]], plain[1]
+        skeleton = make_skeleton(messages, tools)
+        key = repr((skeleton.messages, skeleton.tools)) if plain is None else plain[0]
         found = self._views.get(key)
         if found is None:
-            found = self._finder.find(skeleton or make_skeleton(messages, tools))
+            found = self._finder.find(skeleton)
             if len(self._views) < MAX_SHAPES:
                 self._views[key] = found
-        return found, parts
+        return found, skeleton.parts
 
 
 def _real_text(
-    spoken: _Spoken,
+    spoken: SpokenTemplate,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
     view: View,

@@ -149,7 +149,7 @@ class Pattern:
         if not text.startswith(self.literals[0]):
             return None
         position = len(self.literals[0])
-        starts, forms = [0], []
+        starts, forms = [0], list[str]()
         for i, number in enumerate(self.numbers):
             following = self.literals[i + 1]
             last = i + 1 == len(self.numbers)

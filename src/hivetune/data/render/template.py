@@ -106,7 +106,7 @@ def _raise_time_up(_number: int, _frame: FrameType | None) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _memory_limit_bytes(_moment: int) -> int:
-    """Address space of this process and what a template may add; read once a second, since it takes as long as a chat."""
+    """Address space of this process and what a template may add. Read once a second: it takes as long as a chat."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * PAGE_BYTES + MEMORY_LIMIT_BYTES
 

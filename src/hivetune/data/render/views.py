@@ -16,7 +16,7 @@ from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.records import Message
 
 PROBED_THOUGHT = 99_999  # the mark of a thought that the row does not have
-NEXT = 99_998  # the mark of a message that would come next
+COMING = 99_998  # the mark of a message that would come next
 SHOWN_CHARS = 40
 
 
@@ -33,9 +33,10 @@ class Answer:
 class View:
     """One sequence. `last`: the number of its last message, an answer; `answers`: those that are trained in it.
 
-    `whole`: the text of messages[:last + 1], whose beginning is the prompt; it is followed by `end` where the
-    template writes no end token. None: the prompt is followed by `tail`, made from `rendered`, the answer as the
-    template writes it. `thought`: `rendered` was given a thought that the row does not have, and that `tail` leaves out.
+    `rendered`: the text of messages[:last + 1]. `whole`: it begins with the prompt and is what is trained, followed by
+    `tail` where the template writes no end token. Else the prompt followed by `tail` is trained, the answer as it
+    stands in `rendered`. `thought`: `rendered` was given a thought that the row does not have and `tail` leaves out.
+    `empty_thought`: the answer begins with a thought of no words.
     """
 
     last: int
@@ -75,7 +76,10 @@ class ViewFinder:
         self._controls = tuple(controls)
 
     def find(self, skeleton: Skeleton) -> tuple[View, ...]:
-        """Views in the order of their answers. Raises RenderError: not-in-template, end-not-trained, mask-disagreement."""
+        """Views in the order of their answers.
+
+        Raises RenderError: not-in-template, end-not-trained, mask-disagreement, or what the template says.
+        """
         trained = [i for i, m in enumerate(skeleton.messages) if m.role == "assistant" and m.weight]
         views: list[View] = []
         alone = {i: self._view(skeleton, i) for i in trained}
@@ -187,12 +191,12 @@ class ViewFinder:
         message = skeleton.messages[last]
         if message.tool_calls:
             call = message.tool_calls[0]
-            following = Message("tool", mark_of(NEXT), name=call["function"]["name"], tool_call_id=call.get("id"))
+            following = Message("tool", mark_of(COMING), name=call["function"]["name"], tool_call_id=call.get("id"))
         else:
-            following = Message("user", mark_of(NEXT))
+            following = Message("user", mark_of(COMING))
         chat = self._dialect.chat((*skeleton.messages[: last + 1], following))
         text = self._template.apply(chat, list(skeleton.tools) or None, False)
-        between = text[_last_place(text, own, 0) : text.rfind(mark_of(NEXT))]
+        between = text[_last_place(text, own, 0) : text.rfind(mark_of(COMING))]
         found = [(place, -len(t), t) for t in self._ends if (place := between.find(t)) >= 0]
         if not found:
             raise RenderError("end-not-trained")
@@ -206,7 +210,9 @@ class ViewFinder:
         missing = own - marks_in(answer)
         seen = marks_in(view.prompt.text)
         for n, part in enumerate(skeleton.parts):
-            told = part.message < view.last and (part.message < 0 or skeleton.messages[part.message].role != "assistant")
+            told = part.message < view.last and (
+                part.message < 0 or skeleton.messages[part.message].role != "assistant"
+            )
             if told and n not in seen:
                 missing.add(n)
         _raise_missing(skeleton, missing)
@@ -253,10 +259,7 @@ def _last_place(text: str, own: set[int], start: int) -> int:
 
 
 def _behind_last_mark(text: str) -> str:
-    last = None
-    for last in MARK.finditer(text):
-        pass
-    return text[last.end() :] if last else text
+    return MARK.split(text)[-1]
 
 
 def _literal_before(text: str, own: set[int]) -> tuple[int, str] | None:

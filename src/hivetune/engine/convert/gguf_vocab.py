@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from hivetune.base.disk import read_json
-from hivetune.data.render.renderer import TEMPLATE_DATE
+from hivetune.data.render.template import TEMPLATE_DATE
 from hivetune.errors import UsageError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
