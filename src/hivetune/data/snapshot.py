@@ -33,7 +33,7 @@ CREATE TABLE rows (
   split TEXT NOT NULL, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL,
   length INTEGER NOT NULL, trained INTEGER NOT NULL,
   messages TEXT NOT NULL, tools TEXT, checker TEXT,
-  view INTEGER NOT NULL           -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
+  view INTEGER NOT NULL DEFAULT 0  -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
 );
 """
 DROPPED_FILE = "duplicates.jsonl"

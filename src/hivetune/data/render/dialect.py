@@ -12,7 +12,7 @@ from hivetune.records import Message
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 USER, ANSWER, THOUGHT, CALL, KEY, VALUE = "Xuserprobe", "Xanswerprobe", "Xthought", "Xcall", "Xkey", "Xvalue"
-ASKED = {"role": "user", "content": USER}
+USER_TURN = {"role": "user", "content": USER}
 USUAL_ID, SHORT_ID = "call_0123456789ab", "abcdefghi"
 SHORT_ID_CHARS = 9  # what Mistral's templates ask for
 OPEN_THOUGHT = re.compile(r"<([a-z_:]*think[a-z_:]*)>\s*\Z")
@@ -112,7 +112,7 @@ def template_message(message: Message) -> dict[str, Any]:
 
 def find_dialect(template: ChatTemplate) -> Dialect:
     """Ask the template. It need not know tools or thoughts: rows that have them will say so."""
-    if USER not in _try(template, ASKED) and USER in _try(template, {**ASKED, "content": _typed(USER)}):
+    if USER not in _try(template, USER_TURN) and USER in _try(template, {**USER_TURN, "content": _typed(USER)}):
         return Dialect(typed_content=True)
     calls = _find_calls(template)
     reasoning_key = next(
@@ -120,12 +120,12 @@ def find_dialect(template: ChatTemplate) -> Dialect:
             key
             for key in REASONING_KEYS
             for answer in (_answer(**{key: THOUGHT}), {**_call(calls, SHORT_ID), key: THOUGHT})
-            if THOUGHT in _try(template, ASKED, answer)
+            if THOUGHT in _try(template, USER_TURN, answer)
         ),
         None,
     )
     inline = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
-    splits = inline not in _try(template, ASKED, _answer(content=inline)) or reasoning_key is not None
+    splits = inline not in _try(template, USER_TURN, _answer(content=inline)) or reasoning_key is not None
     return Dialect(reasoning_key, splits, *calls)
 
 
@@ -135,7 +135,7 @@ def _find_calls(template: ChatTemplate) -> tuple[bool, bool, bool, bool]:
         for text_arguments in (False, True):
             forms = (text_arguments, null_content, False, False)
             for identity in (USUAL_ID, SHORT_ID):
-                text = _try(template, ASKED, _call(forms, identity))
+                text = _try(template, USER_TURN, _call(forms, identity))
                 if all(part in text for part in (CALL, KEY, VALUE)):
                     return (text_arguments, null_content, identity == SHORT_ID, identity in text)
     return (False, False, False, False)
