@@ -88,7 +88,7 @@ def test_recompute_begins_only_where_memory_asks_for_it() -> None:
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:
     device = small_gpu(8)
-    with pytest.raises(DoesNotFit, match=r"1[67]\.\d GB are needed at least, 6\.0 GB may be used") as refused:
+    with pytest.raises(DoesNotFit, match=r"at least 1[67]\.\d GB are needed, 6\.0 GB may be used") as refused:
         fastest_that_fits(setup_on(device, "Qwen2.5-7B-Instruct"), device, work())
     assert refused.value.exit_code == 5
 

@@ -52,5 +52,5 @@ def test_the_prompt_is_the_same(template: str, tmp_path: Path) -> None:
 def test_a_template_that_counts_turns_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "gpt-2")
     (tmp_path / "chat_template.jinja").write_text(COUNTED)
-    with pytest.raises(UsageError, match="can't be written for Ollama"):
+    with pytest.raises(UsageError, match="unsupported chat template for Ollama"):
         find_pieces(load_renderer(tmp_path), "")

@@ -26,7 +26,7 @@ AMD_VENDOR = "0x1002"
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as its driver shows it. Sizes in bytes; `free_bytes` is what nobody holds now."""
+    """One GPU as its driver shows it. Sizes in bytes; `free_bytes`: memory that no program holds now."""
 
     kind: CardKind
     index: int

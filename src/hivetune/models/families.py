@@ -1,7 +1,7 @@
 """The one table of model families. To add a family, add its entry to `FAMILIES`; plan, fast path and GGUF read it.
 
 A family is what transformers calls `model_type`. Each entry says how it differs from Llama, from the definitions of
-the models in transformers and of the architectures in llama.cpp. Data only: the arithmetic lies with whoever needs it
+the models in transformers and of the architectures in llama.cpp. Data only: the arithmetic is where it is needed
 (models/architecture.py counts, engine/model/fast/ computes, engine/convert/gguf_arch.py translates). A family that is
 not listed trains on the general path, and the plan counts it as if it were Llama and says so.
 

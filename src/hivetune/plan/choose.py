@@ -19,13 +19,14 @@ from hivetune.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, u
 from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, checkpoint_interval_s
 from hivetune.run.choices import Choices
 
-# Half precision has to be worth its rounding. On CPUs without native bf16 it is 40 to 500 times slower than fp32
-# (pytorch/pytorch#146508), with it 1.7 to 2.3 times faster.
+# Half precision has to be worth its rounding: on CPUs with native bf16 it is 1.7 to 2.3 times faster, without it 40 to
+# 500 times slower (pytorch/pytorch#146508).
 WORTH_IT = 1.25
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 # Beyond these a larger micro-batch gains no speed and costs memory: caches on a CPU, full GEMM tiles on a card.
 LARGEST_BUDGET = {"cpu": 2048, "cuda": 32768, "rocm": 32768}
-# Below this difference fewer micro-batches decide (shared beginnings are computed once in each), then memory.
+# Below this difference in speed, fewer micro-batches win (a shared prefix is computed once in each), then less memory;
+# least memory alone chose 192 tokens on a noisy machine and lost the shared prefixes (docs/log.md).
 SAME_SPEED = 0.03
 BUCKET = 64
 # Models to compare with: one of each size that people train at home.
@@ -36,7 +37,7 @@ DISK_BYTES_PER_S = 200e6
 
 @dataclass(frozen=True)
 class Workload:
-    """What the data asks for. `lengths` and `trained` are those of one typical step; `longest` is of all rows."""
+    """What the data asks for. `lengths` and `trained` are tokens of one typical step's rows, `longest` of any row."""
 
     lengths: tuple[int, ...]
     trained: tuple[int, ...]
@@ -49,7 +50,7 @@ class Workload:
     documents: tuple[tuple[TrimmedDocument, ...], ...] = ()
     """The rows of some steps where they are known; else the typical step stands for all."""
     share: bool = False
-    """Shared prefixes are computed once."""
+    """A common prefix is computed once."""
 
     @property
     def steps(self) -> int:
@@ -57,7 +58,7 @@ class Workload:
         return min(whole, self.max_steps) if self.max_steps else max(1, whole)
 
     def micro_batches(self, setup: TrainingSetup, budget_tokens: int) -> list[list[StepShape]]:
-        """What is computed in each micro-batch of each step that is looked at."""
+        """Shapes of the micro-batches of each known step; of the typical step where only lengths are known."""
         if self.documents:
             return [micro_batch_shapes(setup, rows, budget_tokens, share=self.share) for rows in self.documents]
         batches: list[StepShape] = []
@@ -109,7 +110,7 @@ def choose_dtype(wanted: str, device: Device) -> str:
     """
     if wanted != "auto":
         if wanted not in device.rates:
-            raise UsageError(f"{device.name} is not to be used in {wanted}. {device.note}", hint="set dtype: auto")
+            raise UsageError(f"{wanted} is unsupported on {device.name}. {device.note}", hint="set dtype: auto")
         return wanted
     return auto_dtype(device.rates)
 
@@ -129,9 +130,10 @@ def fastest_that_fits(
     correction: Affine | None = None,
     rate: Rate | None = None,
 ) -> Choice:
-    """The fastest way that fits. Raises DoesNotFit when not even the longest row alone does.
+    """The fastest token budget and recompute depth that fit. Raises DoesNotFit when not even the longest row does.
 
-    `setup.dtype` is settled by `choose_dtype`; `correction` and `rate` come from probes.
+    `setup.dtype` comes from `choose_dtype`, `correction` and `rate` from probes. Every budget is tried with as few
+    recomputed layers as fit: all products cost about the same operations per saved byte, so only their number matters.
     """
     limit = device.limit_bytes(memory_share)
     rate = rate or unprobed_rate(device.rates[setup.dtype], device.bandwidth, kind=device.kind, source=device.source)
@@ -140,8 +142,8 @@ def fastest_that_fits(
     if not fitting:
         smallest = predict_peak(with_recompute(setup, setup.architecture.layers), _round_up(work.longest), correction)
         raise DoesNotFit(
-            f"{size_words(smallest.bytes)} are needed at least, {size_words(limit)} may be used on {device.name} "
-            f"({size_words(device.free_bytes)} free, {100 * device.margin:.0f} % kept back)"
+            f"at least {size_words(smallest.bytes)} are needed, {size_words(limit)} may be used on {device.name} "
+            f"({size_words(device.free_bytes)} free, {100 * device.margin:.0f} % reserved)"
         )
     fastest = min(candidate.step_s for candidate in fitting)
     good = [candidate for candidate in fitting if candidate.step_s <= fastest * (1 + SAME_SPEED)]
@@ -157,7 +159,7 @@ def _candidate(
     correction: Affine | None,
     rate: Rate,
 ) -> Choice | None:
-    """With this budget: as few recomputed layers as fit."""
+    """This budget with as few recomputed layers as fit; None when it does not fit with all of them."""
     for layers in range(setup.architecture.layers + 1):
         deeper = with_recompute(setup, layers)
         peak = predict_peak(deeper, budget, correction)
@@ -190,9 +192,9 @@ class Option:
     precision: str
     choice: Choice | None
     peak_bytes: int
-    """Of the choice, or the least that would be needed."""
+    """Of the choice, or `least_bytes` when nothing fits."""
     least_bytes: int
-    """With every layer recomputed and one longest row a micro-batch."""
+    """Predicted with every layer recomputed and micro-batches of one row of this length."""
     hours: float | None
     error: float
     disk: int
@@ -265,7 +267,7 @@ def precisions(device: Device) -> list[str]:
 def what_would_fit(
     own: Case, device: Device, work: Workload, others: Mapping[str, Architecture], *, memory_share: float = 0.9
 ) -> list[Option]:
-    """The user's model over lengths, ranks and precisions, then other models as it is."""
+    """The user's model over lengths, ranks and precisions, then other models with the user's settings."""
     lengths = sorted({own.length, *(n for n in (512, 2048, 8192) if n != own.length)})
     ranks = sorted({own.rank, 8, 64})
     cases = [
@@ -283,7 +285,7 @@ def what_would_fit(
 
 
 def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
-    """The nearest things that fit, in words: same model first."""
+    """The nearest options that fit, in words: same model first, then precision, then rank."""
     fitting = [option for option in options if option.fits]
     near = sorted(
         fitting,
@@ -295,20 +297,20 @@ def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
 
 
 def compared(own: str, device: Device) -> dict[str, Architecture]:
-    """Other models that are worth a look on a device of this size."""
+    """Other models to compare with on a device of this size, by name."""
     names = COMPARED + (COMPARED_LARGE if device.kind != "cpu" or device.memory_bytes > 24e9 else ())
     found = {name: known_model(name) for name in names if name != own}
     return {name: parse_architecture(config, name) for name, config in found.items() if config}
 
 
 def with_advice(error: DoesNotFit, options: Sequence[Option], own: Case) -> DoesNotFit:
-    """The error with what would fit as its hint."""
+    """The same error, with what would fit as its hint."""
     near = "; ".join(advice(options, own))
-    return DoesNotFit(error.message, hint=f"this would fit: {near}" if near else "choose a smaller model")
+    return DoesNotFit(error.message, hint=f"these would fit: {near}" if near else "choose a smaller model")
 
 
 def power_loss_s(setup: TrainingSetup, step_s: float, every_s: float | None = None) -> float:
-    """Most work that a power cut can take: one step, or the checkpoint interval."""
+    """Most seconds of work that a power cut can lose: one step, or the checkpoint interval."""
     checkpoint_bytes = 12 * setup.adapter_parameters
     cost_s = max(0.05, checkpoint_bytes / DISK_BYTES_PER_S)
     interval_s = every_s or checkpoint_interval_s(cost_s, MEAN_TIME_BETWEEN_FAULTS_S, blocking_s=0.1 * cost_s)

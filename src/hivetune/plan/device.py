@@ -1,4 +1,4 @@
-"""The device that a plan is for: this machine's card or CPU, or a card that is not here, as one record."""
+"""The device that a plan is for: this machine's card or CPU, or a card of another machine, as one record."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +12,17 @@ from hivetune.machine.profile import Profile
 GB = 10**9
 # Newest instruction set first: the entry of cards.yaml whose rate stands for this CPU until it is measured.
 CPU_ENTRIES = (("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
+# Shares of free memory that a run leaves alone: fragmentation, a desktop that draws, the error of the prediction.
 MARGIN = {"cpu": 0.10, "cuda": 0.25, "rocm": 0.25}
 
 
 @dataclass(frozen=True)
 class Device:
-    """`rates`: dtype -> FLOP/s of a large GEMM. `free_bytes` is what a run may share with nobody else now."""
+    """`rates`: dtype -> FLOP/s of a large GEMM. `free_bytes`: memory that no other program holds now.
+
+    kind: cpu, cuda or rocm. measured: the rates are this machine's, else published ones; `source` says where they are
+    from. note: what is special about the card.
+    """
 
     name: str
     kind: str
@@ -35,7 +40,7 @@ class Device:
 
     @property
     def margin(self) -> float:
-        """The share of free memory that is left alone: fragmentation, a desktop, the error of the prediction."""
+        """The share of free memory that is left alone."""
         return MARGIN[self.kind]
 
     def limit_bytes(self, memory_share: float = 0.9) -> int:
@@ -44,7 +49,7 @@ class Device:
 
 
 def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | None = None) -> Device:
-    """A card or kind of CPU from cards.yaml, as if nothing else used it. Raises UsageError naming near ones."""
+    """A card or kind of CPU from cards.yaml, as if nothing else used it. Raises UsageError with similar names."""
     card = known_card(name)
     memory = round((memory_gb or card["memory_gb"]) * GB)
     if card["kind"] == "cpu":
@@ -66,7 +71,7 @@ def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
 def device_of_machine(machine: Machine, profile: Profile, wanted: str = "auto") -> Device:
     """This machine's device of the config: `auto` is the first card if there is one, else the CPU.
 
-    Raises UsageError for a name that is no device's, MachineNotFit for a card that is not there.
+    Raises UsageError for an unknown device, MachineNotFit for a card that this machine does not have.
     """
     if wanted == "auto":
         wanted = "cuda:0" if machine.cards else "cpu"

@@ -6,11 +6,10 @@ prefix. Exact as long as weights and tokens are the same (docs/engine.md); the t
 serving (Hydragen, arXiv 2402.05099; RadixAttention, arXiv 2312.07104), with a backward pass. The engine computes these
 layouts, the plan predicts what they cost.
 
-    three documents                       one layout: 3 + 2 + 1 + 2 tokens instead of 14
-    [S S S] a a b                         flat:      S  S  S  a  a  b  c  c
-    [S S S] a a c c                       positions: 0  1  2  3  4  5  5  6
-    [S S S] a a  (nothing after)          segments:  [S S S] -> [a a] -> [b]
-                                                                     -> [c c]
+    three documents        one layout of 9 tokens instead of 17
+    S S S a a b            tokens:     S S S  a a  b  c c  d
+    S S S a a c c          positions:  0 1 2  3 4  5  5 6  3
+    S S S d                segments:   [S S S] -> [a a] -> [b], [c c];  [S S S] -> [d]
 """
 
 import itertools

@@ -13,15 +13,18 @@ from typing import Literal
 from hivetune.models.architecture import Architecture
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-NF4_BITS = 4.127  # with double quantisation (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256)
+# With double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
+NF4_BITS = 4.127
+# Positions whose logits exist at a time: a round number near both paths' chunks (engine/model/).
 LOGITS_CHUNK = 256
-TRANSIENT_WIDTHS = 6  # hidden-sized buffers alive at once inside a layer
+# Buffers of hidden size alive at once inside a layer, beside what it keeps.
+TRANSIENT_WIDTHS = 6
 # Python + torch + transformers with nothing loaded: resident memory on a CPU, context and workspaces on a GPU.
 RUNTIME_BYTES = {"cpu": 450_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
 # What oneDNN keeps for each new row count of bfloat16 products on a CPU, whatever the widths (30 counts of tokens and
 # 30 of entries: 326 MB; float32 nothing). A micro-batch has two counts: its tokens, and those with a loss.
 COMPILED_BYTES = 5_500_000
-# The general path (any transformers model) saves what autograd saves: norms, products and masks too.
+# The general path (any transformers model) keeps what autograd keeps: norms, products and masks too.
 GENERAL_FACTOR = 2.3
 # Half-widths of the error bar. Formula: against published peaks it was off by -10 to +10 %, against CPU processes by
 # up to 25 % (malloc keeps what was freed). With two probe steps: within 10 % on a CPU, 5 % by a card's allocator.
@@ -33,7 +36,11 @@ Path = Literal["fast", "general"]
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What decides memory and time of a step besides its tokens. `recompute`: layers whose activations are not kept."""
+    """What decides memory and time of a step besides its tokens.
+
+    adapter_parameters: trained ones, A and B of all modules. kind: cpu, cuda or rocm. quantized: the base's matrices
+    are NF4. recompute: layers whose activations are not kept. path: which implementation runs (engine/model/load.py).
+    """
 
     architecture: Architecture
     adapter_parameters: int
@@ -74,8 +81,9 @@ class Peak:
 def saved_bytes_per_token(setup: TrainingSetup) -> int:
     """Bytes that one layer keeps for its backward, for each token.
 
-    Fast path: residual at the input and in the middle, q, k, v, attention's output, gate and up, the log-sum-exp of
-    each head; norms, the SwiGLU product and x A are computed again.
+    Fast path (engine/model/fast/layer.py, `Kept`): residual at the input and in the middle, q, k, v, attention's
+    output, gate and up, the log-sum-exp of each head; norms, the SwiGLU product and x A are recomputed. The residuals
+    are float32 there and counted in the run's precision here: the probes' correction carries the difference.
     """
     a = setup.architecture
     widths = 2 * a.hidden + 2 * a.q + 2 * a.k + 2 * a.ffn
@@ -84,7 +92,8 @@ def saved_bytes_per_token(setup: TrainingSetup) -> int:
 
 
 def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
-    """All layers of one micro-batch: kept layers whole, recomputed ones by their input, and one of those at a time."""
+    """Bytes for all layers of one micro-batch: kept layers whole, recomputed ones by their input, and the one whose
+    values are being recomputed."""
     a, kept = setup.architecture, saved_bytes_per_token(setup)
     saved = (a.layers - setup.recompute) * kept
     boundaries = setup.recompute * a.hidden * setup.value_bytes
@@ -94,7 +103,8 @@ def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
 
 
 def weight_bytes(setup: TrainingSetup) -> int:
-    """The frozen base; with NF4 the layers' matrices at 4.13 bits, the rest as it is, and one matrix unpacked."""
+    """The frozen base in bytes; with NF4 the layers' matrices at 4.127 bits, the rest as it is, and the largest matrix
+    unpacked for its product."""
     a = setup.architecture
     if not setup.quantized:
         return a.parameters * setup.value_bytes
@@ -106,7 +116,8 @@ def weight_bytes(setup: TrainingSetup) -> int:
 def predict_peak(setup: TrainingSetup, tokens: int, correction: Affine | None = None, *, row_counts: int = 2) -> Peak:
     """The peak with at most `tokens` in a micro-batch. `correction` (bytes over tokens) comes from `fit_correction`.
 
-    `row_counts`: how many row counts the run's products have, see `COMPILED_BYTES`.
+    A trained parameter takes 16 bytes: master, gradient and AdamW's two moments in float32, and 2 more where products
+    read a half-precision copy. `row_counts`: how many row counts the run's products have, see `COMPILED_BYTES`.
     """
     n = setup.adapter_parameters
     copy = 0 if setup.value_bytes == 4 else setup.value_bytes
@@ -160,7 +171,7 @@ def fit_affine(points: Sequence[tuple[float, float]]) -> Affine:
 
 
 def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[str, int, str]]:
-    """(part, bytes, what it is) in the order of size; for people."""
+    """(part, bytes, explanation in words) for people, the largest part first."""
     a, n = setup.architecture, setup.adapter_parameters
     precision = "4-bit NF4" if setup.quantized else setup.dtype
     full = 12 * a.parameters
@@ -174,8 +185,8 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
         + (f", {setup.recompute} of them recomputed" if setup.recompute else ""),
         "logits": f"{min(tokens, LOGITS_CHUNK)} positions at a time x {a.vocabulary:,} entries, trained tokens only",
         "runtime": "Python, torch and its kernels",
-        "compiled products": "what oneDNN keeps for each row count of bfloat16 products",
-        "measured beyond the formula": "what two probe steps held more (or less) than the formula says",
+        "compiled products": "code that oneDNN keeps for each row count of bfloat16 products",
+        "measured beyond the formula": "difference between two measured steps and the formula",
     }
     return sorted(((name, size, words[name]) for name, size in peak.parts.items()), key=lambda row: -row[1])
 

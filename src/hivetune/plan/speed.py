@@ -1,8 +1,8 @@
 """How long a step takes: floating point operations by formula, a rate by measurement, an error bar that says which.
 
-A prediction from a formula and a published rate is a range of two; one from two probe steps on the machine holds within
-10 % while the machine is what it was, which a canary GEMM before the run and in it tells;
-what came of it is in docs/performance.md.
+From a formula and a published rate the error is a factor of two; from two probe steps on the machine it is 10 % while
+the machine stays as it was, which a canary GEMM (one fixed matrix product) before and during the run checks. Predicted
+and actual times: docs/performance.md.
 """
 
 import math
@@ -18,10 +18,13 @@ from hivetune.plan.memory import Affine, TrainingSetup, fit_affine, fit_correcti
 UNPROBED_SHARE = 0.45
 UNPROBED_ERROR = 0.5
 PROBED_TIME_ERROR = 0.10
-NOISY_ERROR = 0.3  # the two steps contradict each other: something else uses the machine
+# The two probe steps contradict each other: something else uses the machine (seen at load 10: 501 tokens faster than
+# 371, docs/log.md).
+NOISY_ERROR = 0.3
 PROBED = "two probe steps on this machine"
 # Of a micro-batch: launches of some 20 kernels a layer on a card, Python on a CPU.
 OVERHEAD_S = {"cpu": 0.01, "cuda": 0.02, "rocm": 0.02}
+# Beyond this change of the canary's rate a comparison says nothing about the prediction.
 VOID_AT = 0.05
 # Below some tokens a GEMM only reads its weights: rate(T) = rate * T / (T + half). Half is rate / bandwidth, in tokens.
 CPU_HALF_TOKENS = 32
@@ -65,9 +68,11 @@ def micro_batch_shapes(
 def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
     """Floating point operations of forward and backward.
 
-    For each token: frozen linears 4 N (forward and input gradient; no weight gradient), adapters 6, causal attention
-    3.5 x 2 L q s, and for each trained one 4 V d of logits whose gradient is formed in the forward pass. A recomputed
-    layer adds another forward.
+    For each token 4 N for the frozen linears (forward and input gradient, 2 each; no weight gradient) and 6 for each
+    adapter parameter (forward, input and weight gradient). For each document of length s 3.5 x 2 L q s^2 for causal
+    attention: two products forward (4 q s^2, half of it masked), five backward with the scores recomputed
+    (FlashAttention-2, arXiv 2307.08691). For each trained token 4 V d: logits, and the gradient of their input, made in
+    the forward pass. A recomputed layer adds another forward.
     """
     a = setup.architecture
     again = setup.recompute / a.layers
@@ -79,7 +84,11 @@ def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
 
 @dataclass(frozen=True)
 class Rate:
-    """How many operations a second a step gets here. `overhead_s` is what each micro-batch costs besides."""
+    """How many operations a second a step gets here.
+
+    error: half-width of the bar, as a share. overhead_s: what each micro-batch costs besides. half_tokens: at so many
+    tokens half of the rate is reached, because products that small wait for their weights; 0 where the rate was fitted.
+    """
 
     flops_per_s: float
     error: float
@@ -105,7 +114,10 @@ def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str
 def probed_rate(
     setup: TrainingSetup, points: Sequence[tuple[StepShape, float]], *, gemm_flops_per_s: float = math.inf
 ) -> Rate:
-    """From measured steps (shape, seconds) of one micro-batch each; a step is not faster than products alone are."""
+    """From measured steps (shape, seconds) of one micro-batch each: time as a line over operations.
+
+    A slope above 1.1 times the GEMM rate or a negative overhead is noise: a step is not faster than its products.
+    """
     fitted = fit_affine([(step_flops(setup, shape), seconds) for shape, seconds in points])
     shape, seconds = max(points, key=lambda point: point[0].tokens)
     if fitted.slope > 1 / (1.1 * gemm_flops_per_s) and fitted.constant >= -0.01 * seconds:
@@ -158,7 +170,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A step that was made: its rows' tokens, and its seconds as predicted and as they came."""
+    """A finished step: the tokens of its rows, and its seconds, predicted and measured."""
 
     tokens: int
     predicted_s: float

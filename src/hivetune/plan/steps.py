@@ -5,7 +5,7 @@ later (a quarantined row, a skipped window) is an amendment: it takes rows out o
 summed again, and every other step stays as it was. File formats: docs/formats.md.
 """
 
-from __future__ import annotations  # array[int] is no type at run time before Python 3.12
+from __future__ import annotations  # array[int] can't be evaluated before Python 3.12
 
 import hashlib
 import math
@@ -24,8 +24,8 @@ from hivetune.run.folder import AMENDMENTS, PLAN, PLAN_ROWS
 
 PLAN_MAGIC = b"HTPLAN1\n"
 HEADER = struct.Struct("<8sQQ")  # magic, steps, entries
-# So few bad rows are borne whatever share of a small data set they are.
-LEAST_BORNE = 16
+# Always tolerate this many bad rows, whatever share of a small data set they are.
+ALWAYS_TOLERATED = 16
 
 
 class PlanRow(NamedTuple):
@@ -74,16 +74,16 @@ class Plan:
     step_ends: array[int] = field(repr=False)
     amendments: tuple[Amendment, ...] = ()
     chunk_ends: tuple[int, ...] = ()
-    """Numbers of steps after which a chunk of rows is done; empty: the run is not in chunks."""
+    """Numbers of steps after which all epochs on a chunk of rows are finished; empty: the run is not in chunks."""
 
     @property
     def steps(self) -> Sequence[Step]:
-        """All steps, amendments applied. A step that lost every row has 0 trained tokens: nothing is to be updated."""
+        """All steps, amendments applied. A step without rows has 0 trained tokens: the optimizer skips it."""
         return _Steps(self)
 
     @property
     def sha256(self) -> str:
-        """Of plan.bin: the steps as first made, so that an amendment does not make checkpoints foreign."""
+        """Of plan.bin, without amendments: checkpoints made before an amendment still belong to the plan."""
         return sha256_bytes(_encode(self))
 
     @property
@@ -154,7 +154,8 @@ def make_plan(
     """Each epoch visits every row once in an order of its own; its last, smaller batch is kept.
 
     The order sorts blake2b(seed, epoch, content), which no Python version, platform or row number changes. A fraction
-    of an epoch takes that share of its order, rounded up. Raises ValueError for rows that nothing can be divided by.
+    of an epoch takes that share of its order, rounded up. Raises ValueError for a row without a trained token, whose
+    step could not be divided by their number, and for settings that are not positive.
     """
     if batch_size < 1 or epochs <= 0 or (max_steps is not None and max_steps < 1):
         raise ValueError(f"batch_size {batch_size}, epochs {epochs} and max_steps {max_steps} must be positive")
@@ -190,14 +191,14 @@ def make_plan(
 
 
 def most_quarantined(num_rows: int, max_rejected: float) -> int:
-    """How many rows may be taken out at run time; with more it is the machine, and a run must not shrink in silence."""
-    return max(LEAST_BORNE, int(max_rejected * num_rows))
+    """Most rows that may be quarantined at run time. More than that is a fault of the machine, not of the rows."""
+    return max(ALWAYS_TOLERATED, int(max_rejected * num_rows))
 
 
 def in_chunks(rows: Sequence[PlanRow], chunk_rows: int, make: Callable[[Sequence[PlanRow]], Plan]) -> Plan:
-    """One plan that trains `chunk_rows` rows for all their epochs, then the next ones; `make` plans one chunk.
+    """One plan that finishes all epochs on `chunk_rows` rows before the next `chunk_rows`; `make` plans one chunk.
 
-    Learning rate and optimizer go through, so that each chunk starts from where the last one ended.
+    Learning rate schedule and optimizer state continue from chunk to chunk.
     """
     parts = [make(rows[start : start + chunk_rows]) for start in range(0, len(rows), chunk_rows)] or [make(rows)]
     entry_rows, entry_trained, step_ends, chunk_ends = array("I"), array("I"), array("Q"), []
@@ -243,7 +244,7 @@ def write_plan(run: Path, plan: Plan) -> None:
 
 
 def read_plan(run: Path) -> Plan:
-    """The plan with its amendments applied. Raises OSError when there is none, ValueError when it is damaged."""
+    """The plan with its amendments applied. Raises OSError when it is missing, ValueError when it is damaged."""
     try:
         description = read_json(run / PLAN)
         binary = (run / PLAN_ROWS).read_bytes()

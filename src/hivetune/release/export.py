@@ -73,7 +73,7 @@ def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = s
 def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progress: Progress = silent) -> Exported:
     """Export any adapter folder, a trained one or one that has learned nothing yet. Raises as `export_run`."""
     if to not in get_args(ExportFormat):
-        raise UsageError(f"--to {to}: not known", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
+        raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
     missing = [name for name in ADAPTER_FILES if not (source.adapter / name).is_file()]
     if missing:
         raise UsageError(f"{source.adapter} has no {missing[0]} yet", hint="train it first: hivetune train CONFIG")

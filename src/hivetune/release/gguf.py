@@ -45,6 +45,6 @@ def _write(task: WriteGguf | WriteGgufAdapter, folder: Path, what: str, progress
     path = task.file
     header = read_header(path)
     if len(header.tensors) != result["tensors"] or header.is_adapter != isinstance(task, WriteGgufAdapter):
-        raise HivetuneError(f"{path} does not read back as it was written: {len(header.tensors)} tensors")
+        raise HivetuneError(f"{path} reads back with {len(header.tensors)} tensors, {result['tensors']} were written")
     progress(done, done)
     return path

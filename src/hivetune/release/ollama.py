@@ -114,7 +114,7 @@ def _check(renderer: Renderer, pieces: Pieces, bos: str) -> None:
         if whole[: whole.index(ANSWER)] != bos + pieces.prompt(chat):
             raise _refused("its turns depend on more than their role")
     if any("{{" in piece or '"""' in piece for piece in vars(pieces).values() if piece):
-        raise _refused("it writes braces or quotes that a Modelfile can't hold")
+        raise _refused("it writes braces or quotes that a Modelfile can't contain")
 
 
 def _around(text: str, probes: Sequence[str]) -> list[str]:
@@ -141,9 +141,7 @@ def _adds_bos(settings: object) -> bool:
 
 
 def _refused(why: str) -> UsageError:
-    return UsageError(
-        f"this chat template can't be written for Ollama: {why}", hint="--to gguf works with llama.cpp's own server"
-    )
+    return UsageError(f"unsupported chat template for Ollama: {why}", hint="use --to gguf with llama.cpp's own server")
 
 
 def _user(text: str) -> Message:

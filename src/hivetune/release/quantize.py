@@ -54,7 +54,7 @@ def find_recipe(name: str) -> Recipe:
     if recipe is None:
         near = difflib.get_close_matches(name.lower(), RECIPES, 1)
         raise UsageError(
-            f"--quant {name}: not known",
+            f"unknown --quant {name}",
             hint=f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RECIPES)}",
         )
     if recipe.needs_libgguf and importlib.util.find_spec("libgguf") is None:

@@ -72,7 +72,7 @@ def test_shards_are_all_taken(source: Path, tmp_path: Path) -> None:
     prepare_model(str(source), tmp_path / "prepared")
     assert len(list((tmp_path / "prepared").glob("*.safetensors"))) > 1
     next(source.glob("model-*.safetensors")).unlink()
-    with pytest.raises(UsageError, match="not there"):
+    with pytest.raises(UsageError, match="missing"):
         prepare_model(str(source), tmp_path / "again")
 
 
@@ -284,7 +284,7 @@ def test_a_template_linked_to_a_private_file_makes_no_public_copy(source: Path, 
     target = tmp_path / "prepared"
     before = os.umask(0)
     try:
-        run_task("prepare_model", {"model": str(source), "target": str(target)}, tmp_path / "task").check("preparing")
+        run_task(PrepareModel(str(source), target), tmp_path / "task").check("preparing")
     finally:
         os.umask(before)
     copies = [target, target / "chat_template.jinja", *(tmp_path / "task").iterdir()]

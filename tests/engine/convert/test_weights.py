@@ -47,7 +47,7 @@ def test_safetensors_are_read_exactly(tmp_path: Path) -> None:
     ],
 )
 def test_safetensors_that_lie_are_refused(tmp_path: Path, header: object) -> None:
-    with pytest.raises(UsageError, match="broken header"):
+    with pytest.raises(UsageError, match="damaged header"):
         SafetensorsFile(write_safetensors(tmp_path / "x.safetensors", header, bytes(12)))
 
 

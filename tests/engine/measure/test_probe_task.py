@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused_before_a_weight_is_read(
     monkeypatch.setattr(probe, "read_machine", lambda: tight)
     run = tmp_path / "run"
     task = Probe(model, tmp_path / "snapshot", run)
-    with pytest.raises(DoesNotFit, match="are needed at least, 90 MB may be used"):
+    with pytest.raises(DoesNotFit, match="are needed, 90 MB may be used"):
         probe.main(task, Heartbeat(None))
 
 

@@ -69,7 +69,7 @@ def _rope(config: ModelConfig, gguf: Gguf) -> list[Setting]:
     kind = rope["rope_type"]
     share = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
     if share != 1.0 and not gguf.partial_rotary:
-        raise UsageError(f"GGUF export does not write {gguf.architecture} with a partial rotary factor")
+        raise UsageError(f"GGUF export does not support {gguf.architecture} with a partial rotary factor")
     found: list[Setting] = [
         ("rope.freq_base", float(rope["rope_theta"])),
         ("rope.dimension_count", int(head_dim(config) * share)),
@@ -86,7 +86,7 @@ def _rope(config: ModelConfig, gguf: Gguf) -> list[Setting]:
             ("rope.scaling.factor", float(rope["factor"])),
             ("rope.scaling.original_context_length", int(original)),
         ]
-    raise UsageError(f"GGUF export does not write the rope type {kind!r}", hint="use --to merged")
+    raise UsageError(f"GGUF export does not support the rope type {kind!r}", hint="use --to merged")
 
 
 def _windows(config: ModelConfig, gguf: Gguf) -> list[Setting]:
@@ -105,7 +105,7 @@ def _windows(config: ModelConfig, gguf: Gguf) -> list[Setting]:
     scalar = config.get("query_pre_attn_scalar")
     ratio = config["hidden_size"] // config["num_attention_heads"]
     if family.query_scalar and scalar not in (None, head_dim(config), ratio):
-        raise UsageError(f"llama.cpp scales {gguf.architecture}'s queries by the head size, this model by {scalar}")
+        raise UsageError(f"llama.cpp scales {gguf.architecture}'s queries by the head size, this model needs {scalar}")
     return rows
 
 

@@ -1,7 +1,7 @@
 """A GGUF file as a transformers folder: weights de-quantized to bf16, and a tokenizer with the right word splitting.
 
 transformers reads the tensors; it ignores how the file says that text is split into words (`tokenizer.ggml.pre`), so
-that is set here, and a way of splitting that is not known is refused: other token ids would be trained than served.
+that is set here, and an unknown pre-tokenizer is refused: other token ids would be trained than served.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ def packaged_file(package: str, install: str) -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in sorted(Path(folder).rglob("*.gguf")):
             return file
-    raise MachineNotFit(f"the package {package} with the model is not installed", hint=install)
+    raise MachineNotFit(f"the package {package}, which has the model, is not installed", hint=install)
 
 
 def take_gguf(file: Path, work: Path) -> None:
@@ -57,12 +57,12 @@ def take_gguf(file: Path, work: Path) -> None:
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(
-            f"{file}: transformers can't read this GGUF file: {reason}", hint="use the model's safetensors"
+            f"{file}: transformers cannot read this GGUF file: {reason}", hint="use the model's safetensors"
         ) from error
     if settings.get("tokenizer.ggml.model") == "gpt2":
         tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
     elif settings.get("tokenizer.ggml.model") != "llama":
-        raise UsageError(f"{file}: its tokenizer ({settings.get('tokenizer.ggml.model')}) is not known")
+        raise UsageError(f"{file}: unsupported tokenizer {settings.get('tokenizer.ggml.model')!r}")
     del model.config.quantization_config  # of the file, not of what is saved
     model.config.architectures = [type(model).__name__]  # vLLM and TRL choose the class by it; GGUF does not carry it
     model.config.save_pretrained(work)
@@ -87,7 +87,7 @@ def _splitter(pre: str, file: Path) -> Any:
     split = WORD_SPLITS.get(pre)
     if split is None:
         raise UsageError(
-            f"{file}: its way of splitting text ({pre or 'not named'}) is not known here",
+            f"{file}: unsupported pre-tokenizer {pre or '(not named)'}",
             hint="use the model's Hub id or folder instead",
         )
     if split == "whole":

@@ -19,8 +19,8 @@ CHUNK_NUMBERS = 1 << 24  # 64 MB of float32 at a time
 def tensor_type(name: str, shape: tuple[int, ...], recipe: Mapping[str, Any], blocks: int) -> str:
     """The type of one tensor (its GGUF name) under a recipe of release/quantize.py.
 
-    Vectors stay F32: they are few, and llama.cpp wants them so. A row that is no multiple of the type's block size
-    falls back to Q8_0 (32 numbers), then to F16.
+    Vectors stay F32: they are few, and llama.cpp expects it. Rows whose length is not a multiple of the type's block
+    size fall back to Q8_0 (32 numbers), then to F16.
     """
     if len(shape) < 2 or name.endswith("_norm.weight"):
         return "F32"
@@ -66,9 +66,11 @@ def encode(name: str, array: Array, kind: str) -> Array:
 def _check(name: str, piece: Array, kind: str) -> None:
     largest = float(np.abs(piece).max(initial=0.0))
     if not np.isfinite(largest):
-        raise HivetuneError(f"{name} holds numbers that are not finite; nothing was exported")
+        raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
     if kind == "F16" and largest > LARGEST_F16:
-        raise HivetuneError(f"{name} holds {largest:.3g}, more than F16 can", hint="export with --quant bf16")
+        raise HivetuneError(
+            f"{name} has the value {largest:.3g}, above F16's largest, 65504", hint="export with --quant bf16"
+        )
 
 
 def _encode_rows(piece: Array, kind: str) -> Array:

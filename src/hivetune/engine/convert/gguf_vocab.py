@@ -65,7 +65,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
     document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     model = document["model"]
     if model.get("type") != "BPE":
-        raise UsageError(f"GGUF export does not write {model.get('type')} tokenizers", hint="use --to merged")
+        raise UsageError(f"GGUF export does not support {model.get('type')} tokenizers", hint="use --to merged")
     added = {int(token["id"]): token for token in document.get("added_tokens", [])}
     tokens, types = _tokens(model, added, vocab_size)
     byte_level = _is_byte_level(document)
@@ -119,12 +119,12 @@ def _flat(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
 def _byte_level_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     normalizers = {step["type"] for step in _flat(document.get("normalizer"), "normalizers")}
     if normalizers - {"NFC"}:  # llama.cpp normalizes nothing; text is NFC already but for rare rows
-        raise UsageError(f"GGUF export does not write a byte-level tokenizer with {sorted(normalizers)}")
+        raise UsageError(f"GGUF export does not support a byte-level tokenizer with {sorted(normalizers)}")
     rule = tuple(_rule(step) for step in _flat(document.get("pre_tokenizer"), "pretokenizers"))
     if rule not in PRE_TOKENIZERS:
         raise UsageError(
-            f"llama.cpp's name for this tokenizer's splitting rule is not known: {rule}",
-            hint="--to merged works, and llama.cpp's own converter may read it",
+            f"unknown to llama.cpp: this tokenizer's splitting rule: {rule}",
+            hint="use --to merged; llama.cpp's own converter may support it",
         )
     return {
         "ggml.model": "gpt2",
@@ -153,7 +153,7 @@ def _sentencepiece_settings(document: Mapping[str, Any], tokens: list[str], type
     Both are the same when a piece's score is minus the rank of the first merge that makes it.
     """
     if not document["model"].get("byte_fallback"):
-        raise UsageError("GGUF export does not write this tokenizer: neither byte level nor byte fallback")
+        raise UsageError("GGUF export does not support this tokenizer: it has neither byte level nor byte fallback")
     merges = [_merge(merge).split(" ") for merge in document["model"]["merges"]]
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
@@ -175,7 +175,7 @@ def _adds_space_prefix(document: Mapping[str, Any]) -> bool:
     steps = _flat(document.get("normalizer"), "normalizers")
     if any(step["type"] == "Prepend" and step["prepend"] == SPACE for step in steps):
         return True
-    # "first" prepends at the very beginning alone, where a chat prompt has a special token.
+    # "first" prepends at the start of the text only, where a chat prompt has a special token.
     return any(
         step["type"] == "Metaspace" and step.get("prepend_scheme") == "always"
         for step in _flat(document.get("pre_tokenizer"), "pretokenizers")

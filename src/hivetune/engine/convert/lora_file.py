@@ -49,20 +49,20 @@ def read_lora(folder: Path) -> Lora:
     tensors = open_adapter(folder)
     settings = read_json(folder / ADAPTER_CONFIG)
     if settings.get("peft_type", "LORA") != "LORA" or any(settings.get(key) for key in REFUSED):
-        raise UsageError(f"{folder}: only plain LoRA adapters can be exported to GGUF")
+        raise UsageError(f"{folder}: unsupported adapter; GGUF export takes plain LoRA and rsLoRA")
     halves: dict[str, dict[str, Stored]] = {}
     for name, stored in tensors.items():
         match = NAME.fullmatch(name)
         if match is None:
-            raise UsageError(f"{folder}: {name} is no LoRA weight")
+            raise UsageError(f"{folder}: {name} is not a LoRA weight")
         halves.setdefault(match["module"], {})[match["half"]] = stored
     modules = {}
     for name, pair in halves.items():
         if set(pair) != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[-1]:
-            raise UsageError(f"{folder}: {name} lacks one half of its adapter")
+            raise UsageError(f"{folder}: {name} has only one of A and B, or their ranks differ")
         modules[name] = Module(pair["A"], pair["B"], _scale(settings, name, pair["A"].shape[0]))
     if not modules:
-        raise UsageError(f"{folder} holds no adapter weights")
+        raise UsageError(f"no adapter weights in {folder}")
     return Lora(modules, float(settings["lora_alpha"]))
 
 

@@ -1,4 +1,4 @@
-"""Adapter and base as one: W + scale * B A, formed in fp32 one tensor at a time, as a folder that transformers loads.
+"""Adapter and base as one: W + scale * B A, added in fp32 one tensor at a time, as a folder that transformers loads.
 
 Shapes: R rank, I inputs and O outputs of a linear module.
 """
@@ -62,7 +62,8 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
         missing = sorted(plan.deltas.keys() - merged)
         if missing:
             raise UsageError(
-                f"{adapter} changes {missing[0]}, which {model} does not have", hint="it belongs to another base model"
+                f"{adapter} changes {missing[0]}, which {model} does not have",
+                hint="it is an adapter of another base model",
             )
         for path in model.iterdir():
             if path.is_file() and path.name not in (*NOT_COPIED, *files):

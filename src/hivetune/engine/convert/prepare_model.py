@@ -95,15 +95,17 @@ def weight_files(folder: Path, name: str) -> list[str]:
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         unsafe = [shard for shard in shards if Path(shard).name != shard or not shard.endswith(".safetensors")]
         if missing or unsafe:
-            raise UsageError(f"model {name}: {WEIGHTS_INDEX} names {(unsafe or missing)[0]}, which is not there")
+            raise UsageError(
+                f"model {name}: {WEIGHTS_INDEX} names {(unsafe or missing)[0]}, which is missing or elsewhere"
+            )
         return [WEIGHTS_INDEX, *shards]
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise UsageError(
-            f"model {name} has its weights as a pickle ({pickles[0]}), which can run code when it is opened",
+            f"model {name} has pickled weights ({pickles[0]}), which can run code when they are loaded",
             hint="use a model with *.safetensors, or convert it where you trust it: save_pretrained(folder)",
         )
-    raise UsageError(f"model {name} has no *.safetensors", hint="give a folder that save_pretrained wrote")
+    raise UsageError(f"model {name} has no *.safetensors", hint="use a folder that save_pretrained wrote")
 
 
 def check_no_remote_code(folder: Path, config: dict[str, Any], name: str) -> None:
@@ -131,9 +133,9 @@ def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"model {name}: its tokenizer can't be read: {reason}") from None
+        raise UsageError(f"model {name}: cannot read its tokenizer: {reason}") from None
     if not tokenizer.is_fast:
-        raise UsageError(f"model {name} has no tokenizer.json and can't be given one")
+        raise UsageError(f"model {name} has no tokenizer.json, and its tokenizer can't be converted into one")
     tokenizer.save_pretrained(work)
 
 
@@ -155,7 +157,7 @@ def _settle_template(work: Path, name: str) -> str:
 
 
 def _special_ids(work: Path) -> dict[str, Any]:
-    """Ids that end an answer (all that any of the model's files names), and those of padding and beginning."""
+    """Ids that end an answer (all that any of the model's files names), and those of the padding and first tokens."""
     found: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
     for file in ("generation_config.json", "config.json"):
         settings = read_json(work / file) if (work / file).is_file() else {}
@@ -180,11 +182,11 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
     try:
         value = json.loads(read_bounded(path, LARGEST_JSON_BYTES))
     except OSError as error:
-        raise UsageError(f"model {name}: {path.name}: {error.strerror}", hint="is it a model's folder?") from None
+        raise UsageError(f"model {name}: {path.name}: {error.strerror}", hint="is it a model folder?") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"model {name}: {path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise UsageError(f"model {name}: {path.name} has no settings")
+        raise UsageError(f"model {name}: {path.name} is not a JSON object")
     return value
 
 

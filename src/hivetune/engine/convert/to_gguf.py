@@ -131,7 +131,10 @@ def _model_entries(
     recipe: Mapping[str, Any],
     adapter: Lora | None,
 ) -> Iterator[Entry]:
-    """Every tensor of the folder under its GGUF name, in the order of the layers. Raises UsageError for a stranger."""
+    """Every tensor of the folder under its GGUF name, in the order of the layers.
+
+    Raises UsageError for a tensor or an adapted module that has no name there.
+    """
     blocks = int(config["num_hidden_layers"])
     names = _names(family, blocks)
     factors = rope_factors(config)
@@ -147,15 +150,18 @@ def _model_entries(
             continue
         name = names.get_name(source, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise UsageError(f"{family.architecture} in GGUF has no place for the tensor {source}")
+            raise UsageError(f"{family.architecture} in GGUF has no name for the tensor {source}")
         change = adapter.modules.get(source.removesuffix(".weight")) if adapter else None
         kind = tensor_type(name, stored.shape, recipe, blocks)
         found[name] = Entry(name, kind, stored.shape, _reader(source, stored, change, (config, family)))
-    strangers = [name for name in (adapter.modules if adapter else ()) if f"{name}.weight" not in weights]
-    if strangers:
-        raise UsageError(f"the adapter changes {strangers[0]}, which {model} does not have", hint="another base model?")
+    unmatched = [name for name in (adapter.modules if adapter else ()) if f"{name}.weight" not in weights]
+    if unmatched:
+        raise UsageError(
+            f"the adapter changes {unmatched[0]}, which {model} does not have",
+            hint="is it an adapter of another base model?",
+        )
     if "token_embd.weight" not in found:
-        raise UsageError(f"{model} holds no embedding")
+        raise UsageError(f"{model} has no token embedding")
     for name in sorted(found, key=_order):
         yield found[name]
 

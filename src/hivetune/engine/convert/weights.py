@@ -67,13 +67,13 @@ class SafetensorsFile:
         length = struct.unpack_from("<Q", self.data)[0] if len(self.data) >= 8 else 0
         begin = 8 + length
         if not 2 <= length <= LARGEST_HEADER_BYTES or begin > len(self.data):
-            raise UsageError(f"{self.path} is no safetensors file, or is cut short")
+            raise UsageError(f"{self.path} is not a safetensors file, or is truncated")
         try:
             header = json.loads(self.data[8:begin])
             header.pop("__metadata__", None)
             return {name: self._entry(name, entry, begin) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-            raise UsageError(f"{self.path}: broken header: {error}") from None
+            raise UsageError(f"{self.path}: damaged header: {error}") from None
 
     def _entry(self, name: str, entry: dict[str, Any], begin: int) -> Stored:
         kind, shape = entry["dtype"], tuple(int(size) for size in entry["shape"])
@@ -81,10 +81,10 @@ class SafetensorsFile:
         if min(shape, default=0) < 0:
             raise ValueError(f"{name} has the shape {list(shape)}")
         if kind not in NUMPY_KINDS:
-            raise ValueError(f"{name} has the type {kind}, which is not supported")
+            raise ValueError(f"{name} has the unsupported type {kind}")
         size_bytes = math.prod(shape) * np.dtype(NUMPY_KINDS[kind]).itemsize
         if not 0 <= first <= last <= len(self.data) - begin or last - first != size_bytes:
-            raise ValueError(f"{name} lies outside of the file")
+            raise ValueError(f"{name} is outside of the file")
         return Stored(kind, shape, self, begin + first, size_bytes)
 
 
@@ -102,7 +102,7 @@ def open_adapter(folder: Path) -> dict[str, Stored]:
     """The weights of a PEFT adapter's folder, by PEFT's parameter names."""
     path = folder / ADAPTER
     if not path.is_file():
-        raise UsageError(f"{folder} holds no {path.name}", hint="train first: hivetune train CONFIG")
+        raise UsageError(f"{folder} has no {path.name}", hint="train first: hivetune train CONFIG")
     return SafetensorsFile(path).tensors
 
 
@@ -110,5 +110,5 @@ def _tensors(folder: Path, names: list[str]) -> Iterator[tuple[str, Stored]]:
     for name in names:
         path = folder / Path(name).name  # a shard lies in the folder itself
         if not path.is_file():
-            raise UsageError(f"{folder} holds no {path.name}", hint="give a folder with safetensors weights")
+            raise UsageError(f"{folder} has no {path.name}", hint="use a folder with safetensors weights")
         yield from SafetensorsFile(path).tensors.items()

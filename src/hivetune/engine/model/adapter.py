@@ -28,7 +28,7 @@ def parameter_names(module: str) -> tuple[str, str]:
 
 
 def scaling(lora: LoraConfig) -> float:
-    """What B A is multiplied by: alpha / r, or alpha / sqrt(r) for rsLoRA (arXiv:2312.03732)."""
+    """What B A is multiplied by: alpha / r (LoRA, arXiv 2106.09685), or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)."""
     return lora.alpha / math.sqrt(lora.r) if lora.rslora else lora.alpha / lora.r
 
 
@@ -60,7 +60,8 @@ def same_views(flat_N: Tensor, adapter: Mapping[str, Tensor]) -> dict[str, Tenso
 def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
     """A uniform in +-1/sqrt(I) as PEFT and the LoRA authors do, B zero; each tensor from its own name and `seed`.
 
-    So the values do not depend on the order of the modules, on the path or on which others have an adapter.
+    PEFT's kaiming_uniform_(a=sqrt(5)) has the bound sqrt(6 / ((1 + 5) I)) = 1 / sqrt(I). The values do not depend on
+    the order of the modules, on the path or on which others have an adapter.
     """
     for name, view in adapter.items():
         if ".lora_A." not in name:
@@ -103,11 +104,11 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
         config = read_json(folder / ADAPTER_CONFIG)
         tensors = safetensors.torch.load_file(folder / ADAPTER)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise UsageError(f"{folder} holds no adapter: {error}", hint="give a finished run or a PEFT folder") from None
+        raise UsageError(f"no adapter in {folder}: {error}", hint="give a finished run or a PEFT folder") from None
     unsupported = [key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if config.get(key)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unsupported:
         what = ", ".join(unsupported) or f"peft_type {config.get('peft_type')}, bias {config.get('bias')}"
-        raise UsageError(f"{folder / ADAPTER_CONFIG}: {what} is not supported", hint="plain LoRA and rsLoRA are")
+        raise UsageError(f"{folder / ADAPTER_CONFIG}: unsupported: {what}", hint="use plain LoRA or rsLoRA")
     modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors})
     lora = LoraConfig(
         r=config["r"],
@@ -123,11 +124,14 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
 def fill(adapter: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
     """Copy `tensors` into the views. Raises UsageError when names or shapes differ: another model or rank."""
     if adapter.keys() != tensors.keys():
-        odd = sorted(adapter.keys() ^ tensors.keys())
+        differing = sorted(adapter.keys() ^ tensors.keys())
         raise UsageError(
-            f"{where}: {len(odd)} tensors do not belong together, first {odd[0]}", hint="other base model?"
+            f"{where}: {len(differing)} tensors are not in both adapter and model, first {differing[0]}",
+            hint="is it an adapter of another base model?",
         )
     for name, view in adapter.items():
         if view.shape != tensors[name].shape:
-            raise UsageError(f"{where}: {name} is {list(tensors[name].shape)}, the model needs {list(view.shape)}")
+            raise UsageError(
+                f"{where}: {name} has the shape {list(tensors[name].shape)}, the model needs {list(view.shape)}"
+            )
         view.copy_(tensors[name])

@@ -1,7 +1,7 @@
 """The general path: low-rank adapters on any causal model of transformers. Correct first, with no model's name in it.
 
 Documents are padded on the right to micro-batches; a causal model's outputs never depend on what comes later, so no
-mask is needed. Logits are formed at trained positions only, in chunks that are recomputed in the backward pass.
+mask is needed. Logits are computed at trained positions only, in chunks that are recomputed in the backward pass.
 
 Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R rank, N adapter weights.
 """
@@ -63,8 +63,8 @@ class LoraLinear(nn.Module):
 
 
 class Switch:
-    """What all adapters of a model share: whether they count, and whether dropout does; zeros are added to ranks up to
-    `rank_multiple`."""
+    """What all adapters of a model share: whether they count, and whether dropout does. Ranks are padded with zeros to
+    a multiple of `rank_multiple` inside the product."""
 
     def __init__(self, scale: float, dropout: float, rank_multiple: int):
         self.scale, self.dropout, self.rank_multiple = scale, dropout, rank_multiple
@@ -72,7 +72,7 @@ class Switch:
 
 
 class GeneralModel:
-    """A `LoraModel` (model.py) around a transformers module. `module` runs with the adapters in place.
+    """A `LoraModel` (protocol.py) around a transformers module. `module` runs with the adapters in place.
 
     Choices it reads: budget_tokens, halvings, recompute, token_multiple, rank_multiple as in fast/model.py; attention
     is read where the module is loaded.
@@ -156,12 +156,12 @@ class GeneralModel:
         return torch.cat(nll)[:trained]
 
     def _padded(self, length: int) -> int:
-        """Length of a micro-batch, so that its inputs (one token less) are a multiple; positions the model has."""
+        """Padded length of a micro-batch: its inputs (one token less) are a multiple, within the model's positions."""
         inputs = -(-(length - 1) // self.multiple) * self.multiple
         return 1 + max(length - 1, min(inputs, self._most_positions))
 
     def _micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
-        """Document numbers by length, so many that the padded size stays within the budget; a longer one alone."""
+        """Document numbers, longest first, as many as fit the budget when padded; a longer document alone."""
         order = sorted(range(len(documents)), key=lambda i: (-len(documents[i].tokens_L), i))
         batches: list[list[int]] = []
         start = 0
@@ -215,7 +215,7 @@ def load_module(
             bnb_4bit_compute_dtype=dtype,
         )
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    # SDPA leaves out Gemma 2's soft cap on attention scores without a word.
+    # SDPA ignores Gemma 2's soft cap on attention scores in silence.
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     module = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -286,7 +286,10 @@ def _head_is_plain(module: nn.Module) -> bool:
 
 
 def _recompute_layers(module: nn.Module, count: int) -> None:
-    """Form the inner values of the first `count` layers again in the backward pass; only their own flag says so."""
+    """Recompute the inner values of the first `count` layers in the backward pass.
+
+    Flags of single layers are set, because transformers' own method knows all layers or none.
+    """
     layers = [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)]
     for child in layers[:count]:
         child.gradient_checkpointing = child.training = True

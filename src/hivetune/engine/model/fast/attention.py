@@ -1,7 +1,7 @@
 """Causal attention over segments in plain torch: each query sees its parents' keys and its own segment's before it.
 
 Segments of similar size form a batch for torch's SDPA; their keys are gathered along their paths, so nothing crosses
-documents. Backward forms the scores again. native.py does the same faster on CPUs.
+documents. Backward recomputes the scores. native.py does the same faster on CPUs.
 
 Shapes: T tokens, H query heads, E channels of a head, S segments of a batch, Q queries and K keys of each, padded.
 """
@@ -16,13 +16,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.plan.layout import Layout
 
-# Batches are formed by sizes rounded up to this: few shapes, and little padding.
+# Segments are batched by sizes rounded up to this: few shapes, and little padding. Fused kernels want lengths that are
+# multiples of 8 at least, and their own blocks are 64 or 128.
 SIZE_STEP = 64
 
 
 @dataclass(frozen=True)
 class SegmentBatch:
-    """Flat token numbers; padding repeats token 0. `place`: the real ones among the S * Q queries; `row`: whose."""
+    """Segments of like size. query_SQ, key_SK: flat token numbers, padding repeats token 0.
+
+    place_N: where the real queries stand among the S * Q; row_N: which flat row each of them is.
+    """
 
     query_SQ: Tensor
     key_SK: Tensor
@@ -45,7 +49,7 @@ class TorchAttention:
         self._batches = [_batch(layout, numbers, *key, device) for key, numbers in sorted(sizes.items())]
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
-        """`lse_TH` is left alone: it is for kernels that keep it."""
+        """Attention's output [T, heads * head_dim] into `out_TN`. `lse_TH` is for kernels that keep it: unused here."""
         for number, batch in enumerate(self._batches):
             bias_S1QK = self._bias(number, window, qkv_TW.dtype)
             out_SHQE = _attend(*self._gather(qkv_TW, batch), bias_S1QK, self._spec, self._eager)
@@ -54,7 +58,10 @@ class TorchAttention:
     def backward(
         self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
     ) -> None:
-        """Gradients of q, k and v into the first columns of `dqkv_TW`. Summed in the wide dtype."""
+        """Gradients of q, k and v into the first columns of `dqkv_TW`, by torch's autograd over this call alone.
+
+        Keys of a shared prefix get gradients from every segment after it, so they are summed, in the wide dtype.
+        """
         spec = self._spec
         k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
         total_TW = torch.zeros(len(qkv_TW), spec.qkv_width, dtype=lse_TH.dtype, device=qkv_TW.device)
@@ -74,7 +81,7 @@ class TorchAttention:
         dqkv_TW[:, : spec.qkv_width].copy_(total_TW)
 
     def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """0 where a query sees a key, -inf elsewhere; formed once for all layers with this window."""
+        """0 where a query sees a key, -inf elsewhere; made once for all layers with this window."""
         key = (number, window)
         if key not in self._biases:
             ago_SQK = self._batches[number].ago_SQK
@@ -83,6 +90,7 @@ class TorchAttention:
         return self._biases[key]
 
     def _gather(self, qkv_TW: Tensor, batch: SegmentBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """q [S, H, Q, E], k and v [S, H, K, E]: key-value heads repeated for the queries that share them."""
         spec, share = self._spec, self._spec.heads // self._spec.kv_heads
         k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
         q_SHQE = self._heads(qkv_TW[:, :k_at][batch.query_SQ])
@@ -97,7 +105,7 @@ class TorchAttention:
 def says_math_path(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
     """On a GPU: why attention runs on torch's slow path there, found by asking for a fused one; else empty.
 
-    torch falls back without a word: 3.6 times slower at 1,024 tokens, 12 times and 16 times the memory at 4,096
+    torch falls back in silence: 3.6 times slower at 1,024 tokens, 12 times and 16 times the memory at 4,096
     (unslothai/unsloth#8821, on a card that needs TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1).
     """
     if device.type != "cuda":
@@ -115,7 +123,10 @@ def says_math_path(spec: ModelSpec, dtype: torch.dtype, device: torch.device) ->
 
 
 def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, spec: ModelSpec, eager: bool) -> Tensor:
-    """By torch's SDPA where it can say it; `eager`: as two products and a softmax, no fused kernel of anybody."""
+    """By torch's SDPA where that can express it; `eager`: two products and a softmax, without any fused kernel.
+
+    Gemma 2 caps its scores (cap * tanh(score / cap)), which SDPA has no argument for.
+    """
     cap = spec.attention_softcap
     if cap is None and not eager:
         return F.scaled_dot_product_attention(q_SHQE, k_SHKE, v_SHKE, attn_mask=bias_S1QK, scale=spec.attention_scale)
@@ -127,7 +138,7 @@ def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, s
 
 
 def _batch(layout: Layout, numbers: list[int], queries: int, keys: int, device: torch.device) -> SegmentBatch:
-    """Everything is put together on the CPU and travels once."""
+    """Index tables of segments `numbers`, made on the CPU and copied to the device once."""
     query_SQ = torch.zeros(len(numbers), queries, dtype=torch.int64)
     key_SK = torch.zeros(len(numbers), keys, dtype=torch.int64)
     ago_SQK = torch.full((len(numbers), queries, keys), -1, dtype=torch.int32)

@@ -1,7 +1,8 @@
 """The C++ kernels as a shared library: compiled on first use for this processor, kept under a hash of all that made it.
 
 Three seconds, paid back within the first steps of the first run. `HIVETUNE_KERNELS` names another folder than the
-home's `kernels`. No compiler, no room or another system: no library, and the plain torch forms run.
+home's `kernels`. Without a compiler, without room on the disk and outside of Linux the plain kernels
+in torch run.
 """
 
 import ctypes
@@ -39,14 +40,14 @@ TIMEOUT_S = 120.0
 
 
 class NoKernels(Exception):
-    """Why there is no library; the plain forms in torch run."""
+    """Why there is no library; the plain kernels (ops.TorchOps) run instead."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
     """The loaded library, compiled if this machine has not done so before. Raises NoKernels with the reason."""
     if sys.platform != "linux":
-        raise NoKernels(f"not tried on {sys.platform}")
+        raise NoKernels(f"unsupported on {sys.platform}")
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise NoKernels("no C++ compiler (apt-get install g++)")

@@ -1,11 +1,42 @@
 """One decoder layer forward and backward by hand: what is kept, what is recomputed, which rows are computed.
 
-The residual stream x stays wide (fp32 for bf16). A layer gets it as x plus a `delta` not yet added, so that adding and
-the next norm are one pass over memory. The last layer computes queries' outputs and MLP at the rows that predict
-something only; the first one forms no gradient of its input.
+A layer, with RMSNorm and the four merged products of weights.py (each one carries its adapters):
 
-Shapes: T tokens, S the rows that go on after attention (T, or R selected rows in the last layer), D hidden, W merged
-outputs and rank columns, F MLP width.
+    y = norm(x)     [q k v] = qkv(y)     out = attention(rope(q), rope(k), v)     x += o(out)         -> mid
+    y = norm(mid)   [gate up] = gate_up(y)   h = act(gate) * up                   mid += down(h)      -> next x
+
+The residual stream x stays wide (fp32 for bf16: a sum over all layers, whose small terms bf16 would drop). A layer gets
+it as x plus a `delta` that is not yet added, so that the sum and the next norm are one pass over memory. The last layer
+computes o and the MLP only at rows that predict something; the first one computes no gradient of its input.
+
+A name's suffix gives its shape, one letter a dimension:
+
+    T  tokens of the micro-batch                       D  hidden size, the width of the stream
+    S  rows that go on after attention: T, in the      F  width of the MLP
+       last layer the R rows that predict something    H  query heads
+    R  as a first letter those rows, as a last letter  W  outputs of a merged matrix, then its rank columns:
+       the rank columns of a merged matrix                [q | k | v | ranks], [gate | up | ranks], [D | ranks]
+    E  as a first letter loss entries (loss.py)        N  width of attention's output, H times head size
+    n  rows of an inner norm: one per head and token (q, k) or per token; E as its last letter: its columns
+
+Gradients are named d + what they are the gradient of. Buffers live in the Workspace under these names; a slot is the
+layer's number, "again" for layers that are recomputed (they share one set), "only" when nothing is kept for a backward:
+
+    buffer                              holds                                    until
+    x.INDEX (x.only without backward)   the stream at the layer's input, wide    this layer's backward
+    rstd, qkv, out, lse, mid, rstd_mid, what backward reads, see `Kept`          this layer's backward, or the slot's
+    gate_up, s_o, s_down .SLOT                                                   next use ("again": the next layer)
+    q_in, k_in, after_*_in, *_rstd      inputs of inner norms (Qwen 3, Gemma)    as above
+    y                                   a norm's output, input of one product    the next norm; recomputed in backward
+    o, down                             outputs of the two products whose        the next layer's; so `delta_SD` is
+                                        columns are the delta of the stream      valid until the next `add_norm` only
+    h, normed                           act(gate) * up; an inner norm's output   the next use; h recomputed in backward
+    x_rows, out_rows                    rows selected in the last layer          the end of that layer's forward
+    dx (loss.py), dx_all                gradient of the stream, wide; each       the end of the backward pass
+                                        layer adds to it in place
+    dqkv, do, ddown, dgate_up, dout,    gradients inside a layer                 the next layer's backward
+    dout_all, dh, dy, dnormed, dnormed_wide
+    logits, final, final_rstd (loss.py) one chunk of logits, then its gradient   the next chunk, the next micro-batch
 """
 
 from dataclasses import dataclass, field
@@ -34,8 +65,13 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """A layout on the device. rows_R: flat rows that predict something, None when all do; angles: cos, sin by rope;
-    straight: entry i is of row i and there are no others, so that nothing needs to be gathered."""
+    """A layout on the device.
+
+    tokens_T: token ids. angles: cos and sin [T, rotated pairs] for each of the model's rotations. rows_R: the flat rows
+    that predict something, None when all do. entry_row_E: which of those rows an entry is of; target_E: the token it
+    must predict; count_E: what its loss is multiplied by (how many documents train it, 0 for padding).
+    straight: entry i is of row i and there are no others, so that nothing needs to be gathered.
+    """
 
     layout: Layout
     tokens_T: Tensor
@@ -54,7 +90,14 @@ class Batch:
 
 @dataclass
 class Kept:
-    """What backward needs of one layer. x_TD is the stream with the delta added, mid_SD the one after attention."""
+    """What backward needs of one layer; the plan counts these bytes (plan/memory.py, `saved_bytes_per_token`).
+
+    x_TD: the stream at the input, delta added; rstd_T: 1 / root mean square of its rows. qkv_TW: after inner norms and
+    rotation, with X A^T in the rank columns. out_TN, lse_TH: attention's output and the log-sum-exp of its scores, from
+    which backward recomputes them (FlashAttention, arXiv 2205.14135). s_o_SR, s_down_SR: X A^T of the products whose
+    output buffer is used again. mid_SD, rstd_mid_S: the stream after attention. gate_up_SW: before the activation.
+    delta_SD: not part of backward; what the next layer has still to add.
+    """
 
     x_TD: Tensor
     rstd_T: Tensor
@@ -76,7 +119,8 @@ class Kept:
 class Walk:
     """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass.
 
-    The chain runs unscaled, so that fp16 has nothing to lose; dA is multiplied by `scale`, dB by `up_scale` at the end.
+    The chain of gradients runs unscaled, because 1 / trained tokens would push fp16 gradients below its smallest
+    number (6e-8); dA is multiplied by `scale` and dB by `up_scale` (scale * alpha / r) when they are added up.
     """
 
     spec: ModelSpec
@@ -101,10 +145,10 @@ class Walk:
 def forward_layer(
     walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str, masks: dict[str, Masks] | None = None
 ) -> Kept:
-    """The layer's output is `kept.mid_SD + kept.delta_SD`. Buffers named with `slot` last until it is used again.
+    """The layer's output is `kept.mid_SD + kept.delta_SD`; `slot` names its buffers, see the head of this file.
 
     The layer's input is kept under the layer's own name, whatever the slot, so that a recompute finds it. `masks`:
-    those of the first time, when this is a recompute.
+    the dropout of the first time, when this is a recompute.
     """
     spec, layer = walk.spec, walk.layers[index]
     tokens = len(x_TD)
@@ -113,6 +157,7 @@ def forward_layer(
     )
     y_TD, rstd_T = walk.buffer("y", tokens, spec.hidden), walk.buffer(f"rstd.{slot}", tokens, wide=True)
     walk.ops.add_norm(x_TD, delta_TD, kept_x_TD, layer.norms_D["input"], spec.eps, y_TD, rstd_T)
+    # {} (no dropout) is not None: a recompute must not draw again.
     masks = _draw(walk, index, tokens) if masks is None else masks
     qkv_TW = walk.buffer(f"qkv.{slot}", tokens, layer.qkv.width)
     project(walk.ops, layer.qkv, y_TD, qkv_TW, masks.get("qkv"), adapter=walk.adapter)
@@ -124,13 +169,13 @@ def forward_layer(
     rows = len(x_SD)
     o_SW = walk.buffer("o", rows, layer.o.width)
     project(walk.ops, layer.o, out_SN, o_SW, masks.get("o"), adapter=walk.adapter)
-    s_o_SR = _keep_ranks(walk, f"s_o.{slot}", layer.o, o_SW)
+    s_o_SR = _keep_ranks(walk, f"s_o.{slot}", layer.o, o_SW)  # the next layer writes over "o"
     delta_SD = _sandwich(walk, index, "after_attention", o_SW, inner, slot)
     mid_SD, rstd_mid_S = (
         walk.buffer(f"mid.{slot}", rows, spec.hidden, wide=True),
         walk.buffer(f"rstd_mid.{slot}", rows, wide=True),
     )
-    y_SD = walk.buffer("y", rows, spec.hidden)
+    y_SD = walk.buffer("y", rows, spec.hidden)  # qkv has read the first norm's output: the buffer is free
     walk.ops.add_norm(x_SD, delta_SD, mid_SD, layer.norms_D["mlp"], spec.eps, y_SD, rstd_mid_S)
     gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, layer.gate_up.width)
     project(walk.ops, layer.gate_up, y_SD, gate_up_SW, masks.get("gate_up"), adapter=walk.adapter)
@@ -155,7 +200,7 @@ def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor 
     spec, layer = walk.spec, walk.layers[index]
     dout_SN, dx_TD = _backward_o(walk, index, kept, dx_SD)
     if index == 0 and not layer.qkv.adapted:
-        return None
+        return None  # nothing below learns: attention's backward, its most expensive part, is left out
     tokens = len(kept.x_TD)
     dqkv_TW = walk.buffer("dqkv", tokens, layer.qkv.width)
     walk.batch.attention.backward(dout_SN, kept.qkv_TW, kept.out_TN, kept.lse_TH, dqkv_TW, spec.layers[index].window)
@@ -165,6 +210,7 @@ def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor 
     y_TD, dy_TD = walk.buffer("y", tokens, spec.hidden), walk.buffer("dy", tokens, spec.hidden)
     masks = kept.masks.get("qkv")
     if index == 0:
+        # Only dA is wanted, so the norm's output is recomputed alone, without the gradient of its input.
         y_TD.copy_(kept.x_TD * kept.rstd_T[:, None] * layer.norms_D["input"])
         down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, masks)
         return None
@@ -175,7 +221,11 @@ def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor 
 
 
 def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
-    """dx becomes the gradient of the stream after attention."""
+    """`dx_SD`, the gradient of the layer's output, becomes that of the stream after attention, in place.
+
+    Order matters: each down_gradient (dA) reads the product's input, which the step before it has recomputed into
+    "h" or "y".
+    """
     spec, layer, ops = walk.spec, walk.layers[index], walk.ops
     rows = len(dx_SD)
     ddown_SW = walk.buffer("ddown", rows, layer.down.width)
@@ -208,6 +258,7 @@ def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tens
     dout_SN = walk.buffer("dout", rows, spec.q_width)
     masks = kept.masks.get("o")
     input_gradient(layer.o, do_SW, dout_SN, masks)
+    # The last layer's o saw the selected rows only; the others' gradient of attention's output is 0.
     picked = walk.is_last(index) and walk.batch.rows_R is not None
     out_SN = kept.out_TN[walk.batch.rows_R] if picked else kept.out_TN
     down_gradient(ops, layer.o, do_SW, out_SN, walk.scale, masks)
@@ -222,6 +273,7 @@ def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tens
 
 
 def _draw(walk: Walk, index: int, tokens: int) -> dict[str, Masks]:
+    """Dropout masks of each merged product; a mask has as many rows as the product has."""
     if not walk.dropout:
         return {}
     layer, rows = walk.layers[index], walk.batch.num_rows if walk.is_last(index) else tokens
@@ -230,6 +282,10 @@ def _draw(walk: Walk, index: int, tokens: int) -> dict[str, Masks]:
 
 
 def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
+    """Stream and attention's output at the rows that go on: in the last layer those that predict something.
+
+    Keys and values are needed everywhere, the rest is not: of a chat with short answers most rows end here.
+    """
     rows_R = walk.batch.rows_R
     if not walk.is_last(index) or rows_R is None:
         return x_TD, out_TN
@@ -259,6 +315,7 @@ def _turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[
 
 
 def _turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
+    """A rotation's gradient is the rotation back; then the norms of the heads, in place."""
     spec, rope = walk.spec, walk.spec.layers[index].rope
     if rope is not None:
         both = dqkv_TW[:, : spec.q_width + spec.kv_width]
@@ -271,7 +328,7 @@ def _turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
 def _sandwich(
     walk: Walk, index: int, name: str, y_SW: Tensor, inner: dict[str, tuple[Tensor, Tensor]], slot: str
 ) -> Tensor:
-    """The delta of the stream: the product's output, normed once more in Gemma 2 and 3."""
+    """The delta of the stream: the product's output without rank columns, normed once more in Gemma 2 and 3."""
     delta_SD = y_SW[:, : walk.spec.hidden]
     if not walk.spec.family.sandwich_norms:
         return delta_SD
@@ -280,6 +337,7 @@ def _sandwich(
 
 
 def _sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Kept, dy_SW: Tensor) -> None:
+    """Gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
     dy_SD = dy_SW[:, : walk.spec.hidden]
     dy_SD.copy_(dx_SD)
     if walk.spec.family.sandwich_norms:

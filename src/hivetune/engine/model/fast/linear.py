@@ -1,4 +1,10 @@
-"""One merged matrix with its adapters, forward and backward: two large products a pass, the rest is small.
+"""One merged matrix with its adapters, forward and backward: one large product each, the rest is thin.
+
+    weight' = [W; A]     forward   [Y | S] = X weight'^T,  then  Y += S B'^T             B' = scale * B
+                         backward  dS = dY B',   dX = [dY | dS] weight',   dA += dS^T X,   dB += scale * dY^T S
+
+So the base's output and X A^T come from one read of X, and the adapter's share of dX costs no pass of its own. With
+dropout each adapted module sees an input of its own, and its products are made one by one.
 
 Shapes: T tokens, K inputs, N outputs, R rank columns, W = N + R.
 """
@@ -47,7 +53,7 @@ def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: fl
 
 
 def draw_masks(group: Group, tokens: int, dropout: float) -> Masks:
-    """One mask for each adapted module, from torch's generator of the device."""
+    """One mask for each adapted module, from torch's generator of the device: a checkpoint keeps that generator."""
     like = group.weight_NRK
     return {
         member.name: torch.empty(tokens, group.inputs, dtype=like.dtype, device=like.device).bernoulli_(1 - dropout)

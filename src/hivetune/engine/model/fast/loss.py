@@ -1,6 +1,7 @@
-"""Logits and loss at the positions that predict something, in chunks; the gradient is formed in the forward pass.
+"""Logits and loss at the positions that predict something, in chunks; the gradient is made in the forward pass.
 
-So the vocabulary's matrix is used twice (2 products, 4 V D FLOPs an entry) and no more than one chunk of logits exists.
+So the vocabulary's matrix is used twice (2 products, 4 V D FLOPs an entry instead of 6 with recomputed logits), and
+only one chunk of logits exists at a time, as in Liger-Kernel's fused linear cross entropy (arXiv 2410.10989).
 
 Shapes: R rows of the stream, E entries (a row and the token it must predict), C entries of a chunk, D hidden, V tokens.
 """
@@ -12,7 +13,8 @@ from hivetune.engine.model.fast.layer import Walk
 from hivetune.engine.model.fast.weights import Weights
 
 CHUNK_LOGITS = 16 << 20
-"""Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k. More is not faster (docs/log.md)."""
+"""Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k. More is not faster: 410 GFLOP/s a core
+at 192 entries, 411 at 320, 426 at 512 (docs/log.md)."""
 
 
 def chunk_rows(vocab: int, wanted: int | None) -> int:
@@ -23,14 +25,17 @@ def chunk_rows(vocab: int, wanted: int | None) -> int:
 def loss_and_gradient(
     walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
-    """nll [E] of each entry, and d sum(count * nll) / d of the last layer's output [R, D], wide."""
+    """nll [E] of each entry in nats, and the gradient [R, D] of sum(count * nll) by the last layer's output, wide.
+
+    x_RD + delta_RD is that output; `chunk`: entries of a chunk, None for the default.
+    """
     spec, ops, batch = walk.spec, walk.ops, walk.batch
     rows = len(x_RD)
     sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
     y_RD, dy_RD = walk.buffer("y", rows, spec.hidden), walk.buffer("dy", rows, spec.hidden)
     ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
     if not batch.straight:
-        dy_RD.zero_()
+        dy_RD.zero_()  # several entries of a row add to it below
     nll_E = _entry_nll(walk, weights, y_RD, dy_RD, chunk)
     dx_RD = walk.buffer("dx", rows, spec.hidden, wide=True).zero_()
     ops.norm_backward(dy_RD, sum_RD, rstd_R, weights.norm_D, dx_RD, None)
@@ -38,7 +43,7 @@ def loss_and_gradient(
 
 
 def loss_only(walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None) -> Tensor:
-    """nll [E] of each entry."""
+    """nll [E] of each entry in nats."""
     spec = walk.spec
     rows = len(x_RD)
     sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)

@@ -35,10 +35,10 @@ class FastModel:
 
     Choices it reads: budget_tokens (tokens of a micro-batch), halvings (of each micro-batch), recompute (layers whose
     inner state is recomputed in the backward pass), share_prefixes, token_multiple, chunk_rows (logit rows of a
-    chunk), kernels (native or torch; default: native on a CPU that can), attention (eager: no fused kernel),
+    chunk), kernels (native or torch; default: native where they can be built), attention (eager: no fused kernel),
     rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no library for
-    them). `kernels` says which run, and why if it is the plain ones; `attention` why it runs on a slow path, if it
-    does.
+    them). The attribute `kernels` says which run, and why if it is the plain ones; `attention` says why attention is
+    on a slow path, or is empty. Raises NotFast for a model that the fast path does not compute exactly.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -119,6 +119,7 @@ class FastModel:
         x_TD, delta_TD = self._embed(walk), None
         all_kept: list[Kept] = []
         for index in range(len(self.weights.layers)):
+            # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
             slot = "again" if index < self.recompute else str(index)
             kept = forward_layer(walk, index, x_TD, delta_TD, slot)
             all_kept.append(kept)
@@ -145,12 +146,16 @@ class FastModel:
     def _embed(self, walk: Walk) -> Tensor:
         x_TD = walk.buffer("x.0", walk.batch.layout.size, self.spec.hidden, wide=True)
         x_TD.copy_(self.weights.embedding_VD[walk.batch.tokens_T])
+        # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
         if self.spec.embed_scale != 1.0:
             x_TD *= torch.tensor(self.spec.embed_scale, dtype=self.dtype).item()
         return x_TD
 
     def _refresh(self) -> None:
-        """Copy the masters to where the products read them: A beside the base rows, scale * B^T on its own."""
+        """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
+
+        Once a call, not a micro-batch: the optimizer changes them between calls only.
+        """
         for layer in self.weights.layers:
             for group in groups_of(layer):
                 for member in group.adapted:
@@ -185,7 +190,8 @@ class FastModel:
             here = torch.tensor(values, dtype=dtype)
             return here if self.device.type == "cpu" else here.pin_memory().to(self.device, non_blocking=True)
 
-        # An entry more on a row that has one leaves the number of rows no multiple: idle rows fill it up.
+        # Padding entries may fall on rows that have one already; then the number of rows is no multiple, and rows
+        # without an entry are added until it is.
         taken = set(layout.rows)
         idle = (row for row in range(layout.size) if row not in taken)
         rows = sorted(taken.union(itertools.islice(idle, -len(taken) % self.multiple)))
@@ -205,7 +211,11 @@ class FastModel:
 
 
 def _choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> tuple[Ops, str]:
-    """The kernels to use, and their name or why they are the plain ones. Raises MachineNotFit if `wanted` can't be."""
+    """The kernels to use, and their name or why they are the plain ones.
+
+    Raises MachineNotFit when the native ones are `wanted` and can't be built: a run that began with them must not go on
+    with other roundings in silence.
+    """
     if device.type != "cpu" or wanted == "torch":
         return TorchOps(wide_products=has_wide_products(dtype, device)), "torch"
     try:
@@ -213,7 +223,7 @@ def _choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) ->
     except NoKernels as reason:
         if wanted == "native":
             hint = "install g++, or start a new run: this one began with them"
-            raise MachineNotFit(f"the CPU kernels can't be built: {reason}", hint=hint) from None
+            raise MachineNotFit(f"cannot build the CPU kernels: {reason}", hint=hint) from None
         return TorchOps(), f"torch ({reason})"
 
 
@@ -222,7 +232,7 @@ def _rows(documents: Sequence[Document]) -> list[TrimmedDocument]:
 
 
 def _angles(rope: Rope, positions: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, H], formed in fp64."""
+    """cos and sin [T, rotated pairs], computed in fp64: fp32 angles are off by 1e-3 at position 32,000."""
     angle_TH = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor(
         rope.frequencies, dtype=torch.float64
     )

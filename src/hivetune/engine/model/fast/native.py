@@ -57,7 +57,7 @@ class AttentionArguments(ctypes.Structure):
 def kernels_for(dtype: torch.dtype) -> dict[str, Callable[..., None]]:
     """The kernels of a dtype by name. Raises NoKernels."""
     if dtype not in KERNEL_SUFFIXES:
-        raise NoKernels(f"the kernels compute in fp32 and bf16, not in {dtype}")
+        raise NoKernels(f"the kernels support float32 and bfloat16, not {dtype}")
     loaded, found = library(), {}
     for name, arguments in SIGNATURES.items():
         kernel = getattr(loaded, f"{name}_{KERNEL_SUFFIXES[dtype]}")

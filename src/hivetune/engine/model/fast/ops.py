@@ -3,7 +3,8 @@
 Every result goes to a buffer of the caller. "Wide" is the dtype of the residual stream, of norms and of every
 reduction: fp32, or fp64 when computing in fp64. Matrices may be columns of a wider buffer (strided rows).
 
-Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, F MLP width, C rows of logits, V tokens.
+Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, W = N + R, K its inputs, F MLP width,
+H rotated pairs of a head, C rows of logits, V tokens of the vocabulary.
 """
 
 from typing import Protocol
@@ -94,7 +95,10 @@ class TorchOps:
     def norm_backward(
         self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
     ) -> None:
-        """dx += the gradient of y = x * rstd * w; y itself is recomputed on request. dx wide."""
+        """dx += the gradient of y = x * rstd * w; y itself is recomputed on request. dx wide.
+
+        With u = x * rstd and du = dy * w, RMSNorm's gradient is rstd * (du - u * mean(du * u)).
+        """
         unit_TD = x_TD * rstd_T[:, None]
         dunit_TD = dy_TD.to(dx_TD.dtype) * w_D
         dx_TD += rstd_T[:, None] * (dunit_TD - unit_TD * (dunit_TD * unit_TD).mean(1, keepdim=True))
@@ -102,7 +106,10 @@ class TorchOps:
             y_TD.copy_(unit_TD * w_D)
 
     def rope(self, x_TN: Tensor, cos_TH: Tensor, sin_TH: Tensor, head_dim: int, *, inverse: bool) -> None:
-        """Rotate pairs (i, i + H) of the first 2H channels of each head, in place."""
+        """Rotate pairs (i, i + H) of the first 2H channels of each head, in place; `inverse` for the gradient.
+
+        Rotary positions (arXiv 2104.09864) in transformers' order; channels beyond 2H stay (Phi's partial rotation).
+        """
         half = cos_TH.shape[1]
         x_TnH = x_TN.unflatten(1, (-1, head_dim))
         first, second = x_TnH[..., :half], x_TnH[..., half : 2 * half]
@@ -112,14 +119,14 @@ class TorchOps:
         first.copy_(turned)
 
     def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None:
-        """h = act(gate) * up."""
+        """h = act(gate) * up (arXiv 2002.05202), with act SiLU or the tanh form of GELU."""
         gate, up = gate_up_TN.to(wide_of(h_TF.dtype)).chunk(2, 1)
         h_TF.copy_((F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up)
 
     def glu_backward(
         self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
     ) -> None:
-        """Gradients of gate and up, and h again."""
+        """Gradients of gate and up from that of h; h is recomputed, because dA of the down projection reads it."""
         dh = dh_TF.to(wide_of(dh_TF.dtype))
         gate, up = gate_up_TN.to(dh.dtype).chunk(2, 1)
         if activation == "silu":
@@ -140,7 +147,7 @@ class TorchOps:
             y_TW[:, member.start : member.stop].addmm_(y_TW[:, start : start + len(up_RN)], up_RN)
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
-        """Fill the rank columns of dy with dS = dY B', the padding with zeros."""
+        """The rank columns of dy become dS = dY B', the padding zero: the next product reads all columns."""
         dy_TW[:, group.outputs + group.ranks :].zero_()
         for member in group.adapted:
             start = group.outputs + member.rank_at
@@ -174,7 +181,10 @@ class TorchOps:
         *,
         gradient: bool,
     ) -> None:
-        """nll of each row; with `gradient`, the logits become count * d nll / d logits in place."""
+        """nll [C] of each row, in nats; with `gradient`, the logits become count * d nll / d logits in place.
+
+        d nll / d logits = softmax - one-hot, times 1 - (z / cap)^2 where logits are capped.
+        """
         wide = wide_of(logits_CV.dtype)
         z_CV = logits_CV.to(wide)
         if softcap is not None:

@@ -1,6 +1,6 @@
-"""What a decoder model is made of, read from its config.json, and which configs the fast path knows exactly.
-
-Anything that is not understood to the letter is refused with a reason, and the general path runs instead.
+"""What the fast path computes for a config.json: activation, windows, rotations, scales. Sizes and differences between
+families come from models/; anything that is not understood to the letter is refused with a reason, and the general
+path runs instead.
 """
 
 import json
@@ -114,9 +114,9 @@ def _known_family(config: Mapping[str, Any]) -> Family:
     name = config.get("model_type", "")
     family = FAMILIES.get(name)
     if family is None or not family.fast:
-        raise NotFast(f"the fast path does not know model_type {name!r}")
+        raise NotFast(f"the fast path does not support model_type {name!r}")
     if _activation(config, family) not in ACTIVATIONS:
-        raise NotFast(f"the fast path does not know the activation {_activation(config, family)!r}")
+        raise NotFast(f"the fast path does not support the activation {_activation(config, family)!r}")
     if config.get("quantization_config"):
         raise NotFast("the weights are stored quantized")
     if config.get("use_bidirectional_attention"):
@@ -184,7 +184,8 @@ def _gemma3_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def _rope(config: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: int) -> Rope:
-    """Frequencies as in "Attention with rotary positions" (arXiv 2104.09864), linear (2306.15595) and Llama 3.1."""
+    """Frequencies theta^(-2i/d) (RoFormer, arXiv 2104.09864), divided for linear scaling (arXiv 2306.15595), or
+    stretched as Llama 3.1 does. Raises NotFast for other kinds (YaRN, longrope, dynamic)."""
     kind = parameters.get("rope_type", "default")
     size = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
     theta = parameters["rope_theta"]
@@ -194,12 +195,12 @@ def _rope(config: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: in
     elif kind == "llama3":
         frequencies = [_llama3(frequency, parameters) for frequency in frequencies]
     elif kind != "default":
-        raise NotFast(f"the fast path does not know rope_type {kind!r}")
+        raise NotFast(f"the fast path does not support rope_type {kind!r}")
     return Rope(tuple(frequencies), 1.0)
 
 
 def _llama3(frequency: float, parameters: Mapping[str, Any]) -> float:
-    """Low frequencies are stretched by `factor`, high ones stay, those between are blended."""
+    """Low frequencies are divided by `factor`, high ones stay, those between are blended (Llama 3.1's model card)."""
     wavelength = 2 * math.pi / frequency
     old = parameters["original_max_position_embeddings"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]

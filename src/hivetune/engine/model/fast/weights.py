@@ -20,7 +20,8 @@ from hivetune.models.families import GroupName, Width
 from hivetune.models.prepared import WEIGHTS, WEIGHTS_INDEX
 from hivetune.models.targets import match_targets
 
-# Ranks are padded to this many columns: aligned rows, and no ever-new skinny shapes (docs/decisions).
+# The rank columns of a merged matrix are padded to a multiple of this: rows stay aligned to 32 bytes in bf16, and
+# matrix products see few widths (rare skinny shapes are behind the best-known crashes of ROCm's libraries).
 RANK_COLUMNS_MULTIPLE = 16
 
 
@@ -98,7 +99,10 @@ class Weights:
 
 
 class Checkpoint:
-    """Tensors by name from a folder's safetensors files, one at a time."""
+    """Tensors by name from a folder's safetensors files, one at a time: memory is that of the largest tensor.
+
+    Names are those of a text model (`layers.0.mlp.up_proj.weight`); multimodal checkpoints carry a prefix.
+    """
 
     def __init__(self, folder: Path):
         index = folder / WEIGHTS_INDEX
@@ -118,7 +122,7 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         full = self._full(name)
         if full not in self._files:
-            raise NotFast(f"the weights hold no {full}")
+            raise NotFast(f"the weights have no tensor {full}")
         with safe_open(self._files[full], framework="pt") as file:
             tensor: Tensor = file.get_tensor(full)
         return tensor
@@ -148,7 +152,8 @@ def read_weights(
     folder: Path, spec: ModelSpec, lora: LoraConfig, dtype: torch.dtype, device: torch.device, *, columns: int
 ) -> Weights:
     """All matrices in `dtype` on `device`, merged, with zero rows for the adapters: `columns` of them for each adapter,
-    its rank or more. Norms in fp32 (fp64 for fp64)."""
+    its rank or more. Norms in fp32 (fp64 for fp64). Raises NotFast when a tensor is missing, UsageError as
+    `match_targets`."""
     targets = find_adapted(spec, lora)
     checkpoint = Checkpoint(folder)
     wide = torch.float64 if dtype == torch.float64 else torch.float32

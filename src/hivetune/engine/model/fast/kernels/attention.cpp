@@ -4,7 +4,7 @@
 // lie, and only the small block of queries is ever turned. Sums and softmax are fp32; bf16 is multiplied as bf16 where
 // the processor can (units.h).
 // One task is one head of one tree of segments: what tasks write never overlaps, so results are the same whatever the
-// number of threads and whoever comes first.
+// number of threads and the order in which they finish.
 #include <vector>
 
 #include "units.h"
