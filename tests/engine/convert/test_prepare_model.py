@@ -349,8 +349,8 @@ def spoil(folder: Path, how: str) -> None:
         ("shape", r"up_proj.weight is \[32, 48\], by config.json it is \[48, 32\]"),
         ("missing", "lack model.layers.1.mlp.up_proj.weight"),
         ("empty", "has no weights"),
-        ("cut", "lies outside of the file"),
-        ("noise", "no safetensors file"),
+        ("cut", "is outside of the file"),
+        ("noise", "not a safetensors file"),
         ("noise behind the header", "holds NaN or infinity"),
     ],
 )

@@ -1,5 +1,6 @@
 """The C++ kernels equal the plain forms on odd shapes, and their absence is survived and said."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,35 @@ def test_without_a_compiler_the_plain_forms_run_and_say_so(
     model = load(write_model(tmp_path / "model"))
     assert model.kernels.startswith("torch (") and compiler in model.kernels
     assert float(model.backward(documents(), 1.0)) > 0
-    with pytest.raises(MachineNotFit, match="kernels can't be built"):
+    with pytest.raises(MachineNotFit, match="cannot build the CPU kernels"):
         load(tmp_path / "model", kernels="native")
+
+
+def test_a_library_is_whole_when_it_ends_with_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.so"
+    assert not build.is_whole(path)
+    content = bytes(range(100))
+    whole = content + hashlib.sha256(content).digest()
+    path.write_bytes(whole)
+    assert build.is_whole(path)
+    flipped = bytearray(whole)
+    flipped[50] ^= 1
+    for damaged in (b"", content, whole[:-1], whole[:40], whole[1:], bytes(flipped)):
+        path.write_bytes(damaged)
+        assert not build.is_whole(path)
+
+
+@pytest.mark.slow
+def test_a_damaged_library_is_compiled_again(fresh_build: Path, tmp_path: Path) -> None:
+    """It was loaded, or ended the run as a machine that can't compile."""
+    build.library()
+    (library,) = fresh_build.iterdir()
+    content = library.read_bytes()
+    library.unlink()  # this process has it mapped: a new file, so that its pages stay
+    library.write_bytes(content[:5000])
+    build.library.cache_clear()
+    model = load(write_model(tmp_path / "model"), kernels="native")
+    assert model.kernels == "native" and build.is_whole(library)
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 """The C++ kernels as a shared library: compiled on first use for this processor, kept under a hash of all that made it.
 
+The library ends with its own SHA-256, which the loader of programs ignores: a file that was truncated or changed on the
+disk is compiled again, not loaded (a truncated one would end the process with SIGBUS).
+
 Three seconds, paid back within the first steps of the first run. `HIVETUNE_KERNELS` names another folder than the
 home's `kernels`. Without a compiler, without room on the disk and outside of Linux the plain kernels
 in torch run.
@@ -37,6 +40,7 @@ FLAGS = (
 )
 COMPILERS = ("g++", "c++")
 TIMEOUT_S = 120.0
+HASH_BYTES = hashlib.sha256().digest_size
 
 
 class NoKernels(Exception):
@@ -54,13 +58,22 @@ def library() -> ctypes.CDLL:
     try:
         folder = Path(os.environ.get("HIVETUNE_KERNELS") or home() / "kernels")
         path = folder / f"{_fingerprint(compiler)}.so"
-        if not path.exists():
+        if not is_whole(path):
             _compile(compiler, path)
         return ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:
         raise NoKernels(f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[:500]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoKernels(str(error)) from error
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the library is there and ends with the hash of all that is before. Raises OSError if unreadable."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return len(content) > HASH_BYTES and hashlib.sha256(content[:-HASH_BYTES]).digest() == content[-HASH_BYTES:]
 
 
 def _fingerprint(compiler: str) -> str:
@@ -88,6 +101,8 @@ def _compile(compiler: str, path: Path) -> None:
                 done.result()
         linked = Path(folder) / "kernels.so"
         _run([compiler, "-shared", *map(str, commands), *_openmp(), "-o", str(linked)])
+        with open(linked, "ab") as file:
+            file.write(hashlib.sha256(linked.read_bytes()).digest())
         os.replace(linked, path)
 
 
