@@ -27,6 +27,13 @@ class RowRefused(Exception):
         self.hint = hint or REASONS[reason].hint
 
 
+def not_utf8(byte: int, before: str) -> RowRefused:
+    """The reason for a byte that is no UTF-8, with the encoding that it most likely is in."""
+    name = "Windows-1252" if 0x80 <= byte <= 0x9F else "Latin-1 or Windows-1252"
+    seen = " ".join(before.split())[-20:]
+    return RowRefused("bad-utf8", f"byte 0x{byte:02X} behind {seen!r}: the text may be {name}; save it as UTF-8")
+
+
 REASONS: dict[str, Reason] = {
     # The bytes and the JSON
     "bad-utf8": Reason("reject", "the line is not UTF-8 text", "save the file as UTF-8"),
@@ -94,7 +101,9 @@ REASONS: dict[str, Reason] = {
         "reject", "chosen/rejected pairs are for preference training", "map completion to the chosen column"
     ),
     # The text
-    "lone-surrogate": Reason("reject", "half of a character (a lone surrogate)", "the text was cut in an emoji"),
+    "lone-surrogate": Reason(
+        "reject", "half of a character (a lone surrogate)", "the text was cut inside a character, mostly an emoji"
+    ),
     "mojibake": Reason(
         "reject", "UTF-8 text that was read as Windows-1252 (Ã© for é)", "read the source again as UTF-8"
     ),

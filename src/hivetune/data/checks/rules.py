@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 
-from hivetune.data.reasons import RowRefused
+from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Message
 
 Messages = Sequence[Message]
@@ -80,7 +80,10 @@ def check_characters(messages: Messages) -> None:
             raise RowRefused("replacement-character")
         try:
             text.encode()
-        except UnicodeEncodeError:
+        except UnicodeEncodeError as error:
+            half = ord(text[error.start])
+            if 0xDC80 <= half <= 0xDCFF:  # a byte that was no UTF-8, as reading CSV and JSON files keeps it
+                raise not_utf8(half - 0xDC00, text[: error.start]) from None
             raise RowRefused("lone-surrogate") from None
         found = mojibake(text)
         if found:

@@ -172,7 +172,7 @@ def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashl
                     if boundary > start:
                         yield Chunk(kind, path, name, start, boundary, first, False, lines)
                     first, end = first + lines, offset + block.find(b"\n") + 1
-                    yield Chunk("oversize", path, name, boundary, end, first, False, 1)
+                    yield Chunk("oversize", path, name, boundary, end, _line_at(path, kind, boundary, first), False, 1)
                     start, first, lines = end, first + 1, -1
                 lines += block.count(b"\n")
                 boundary = offset + position
@@ -184,9 +184,19 @@ def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashl
     if pending > MAX_LINE_BYTES:
         if boundary > start:
             yield Chunk(kind, path, name, start, boundary, first, False, lines)
-        yield Chunk("oversize", path, name, boundary, offset, first + lines, True, 1)
+        line = _line_at(path, kind, boundary, first + lines)
+        yield Chunk("oversize", path, name, boundary, offset, line, True, 1)
     elif offset > start:
         yield Chunk(kind, path, name, start, offset, first, True, lines + (1 if pending else 0))
+
+
+def _line_at(path: str, kind: ChunkKind, start: int, number: int) -> int:
+    """The line in the user's file of the line at byte `start`: `number`, or what a numbered line says itself."""
+    if kind != "numbered":
+        return number
+    with open(path, "rb") as file:
+        file.seek(start)
+        return int(file.read(24).partition(b"\t")[0])
 
 
 def _store_chunks(digest: "hashlib._Hash", rows_per_chunk: int = 5000) -> Iterator[Chunk]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from hivetune.data.intake.files import Chunk
-from hivetune.data.reasons import RowRefused
+from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
+from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.layouts.columns import map_columns, maps_content
@@ -39,7 +39,8 @@ def read_rows(chunk: Chunk) -> Iterator[RawRow]:
     if chunk.kind == "store":
         yield from _store_rows(chunk)
     elif chunk.kind == "oversize":
-        yield RawRow(f"{chunk.name}:{chunk.first}", b"", RowRefused("line-too-large"))
+        size = f"{(chunk.end - chunk.start) / (1 << 20):.1f} MiB, the limit is {MAX_LINE_BYTES >> 20}: split the row"
+        yield RawRow(f"{chunk.name}:{chunk.first}", b"", RowRefused("line-too-large", size))
     else:
         for raw in _line_rows(chunk):
             yield from _each(raw)
@@ -74,11 +75,16 @@ def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
 
 
 def _truncated(line: bytes) -> RowRefused | None:
-    """The last line, without a line break: whole, or broken off?"""
+    """The last line, without a line break: does it break off? Whatever else is wrong with it, `parse_row` says."""
     try:
         json.loads(line)
-    except (ValueError, RecursionError):
-        return RowRefused("truncated-line")
+    except UnicodeDecodeError as error:
+        return RowRefused("truncated-line") if error.reason == "unexpected end of data" else None
+    except json.JSONDecodeError as error:
+        at_end = error.pos >= len(error.doc) or (error.pos >= len(error.doc) - 6 and error.doc[-1:] not in "}]")
+        return RowRefused("truncated-line") if at_end or error.msg.startswith("Unterminated") else None
+    except RecursionError:
+        return None
     return None
 
 
@@ -119,9 +125,7 @@ def parse_row(payload: bytes) -> Row:
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
-        if _only_surrogates(payload):
-            raise RowRefused("lone-surrogate") from None
-        raise RowRefused("bad-utf8", f"byte {error.start + 1} of the row: {error.reason}") from None
+        raise _not_text(payload, error) from None
     try:
         value = _decode(text)
     except RecursionError:
@@ -142,12 +146,18 @@ def _object(value: Any) -> Row:
     return value
 
 
-def _only_surrogates(payload: bytes) -> bool:
+def _not_text(payload: bytes, error: UnicodeDecodeError) -> RowRefused:
+    """Why these bytes are no UTF-8: halves of characters, or another encoding."""
     try:
-        payload.decode("utf-8", "surrogatepass")
+        text = payload.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        return False
-    return True
+        if error.reason == "unexpected end of data":
+            return RowRefused("bad-utf8", f"byte {error.start + 1} of the row: the text was cut inside a character")
+        return not_utf8(payload[error.start], payload[: error.start].decode())
+    for i, character in enumerate(text):
+        if "\udc80" <= character <= "\udcff":
+            return not_utf8(ord(character) - 0xDC00, text[:i])
+    return RowRefused("lone-surrogate")
 
 
 class ReadRow(NamedTuple):
