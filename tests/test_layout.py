@@ -40,7 +40,7 @@ MAX_FUNCTION_LINES = 60
 MAX_COMPLEXITY = 15  # ways through a function: ruff's C901, and one more for each `and` and `or`
 MAX_MODULES = 12  # in one folder; cli/ has one for each command
 # Functions that are above MAX_COMPLEXITY today. The list only gets shorter.
-TOO_COMPLEX = {"data/rows/formats.py _json_rows", "supervise/ladder.py next_action"}
+TOO_COMPLEX = {"supervise/ladder.py next_action"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BRANCHES = ast.If | ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler | ast.IfExp | ast.match_case

@@ -55,6 +55,11 @@ REASONS: dict[str, Reason] = {
     "csv-columns": Reason(
         "reject", "the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"
     ),
+    "csv-quote": Reason(
+        "reject",
+        "a quote is opened and not closed, or closed within a field",
+        'close it; inside a quoted field write two quotes ("") for one',
+    ),
     # The shape of the row
     "unknown-layout": Reason(
         "reject", "no known columns", "map your columns, for example --columns prompt=my_question,completion=my_answer"

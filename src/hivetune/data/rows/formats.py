@@ -5,7 +5,6 @@ is the line in the original file where the row begins (in Parquet the number of 
 """
 
 import codecs
-import csv
 import gzip
 import importlib
 import json
@@ -15,12 +14,12 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
+from hivetune.data.rows.csv_table import csv_rows
+from hivetune.data.rows.json_document import json_rows
+from hivetune.data.rows.placed import PlacedRow
 from hivetune.errors import MachineNotFit, UsageError
 
 BLOCK_CHARS = 1 << 20
-MAX_ROW_CHARS = 16 << 20
-DELIMITERS = (",", ";", "\t", "|")
-PlacedRow = tuple[int, str, str]  # place, "r" or "p", text without line breaks
 
 
 class ByteStream(Protocol):
@@ -121,58 +120,12 @@ def convert_lines(path: str, known: str, out: str) -> None:
     if kind == "parquet":
         rows = _parquet_rows(path)
     elif kind == "json":
-        rows = _json_rows(open_bytes(path, known))
+        rows = json_rows(_Text(open_bytes(path, known)))
     else:
-        rows = _csv_rows(open_bytes(path, known), "\t" if kind == "tsv" else None)
+        rows = csv_rows(_Text(open_bytes(path, known)), "\t" if kind == "tsv" else None)
     with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
         for place, mark, text in rows:
             file.write(f"{place}\t{mark}\t{text}\n")
-
-
-def _json_rows(stream: ByteStream) -> Iterator[PlacedRow]:
-    """Elements of an array, or objects one after the other, without ever holding more than one of them."""
-    source = _Text(stream)
-    decoder = json.JSONDecoder()
-    position, line, state = 0, 1, "start"  # then "array", "closed" or "objects"
-    buffer, wanted = source.more(), BLOCK_CHARS
-    while True:
-        begin = position
-        while position < len(buffer) and buffer[position] in (" \t\r\n" if state == "closed" else " \t\r\n,"):
-            position += 1
-        line += buffer.count("\n", begin, position)
-        if position == len(buffer):
-            buffer, position = source.more(), 0
-            if not buffer:
-                break
-            continue
-        if (state, buffer[position]) in (("start", "["), ("array", "]")):
-            state, position = ("array" if state == "start" else "closed"), position + 1
-            continue
-        state = "objects" if state == "start" else state
-        end = _end_of_value(decoder, buffer, position, source.ended) if state != "closed" else None
-        if end is not None:
-            text = buffer[position:end]
-            yield line, "r", text.replace("\n", " ").replace("\r", " ")
-            line, position = line + text.count("\n"), end
-            if position > BLOCK_CHARS:
-                buffer, position = buffer[position:], 0
-        elif state == "closed" or source.ended or len(buffer) - position > MAX_ROW_CHARS:
-            yield line, "p", "the JSON breaks here; nothing behind it was read"
-            return
-        else:
-            buffer, position = buffer[position:] + source.more(wanted), 0
-            wanted *= 2
-    if source.problem or state == "array":
-        yield line, "p", source.problem or "the JSON array breaks off here"
-
-
-def _end_of_value(decoder: json.JSONDecoder, buffer: str, position: int, ended: bool) -> int | None:
-    """Where the JSON value at `position` ends; None when it is broken or may go on behind the buffer."""
-    try:
-        end = decoder.raw_decode(buffer, position)[1]
-    except (ValueError, RecursionError):
-        return None
-    return end if end < len(buffer) or ended or buffer[end - 1] in "}]" else None
 
 
 class _Text:
@@ -203,51 +156,20 @@ class _Text:
             yield rest
 
 
-def _csv_rows(stream: ByteStream, delimiter: str | None) -> Iterator[PlacedRow]:
-    source = _Text(stream)
-    lines = source.lines()
-    head = next(lines, "")
-    delimiter = delimiter or max(DELIMITERS, key=head.count)
-    csv.field_size_limit(MAX_ROW_CHARS)
-    reader = csv.reader(_chain(head, lines), delimiter=delimiter)
-    header: list[str] | None = None
-    place = 1
-    try:
-        for fields in reader:
-            if fields and header is None:
-                header = fields
-            elif fields and header is not None:
-                yield _csv_row(place, header, fields)
-            place = reader.line_num + 1
-    except csv.Error as error:
-        yield place, "p", f"no CSV from here on: {error}"
-    if source.problem:
-        yield place, "p", source.problem
-
-
-def _csv_row(place: int, header: list[str], fields: list[str]) -> PlacedRow:
-    if len(fields) != len(header):
-        return place, "p", f"csv-columns:{len(fields)} fields, the header has {len(header)}"
-    return place, "r", json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=True)
-
-
-def _chain(head: str, lines: Iterator[str]) -> Iterator[str]:
-    yield head
-    yield from lines
-
-
 def _parquet_rows(path: str) -> Iterator[PlacedRow]:
     parquet = _package("pyarrow.parquet", "parquet")
     arrow = importlib.import_module("pyarrow")
-    place = 1
+    place, num_rows = 1, 1
     try:
         with parquet.ParquetFile(path) as file:
+            num_rows = file.metadata.num_rows
             for batch in file.iter_batches(batch_size=500):
                 for row in batch.to_pylist():
                     yield place, "r", json.dumps(_plain(row), default=str)
                     place += 1
     except (arrow.ArrowException, OSError, ValueError) as error:
-        yield place, "p", " ".join(f"no Parquet from here on: {error}".split())
+        for lost in range(place, max(place, num_rows) + 1):
+            yield lost, "p", " ".join(f"no Parquet from here on: {error}".split())
 
 
 def _plain(value: Any) -> Any:

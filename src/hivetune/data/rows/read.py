@@ -95,7 +95,7 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
         return RawRow(source, text)
     hint = text.decode("utf-8", "replace")
     reason, _, detail = hint.partition(":")
-    if reason in ("csv-columns", "line-too-large"):
+    if reason in ("csv-columns", "csv-quote", "line-too-large"):
         return RawRow(source, b"", RowRefused(reason, detail))
     return RawRow(source, b"", RowRefused("broken-file", hint))
 

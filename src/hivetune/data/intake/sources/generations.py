@@ -13,7 +13,7 @@ from hivetune.data.intake.sources.rotation import (
     Moved,
     Position,
     holds,
-    identity_of,
+    inode_of,
     is_packed,
     is_rotation_of,
     load_position,
@@ -163,12 +163,12 @@ class Generations:
         meanwhile. So the folder is read until two readings are equal: what they say was true in between. Raises Moved.
         """
         (first, _), (second, named) = self._read_folders(), self._read_folders()
-        names = [{path: identity_of(status) for path, status in view.items()} for view in (first, second)]
+        names = [{path: inode_of(status) for path, status in view.items()} for view in (first, second)]
         if names[0] != names[1]:
             raise Moved(self.pattern)
         once: dict[Identity, str] = {}
         for path, status in sorted(second.items(), key=lambda item: (item[0] not in named, item[0])):
-            once.setdefault(identity_of(status), path)
+            once.setdefault(inode_of(status), path)
         kept = {path: second[path] for path in once.values()}
         return (
             {path: status for path, status in kept.items() if path in named},
@@ -213,13 +213,13 @@ class Generations:
 
     def _is_copy(self, path: str, status: os.stat_result, base: str) -> bool:
         there = (track.position for track in self._tracks if track.status)
-        return any(may_be_copy(path, identity_of(status), position) for position in there if position.base == base)
+        return any(may_be_copy(path, inode_of(status), position) for position in there if position.base == base)
 
     def _known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
         """Whether a generation lies under this inode and still has the bytes that were read of it."""
         for track in self._tracks:
             position = track.position
-            if position.identity != identity_of(status) or track.status:
+            if position.identity != inode_of(status) or track.status:
                 continue
             if track.read_to_end == (status.st_size, status.st_mtime_ns) or self._continues(path, position):
                 self._place(track, path, status, rotated=rotated or path != position.origin)
@@ -239,9 +239,9 @@ class Generations:
             if track.status or not position.offset:
                 continue
             there = _stat(position.path)
-            left = not there or identity_of(there) != position.identity or path == position.path
+            left = not there or inode_of(there) != position.identity or path == position.path
             if (left or not holds(position.path, position.identity, position)) and holds(
-                path, identity_of(status), position
+                path, inode_of(status), position
             ):
                 self._place(track, path, status, rotated=rotated or path != position.origin)
                 return True

@@ -86,7 +86,7 @@ def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
     except FileNotFoundError:
         raise Moved(path) from None
     with file:
-        if identity_of(os.fstat(file.fileno())) != identity:
+        if inode_of(os.fstat(file.fileno())) != identity:
             raise Moved(path)
         if path.endswith(".gz"):
             with gzip.open(file, "rb") as unpacked:
@@ -134,7 +134,7 @@ def read_before_damage(file: IO[bytes], size: int) -> tuple[bytes, Exception | N
     return b"".join(parts), None
 
 
-def identity_of(status: os.stat_result) -> Identity:
+def inode_of(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 
 

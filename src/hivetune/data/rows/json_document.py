@@ -1,0 +1,123 @@
+"""Rows of a JSON document: the elements of an array, or objects one after the other, one of them in memory at a time.
+
+Where an element is broken, reading goes on at the next object whose first key is that of a row seen before; the broken
+text is a row of its own, which the checks refuse. So a missing brace or quote costs the row that it is in.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+
+from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
+
+KEPT_CHARS = 1 << 20  # of a broken element
+MAX_KEY_CHARS = 1024
+NEAR_END_CHARS = 64  # an error so close to the end of what was read may be the end
+FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.){0,200}+)"\s*:')
+SEPARATORS = re.compile(r"[\s,]*")
+_scan = json.JSONDecoder().raw_decode
+
+
+class _Document:
+    """The text of the document and where we stand in it."""
+
+    def __init__(self, source: TextSource):
+        self.source = source
+        self.buffer = source.more()
+        self.position, self.line = 0, 1
+
+    @property
+    def is_over(self) -> bool:
+        return self.source.ended and self.position == len(self.buffer)
+
+    def skip(self, end: int) -> str:
+        """Go on to `end` in the buffer; returns what was passed."""
+        passed = self.buffer[self.position : end]
+        self.line += passed.count("\n")
+        self.position = end
+        return passed
+
+    def read_more(self) -> bool:
+        """Whether there was more. Text that was passed is let go of."""
+        more = self.source.more()
+        self.buffer, self.position = self.buffer[self.position :] + more, 0
+        return bool(more)
+
+    def at_value(self) -> str:
+        """The first character behind white space and commas; empty at the end."""
+        while True:
+            end = SEPARATORS.match(self.buffer, self.position).end()  # type: ignore[union-attr]
+            self.skip(end)
+            if end < len(self.buffer):
+                return self.buffer[end]
+            if not self.read_more():
+                return ""
+
+
+def json_rows(source: TextSource) -> Iterator[PlacedRow]:
+    document = _Document(source)
+    in_array = False
+    first_keys: set[str] = set()
+    while first := document.at_value():
+        line = document.line
+        if first in "[]" and in_array == (first == "]"):
+            in_array = first == "["
+            document.skip(document.position + 1)
+            continue
+        end = _end_of_value(document)
+        if end is None:
+            text = _broken(document, first_keys)
+            if document.is_over:
+                in_array = False
+                if not text.endswith("]"):
+                    yield line, "p", source.problem or "the JSON breaks off in this row"
+                    return
+            yield line, "r", one_line(text)
+            continue
+        text = document.skip(end)
+        key = FIRST_KEY.match(text)
+        if key:
+            first_keys.add(key.group(1))
+        yield line, "r", one_line(text)
+    if source.problem or in_array:
+        yield document.line, "p", source.problem or "the JSON array breaks off here"
+
+
+def _end_of_value(document: _Document) -> int | None:
+    """Where the JSON value that begins here ends; None when it is broken or larger than any row. Reads on as needed."""
+    wanted = 0
+    while True:
+        buffer, position, ended = document.buffer, document.position, document.source.ended
+        try:
+            end = _scan(buffer, position)[1]
+        except json.JSONDecodeError as error:
+            may_go_on = error.msg.startswith("Unterminated string") or error.pos > len(buffer) - NEAR_END_CHARS
+        except RecursionError:
+            return None
+        else:
+            if end < len(buffer) or ended or buffer[end - 1] in "}]":
+                return end
+            may_go_on = True  # a number may have more digits
+        if not may_go_on or ended or len(buffer) - position > MAX_ROW_CHARS:
+            return None
+        wanted = max(2 * (len(buffer) - position), wanted)
+        while len(document.buffer) - document.position < wanted and document.read_more():
+            pass
+
+
+def _broken(document: _Document, first_keys: set[str]) -> str:
+    """The text from here to the beginning of the next row, at most KEPT_CHARS of it."""
+    own = FIRST_KEY.match(document.buffer, document.position)
+    keys = first_keys | ({own.group(1)} if own else set())
+    any_key = "|".join(map(re.escape, sorted(keys)))
+    start = re.compile(rf'\{{\s*"(?:{any_key})"\s*:' if keys else r"\{")
+    kept = document.skip(document.position + 1)
+    while True:
+        found = start.search(document.buffer, document.position)
+        # Without a match the last characters stay: they may be the beginning of one.
+        end = found.start() if found else max(document.position, len(document.buffer) - MAX_KEY_CHARS)
+        kept = (kept + document.skip(end))[:KEPT_CHARS]
+        if found:
+            return kept.rstrip(", \t\r\n")
+        if not document.read_more():
+            return (kept + document.skip(len(document.buffer)))[:KEPT_CHARS].rstrip()

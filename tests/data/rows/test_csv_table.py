@@ -1,0 +1,127 @@
+"""CSV: a quote that is not closed costs the row that it is in, never those behind it."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+from hivetune.data.rows.csv_table import csv_rows
+from hivetune.errors import DataRefused
+
+
+class Text:
+    problem = None
+
+    def __init__(self, text: str):
+        self._text = text
+
+    def lines(self) -> Any:
+        return iter(self._text.splitlines(keepends=True))
+
+
+def read(text: str) -> tuple[list[Any], list[tuple[int, str]]]:
+    """(rows, [(line, problem)])"""
+    found = list(csv_rows(Text(text), None))  # type: ignore[arg-type]
+    rows = [json.loads(row) for _, mark, row in found if mark == "r"]
+    return rows, [(place, problem.partition(":")[0]) for place, mark, problem in found if mark == "p"]
+
+
+def plain(number: int) -> dict[str, str]:
+    return {"question": f"question {number}", "answer": f"answer {number}"}
+
+
+def test_an_unclosed_quote_costs_its_row() -> None:
+    for at in (0, 250, 498, 499):
+        lines = [f"question {i},answer {i}\n" for i in range(500)]
+        lines[at] = f'question {at},"answer {at}\n'
+        rows, problems = read("question,answer\n" + "".join(lines))
+        assert rows == [plain(i) for i in range(500) if i != at]
+        assert problems == [(at + 2, "csv-quote")]
+
+
+def test_unclosed_quotes_among_quoted_rows() -> None:
+    lines = [f'"question {i}","answer {i}"\n' for i in range(50)]
+    for at in (7, 8, 30):
+        lines[at] = f'"question {at}","answer {at}\n'
+    rows, problems = read("question,answer\n" + "".join(lines))
+    assert rows == [plain(i) for i in range(50) if i not in (7, 8, 30)]
+    assert problems == [(9, "csv-quote"), (10, "csv-quote"), (32, "csv-quote")]
+
+
+def test_rows_of_several_lines_stay_whole() -> None:
+    text = "question,answer\n" + "".join(f'"what\nis, {i}?","it is\n\n""{i}"", so\nto say"\n' for i in range(30))
+    rows, problems = read(text)
+    assert problems == []
+    assert rows[3] == {"question": "what\nis, 3?", "answer": 'it is\n\n"3", so\nto say'}
+    broken = text.replace('"what\nis, 7?"', '"what\nis, 7?', 1)
+    rows, problems = read(broken)
+    assert len(rows) == 29
+    assert all(row["question"].startswith("what\nis, ") and row["answer"].endswith("say") for row in rows)
+    assert problems[0] == (2 + 7 * 5, "csv-quote")
+
+
+def test_quotes_within_a_field_without_quotes_are_text() -> None:
+    rows, problems = read('question,answer\nhow large?,5" disk\n"a ""b"" c", "d" e\n"a "b" c",d\n')
+    assert rows == [{"question": "how large?", "answer": '5" disk'}, {"question": 'a "b" c', "answer": ' "d" e'}]
+    assert problems == [(4, "csv-quote")]
+
+
+def test_prose_behind_a_wrong_quote_is_no_row() -> None:
+    text = 'question,answer\nq1,a1\nq2,"he said "no" and left\nand then, finally, nothing"\n' + "".join(
+        f"q{i},a{i}\n" for i in range(3, 9)
+    )
+    rows, problems = read(text)
+    assert [row["question"] for row in rows] == ["q1", *(f"q{i}" for i in range(3, 9))]
+    assert problems[0] == (3, "csv-quote")
+
+
+def test_a_header_with_a_broken_quote_is_no_table() -> None:
+    rows, problems = read('question,"answer\nq,a\n')
+    assert (rows, problems) == ([], [(1, "csv-quote")])
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20)), max_size=8), st.sampled_from(["\r\n", "\n"]))
+def test_whatever_the_library_writes_is_read(pairs: list[tuple[str, str]], end: str) -> None:
+    pairs = [tuple(value.replace("\r", "").replace("\0", "") for value in pair) for pair in pairs]  # type: ignore[misc]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator=end)
+    writer.writerows([("question", "answer"), *pairs])
+    found = list(csv_rows(LineFeeds(text.getvalue()), None))  # type: ignore[arg-type]
+    assert [json.loads(row) for _, _, row in found] == [{"question": q, "answer": a} for q, a in pairs]
+    assert {mark for _, mark, _ in found} <= {"r"}
+
+
+class LineFeeds(Text):
+    """Lines end at line feeds alone, as files are read."""
+
+    def lines(self) -> Any:
+        return iter(io.StringIO(self._text, newline="\n"))
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.text('",ab\n', max_size=80))
+def test_any_line_costs_no_row_far_behind_it(noise: str) -> None:
+    rows, _ = read(f"question,answer\nq,a\n{noise}\n" + "".join(f"question {i},answer {i}\n" for i in range(50)))
+    assert rows[-40:] == [plain(i) for i in range(10, 50)]
+
+
+def test_the_check_counts_and_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    lines = [f"question {i},answer {i}\n" for i in range(500)]
+    lines[100] = 'question 100,"answer 100\n'
+    path.write_text("question,answer\n" + "".join(lines))
+    document = check(DataConfig(path=str(path))).document
+    assert (document["usable"], document["rejected"]) == (499, {"csv-quote": 1})
+    assert document["problems"][0]["source"] == f"{path}:102"
+    lines = [line if i % 3 else line.replace(",", ',"') for i, line in enumerate(lines)]
+    path.write_text("question,answer\n" + "".join(lines))
+    with pytest.raises(DataRefused):
+        check(DataConfig(path=str(path))).refuse(0.2)
