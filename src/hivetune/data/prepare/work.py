@@ -52,7 +52,6 @@ CREATE TABLE bodies (
 );
 """
 ROW_COLUMNS, BODY_COLUMNS = 21, 9
-PARTLY_TRAINED = frozenset(("cut",))  # not every answer of such a row is trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class Worker:
             _signed(int(example.id[:16], 16)),
             *map(_signed, tie_hashes(example)),
             _signed(lessons[-1]) if lessons else None,
-            lessons[:-1].tobytes() if len(lessons) > 1 and PARTLY_TRAINED.isdisjoint(found.changed) else None,
+            lessons[:-1].tobytes() if len(lessons) > 1 and "cut" not in found.changed else None,
             max((len(r.tokens) for r in rendered), default=sum(len(m.content) for m in example.messages)),
             sum(len(r.tokens) for r in rendered) if rendered else None,
             sum(r.trained.count(1) for r in rendered) if rendered else None,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.rows.formats import PlacedRow
+from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
 
 _SPOKEN = ("user", "assistant")

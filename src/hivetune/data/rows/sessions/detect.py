@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hivetune.data.rows.formats import PlacedRow, open_bytes, text_lines
+from hivetune.data.rows.formats import open_bytes, text_lines
+from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
 from hivetune.data.rows.sessions.codex import codex_rows, is_codex
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows

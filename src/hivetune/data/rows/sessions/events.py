@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hivetune.data.rows.formats import MAX_ROW_CHARS, PlacedRow
+from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow
 
 MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
 _KEY = "hivetune_session"  # names the program whose log it was

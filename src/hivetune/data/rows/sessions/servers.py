@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.rows.formats import PlacedRow
+from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import conversation
 from hivetune.data.rows.sessions.rendered import turns_of
 
