@@ -94,8 +94,24 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     assert code == 0 and answer["prompt_tokens"] > 0 and answer["new_tokens"] <= 4
     code, _, err = place.call("chat", exported["path"], "--max-tokens", "4", stdin="hi\n/new\nho\n")
     assert code == 0, err
-    code, _, _ = place.call("chat", run, "--quant", "f32", "--agent", "a", "--prompt", "hi", "--max-tokens", "2")
+    code, _, _ = place.call("chat", "last", "--quant", "f32", "--agent", "a", "--prompt", "hi", "--max-tokens", "2")
     assert code == 0
+
+
+def test_nobody_talks_to_a_file_that_is_asked_otherwise_than_it_was_trained(place: Workplace) -> None:
+    """The export's template changed after the export: its prompts have other token ids."""
+    code, exported = place.document("export", str(place.run), "--to", "gguf", "--quant", "f32", "--no-check")
+    assert code == 0
+    file = Path(exported["path"])
+    good = file.read_bytes()
+    changed = good.replace(b"<|im_start|>assistant", b"<|im_start|>assistent")
+    assert changed != good
+    file.write_bytes(changed)
+    try:
+        code, refused = place.document("chat", str(file), "--prompt", "hi", "--max-tokens", "2")
+    finally:
+        file.write_bytes(good)
+    assert code == 1 and "other prompts than were trained on" in refused["error"]["message"]
 
 
 def test_the_walk_from_verdict_to_champion(place: Workplace) -> None:

@@ -12,10 +12,10 @@ import pytest
 from hivetune.base.database import open_database
 from hivetune.base.disk import write_json
 from hivetune.base.journal import Journal
-from hivetune.cli.runs import find_run
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached
 from hivetune.release.export import export_run
+from hivetune.run.find import find_run
 from hivetune.walk.open import load_run
 
 
@@ -79,14 +79,19 @@ def test_logs_are_the_last_lines(tmp_path: Path) -> None:
     ]
 
 
-def test_runs_are_found_by_folder_name_and_its_beginning(tmp_path: Path) -> None:
+def test_runs_are_found_by_folder_name_its_beginning_and_last(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run 'last'"):
+        find_run("last")
     first, second = make(tmp_path), make(tmp_path, "mine-abd")
-    assert find_run(str(first)) == first and find_run("mine-abd") == second
-    with pytest.raises(UsageError, match="no run 'mine-'") as caught:
+    write_json(second / "run.json", {**json.loads((second / "run.json").read_text()), "created": 9.0})
+    assert find_run(str(first)) == first and find_run("mine-abd") == second == find_run("last")
+    with pytest.raises(UsageError, match="'mine-' could mean 2 runs") as caught:
         find_run("mine-")
-    assert "2 runs begin so" in caught.value.hint
+    assert first.name in caught.value.hint and second.name in caught.value.hint
     with pytest.raises(UsageError, match="no run 'other'"):
         find_run("other")
+    with pytest.raises(UsageError, match="is not a run folder"):
+        find_run(str(tmp_path))
 
 
 def test_a_deleted_run_is_left_out(tmp_path: Path) -> None:

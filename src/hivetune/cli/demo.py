@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
-from hivetune.base.disk import home, read_json, write_atomic
+from hivetune.base.disk import home, read_json
 from hivetune.cli.chart import write_loss_chart
 from hivetune.cli.judge import show_verdict
 from hivetune.cli.output import duration, emit, progress, say, show, size, table
@@ -19,13 +18,13 @@ from hivetune.release.export import export_run
 from hivetune.run.folder import EVALUATION, LOSS_CURVE
 from hivetune.run.status import loss_curve
 from hivetune.serve.backend import open_backend
-from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.walk.demo import ask_some, write_inputs
 from hivetune.walk.evaluate import evaluate_run
+from hivetune.walk.export import check_prompts
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.verdict import judge_run, verdict_document
 
-NUM_PROMPTS = 3
 ANSWER_CHARS = 160
 
 
@@ -37,7 +36,7 @@ def demo(
     folder = home() / "demo"
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    config_path = _write_inputs(folder)
+    config_path = write_inputs(folder)
     config = load_config(config_path)
     _station(1, "model", f"SmolLM2-135M-Instruct, prepared once below {home()}")
     with progress("preparing the model") as report:
@@ -64,27 +63,6 @@ def demo(
     say(f"the walk took {duration(time.monotonic() - started)}")
     document = verdict_document(verdict)
     emit({"run": str(run.folder), "train": summary, "gate": document, "gguf": str(exported.path), "answers": answers})
-
-
-def _write_inputs(folder: Path) -> Path:
-    data = folder / "interactions.jsonl"
-    if not data.exists():
-        write_demo_data(data)
-    tree: dict[str, Any] = {
-        "model": "smollm2-135m",
-        "data": {"path": str(data), "system_prompts": SYSTEM_PROMPTS},
-        "lora": {"r": 8, "alpha": 16},
-        "batch_size": 8,
-        "max_steps": 120,
-        "learning_rate": 5e-4,
-        "validate_every": 30,
-        "output": str(folder / "run"),
-        "gate": {"success_gain": 0.0},
-    }
-    path = folder / "demo.yaml"
-    if not path.exists():
-        write_atomic(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100).encode())
-    return path
 
 
 def _station(number: int, name: str, text: str) -> None:
@@ -115,18 +93,11 @@ def _evaluate(run: Run) -> dict[str, Any]:
 
 
 def _answers(run: Run, evaluation: dict[str, Any], gguf: Path) -> list[dict[str, str]]:
-    """The same held-out prompts answered by the base (in the evaluation) and by the exported file in llama.cpp."""
-    chosen = evaluation["answers"][:: max(1, len(evaluation["answers"]) // NUM_PROMPTS)][:NUM_PROMPTS]
-    found = []
+    """What the prompts and the answers of the exported file are worth: equal to training, and for people to read."""
     with open_backend(gguf) as backend:
-        for row in chosen:
-            messages = [
-                {"role": message.role, "content": message.content}
-                for message in run.snapshot.info(row["row"]).messages
-                if message.role != "assistant"
-            ]
-            answer = backend.complete(messages, max_tokens=run.config.eval.new_tokens)
-            found.append({"prompt": row["prompt"], "base": row["base"]["answer"], "tuned": answer.text})
+        checked = check_prompts(run.folder, backend)
+        found = ask_some(run, evaluation, backend)
+    say(f"prompts: {checked} of {checked} held-out conversations have the token ids that were trained on")
     show("\nThree held-out prompts:")
     for answers in found:
         show(f"\n  {answers['prompt']}")

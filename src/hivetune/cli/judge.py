@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +11,12 @@ from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_agent
 from hivetune.records import Metric, Verdict
+from hivetune.run.find import find_run
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.verdict import judge_run, verdict_document
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; see: hivetune runs")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
 
 
@@ -49,9 +49,9 @@ NEXT = {
 }
 
 
-def _open(run: Path, overrides: Sequence[str] | None, section: str) -> Run:
+def _open(run: str, overrides: Sequence[str] | None, section: str) -> Run:
     """The run, with settings of one section changed: others would not be those that it was trained with."""
-    opened = load_run(run)
+    opened = load_run(find_run(run))
     for override in overrides or ():
         if not override.startswith(section):
             raise UsageError(f"--set {override}: only {section}* can be changed here")

@@ -4,7 +4,6 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show, size, table
 from hivetune.release import registry
 from hivetune.release.registry import Release
+from hivetune.run.find import find_run
 from hivetune.walk.register import explain_release, forgotten_rows, register_run, who
 
 ReleaseArgument = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...")]
@@ -20,11 +20,11 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in words; kept
 
 
 def register(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; see: hivetune runs")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")],
     name: Annotated[str, typer.Option("--as", metavar="NAME", help="Name of the release: a-z, 0-9 and '-'.")],
 ) -> None:
     """Keep a run's adapter, exports, verdict and settings as the next version of NAME. It becomes the candidate."""
-    release, new = register_run(run, name)
+    release, new = register_run(find_run(run), name)
     with _database() as database:
         document = _document(database, release)
     show(f"{release.label}: {'registered' if new else 'registered already'}, {release.verdict or 'not judged'}")

@@ -6,20 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.cli.output import emit, progress, say, show, size
-from hivetune.data.render.folder import load_renderer
-from hivetune.errors import HivetuneError, MachineNotFit
-from hivetune.records import Example
+from hivetune.errors import MachineNotFit
 from hivetune.release.export import export_run
 from hivetune.release.quantize import RECIPES
+from hivetune.run.find import find_run
 from hivetune.serve.backend import find_engine, open_backend
-from hivetune.serve.prompts import compare_prompts
-from hivetune.walk.open import load_run
-
-CHECKED_PROMPTS = 50
+from hivetune.walk.export import check_prompts
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; see: hivetune runs")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")],
     to: Annotated[str, typer.Option("--to", help="adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
     quant: Annotated[str, typer.Option("--quant", help=f"Number type of a GGUF: {', '.join(RECIPES)}.")] = "f16",
     check: Annotated[
@@ -28,8 +24,9 @@ def export(
     ] = True,
 ) -> None:
     """Export the adapter of a run to RUN/export: PEFT adapter, merged model, GGUF, GGUF adapter or Ollama."""
+    folder = find_run(run)
     with progress(f"exporting {to}", "tensors") as report:
-        exported = export_run(run, to, quant=quant, progress=report)
+        exported = export_run(folder, to, quant=quant, progress=report)
     say(f"{'made' if exported.made else 'already there'}: {exported.path} ({size(exported.size_bytes)})")
     document: dict[str, Any] = {
         "to": exported.to,
@@ -40,33 +37,20 @@ def export(
         "prompts": None,
     }
     if check and to == "gguf":
-        document["prompts"] = check_prompts(run, exported.path)
+        document["prompts"] = _compare_prompts(folder, exported.path)
     show(_next(exported.to, exported.path))
     emit(document)
 
 
-def check_prompts(run: Path, gguf: Path) -> dict[str, int] | None:
-    """Held-out conversations as llama.cpp tokenizes them, against the renderer's ids. None without llama.cpp here.
-
-    Raises HivetuneError when one differs: such a file answers other questions than it was trained on.
-    """
+def _compare_prompts(run: Path, gguf: Path) -> dict[str, int] | None:
+    """None without llama.cpp here."""
     try:
         find_engine("auto")
     except MachineNotFit as error:
         say(f"prompts not compared: {error.message}; {error.hint}")
         return None
-    opened = load_run(run)
-    infos = [opened.snapshot.info(row) for row in opened.snapshot.rows("test")[:CHECKED_PROMPTS]]
-    examples = [Example(info.id, info.source, tuple(info.messages), tools=tuple(info.tools)) for info in infos]
     with open_backend(gguf) as backend:
-        checked, differences = compare_prompts(backend, load_renderer(opened.model), examples)
-    if differences:
-        first = differences[0]
-        raise HivetuneError(
-            f"llama.cpp builds other prompts than were trained on for {len(differences)} of {checked} conversations: "
-            f"{first.source}, token {first.at}: trained {first.trained!r}, served {first.served!r}",
-            hint="please report it with the model's name; --no-check keeps the file",
-        )
+        checked = check_prompts(run, backend)
     say(f"prompts: {checked} of {checked} held-out conversations have the token ids that were trained on")
     return {"checked": checked, "different": 0}
 

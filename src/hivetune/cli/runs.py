@@ -1,16 +1,13 @@
 """`hivetune runs`, `show`, `watch`, `logs`, `stop`, `resume`: look after runs, also in the background or crashed."""
 
-import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import home
 from hivetune.base.journal import read_journal
 from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
@@ -18,11 +15,12 @@ from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import override_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached, systemd_unit
-from hivetune.run.folder import EVENTS, RECORD, SUPERVISOR_LOG, WORKER_LOG
+from hivetune.run.find import find_run, known_runs
+from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
 from hivetune.run.status import RunStatus, run_status, stop_run
 from hivetune.walk.open import load_run
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or the name that `hivetune runs` prints.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")]
 WATCH_S = 1.0
 TOLD = {
     "attempt": "worker {number} started",
@@ -154,32 +152,6 @@ def resume(
     summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())))
     show_training(summary)
     emit(summary)
-
-
-def find_run(name: str) -> Path:
-    """The folder of a run by path, folder name, or the start of one. Raises UsageError naming what is near."""
-    path = Path(name).expanduser()
-    if (path / RECORD).exists():
-        return path.resolve()
-    found = [status.run for status in known_runs() if status.run.name.startswith(name)]
-    exact = [run for run in found if run.name == name]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    which = f"{len(found)} runs begin so: {', '.join(run.name for run in found)}" if found else "see: hivetune runs"
-    raise UsageError(f"there is no run {name!r}", hint=which)
-
-
-def known_runs() -> Iterator[RunStatus]:
-    """Runs of this home that are still on disk."""
-    if not (home() / "hive.db").exists():
-        return
-    with open_database() as database:
-        paths = [Path(path) for (path,) in database.execute("SELECT path FROM runs")]
-    for path in paths:
-        try:
-            yield run_status(path)
-        except (UsageError, OSError, json.JSONDecodeError):  # deleted or half-deleted by a person
-            continue
 
 
 def _line(status: RunStatus) -> str:

@@ -9,13 +9,15 @@ import typer
 from hivetune.cli.output import MODE, emit, progress, say, write
 from hivetune.errors import UsageError
 from hivetune.release.export import export_run
+from hivetune.run.find import find_run
 from hivetune.serve.backend import Backend, ServerSettings, open_backend
 from hivetune.serve.chat import HELP, Chat, run_chat
+from hivetune.walk.export import check_prompts, run_of_export
 from hivetune.walk.open import load_run
 
 
 def chat(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="Run folder or GGUF file.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Run (name, folder or 'last') or GGUF file.")],
     prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this once, print the answer and end.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="System prompt of this agent of the run.")] = None,
@@ -27,29 +29,40 @@ def chat(
     """Talk to a run or a GGUF file through llama.cpp, on this machine alone."""
     if MODE.json and prompt is None:
         raise UsageError("--json needs --prompt", hint="without it, chat is a conversation on a terminal")
-    system = _system_prompt(name, system, agent)
-    model = _model_file(name, quant)
+    given = Path(name).expanduser()
+    run = None if given.is_file() or given.suffix == ".gguf" else find_run(name)
+    system = _system_prompt(run, system, agent)
+    model = given if run is None else _export(run, quant)
     with open_backend(model, ServerSettings(threads=threads)) as backend:
+        _compare_prompts(run or run_of_export(model), backend)
         if prompt is None:
             _converse(Chat(backend, system, max_tokens, temperature))
         else:
             emit(_ask_once(backend, system, prompt, max_tokens, temperature))
 
 
-def _model_file(name: Path, quant: str) -> Path:
-    """A GGUF file as it is; of a run, its export, made now when it is not there."""
-    if not name.is_dir():
-        return name
+def _export(run: Path, quant: str) -> Path:
+    """The run's GGUF file, made now when it is not there."""
     with progress("exporting", "tensors") as report:
-        return export_run(name, "gguf", quant=quant, progress=report).path
+        return export_run(run, "gguf", quant=quant, progress=report).path
 
 
-def _system_prompt(name: Path, system: str | None, agent: str | None) -> str | None:
+def _compare_prompts(run: Path | None, backend: Backend) -> None:
+    """Nobody talks to a run that is asked otherwise than it was trained. A file of no run here is taken as it is."""
+    if run is None:
+        return
+    try:
+        check_prompts(run, backend)
+    except UsageError as error:  # its model or data are gone: it can still be talked to
+        say(f"prompts not compared with the trained ones: {error.message}")
+
+
+def _system_prompt(run: Path | None, system: str | None, agent: str | None) -> str | None:
     if agent is None:
         return system
     if system is not None:
         raise UsageError("--system and --agent exclude each other")
-    known = load_run(name).config.data.system_prompts if name.is_dir() else {}
+    known = load_run(run).config.data.system_prompts if run else {}
     if agent not in known:
         raise UsageError(f"--agent {agent}: the run has no system prompt for it", hint=f"it has: {', '.join(known)}")
     return known[agent]
