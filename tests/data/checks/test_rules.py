@@ -19,7 +19,7 @@ def turns(roles: str) -> tuple[Message, ...]:
     return tuple(Message(names[r], f"text {i}", tool_calls=call if r == "A" else ()) for i, r in enumerate(roles))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("roles", ["ua", "sua", "uaua", "uAta", "suAtAta", "uAtta", "a"])
+@pytest.mark.parametrize("roles", ["ua", "sua", "uaua", "uAta", "suAtAta", "uAtta", "a", "uasua", "usa", "ssua"])
 def test_orders_that_conversations_have(roles: str) -> None:
     check_roles(turns(roles))
 
@@ -32,8 +32,8 @@ def test_orders_that_conversations_have(roles: str) -> None:
         ("uaa", "role-order"),
         ("au", "role-order"),
         ("sa", "role-order"),
-        ("usa", "role-order"),
-        ("ssua", "role-order"),
+        ("uas", "role-order"),
+        ("suasa", "role-order"),
         ("uata", "role-order"),
         ("ut", "role-order"),
         ("u", "no-answer"),

@@ -29,7 +29,10 @@ MAX_CHARS_WITHOUT_MODEL = 200_000  # about 50,000 tokens
 
 
 def check_roles(messages: Messages) -> None:
-    """System first if at all, then user and assistant in turn; tool results follow the call they answer."""
+    """User and assistant in turn; tool results follow the call they answer; system turns stand anywhere but last.
+
+    Whether the template has a place for a system turn inside the conversation is for the template to say.
+    """
     if not messages:
         raise RowRefused("no-messages")
     if len(messages) == 1 and messages[0].role == "assistant":
@@ -39,9 +42,11 @@ def check_roles(messages: Messages) -> None:
     for i, message in enumerate(messages):
         role = message.role
         if role == "system":
-            fits = i == 0
+            if i + 1 < len(messages):
+                continue
+            fits = False
         elif role == "user":
-            fits = previous in ("start", "system", "assistant", "tool")
+            fits = previous in ("start", "assistant", "tool")
         elif role == "assistant":
             fits = previous in ("user", "tool")
             calls_open = bool(message.tool_calls)

@@ -10,9 +10,8 @@ from tokenizers import Tokenizer
 from hivetune.data.render.renderer import Renderer, token_id
 from hivetune.data.render.template import RenderError
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.models.prepared import NAMED_TEMPLATES, TEMPLATE
 
-TEMPLATE = "chat_template.jinja"
-NAMED_TEMPLATES = "additional_chat_templates"  # transformers' folder for all but the default one
 # What tokens and masks depend on, for the key of a snapshot.
 RENDER_FILES = (
     "tokenizer.json",

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from hivetune.base.disk import MANIFEST, read_json, write_json, write_manifest
 from hivetune.engine.model.adapter import PREFIX, read_adapter, scaling
 from hivetune.errors import UsageError
-from hivetune.models.prepared import DESCRIPTION, WEIGHTS, WEIGHTS_INDEX
+from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, WEIGHTS, WEIGHTS_INDEX
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Merge
 
@@ -68,6 +68,8 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
         for path in model.iterdir():
             if path.is_file() and path.name not in (*NOT_COPIED, *files):
                 shutil.copyfile(path, work / path.name)
+        if (model / NAMED_TEMPLATES).is_dir():
+            shutil.copytree(model / NAMED_TEMPLATES, work / NAMED_TEMPLATES)
         _rewrite_config(model, work, plan)
         write_manifest(work, {"kind": "merged"})
         if target.exists():

@@ -14,14 +14,22 @@ from typing import Any
 
 from hivetune.base.disk import read_json, write_json, write_manifest
 from hivetune.base.private import read_bounded
+from hivetune.data.render.folder import named_templates
 from hivetune.engine.convert.check_weights import check_weights
 from hivetune.engine.convert.hub import download
 from hivetune.errors import UsageError
-from hivetune.models.prepared import DESCRIPTION, PACKAGED, TEMPLATE, WEIGHTS, WEIGHTS_INDEX, kind_of
+from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, PACKAGED, TEMPLATE, WEIGHTS, WEIGHTS_INDEX, kind_of
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, PrepareModel
 
-COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TEMPLATE)
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    TEMPLATE,
+)
 LARGEST_JSON_BYTES = 64 << 20  # the index of a model of 1,000 shards has 10 MB
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -79,6 +87,9 @@ def _take_folder(folder: Path, work: Path, name: str) -> None:
     for file in COPIED:
         if (folder / file).is_file():
             shutil.copyfile(folder / file, work / file)
+    for named in sorted((folder / NAMED_TEMPLATES).glob("*.jinja")):
+        (work / NAMED_TEMPLATES).mkdir(exist_ok=True)
+        shutil.copyfile(named, work / NAMED_TEMPLATES / named.name)
     if not (work / "tokenizer.json").exists():
         _convert_tokenizer(folder, work, name)
 
@@ -144,10 +155,8 @@ def _settle_template(work: Path, name: str) -> str:
     path = work / TEMPLATE
     if not path.is_file():
         kept = _read_object(work / "tokenizer_config.json", name) if (work / "tokenizer_config.json").is_file() else {}
-        template = kept.get("chat_template")
-        if isinstance(template, list):  # several named ones
-            template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-        if not isinstance(template, str) or not template.strip():
+        template = named_templates(kept.get("chat_template")).get("default", "")
+        if not template.strip():
             raise UsageError(
                 f"model {name} has no chat template, so it was not trained to chat",
                 hint=f"use its -Instruct or -Chat variant, or put a {TEMPLATE} into a local copy of its folder",
@@ -164,8 +173,8 @@ def _special_ids(work: Path) -> dict[str, Any]:
         for kind, ids in found.items():
             value = settings.get(f"{kind}_token_id")
             ids += value if isinstance(value, list) else [] if value is None else [value]
-    if (work / "tokenizer_config.json").is_file():
-        names = read_json(work / "tokenizer_config.json")
+    kept = [work / name for name in ("tokenizer_config.json", "special_tokens_map.json") if (work / name).is_file()]
+    for names in map(read_json, kept):
         known = {entry["content"]: entry["id"] for entry in read_json(work / "tokenizer.json")["added_tokens"]}
         for kind, ids in found.items():
             token = names.get(f"{kind}_token")
