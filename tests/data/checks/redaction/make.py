@@ -3,7 +3,7 @@
 Every value is drawn from a fixed seed, partly by Faker (pip install faker): nobody's data, nobody's secret. Half of
 the lines of each label go to the sealed half, which was written before the rules and is not looked at while they are
 changed. A BREAK stands inside every value, so that scanners of secrets don't take this corpus for a leak; `load`
-in tests/data/redaction_corpus.py takes it out again.
+in tests/data/checks/redaction_corpus.py takes it out again.
 """
 
 import json

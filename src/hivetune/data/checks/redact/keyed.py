@@ -1,0 +1,245 @@
+"""Secrets that only their place gives away: behind a name, in an address, on a command line, in a sentence.
+
+All patterns look at the text in lower case. The name's other half is read by `holds`, so that no pattern begins with a
+repetition; `next_page_token`, `primary_key` and the like are names of no secrets.
+"""
+
+import re
+from hivetune.data.checks.redact.rules import Check, Rule, Tried
+from hivetune.data.checks.redact.values import (
+    CODE_SIGNS,
+    HEX,
+    MIN_LETTERS_ALONE,
+    entropy_bits,
+    has_digit_and_letter,
+    is_placeholder,
+    looks_chosen,
+    looks_random,
+)
+
+QUOTES = r"[\"'`\\]{0,4}"
+IS = r"(?:is|was|are|ist|war|lautet|est|es|era|é|e|jest|è|er|är|on)"
+# name="value", name: value, name := value, name => value, <name>value, value="...", "name", "value", name is value
+ASSIGNED = rf"{QUOTES}\s{{0,3}}(?:=>|:=|={{1,2}}|:|(?<!-)>|\s{IS}\s{{0,3}}:?|\"?\s{{1,3}}value=){{1}}\s{{0,3}}(?:b?{QUOTES})"
+GENERATED = r"([^\s\"'`<>,;&\\]{12,300})"
+VALUE = r"([^\s\"'`<>,;\\]{%d,300})"
+# A name that ends so; what stands in front of it is read by `_generated`.
+KEY_WORDS = ("key", "secret", "token", "credential", "_pat", "-pat", "_auth", "session_id", "sessionid", "signature")
+WHOLE_KEY_WORDS = ("auth", "sid", "sig")
+NOT_SECRET_NAME = re.compile(
+    r"(?:^|[^a-z])(?:public|page|primary|foreign|cache|sort|partition|index|idempot|next|prev|count|max|num|n|total|type|"
+    r"eos|bos|pad|unk|csrf|xsrf|hash|object|file|path|request|trace|continuation|cursor|sync|resume|limit|dict|map|row|"
+    r"group|registration|device|push|dedup|stem|fingerprint|version)[a-z]{0,12}[ _-]?(?:key|token|id|sig|secret)"
+    r"|(?:key|token)[ _.-]?(?:type|count|id|name|path|file|order|size|length|limit|url|uri|prefix|version|fingerprint)|tokeniz|"
+    r"keyboard|pagetoken|publickey|cachekey|primarykey|partitionkey"
+)
+PASS_WORDS = (
+    *("pass", "pwd", "kennwort", "contraseña", "senha", "hasło", "haslo", "wachtwoord", "lösenord", "adgangskode"),
+    *("salasana", "пароль", "密码", "密碼", "パスワード", "비밀번호", "parola", "şifre", "heslo", "jelszó", "κωδικός"),
+)
+SHORT_PASS_WORDS = ("mdp", "clave", "pw")
+PASS_END = r"(?:word|wd|wort|ord|phrase|code|w|e)?"  # of what begins with "pass"
+
+
+def _name_before(text: str, start: int) -> str:
+    """The text in front of a value, back to where its name may begin, in lower case."""
+    return text[max(0, start - 60) : start].lower()
+
+
+def _generated(text: str, start: int, end: int) -> bool:
+    value = text[start:end].rstrip(".!?)")
+    name = re.split(r"[;,&{(\n]", _name_before(text, start))[-1]
+    if NOT_SECRET_NAME.search(name[-48:]):
+        return False
+    plain_key = re.search(r"(?:^|[^a-z_-])(?:key|sid|sig|auth|signature)[\"'`\\]{0,4}\s{0,3}[=:>]", name) is not None
+    if plain_key:
+        return len(value) >= 20 and looks_random(value) and ":" not in value and not value.startswith("sha")
+    return looks_random(value) and not value.startswith(("sha256", "sha512", "sha1-", "http", "arn:"))
+
+
+def _password(text: str, start: int, end: int) -> bool:
+    value = text[start:end].rstrip(".?)")
+    name = _name_before(text, start)
+    if re.search(r"(?:(?:by|com|tres|sur|over|under)pass|reset|forgot|pass\w{0,8}[_-]?(?:file|path|hash|stdin|min|max|len|field|reset))\w{0,20}[\s\"':=]{1,4}\Z", name):
+        return False
+    if re.search(r"[a-z]pass[\"']{0,2}\s{0,3}[:=]|(?:^|\s)pass[:=]|tests? pass", name) and not has_digit_and_letter(value):
+        return False
+    return looks_chosen(value)
+
+
+def _said(text: str, start: int, end: int) -> bool:
+    """In a sentence: what was chosen, or one long word that no sentence goes on with."""
+    value = text[start:end].rstrip(".?)")
+    letters_alone = value.isalpha() and value.islower() and len(value) >= MIN_LETTERS_ALONE
+    return looks_chosen(value) and has_digit_and_letter(value) or letters_alone
+
+
+def _quoted(text: str, start: int, end: int) -> bool:
+    return not is_placeholder(text[start:end]) and not CODE_SIGNS.search(text[start:end])
+
+
+def _strong(text: str, start: int, end: int) -> bool:
+    """Without a sign between name and value only what nobody would take for a word."""
+    value = text[start:end]
+    return looks_chosen(value) and has_digit_and_letter(value) and (any(c.isupper() for c in value) or "!" in value)
+
+
+def _any(_text: str, _start: int, _end: int) -> bool:
+    return True
+
+
+def _has_digit(text: str, start: int, end: int) -> bool:
+    return any(c.isdigit() for c in text[start:end])
+
+
+def _flag(text: str, start: int, end: int) -> bool:
+    """Behind an option such as `--api-key VALUE`."""
+    return looks_random(text[start:end])
+
+
+def _behind(*words: str, check: Check = _any) -> Check:
+    """`check`, and one of `words` in the 160 characters in front on the same line (a long command may be folded)."""
+
+    def holds(text: str, start: int, end: int) -> bool:
+        front = text[max(0, start - 160) : start].lower()
+        return any(word in front for word in words) and check(text, start, end)
+
+    return holds
+
+
+def _url_password(text: str, start: int, end: int) -> bool:
+    value = text[start:end]
+    return not is_placeholder(value) and not value.startswith("$") and not value.isdigit() | ("//" in value)
+
+
+def _command_password(text: str, start: int, end: int) -> bool:
+    value = text[start:end]
+    return not is_placeholder(value) and len(value) >= 4
+
+
+def _opaque(text: str, start: int, end: int) -> bool:
+    return looks_random(text[start:end])
+
+
+def _hex_or_random(text: str, start: int, end: int) -> bool:
+    value = text[start:end]
+    return len(value) >= 32 and (HEX.fullmatch(value) is not None or entropy_bits(value) >= 4) and looks_random(value)
+
+
+def _code_of(*words: str) -> Check:
+    """The word "code" stands behind one of these."""
+
+    def holds(text: str, start: int, end: int) -> bool:
+        return any(word in text[max(0, start - 40) : start].lower() for word in words)
+
+    return holds
+
+
+def _coded(name: str, title: str, markers: tuple[str, ...], pattern: str, tried: Tried) -> Rule:
+    shown = f"[SECRET:{name}]"
+    return Rule(name, title, shown, re.compile(pattern), markers, "coded-word", tried, 1, True, _generated)
+
+
+def _rule(
+    name: str, title: str, markers: tuple[str, ...], pattern: str, holds: Check, tried: Tried = "behind-marker"
+) -> Rule:
+    return Rule(name, title, f"[SECRET:{name}]", re.compile(pattern), markers, "none", tried, 1, True, holds)
+
+
+ADDRESS, COMMAND = "password in an address", "password on a command line"
+NAME_END = r"[\w.\[\]-]{0,24}?"
+PASS_SIGN = rf"{PASS_END}\w{{0,4}}?{QUOTES}\s?(?:=>|:=|={{1,2}}|:|>|：)\s{{0,3}}{QUOTES}{VALUE % 4}"
+PASS_SAID = rf"{PASS_END}(?: you gave me| again| now)?\s{{1,2}}{IS}:?\s{{1,2}}{VALUE % 4}"
+PASS_QUOTED = rf"{PASS_END}(?:\s{{1,2}}{IS}:?\s{{1,2}}|(?<!pass)\s{{1,2}}|:\s{{1,2}})[\"'“«„`]([^\"'”»“`\n]{{4,60}})[\"'”»“`]"
+PASS_NEXT = rf"{PASS_END}\s{{1,2}}{VALUE % 6}"
+URL = r"[^\s:/@\"'<>]{0,80}:([^\s/@\"'<>]{3,100}|[^\s@\"'<>]{3,100})@[\w\[]"
+HASH = (
+    r"(\$(?:1|5|6|y|7|apr1|2[abxy]|argon2(?:id?|d)|scrypt|pbkdf2[\w-]{0,10})\$[\w./,=+$-]{20,200})"
+)
+KEYED_RULES: tuple[Rule, ...] = (
+    # Addresses and connection strings
+    _rule("url-password", ADDRESS, ("://",), URL, _url_password),
+    _rule("url-password", ADDRESS, ("oracle:thin:",), r"\w{1,40}/([^\s/@]{3,60})@", _url_password),
+    _rule("totp", "secret of a one-time password", ("?secret=", "&secret="), r"([a-z2-7]{16,64})", _behind("otpauth:")),
+    # Command lines
+    _rule(
+        "command-password",
+        COMMAND,
+        (" -",),
+        r"(?:u|-user|-proxy-user)[ =]{0,2}[\"']?[^\s:\"'@/]{1,60}:([^\s\"']{3,100})",
+        _behind("curl", "http", check=_command_password),
+    ),
+    _rule(
+        "command-password",
+        COMMAND,
+        (" -",),
+        r"p[\"']?([^\s\"'-][^\s\"']{3,60})",
+        _behind("mysql", "mariadb", check=_command_password),
+    ),
+    _rule(
+        "command-password",
+        COMMAND,
+        (" -",),
+        r"[pate][ =][\"']?([^\s\"'-][^\s\"']{5,200})",
+        _behind("sshpass", "login", "redis-cli", "auth init", check=_has_digit),
+    ),
+    _rule("command-password", COMMAND, (" /user:",), r"\S{1,60} ([^\s/]\S{3,60})", _behind("net use")),
+    _rule("command-password", COMMAND, (" pass:",), r"(\S{3,60})", _behind("openssl")),
+    _rule("keyed", "access token", ("login ",), r"\s{0,2}([0-9a-z]{32,64})\b", _opaque),
+    _rule(
+        "keyed",
+        "access token",
+        ("client(", "login(", "search(", "auth(", "connect("),
+        r"(?:[\"'][^\"'\s]{1,40}[\"'],\s{0,3})?[\"']([\w-]{32,100})[\"']",
+        _hex_or_random,
+    ),
+    _rule("password-hash", "hash of a password", ("$",), HASH, _any, "at-marker"),
+    _rule(
+        "bearer",
+        "bearer token",
+        ("bearer", "basic", "token"),
+        r":?\s{1,3}(?:token=)?[\"']?([\w+/.=~-]{16,2000})",
+        _opaque,
+    ),
+    # name=value
+    _coded("keyed", "key or token", KEY_WORDS, rf"{NAME_END}{ASSIGNED}(?:base64:|bearer )?{GENERATED}", "behind-marker"),
+    _coded("keyed", "key or token", WHOLE_KEY_WORDS, rf"{ASSIGNED}{GENERATED}", "behind-word"),
+    _rule(
+        "keyed",
+        "key or token",
+        (" --",),
+        r"[\w-]{0,24}(?:key|token|secret|auth) [\"']?([^\s\"'`<>,;]{16,300})",
+        _flag,
+    ),
+    _rule("password", "password", PASS_WORDS, PASS_SIGN, _password),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_SIGN, _password, "behind-word"),
+    _rule("password", "password", PASS_WORDS, PASS_SAID, _said),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_SAID, _said, "behind-word"),
+    _rule("password", "password", PASS_WORDS, PASS_QUOTED, _quoted),
+    _rule("password", "password", PASS_WORDS, PASS_NEXT, _strong),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_NEXT, _strong, "behind-word"),
+    # Short codes
+    _rule(
+        "pin",
+        "PIN",
+        ("pin",),
+        r"(?:[ -]?(?:code|number|nummer))?\s{0,2}(?:is|was|:|=|ist|lautet)\s{0,2}(\d{4,8})\b",
+        _any,
+        "behind-word",
+    ),
+    _rule(
+        "one-time-code",
+        "one-time code",
+        ("code",),
+        r"\s{0,2}(?:is|:|=)\s{0,2}(\d{4,8}|\d{3}[ -]\d{3})\b",
+        _code_of("verif", "security", "login", "confirm", "otp", "2fa", "authentication", "one-time", "sign-in", "access"),
+    ),
+    _rule("one-time-code", "one-time code", (" is your ",), r"\b(\d{4,8}) is your [\w ]{0,30}code", _any, "anywhere"),
+    _rule(
+        "recovery-code",
+        "recovery codes",
+        ("recovery code", "backup code"),
+        r"s?\s{0,2}(?:is|are|:)?\s{0,3}([\w-]{8,24}(?:[\s,]{1,3}\w{4,12}-[\w-]{4,24}){0,20})",
+        _has_digit,
+    ),
+)
