@@ -17,6 +17,7 @@ from hivetune.errors import DataRefused, UsageError
 from hivetune.walk.fetch import fetch_model
 
 SHOWN_PROBLEMS = 10
+WORST = {"redacted-secret": 0, "redacted-personal": 1}  # of what was changed; first in the list
 SHOWN_PAIRS = 3
 NO_MODEL = "none"
 
@@ -136,6 +137,8 @@ def show_report(document: dict[str, Any]) -> None:
     table("", ("rows", "count", ""), [(n, f"{c:,}", why) for n, c, why in counts], numeric=("count",))
     for reason, count in document["changed"].items():
         show(f"changed: {count:,} rows, {reason}: {REASONS[reason].meaning}")
+    for change in _worst_first(document["changes"])[:SHOWN_PROBLEMS]:
+        say(f"{change['source']}: {change['reason']}: {change['hint']}")
     near = [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"]
     for pair in near[:SHOWN_PAIRS]:
         show(f"nearly equal: {pair['source']} is left out, {pair['same_as']} stays ({pair['share']:.0%} in common)")
@@ -155,6 +158,11 @@ def show_report(document: dict[str, Any]) -> None:
     left = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - SHOWN_PROBLEMS
     if left > 0:
         say(f"... and {left:,} more: --clean OUT writes each with its place, --html shows them")
+
+
+def _worst_first(changes: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Secrets, then personal data, then what else was changed."""
+    return sorted(changes, key=lambda change: WORST.get(change["reason"], len(WORST)))
 
 
 def _show_groups(document: dict[str, Any]) -> None:

@@ -168,6 +168,9 @@ REASONS: dict[str, Reason] = {
     "too-long-characters": Reason(
         "reject", "more characters than any usual max_length (checked without a model)", "split the row"
     ),
+    "too-slow": Reason(
+        "reject", "checking the row took more than 20 s of processor time", "split the row, or look at what it holds"
+    ),
     # By policy
     "failed": Reason("set_aside", "the row's own success is false", "data.on_failed: train would use it"),
     "disliked": Reason("set_aside", "the row's own feedback is negative", "data.on_failed: train would use it"),

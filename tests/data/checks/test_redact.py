@@ -1,13 +1,16 @@
 """Secrets and personal data are found where they are, and ordinary text is left alone."""
 
+import dataclasses
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import pytest
 
-from hivetune.data.checks.redact import PERSONAL, SECRETS, apply_policy, redact_text
+from hivetune.data.checks.redact.apply import NOT_TEXT, PERSONAL, SECRETS, apply_policy, redact_value
+from hivetune.data.checks.redact.rules import redact_text
 from hivetune.data.reasons import RowRefused
-from hivetune.records import Message
+from hivetune.records import Example, Message
 
 # Assembled at run time: a scanner that reads this file should find nothing.
 RANDOM = "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xY"
@@ -87,32 +90,75 @@ def test_numbers_without_a_checksum_are_left(text: str) -> None:
 
 def test_no_false_alarm_in_400_pages_of_documentation() -> None:
     """At most one find in Python's language reference: the pages hold code, addresses, hashes, tables and numbers."""
-    finds = [rule.name for text in topics.values() for _, _, rule in [*SECRETS.find(text), *PERSONAL.find(text)]]
+    finds = [find.rule.name for text in topics.values() for rules in (SECRETS, PERSONAL) for find in rules.find(text)]
     assert len(finds) <= 1, finds
 
 
+def example(*messages: Message, **more: Any) -> Example:
+    return Example(id="", source="rows.jsonl:1", messages=messages, **more)
+
+
 def test_policies() -> None:
-    messages = (Message("user", "mail a.b@mail.org"), Message("assistant", "fine"))
-    assert apply_policy(messages, PERSONAL, "keep", "personal") is messages
-    assert apply_policy(messages, PERSONAL, "redact", "personal")[0].content == "mail [EMAIL]"
-    with pytest.raises(RowRefused, match="personal"):
-        apply_policy(messages, PERSONAL, "reject", "personal")
-    clean = (Message("user", "hello"), Message("assistant", "fine"))
-    assert apply_policy(clean, PERSONAL, "redact", "personal") is clean
+    row = example(Message("user", "mail a.b@mail.org"), Message("assistant", "fine"))
+    assert apply_policy(row, PERSONAL, "keep", "personal") == (row, ())
+    cleaned, notes = apply_policy(row, PERSONAL, "redact", "personal")
+    assert cleaned.messages[0].content == "mail [EMAIL]"
+    assert notes == ("e-mail address in the question (message 1)",)
+    with pytest.raises(RowRefused) as refused:
+        apply_policy(row, PERSONAL, "reject", "personal")
+    assert refused.value.hint == "e-mail address in the question (message 1): remove it"
+    clean = example(Message("user", "hello"), Message("assistant", "fine"))
+    assert apply_policy(clean, PERSONAL, "redact", "personal")[0] is clean
 
 
-def test_tool_calls_are_covered() -> None:
-    call = {"function": {"name": "send", "arguments": {"to": ["a.b@mail.org"], "n": 1}}}
-    messages = (Message("user", "q"), Message("assistant", "", tool_calls=(call,)))
-    cleaned = apply_policy(messages, PERSONAL, "redact", "personal")
-    assert cleaned[1].tool_calls[0]["function"]["arguments"] == {"to": ["[EMAIL]"], "n": 1}
+MAIL = "a.b@mail.org"
+TOOL = {"type": "function", "function": {"name": "f", "description": f"writes to {MAIL}", "parameters": {MAIL: {}}}}
+CALL = {"type": "function", "id": MAIL, "function": {"name": "send", "arguments": {"to": [MAIL], MAIL: 1, "n": 1}}}
+PLACES_OF_TEXT = {
+    "the system prompt (message 1)": example(Message("system", MAIL), Message("user", "q"), Message("assistant", "a")),
+    "the answer (message 2)": example(Message("user", "q"), Message("assistant", MAIL)),
+    "a tool's result (message 1)": example(Message("tool", MAIL), Message("assistant", "a")),
+    "the name of the question (message 1)": example(Message("user", "q", name=MAIL)),
+    "the call id of a tool's result (message 1)": example(Message("tool", "r", tool_call_id=MAIL)),
+    "a tool call of the answer (message 1)": example(Message("assistant", "", tool_calls=(CALL,))),
+    "a tool's definition": example(Message("user", "q"), tools=(TOOL,)),
+    "the checker": example(Message("user", "q"), checker={"type": "contains", "value": MAIL}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES_OF_TEXT)
+def test_every_place_that_reaches_tokens_is_covered_and_named(place: str) -> None:
+    cleaned, notes = apply_policy(PLACES_OF_TEXT[place], PERSONAL, "redact", "personal")
+    assert notes == (f"e-mail address in {place}",)
+    assert MAIL not in repr(cleaned)
+
+
+def test_every_field_of_a_message_is_covered() -> None:
+    """A field that is added to Message one day is either covered or listed as no text."""
+    texts = {f.name for f in dataclasses.fields(Message)} - set(NOT_TEXT)
+    values = {name: ({"x": MAIL},) if name.endswith("calls") else MAIL for name in texts}
+    cleaned, _ = apply_policy(example(Message(role="user", **values)), PERSONAL, "redact", "personal")
+    assert MAIL not in repr(cleaned)
+
+
+def test_a_key_says_what_its_value_is() -> None:
+    value = {"password": "hunter22", "login": {"phone": "9725551234", "pin": 123456, "plain": "hunter22"}, "n": 5}
+    assert redact_value(redact_value(value, SECRETS), PERSONAL) == {
+        "password": "[SECRET:password]",
+        "login": {"phone": "[PHONE]", "pin": "[SECRET:pin]", "plain": "hunter22"},
+        "n": 5,
+    }
+
+
+def test_keys_that_become_equal_stay_apart() -> None:
+    assert redact_value({"a.b@mail.org": 1, "c.d@mail.org": 2}, PERSONAL) == {"[EMAIL]": 1, "[EMAIL] 2": 2}
+
+
+def test_names_of_rows_are_no_secrets() -> None:
+    """Or every session would become the same one."""
+    value = {"session_id": "9f8a7b6c5d4e3f2a1b0c", "request_id": "0b1c2d3e4f5a6b7c8d9e"}
+    assert redact_value(value, SECRETS) is value
 
 
 def test_this_file_holds_no_secret() -> None:
     assert "AKIA" + "ABCD" not in Path(__file__).read_text()
-
-
-def test_reasoning_is_redacted() -> None:
-    said = (Message("assistant", "fine", reasoning="mail jo@firma.de first"),)
-    (cleaned,) = apply_policy(said, PERSONAL, "redact", "personal")
-    assert cleaned.reasoning == "mail [EMAIL] first"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hivetune.config import DataConfig
-from hivetune.data.checks.redact import PERSONAL, SECRETS, redact_value
+from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.prepare.decide import REFUSED, Decisions, fates, open_result
 from hivetune.data.prepare.duplicates import write_dropped
 from hivetune.data.reasons import REASONS, severity_of

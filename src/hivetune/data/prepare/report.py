@@ -3,6 +3,7 @@
 `Report.document` is what `--json` prints and report.json holds. data/prepare/page.py makes the HTML page from it.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -108,6 +109,7 @@ def make_report(
             0, sum(counts["rejected"].values()) + sum(counts["set_aside"].values()) - MAX_PROBLEMS
         ),
         "changed": dict(sorted(decisions.changed.items())),
+        **_changes(results, decisions),
         "files": {name: dict(layouts) for name, layouts in decisions.files.items()},
         "model": model,
         "max_length": max_length if model else None,
@@ -196,6 +198,23 @@ def _histogram(counts: Counter[int]) -> list[list[int]]:
     edges = [low + i * width for i in range(len(rows))]
     ends = [*(edge - 1 for edge in edges[1:]), max(counts)]
     return [[min(counts) if i == 0 else edges[i], ends[i], n] for i, n in enumerate(rows)]
+
+
+def _changes(results: Sequence[Path], decisions: Decisions) -> dict[str, Any]:
+    """ "changes": the first MAX_PROBLEMS things that were done to rows that are used, each with its place and what."""
+    changes: list[dict[str, str]] = []
+    for number, path in enumerate(results):
+        fate_of = dict(fates(decisions, number))
+        with closing(open_result(path)) as database:
+            query = "SELECT n, source, changed, notes FROM rows WHERE changed IS NOT NULL ORDER BY n"
+            for n, source, changed, notes in database.execute(query):
+                if fate_of[n] >= len(SPLITS):
+                    continue
+                told = dict(json.loads(notes)) if notes else {}
+                for reason in changed.split(","):
+                    what = told.get(reason, f"{REASONS[reason].meaning}; {REASONS[reason].hint}")
+                    changes.append({"source": source, "reason": reason, "hint": what, "severity": "warn"})
+    return {"changes": changes[:MAX_PROBLEMS], "changes_left_out": max(0, len(changes) - MAX_PROBLEMS)}
 
 
 def _problems(results: Sequence[Path], decisions: Decisions) -> Iterator[dict[str, str]]:

@@ -8,17 +8,19 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import sqlite3
 import sys
+import threading
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.checks import redact
 from hivetune.data.checks.dedupe import sketch
 from hivetune.data.checks.lessons import lesson_hashes
+from hivetune.data.checks.redact.apply import ADVICE, PERSONAL, SECRETS, Policy, apply_policy
 from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
 from hivetune.data.intake import interactions
 from hivetune.data.intake.files import Chunk
@@ -42,7 +44,8 @@ CREATE TABLE rows (
   lesson64 INTEGER, earlier BLOB,     -- its last lesson, and those before it (array "Q"); lessons.py
   length INTEGER,                     -- of its longest view
   num_tokens INTEGER, trained INTEGER,  -- of all its views
-  agent TEXT, category TEXT, session TEXT, user TEXT, time REAL
+  agent TEXT, category TEXT, session TEXT, user TEXT, time REAL,
+  notes TEXT                          -- what was changed where, as JSON: [[reason, "GitHub token in the answer"], ...]
 );
 CREATE TABLE bodies (
   n INTEGER PRIMARY KEY, interaction_id TEXT, messages TEXT, tools TEXT, checker TEXT,
@@ -51,7 +54,9 @@ CREATE TABLE bodies (
   raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 21, 9
+ROW_COLUMNS, BODY_COLUMNS = 22, 9
+ROW_LIMIT_S = 20.0  # of processor time; a row of 1 MB takes 0.5 s on a slow core
+SURE_CHARS = 8  # characters a token; up to here the vocabulary isn't asked for its longest one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,16 @@ class ChunkJob:
     on_overlong: str
     on_failed: str
     on_untrusted: str
-    on_secret: redact.Policy
-    on_personal: redact.Policy
+    on_secret: Policy
+    on_personal: Policy
     near: bool
     max_length: int
     model_folder: str | None
     keep_raw: bool
     forgotten: tuple[tuple[str, str], ...] = ()  # (kind, hash) as in hive.db
+
+
+Note = tuple[str, str]  # a reason of those that change a row, and what was done where
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ class ExaminedRow:
     layout: str
     views: tuple[RenderedView, ...]
     changed: tuple[str, ...]
+    notes: tuple[Note, ...] = ()
 
 
 class Worker:
@@ -90,7 +99,7 @@ class Worker:
         self._renderer: Renderer | None = load_renderer(Path(job.model_folder)) if job.model_folder else None
         checks: list[Callable[[Messages], None]] = list(CHECKS)
         if self._renderer is None:
-            checks.append(check_length)
+            checks.insert(0, check_length)  # before anything reads the text
         else:
             checks.append(control_token_check(self._renderer.control_tokens))
         self._checks = tuple(checks)
@@ -129,7 +138,7 @@ class Worker:
             found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
-            refused = (source, None, error.reason, _storable(error.hint), *[None] * 8, length, *[None] * 7)
+            refused = (source, None, error.reason, _storable(error.hint), *[None] * 8, length, *[None] * 8)
             return refused, (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
         example, rendered = found.example, [view.rendered for view in found.views]
         lessons = lesson_hashes(example.messages, example.tools)
@@ -144,7 +153,7 @@ class Worker:
             *map(_signed, tie_hashes(example)),
             _signed(lessons[-1]) if lessons else None,
             lessons[:-1].tobytes() if len(lessons) > 1 and "cut" not in found.changed else None,
-            max((len(r.tokens) for r in rendered), default=sum(len(m.content) for m in example.messages)),
+            max((len(r.tokens) for r in rendered), default=_num_chars(example.messages)),
             sum(len(r.tokens) for r in rendered) if rendered else None,
             sum(r.trained.count(1) for r in rendered) if rendered else None,
             example.agent,
@@ -152,12 +161,13 @@ class Worker:
             example.session,
             example.user,
             example.time,
+            _json(found.notes),
         )
         body = (
             raw.interaction_id,
             messages_json(example.messages),
-            json.dumps([dict(tool) for tool in example.tools]) if example.tools else None,
-            json.dumps(example.checker) if example.checker else None,
+            _json([dict(tool) for tool in example.tools]),
+            _json(example.checker),
             b"".join(array("I", r.tokens).tobytes() for r in rendered) if rendered else None,
             b"".join(r.trained for r in rendered) if rendered else None,
             _views_json(found.views),
@@ -167,7 +177,8 @@ class Worker:
 
     def _examine_safely(self, raw: RawRow) -> ExaminedRow:
         try:
-            return self.examine(raw)
+            with row_time_limit(ROW_LIMIT_S):
+                return self.examine(raw)
         except RecursionError:  # JSON, Jinja and our own walks all have their limits near each other
             raise RowRefused("too-deep") from None
 
@@ -177,29 +188,53 @@ class Worker:
         layout, example, read_as = read_example(raw, job.columns)
         if self._forgotten:
             _keep_forgotten_out(raw, example, self._forgotten)
+        example, shortened = self._sized(example)
         check_messages(example.messages, self._checks)
-        messages, redacted = self._redacted(example.messages)
-        changed = [*read_as, *redacted]
-        example = replace(example, messages=messages, id=content_id(messages, example.tools))
+        example, notes = self._redacted(example)
+        example = replace(example, id=content_id(example.messages, example.tools))
         _apply_policies(example, job)
         prompt = job.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
-            example = replace(example, messages=(Message("system", prompt), *example.messages))
+            front, more = self._redacted(
+                replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
+            )
+            example = replace(example, messages=(*front.messages, *example.messages))
+            notes += more
+        changed = [*read_as, *shortened, *dict.fromkeys(reason for reason, _ in notes)]
         if self._renderer is None:
-            return ExaminedRow(example, layout, (), tuple(changed))
+            return ExaminedRow(example, layout, (), tuple(changed), notes)
         example, views = self._fitted(self._renderer, example, changed)
-        return ExaminedRow(example, layout, views, tuple(changed))
+        return ExaminedRow(example, layout, views, tuple(dict.fromkeys(changed)), notes)
 
-    def _redacted(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], list[str]]:
-        changed = []
-        cleaned = redact.apply_policy(messages, redact.SECRETS, self._job.on_secret, "secret")
-        if cleaned is not messages:
-            changed.append("redacted-secret")
-        messages = cleaned
-        cleaned = redact.apply_policy(messages, redact.PERSONAL, self._job.on_personal, "personal")
-        if cleaned is not messages:
-            changed.append("redacted-personal")
-        return cleaned, changed
+    def _redacted(self, example: Example) -> tuple[Example, tuple[Note, ...]]:
+        """The row as the policies want it, and what was replaced where. Raises RowRefused."""
+        notes: list[Note] = []
+        for kind, rules, policy in (
+            ("secret", SECRETS, self._job.on_secret),
+            ("personal", PERSONAL, self._job.on_personal),
+        ):
+            example, found = apply_policy(example, rules, policy, kind)
+            if found:
+                notes.append((f"redacted-{kind}", f"{', '.join(found)}; {ADVICE[kind]}"))
+        return example, tuple(notes)
+
+    def _sized(self, example: Example) -> tuple[Example, list[str]]:
+        """Before anything reads the text: a row that can't fit whatever its tokens are costs no more than its length.
+
+        Raises TooLong, or leaves out the last turns where `on_overlong` says so; "cut" is left to the tokens.
+        """
+        if self._renderer is None or self._job.on_overlong == "cut":
+            return example, []
+        limit, size = self._job.max_length, _num_chars(example.messages)
+        if size <= limit * SURE_CHARS or size <= limit * self._renderer.longest_token_chars:
+            return example, []
+        longest = limit * self._renderer.longest_token_chars
+        kept = example.messages
+        while self._job.on_overlong == "cut_turns" and kept and _num_chars(kept) > longest:
+            kept = _without_last_turn(kept)
+        if _num_chars(kept) > longest or not kept:
+            raise TooLong(None, limit, f"{size:,} characters are more than {limit:,} tokens can hold")
+        return replace(example, messages=kept), ["cut-turns"]
 
     def _fitted(
         self, renderer: Renderer, example: Example, changed: list[str]
@@ -230,11 +265,38 @@ class Worker:
 
 
 class TooLong(RowRefused):
-    """Carries the length, for the histogram."""
+    """Carries the length in tokens where it was counted, for the histogram."""
 
-    def __init__(self, length: int, limit: int):
-        super().__init__("too-long", f"{length:,} tokens, max_length is {limit:,}")
+    def __init__(self, length: int | None, limit: int, hint: str = ""):
+        super().__init__("too-long", hint or f"{length:,} tokens, max_length is {limit:,}")
         self.length = length
+
+
+@contextlib.contextmanager
+def row_time_limit(limit_s: float) -> Iterator[None]:
+    """Raises RowRefused("too-slow") inside the block after so much processor time of this process.
+
+    The last line of defence behind rules that are linear: a template or a tokenizer may not be. Only the main thread
+    can be interrupted (a worker's rows are there); elsewhere there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, _too_slow)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _too_slow(_signal: int, _frame: object) -> None:
+    raise RowRefused("too-slow")
+
+
+def _num_chars(messages: Sequence[Message]) -> int:
+    return sum(len(message.content) for message in messages)
 
 
 def _keep_forgotten_out(raw: RawRow, example: Example, forgotten: frozenset[tuple[str, str]]) -> None:
@@ -296,6 +358,10 @@ def messages_json(messages: Sequence[Message]) -> str:
             turn["reasoning"] = m.reasoning
         plain.append(turn)
     return json.dumps(plain, ensure_ascii=False)
+
+
+def _json(value: object) -> str | None:
+    return json.dumps(value) if value else None
 
 
 def _storable(text: str) -> str:

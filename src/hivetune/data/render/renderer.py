@@ -8,6 +8,7 @@ which a part is not found again, is refused. Only answers that the model would h
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -65,6 +66,11 @@ class Renderer:
             for name, source in templates.items()
         }
         self._headers_alone: dict[str, list[int]] = {}
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """No text has fewer tokens than its characters divided by this (reading the vocabulary takes 0.1 s)."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
 
     def render(self, example: Example) -> tuple[Rendered, ...]:
         """Tokens and mask of each view of one row. Raises RenderError(reason, hint); never a partial result."""

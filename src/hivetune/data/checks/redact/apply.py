@@ -82,10 +82,10 @@ class _Walk:
         if isinstance(value, Mapping):
             return self._mapping(value, place)
         if isinstance(value, list | tuple):
-            cleaned = [self.value(item, place, key) for item in value]
-            if all(a is b for a, b in zip(cleaned, value, strict=True)):
+            items = [self.value(item, place, key) for item in value]
+            if all(a is b for a, b in zip(items, value, strict=True)):
                 return value
-            return tuple(cleaned) if isinstance(value, tuple) else cleaned
+            return tuple(items) if isinstance(value, tuple) else items
         if isinstance(value, int) and not isinstance(value, bool):
             shown = str(value) if abs(value) < 10**40 else ""  # nothing personal has more digits
             cleaned = self._text(shown, place, key)

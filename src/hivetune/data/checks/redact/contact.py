@@ -3,13 +3,36 @@
 import ipaddress
 import re
 
-from hivetune.data.checks.redact.numbers import OTHER_NUMBER, begins, digits_of, named_rule
+from hivetune.data.checks.redact.checksums import digits_of
+from hivetune.data.checks.redact.numbers import OTHER_NUMBER, begins, named_rule
 from hivetune.data.checks.redact.rules import Check, Rule
 
 # RFC 2606 and RFC 6761: names that documentation uses; files such as icon@2x.png; mail of machines.
 RESERVED_DOMAINS = ("example.com", "example.org", "example.net", "users.noreply.github.com", "domain.com", "email.com")
-RESERVED_ENDS = (".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp", ".example", ".test", ".invalid", ".localhost", ".local")
-MACHINES = ("git@", "noreply@", "no-reply@", "donotreply@", "postmaster@", "mailer-daemon@", "user@", "username@", "you@")
+RESERVED_ENDS = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".svg",
+    ".gif",
+    ".webp",
+    ".example",
+    ".test",
+    ".invalid",
+    ".localhost",
+    ".local",
+)
+MACHINES = (
+    "git@",
+    "noreply@",
+    "no-reply@",
+    "donotreply@",
+    "postmaster@",
+    "mailer-daemon@",
+    "user@",
+    "username@",
+    "you@",
+)
 EMAIL = (
     r"(?<![\w.%+'-])\w[\w.%+'-]{0,63}(?:@|%40|\s?[\[(](?:at|@)[\])]\s?)"
     r"(?:[\w-]{1,63}(?:\.|\s?[\[(](?:dot|\.)[\])]\s?)){1,5}[^\W\d_]{2,24}(?![\w-]|\.\w)"
@@ -21,7 +44,9 @@ def is_email(text: str, start: int, end: int) -> bool:
     domain = re.split(r"@|%40|[\])]\s?", value)[-1]
     if domain in RESERVED_DOMAINS or value.endswith(RESERVED_ENDS) or value.startswith(MACHINES):
         return False
-    return not any(domain.endswith("." + reserved) for reserved in RESERVED_DOMAINS) and "://" not in text[end : end + 3]
+    return (
+        not any(domain.endswith("." + reserved) for reserved in RESERVED_DOMAINS) and "://" not in text[end : end + 3]
+    )
 
 
 # Phone numbers. Forms that stand for themselves; everything else needs a word in front.
@@ -29,13 +54,17 @@ SEPARATED = r"(?:[ .\u00a0()/-]{0,3}\d){%d,%d}"
 INTERNATIONAL = rf"(?:\+|00(?=[1-9][\d ().-]))[1-9]\d{{0,2}}\)?{SEPARATED % (6, 13)}(?!\d)"
 FREE_FORMS: tuple[tuple[str, str], ...] = (
     # North America: area code and exchange begin with 2 to 9
-    ("us", r"(?:1[ .-]?)?(?:\([2-9]\d\d\)[ ]?[2-9]\d\d[ .-]\d{4}|[2-9]\d\d-[2-9]\d\d-\d{4}|[2-9]\d\d\.[2-9]\d\d\.\d{4})(?:x\d{1,5})?"),
+    (
+        "us",
+        r"(?:1[ .-]?)?(?:\([2-9]\d\d\)[ ]?[2-9]\d\d[ .-]\d{4}|[2-9]\d\d-[2-9]\d\d-\d{4}|"
+        r"[2-9]\d\d\.[2-9]\d\d\.\d{4})(?:x\d{1,5})?",
+    ),
     ("us", r"1-8(?:00|33|44|55|66|77|88)-\d{3}-\d{4}"),
     # France, Belgium, Switzerland: pairs
     ("fr", r"0[1-9](?:[ .-]\d\d){4}"),
     ("be", r"0\d{3}[ /]\d\d[ .]\d\d[ .]\d\d"),
-    # Germany, Austria, the Netherlands, Sweden, Finland, Japan, Korea, Turkey, Ireland, South Africa, Britain, Australia,
-    # Switzerland: a trunk 0, an area code, a sign, and 9 to 12 digits in all
+    # Germany, Austria, the Netherlands, Sweden, Finland, Japan, Korea, Turkey, Ireland, South Africa, Britain,
+    # Australia, Switzerland: a trunk 0, an area code, a sign, and 9 to 12 digits in all
     ("trunk", r"\(?0[1-9]\d{1,4}\)?[ /-]{1,3}\d{6,8}"),
     ("trunk", r"\(?0[1-9]\d{0,3}\)?[ /-]{1,2}\d{2,4}[ -]\d{2,5}(?:[ -]\d{2,4}){0,2}"),
     ("de", r"0(?:1[5-7]\d)(?:[ /-]\d\d){4}"),
@@ -45,11 +74,13 @@ FREE_FORMS: tuple[tuple[str, str], ...] = (
     ("in", r"[6-9]\d{4} \d{5}"),
 )
 PHONE_WORDS = (
-    "phone|telephone|tel|tel.|telefon|telefoon|telefono|teléfono|telefone|téléphone|tél|tél.|telefonnummer|mobile|mobil|mob|"
+    "phone|telephone|tel|tel.|telefon|telefoon|telefono|teléfono|telefone|téléphone|tél|tél.|"
+    "telefonnummer|mobile|mobil|mob|"
     "mobiltelefon|cell|cellphone|cellulare|celular|handy|handynummer|rufnummer|fax|whatsapp|gsm|portable|numéro|móvil|"
     "telemóvel|tlf|tlf.|puh|puh.|puhelin|puhelinnumero|telefonisch|erreichen|anrufen|rufen|ruf mich|call|ring|text me|"
     "contact|reach me|hotline|meine nummer|my number|appelez|joindre|llámame|chiama|bel me|zadzwoń|zadzwon|ring meg|"
-    "numer|cep|cep telefonum|электро|телефон|тел.|τηλέφωνο|電話|電話番号|携帯|手机|手機|电话|휴대폰|전화|טלפון|phone_number"
+    "numer|cep|cep telefonum|телефон|тел.|τηλέφωνο|phone_number|"
+    "電話|電話番号|携帯|手机|手機|电话|휴대폰|전화|טלפון"
 )
 NAMED_PHONE = rf"(?<![\w.])(\(?\+?\d{SEPARATED % (6, 14)}(?:x\d{{1,5}})?)(?![\w]|[.,]\d)"
 DATE_FIRST = re.compile(r"(?:19|20)\d\d[-./]\d\d?[-./]\d|\d\d?[-./]\d\d?[-./](?:19|20)\d\d|(?:19|20)\d\d-(?:19|20)\d\d")
@@ -76,7 +107,7 @@ COUNTRY_CODE = re.compile(
 def is_international(text: str, start: int, end: int) -> bool:
     """A country's code and as many digits as its numbers have; North America's have ten."""
     shown = text[start:end]
-    if text[start - 1 : start].isalnum() or (shown[0] == "0" and text[start - 1 : start] in (".", ",") and start):
+    if text[start - 1 : start].isalnum() or (shown[0] == "0" and not begins(text, start)):
         return False
     digits = digits_of(shown).removeprefix("00")
     code = COUNTRY_CODE.match(digits)
@@ -84,7 +115,8 @@ def is_international(text: str, start: int, end: int) -> bool:
         return False
     if code.group() == "1":
         return len(digits) == 11 and digits[1] not in "01"
-    return (9 if len(shown) > len(digits) + 2 else 10) <= len(digits) <= 15 or (digits[:2] == "45" and len(digits) == 10)
+    in_groups = len(shown) > len(digits) + 2
+    return (9 if in_groups else 10) <= len(digits) <= 15
 
 
 def _is_free_phone(text: str, start: int, end: int) -> bool:
@@ -98,10 +130,12 @@ def _is_trunk(text: str, start: int, end: int) -> bool:
 
 
 def _is_named_phone(text: str, start: int, end: int) -> bool:
-    return is_phone(text, start, end) and "." not in text[start:end].replace(". ", "") or VERSION_FREE.match(text, start)
+    """With points only between groups of at least two digits, or it is a version or an amount."""
+    pointed = "." in text[start:end].replace(". ", "")
+    return is_phone(text, start, end) and (not pointed or POINTED_PHONE.fullmatch(text, start, end) is not None)
 
 
-VERSION_FREE = re.compile(r"\+?\d{2,4}(?:\.\d{2,4}){2,4}")
+POINTED_PHONE = re.compile(r"\+?\(?\d{2,4}\)?(?:[. ]\d{2,4}){2,5}(?:x\d{1,5})?")
 
 
 def _phone(form: str, holds: Check) -> Rule:
@@ -116,10 +150,27 @@ IPV4 = rf"(?<![\w.@-])(?<!/)(?<!v)({QUAD}(?:\.{QUAD}){{3}})(?![\w-]|\.\d|/\d)"
 IPV4_BEHIND = rf"(?:@|//)({QUAD}(?:\.{QUAD}){{3}})(?![\w-]|\.\d|/\d\d?\b)"
 IPV6 = r"(?<![\w:.])((?:[0-9A-Fa-f]{1,4}:){1,7}(?::?[0-9A-Fa-f]{1,4}){1,7}|(?:[0-9A-Fa-f]{1,4}:){2,7}:)(?![\w:])"
 OWNER_WORDS = re.compile(
-    r"\bip\b|ip.?address|ip-adresse|adresse ip|client|remote|visitor|forwarded|real-ip|\bhis\b|\bher\b|\bmy\b|customer|laptop"
+    r"\bip\b|ip.?address|ip-adresse|adresse ip|client|remote|visitor|forwarded|real-ip|\bhis\b|\bher\b|"
+    r"\bmy\b|customer|laptop"
 )
-VERSION_WORDS = re.compile(r"(?:version|release|upgrade|build|section|chapter|firmware|driver|\bv|[=<>~^]=)\W{0,3}[\w.]{0,12}\W{0,4}\Z|\bto v?\Z")
-WELL_KNOWN = frozenset("8.8.8.8 8.8.4.4 1.1.1.1 1.0.0.1 9.9.9.9 208.67.222.222 208.67.220.220 114.114.114.114 1.2.3.4 123.45.67.89".split())
+VERSION_WORDS = re.compile(
+    r"(?:version|release|upgrade|build|section|chapter|firmware|driver|\bv|"
+    r"[=<>~^]=)\W{0,3}[\w.]{0,12}\W{0,4}\Z|\bto v?\Z"
+)
+WELL_KNOWN = frozenset(
+    [
+        "8.8.8.8",
+        "8.8.4.4",
+        "1.1.1.1",
+        "1.0.0.1",
+        "9.9.9.9",
+        "208.67.222.222",
+        "208.67.220.220",
+        "114.114.114.114",
+        "1.2.3.4",
+        "123.45.67.89",
+    ]
+)
 # An address whose numbers are all small is nearly always a version or a section: one in 256 addresses is so.
 SMALL = 64
 
@@ -152,7 +203,10 @@ def is_personal_ipv6(text: str, start: int, end: int) -> bool:
     return address.is_link_local and address.packed[11:13] == b"\xff\xfe"
 
 
-MAC = r"(?<![\w:.-])(?:[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]{2}(?:-[0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]{4}(?:\.[0-9A-Fa-f]{4}){2})(?![\w:-]|\.\w)"
+MAC = (
+    r"(?<![\w:.-])(?:[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]{2}(?:-[0-9A-Fa-f]{2}){5}|"
+    r"[0-9A-Fa-f]{4}(?:\.[0-9A-Fa-f]{4}){2})(?![\w:-]|\.\w)"
+)
 
 
 def is_mac(text: str, start: int, end: int) -> bool:
@@ -167,12 +221,29 @@ def is_mac(text: str, start: int, end: int) -> bool:
 CONTACT_RULES: tuple[Rule, ...] = (
     Rule("email", "e-mail address", "[EMAIL]", re.compile(EMAIL), ("@", "%40", "(at)", "[at]"), holds=is_email),
     Rule("ip", "IP address", "[IP]", re.compile(IPV4, re.ASCII), gate="address", group=1, holds=is_personal_ipv4),
-    Rule("ip", "IP address", "[IP]", re.compile(IPV4_BEHIND, re.ASCII), ("@", "//"), "address", group=1, holds=is_personal_ipv4),
+    Rule(
+        "ip",
+        "IP address",
+        "[IP]",
+        re.compile(IPV4_BEHIND, re.ASCII),
+        ("@", "//"),
+        "address",
+        group=1,
+        holds=is_personal_ipv4,
+    ),
     Rule("ip", "IP address", "[IP]", re.compile(IPV6), (":",), "address", group=1, holds=is_personal_ipv6),
     Rule("mac", "MAC address", "[MAC]", re.compile(MAC), gate="address", holds=is_mac),
-    Rule("phone", "phone number", "[PHONE]", re.compile(INTERNATIONAL), ("+", "00"), gate="number", holds=is_international),
 )
 PHONE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "phone",
+        "phone number",
+        "[PHONE]",
+        re.compile(INTERNATIONAL),
+        ("+", "00"),
+        gate="number",
+        holds=is_international,
+    ),
     *(_phone(form, _is_trunk if country == "trunk" else _is_free_phone) for country, form in FREE_FORMS),
     named_rule("phone", "phone number", "[PHONE]", PHONE_WORDS, NAMED_PHONE, _is_named_phone),
 )

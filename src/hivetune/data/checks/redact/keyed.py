@@ -5,6 +5,7 @@ repetition; `next_page_token`, `primary_key` and the like are names of no secret
 """
 
 import re
+
 from hivetune.data.checks.redact.rules import Check, Rule, Tried
 from hivetune.data.checks.redact.values import (
     CODE_SIGNS,
@@ -20,17 +21,21 @@ from hivetune.data.checks.redact.values import (
 QUOTES = r"[\"'`\\]{0,4}"
 IS = r"(?:is|was|are|ist|war|lautet|est|es|era|é|e|jest|è|er|är|on)"
 # name="value", name: value, name := value, name => value, <name>value, value="...", "name", "value", name is value
-ASSIGNED = rf"{QUOTES}\s{{0,3}}(?:=>|:=|={{1,2}}|:|(?<!-)>|\s{IS}\s{{0,3}}:?|\"?\s{{1,3}}value=){{1}}\s{{0,3}}(?:b?{QUOTES})"
+ASSIGNED = (
+    rf"{QUOTES}\s{{0,3}}(?:=>|:=|={{1,2}}|:|(?<!-)>|\s{IS}\s{{0,3}}:?|\"?\s{{1,3}}value=){{1}}\s{{0,3}}(?:b?{QUOTES})"
+)
 GENERATED = r"([^\s\"'`<>,;&\\]{12,300})"
 VALUE = r"([^\s\"'`<>,;\\]{%d,300})"
 # A name that ends so; what stands in front of it is read by `_generated`.
 KEY_WORDS = ("key", "secret", "token", "credential", "_pat", "-pat", "_auth", "session_id", "sessionid", "signature")
 WHOLE_KEY_WORDS = ("auth", "sid", "sig")
 NOT_SECRET_NAME = re.compile(
-    r"(?:^|[^a-z])(?:public|page|primary|foreign|cache|sort|partition|index|idempot|next|prev|count|max|num|n|total|type|"
+    r"(?:^|[^a-z])(?:public|page|primary|foreign|cache|sort|partition|index|idempot|next|prev|count|max|"
+    r"num|n|total|type|"
     r"eos|bos|pad|unk|csrf|xsrf|hash|object|file|path|request|trace|continuation|cursor|sync|resume|limit|dict|map|row|"
     r"group|registration|device|push|dedup|stem|fingerprint|version)[a-z]{0,12}[ _-]?(?:key|token|id|sig|secret)"
-    r"|(?:key|token)[ _.-]?(?:type|count|id|name|path|file|order|size|length|limit|url|uri|prefix|version|fingerprint)|tokeniz|"
+    r"|(?:key|token)[ _.-]?(?:type|count|id|name|path|file|order|size|length|limit|url|uri|prefix|"
+    r"version|fingerprint)|tokeniz|"
     r"keyboard|pagetoken|publickey|cachekey|primarykey|partitionkey"
 )
 PASS_WORDS = (
@@ -60,9 +65,15 @@ def _generated(text: str, start: int, end: int) -> bool:
 def _password(text: str, start: int, end: int) -> bool:
     value = text[start:end].rstrip(".?)")
     name = _name_before(text, start)
-    if re.search(r"(?:(?:by|com|tres|sur|over|under)pass|reset|forgot|pass\w{0,8}[_-]?(?:file|path|hash|stdin|min|max|len|field|reset))\w{0,20}[\s\"':=]{1,4}\Z", name):
+    if re.search(
+        r"(?:(?:by|com|tres|sur|over|under)pass|reset|forgot|pass\w{0,8}[_-]?(?:file|path|hash|stdin|min|"
+        r"max|len|field|reset))\w{0,20}[\s\"':=]{1,4}\Z",
+        name,
+    ):
         return False
-    if re.search(r"[a-z]pass[\"']{0,2}\s{0,3}[:=]|(?:^|\s)pass[:=]|tests? pass", name) and not has_digit_and_letter(value):
+    if re.search(r"[a-z]pass[\"']{0,2}\s{0,3}[:=]|(?:^|\s)pass[:=]|tests? pass", name) and not has_digit_and_letter(
+        value
+    ):
         return False
     return looks_chosen(value)
 
@@ -71,7 +82,7 @@ def _said(text: str, start: int, end: int) -> bool:
     """In a sentence: what was chosen, or one long word that no sentence goes on with."""
     value = text[start:end].rstrip(".?)")
     letters_alone = value.isalpha() and value.islower() and len(value) >= MIN_LETTERS_ALONE
-    return looks_chosen(value) and has_digit_and_letter(value) or letters_alone
+    return (looks_chosen(value) and has_digit_and_letter(value)) or letters_alone
 
 
 def _quoted(text: str, start: int, end: int) -> bool:
@@ -109,7 +120,7 @@ def _behind(*words: str, check: Check = _any) -> Check:
 
 def _url_password(text: str, start: int, end: int) -> bool:
     value = text[start:end]
-    return not is_placeholder(value) and not value.startswith("$") and not value.isdigit() | ("//" in value)
+    return not is_placeholder(value) and re.match(r"\d{1,5}/|[^/]{0,90}//", value) is None
 
 
 def _command_password(text: str, start: int, end: int) -> bool:
@@ -150,12 +161,12 @@ ADDRESS, COMMAND = "password in an address", "password on a command line"
 NAME_END = r"[\w.\[\]-]{0,24}?"
 PASS_SIGN = rf"{PASS_END}\w{{0,4}}?{QUOTES}\s?(?:=>|:=|={{1,2}}|:|>|：)\s{{0,3}}{QUOTES}{VALUE % 4}"
 PASS_SAID = rf"{PASS_END}(?: you gave me| again| now)?\s{{1,2}}{IS}:?\s{{1,2}}{VALUE % 4}"
-PASS_QUOTED = rf"{PASS_END}(?:\s{{1,2}}{IS}:?\s{{1,2}}|(?<!pass)\s{{1,2}}|:\s{{1,2}})[\"'“«„`]([^\"'”»“`\n]{{4,60}})[\"'”»“`]"
+PASS_QUOTED = (
+    rf"{PASS_END}(?:\s{{1,2}}{IS}:?\s{{1,2}}|(?<!pass)\s{{1,2}}|:\s{{1,2}})[\"'“«„`]([^\"'”»“`\n]{{4,60}})[\"'”»“`]"
+)
 PASS_NEXT = rf"{PASS_END}\s{{1,2}}{VALUE % 6}"
 URL = r"[^\s:/@\"'<>]{0,80}:([^\s/@\"'<>]{3,100}|[^\s@\"'<>]{3,100})@[\w\[]"
-HASH = (
-    r"(\$(?:1|5|6|y|7|apr1|2[abxy]|argon2(?:id?|d)|scrypt|pbkdf2[\w-]{0,10})\$[\w./,=+$-]{20,200})"
-)
+HASH = r"(\$(?:1|5|6|y|7|apr1|2[abxy]|argon2(?:id?|d)|scrypt|pbkdf2[\w-]{0,10})\$[\w./,=+$-]{20,200})"
 KEYED_RULES: tuple[Rule, ...] = (
     # Addresses and connection strings
     _rule("url-password", ADDRESS, ("://",), URL, _url_password),
@@ -202,7 +213,9 @@ KEYED_RULES: tuple[Rule, ...] = (
         _opaque,
     ),
     # name=value
-    _coded("keyed", "key or token", KEY_WORDS, rf"{NAME_END}{ASSIGNED}(?:base64:|bearer )?{GENERATED}", "behind-marker"),
+    _coded(
+        "keyed", "key or token", KEY_WORDS, rf"{NAME_END}{ASSIGNED}(?:base64:|bearer )?{GENERATED}", "behind-marker"
+    ),
     _coded("keyed", "key or token", WHOLE_KEY_WORDS, rf"{ASSIGNED}{GENERATED}", "behind-word"),
     _rule(
         "keyed",
@@ -232,7 +245,9 @@ KEYED_RULES: tuple[Rule, ...] = (
         "one-time code",
         ("code",),
         r"\s{0,2}(?:is|:|=)\s{0,2}(\d{4,8}|\d{3}[ -]\d{3})\b",
-        _code_of("verif", "security", "login", "confirm", "otp", "2fa", "authentication", "one-time", "sign-in", "access"),
+        _code_of(
+            "verif", "security", "login", "confirm", "otp", "2fa", "authentication", "one-time", "sign-in", "access"
+        ),
     ),
     _rule("one-time-code", "one-time code", (" is your ",), r"\b(\d{4,8}) is your [\w ]{0,30}code", _any, "anywhere"),
     _rule(

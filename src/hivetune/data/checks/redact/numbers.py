@@ -4,39 +4,31 @@ A number stands for itself (FREE) when its shape and its checksum leave at most 
 counts only behind a word that names it (NAMED), and then without a checksum: who writes "PESEL" in front means one.
 """
 
-import datetime
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from hivetune.data.checks.redact.checksums import (
+    digits_of,
+    is_belgian,
+    is_chinese_id,
+    is_cnpj,
+    is_codice_fiscale,
+    is_cpf,
+    is_cuit,
+    is_curp,
+    is_dni,
+    is_ean13,
+    is_fodselsnummer,
+    is_hetu,
+    is_nir,
+    is_personnummer,
+    is_rrn,
+    is_rut,
+    luhn,
+)
 from hivetune.data.checks.redact.rules import Check, Rule
 
 Sum = Callable[[str], bool]  # of a number's characters
-
-
-def digits_of(text: str) -> str:
-    return "".join(c for c in text if c.isdigit())
-
-
-def weighted(digits: str, weights: Sequence[int], modulus: int) -> int:
-    """Sum of digit times weight, modulo `modulus`; the shape of most national checksums."""
-    return sum(int(d) * w for d, w in zip(digits, weights, strict=False)) % modulus
-
-
-def luhn(digits: str) -> bool:
-    """The checksum of card numbers (ISO/IEC 7812-1)."""
-    total = 0
-    for i, digit in enumerate(reversed(digits)):
-        value = int(digit) * (1 + i % 2)
-        total += value - 9 if value > 9 else value
-    return total % 10 == 0
-
-
-def is_date(year: int, month: int, day: int) -> bool:
-    try:
-        datetime.date(year, month, day)
-    except ValueError:
-        return False
-    return True
 
 
 # First digits and lengths of the card networks (ISO/IEC 7812; their own pages).
@@ -52,7 +44,8 @@ OTHER_NUMBER = re.compile(
     r"|_id|id)\b(?: no\.?| number| nr\.?)?[\"']?\s{0,3}[:=#]?\s{0,3}[\"']?\Z|#\Z|[=/_]\Z"
 )
 CARD_WORD = re.compile(
-    r"card|karte|carte|tarjeta|cartão|kaart|karta|visa|master|amex|american express|maestro|unionpay|credit|debit|\bcc\b|\bpan\b|"
+    r"card|karte|carte|tarjeta|cartão|kaart|karta|visa|master|amex|american express|maestro|unionpay|"
+    r"credit|debit|\bcc\b|\bpan\b|"
     r"jcb|diners|discover|payment|kort|карт|卡号|カード"
 )
 
@@ -62,7 +55,7 @@ def is_card(text: str, start: int, end: int) -> bool:
     digits = digits_of(shown)
     if not begins(text, start):
         return False
-    if len(set(digits)) <= 2 or not luhn(digits) or not CARD_NETWORKS.fullmatch(digits):
+    if len(set(digits)) == 1 or not luhn(digits) or not CARD_NETWORKS.fullmatch(digits):
         return False
     front = text[max(0, start - 40) : start].lower()
     if CARD_WORD.search(front) or len(shown) > len(digits):
@@ -88,130 +81,18 @@ def is_iban(text: str, start: int, end: int) -> bool:
     return int("".join(str(int(c, 36)) for c in plain[4:] + plain[:4])) % 97 == 1
 
 
-def is_cpf(text: str) -> bool:
-    digits = digits_of(text)
-    if len(set(digits)) == 1:
-        return False
-    return all(weighted(digits[:n], range(n + 1, 1, -1), 11) * 10 % 11 % 10 == int(digits[n]) for n in (9, 10))
-
-
-def is_cnpj(text: str) -> bool:
-    digits = digits_of(text)
-    weights = (6, 5, 4, 3, 2, 9, 8, 7, 6, 5, 4, 3, 2)
-    return all(weighted(digits[:n], weights[13 - n :], 11) * 10 % 11 % 10 == int(digits[n]) for n in (12, 13))
-
-
-def is_dni(text: str) -> bool:
-    """Spain's DNI and NIE: the letter is the number modulo 23."""
-    plain = text.upper().replace("-", "").replace(" ", "").replace(".", "")
-    number = {"X": "0", "Y": "1", "Z": "2"}.get(plain[0], plain[0]) + plain[1:-1]
-    return plain[-1] == "TRWAGMYFPDXBNJZSQVHLCKE"[int(number) % 23]
-
-
-def is_nir(text: str) -> bool:
-    """France's NIR; Corsica's 2A and 2B count as 19 and 18."""
-    plain = text.upper().replace(" ", "").replace(".", "").replace("2A", "19").replace("2B", "18")
-    return len(plain) == 15 and plain.isdigit() and 97 - int(plain[:13]) % 97 == int(plain[13:])
-
-
-def is_ean13(text: str) -> bool:
-    digits = digits_of(text)
-    return (10 - weighted(digits[:12], (1, 3) * 6, 10)) % 10 == int(digits[12])
-
-
-def is_chinese_id(text: str) -> bool:
-    """GB 11643: a date and a check character by ISO 7064 MOD 11-2."""
-    year, month, day = int(text[6:10]), int(text[10:12]), int(text[12:14])
-    weights = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
-    return is_date(year, month, day) and "10X98765432"[weighted(text[:17], weights, 11)] == text[17].upper()
-
-
-def is_personnummer(text: str) -> bool:
-    digits = digits_of(text)[-10:]
-    day = int(digits[4:6])
-    return is_date(2000, int(digits[2:4]), day - 60 if day > 60 else day) and luhn(digits)
-
-
-def is_hetu(text: str) -> bool:
-    """Finland: the date and the number as one, modulo 31, name the last character."""
-    plain = text.upper()
-    dated = is_date(2000, int(plain[2:4]), int(plain[:2]))
-    return dated and "0123456789ABCDEFHJKLMNPRSTUVWXY"[int(plain[:6] + plain[7:10]) % 31] == plain[10]
-
-
-def is_fodselsnummer(text: str) -> bool:
-    digits = digits_of(text)
-    first = (11 - weighted(digits[:9], (3, 7, 6, 1, 8, 9, 4, 5, 2), 11)) % 11
-    second = (11 - weighted(digits[:10], (5, 4, 3, 2, 7, 6, 5, 4, 3, 2), 11)) % 11
-    day = int(digits[:2])
-    return is_date(2000, int(digits[2:4]), day - 40 if day > 40 else day) and digits[9:] == f"{first}{second}"
-
-
-def is_rrn(text: str) -> bool:
-    """Korea: a date, a dash, the century and sex. Numbers since 2020 have no checksum any more."""
-    digits = digits_of(text)
-    return is_date(2000, int(digits[2:4]), int(digits[4:6]))
-
-
-def is_belgian(text: str) -> bool:
-    digits = digits_of(text)
-    return any(97 - int(front + digits[:9]) % 97 == int(digits[9:]) for front in ("", "2"))
-
-
-def is_cuit(text: str) -> bool:
-    digits = digits_of(text)
-    return (11 - weighted(digits[:10], (5, 4, 3, 2, 7, 6, 5, 4, 3, 2), 11)) % 11 == int(digits[10])
-
-
-def is_rut(text: str) -> bool:
-    plain = text.upper().replace(".", "").replace("-", "")
-    return "0K987654321"[weighted(plain[-2::-1], (2, 3, 4, 5, 6, 7, 2, 3, 4), 11)] == plain[-1]
-
-
-def is_curp(text: str) -> bool:
-    alphabet = "0123456789ABCDEFGHIJKLMN\u00d1OPQRSTUVWXYZ"
-    total = sum(alphabet.index(c) * (18 - i) for i, c in enumerate(text[:17].upper()))
-    return is_date(2000, int(text[6:8]), int(text[8:10])) and -total % 10 == int(text[17])
-
-
-def is_codice_fiscale(text: str) -> bool:
-    """Italy: odd places by a table of their own, even ones by their order, modulo 26."""
-    odd = dict(zip("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", ODD_VALUES, strict=True))
-    plain = text.upper()
-    total = sum(odd[c] if i % 2 == 0 else int(c, 36) - (0 if c.isdigit() else 10) for i, c in enumerate(plain[:15]))
-    return chr(ord("A") + total % 26) == plain[15]
-
-
-ODD_VALUES = (
-    *(1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10),
-    *(22, 25, 24, 23),
-)
-
-
-def is_verhoeff(text: str) -> bool:
-    """India's Aadhaar: J. Verhoeff's checksum over the dihedral group of order 10."""
-    check = 0
-    for i, digit in enumerate(reversed(digits_of(text))):
-        value = int(digit)
-        for _ in range(i % 8):
-            value = (1, 5, 7, 6, 2, 8, 3, 0, 9, 4)[value]
-        check = _dihedral(check, value)
-    return check == 0
-
-
-def _dihedral(a: int, b: int) -> int:
-    if a < 5:
-        return (a + b) % 5 if b < 5 else (a + b - 5) % 5 + 5
-    return (a - 5 - b) % 5 + 5 if b < 5 else (a - b) % 5
-
-
 # name, title, pattern, check. Shape and checksum suffice.
 FREE: tuple[tuple[str, str, str, Sum | None], ...] = (
     ("ssn", "US social security number", r"(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}", None),
     ("cpf", "CPF", r"\d{3}\.\d{3}\.\d{3}-\d\d", is_cpf),
     ("cnpj", "CNPJ", r"\d\d\.\d{3}\.\d{3}/\d{4}-\d\d", is_cnpj),
     ("dni", "DNI", r"(?:\d{8}|\d\d\.\d{3}\.\d{3}|[XYZxyz]-?\d{7})-?[A-HJ-NP-TV-Za-hj-np-tv-z]", is_dni),
-    ("nir", "French social security number", r"[12] ?\d\d ?(?:0[1-9]|1[0-2]|[2-9]\d) ?\d[\dAB] ?\d{3} ?\d{3} ?\d\d", is_nir),
+    (
+        "nir",
+        "French social security number",
+        r"[12] ?\d\d ?(?:0[1-9]|1[0-2]|[2-9]\d) ?\d[\dAB] ?\d{3} ?\d{3} ?\d\d",
+        is_nir,
+    ),
     ("ahv", "AHV number", r"756[. ]?\d{4}[. ]?\d{4}[. ]?\d\d", is_ean13),
     ("cn-id", "Chinese identity number", r"[1-8]\d{5}(?:19|20)\d\d[01]\d[0-3]\d{4}[\dXx]", is_chinese_id),
     ("personnummer", "personnummer", r"(?:19|20)?\d{6}[-+]\d{4}", is_personnummer),
@@ -221,7 +102,12 @@ FREE: tuple[tuple[str, str, str, Sum | None], ...] = (
     ("cuit", "CUIT", r"(?:20|23|24|25|26|27|30|33|34)-\d{8}-\d", is_cuit),
     ("rut", "RUT", r"\d{1,2}\.\d{3}\.\d{3}-[\dkK]", is_rut),
     ("curp", "CURP", r"[A-Z]{4}\d{6}[HMX][A-Z]{5}[A-Z\d]\d", is_curp),
-    ("codice-fiscale", "codice fiscale", r"[A-Za-z]{6}\d\d[A-EHLMPRSTa-ehlmprst]\d\d[A-Za-z]\d{3}[A-Za-z]", is_codice_fiscale),
+    (
+        "codice-fiscale",
+        "codice fiscale",
+        r"[A-Za-z]{6}\d\d[A-EHLMPRSTa-ehlmprst]\d\d[A-Za-z]\d{3}[A-Za-z]",
+        is_codice_fiscale,
+    ),
     ("fodselsnummer", "fødselsnummer", r"[0-7]\d[0-9]\d\d\d ?\d{5}", is_fodselsnummer),
     ("mrz", "machine-readable zone of a passport", r"P[A-Z<][A-Z]{3}[A-Z<]{39}\s{1,2}[A-Z0-9<]{44}", None),
 )
@@ -231,13 +117,33 @@ GROUPED = r"\d(?:[ .-]?\d){%d,%d}"
 NAMED: tuple[tuple[str, str, str, str], ...] = (
     ("ssn", "US social security number", "ssn|social security|my social", r"\d{3}[- ]?\d{2}[- ]?\d{4}"),
     ("itin", "US tax number", "itin|taxpayer", r"9\d\d-?\d{2}-?\d{4}"),
-    ("nino", "National Insurance number", "nino|national insurance|ni number|ni no|nin", r"[A-Za-z]{2} ?\d\d ?\d\d ?\d\d ?[A-Da-d]"),
+    (
+        "nino",
+        "National Insurance number",
+        "nino|national insurance|ni number|ni no|nin",
+        r"[A-Za-z]{2} ?\d\d ?\d\d ?\d\d ?[A-Da-d]",
+    ),
     ("nhs", "NHS number", "nhs", r"\d{3}[ -]?\d{3}[ -]?\d{4}"),
-    ("steuer-id", "German tax number", "steuer-id|steueridentifikation|steuerliche identifikation|steuernummer|idnr|steuer|tax id|tin", r"\d\d ?\d{3} ?\d{3} ?\d{3}|\d{2,3}/\d{3,4}/\d{4,5}"),
-    ("rvnr", "German social insurance number", "sozialversicherungsnummer|rentenversicherungsnummer|sv-nummer|svnr|sv-nr", r"\d\d ?\d{6} ?[A-Za-z] ?\d{3}"),
+    (
+        "steuer-id",
+        "German tax number",
+        "steuer-id|steueridentifikation|steuerliche identifikation|steuernummer|idnr|steuer|tax id|tin",
+        r"\d\d ?\d{3} ?\d{3} ?\d{3}|\d{2,3}/\d{3,4}/\d{4,5}",
+    ),
+    (
+        "rvnr",
+        "German social insurance number",
+        "sozialversicherungsnummer|rentenversicherungsnummer|sv-nummer|svnr|sv-nr",
+        r"\d\d ?\d{6} ?[A-Za-z] ?\d{3}",
+    ),
     ("svnr", "Austrian social insurance number", "sv-nummer|sozialversicherungsnummer|svnr|sv-nr", r"\d{4} ?\d{6}"),
     ("bsn", "BSN", "bsn|burgerservicenummer|sofinummer", r"\d{4}[. ]?\d{2}[. ]?\d{3}|\d{8,9}"),
-    ("be-nrn", "Belgian national number", "rijksregisternummer|registre national|insz|niss", r"\d{2}[. ]?\d{2}[. ]?\d{2}[- ]?\d{3}[. ]?\d\d"),
+    (
+        "be-nrn",
+        "Belgian national number",
+        "rijksregisternummer|registre national|insz|niss",
+        r"\d{2}[. ]?\d{2}[. ]?\d{2}[- ]?\d{3}[. ]?\d\d",
+    ),
     ("pesel", "PESEL", "pesel", r"\d{11}"),
     ("nif", "NIF", "nif|contribuinte|nss", r"\d{3} ?\d{3} ?\d{3}"),
     ("cpf", "CPF", "cpf", r"\d{11}"),
@@ -254,9 +160,19 @@ NAMED: tuple[tuple[str, str, str, str], ...] = (
     ("cn-id", "Chinese identity number", "身份证|身份證|id card|identity card", r"\d{17}[\dXx]"),
     ("rrn", "Korean resident number", "주민등록번호|주민번호", r"\d{6}[- ]?\d{7}"),
     ("my-number", "My Number", "マイナンバー|個人番号|my number", r"\d{4}[ -]?\d{4}[ -]?\d{4}"),
-    ("za-id", "South African identity number", "id number|id no|rsa id|sa id|identity number", r"\d{6} ?\d{4} ?\d{2} ?\d"),
+    (
+        "za-id",
+        "South African identity number",
+        "id number|id no|rsa id|sa id|identity number",
+        r"\d{6} ?\d{4} ?\d{2} ?\d",
+    ),
     ("tfn", "tax file number", "tfn|tax file", r"\d{3} ?\d{3} ?\d{2,3}"),
-    ("medicare", "Medicare number", "medicare", r"\d{4} ?\d{5} ?\d(?:[ /]?\d)?|\d[A-Z][A-Z\d]\d-?[A-Z][A-Z\d]\d-?[A-Z]{2}\d\d"),
+    (
+        "medicare",
+        "Medicare number",
+        "medicare",
+        r"\d{4} ?\d{5} ?\d(?:[ /]?\d)?|\d[A-Z][A-Z\d]\d-?[A-Z][A-Z\d]\d-?[A-Z]{2}\d\d",
+    ),
     ("sin", "social insurance number", "sin|social insurance|nas", r"\d{3}[ -]?\d{3}[ -]?\d{3}"),
     ("curp", "CURP", "curp|rfc", r"[A-Za-z]{3,4}\d{6}[A-Za-z0-9]{3,8}"),
     ("cuit", "CUIT", "cuit|cuil", r"\d{2}-?\d{8}-?\d"),
@@ -267,28 +183,56 @@ NAMED: tuple[tuple[str, str, str, str], ...] = (
     ("pps", "PPS number", "pps|ppsn", r"\d{7} ?[A-Za-z]{1,2}"),
     ("amka", "AMKA", "αμκα|amka|αφμ", r"\d{9,11}"),
     ("il-id", "Israeli identity number", "תעודת זהות|ת.ז|teudat zehut", r"\d{8,9}"),
-    ("inn", "Russian number", "инн|снилс|inn|snils|паспорт", r"\d{10,12}|\d{3}-\d{3}-\d{3} \d\d|\d{4} \d{6}|\d\d \d\d \d{6}"),
+    (
+        "inn",
+        "Russian number",
+        "инн|снилс|inn|snils|паспорт",
+        r"\d{10,12}|\d{3}-\d{3}-\d{3} \d\d|\d{4} \d{6}|\d\d \d\d \d{6}",
+    ),
     ("egn", "EGN", "егн|egn", r"\d{10}"),
     ("nric", "NRIC", "nric|fin", r"[STFGMstfgm]\d{7}[A-Za-z]"),
     ("hkid", "HKID", "hkid|hong kong id", r"[A-Za-z]{1,2}\d{6}\(?[\dA]\)?"),
     ("oib", "OIB", "oib|jmbg|emšo", r"\d{11,13}"),
     ("taj", "TAJ number", "taj|taj-szám", r"\d{3}[ -]?\d{3}[ -]?\d{3}"),
     ("asmens-kodas", "Baltic personal code", "asmens kodas|isikukood|personas kods", r"\d{6}-?\d{5}"),
-    ("bank-account", "bank account number", "account number|account no|account #|kontonummer|acct", r"\d(?:[ -]?\d){6,16}"),
+    (
+        "bank-account",
+        "bank account number",
+        "account number|account no|account #|kontonummer|acct",
+        r"\d(?:[ -]?\d){6,16}",
+    ),
     ("bank-account", "bank code", "sort code", r"\d\d-\d\d-\d\d"),
     ("card-code", "card security code", "cvv|cvc|cvv2|cvc2|csc|security code", r"\d{3,4}"),
-    ("passport", "passport number", "passport|reisepass|passeport|pasaporte|passaporto|passnummer|paszport|paspoort|护照", r"(?=[A-Za-z\d]{0,4}\d)[A-Za-z\d]{2,3} ?[A-Za-z\d]{5,8}"),
-    ("driving-licence", "driving licence number", "driver's license|driver license|driving licence|driving license|drivers license|licence no|license no|führerschein|permis de conduire|carnet de conducir", r"[A-Za-z]{1,2}[ -]?\d{5,12}|[A-Z]{5}\d{6}[A-Z\d]{5}|[A-Z]\d{3}-\d{4}-\d{4}"),
-    ("health-insurance", "insurance number", "versichertennummer|krankenversicherungsnummer|insurance number|insurance no|policy number|policy no", r"[A-Za-z]{0,3}\d{6,12}"),
+    (
+        "passport",
+        "passport number",
+        "passport|reisepass|passeport|pasaporte|passaporto|passnummer|paszport|paspoort|护照",
+        r"(?=[A-Za-z\d]{0,4}\d)[A-Za-z\d]{2,3} ?[A-Za-z\d]{5,8}",
+    ),
+    (
+        "driving-licence",
+        "driving licence number",
+        "driver's license|driver license|driving licence|driving license|drivers license|licence no|"
+        "license no|führerschein|permis de conduire|carnet de conducir",
+        r"[A-Za-z]{1,2}[ -]?\d{5,12}|[A-Z]{5}\d{6}[A-Z\d]{5}|[A-Z]\d{3}-\d{4}-\d{4}",
+    ),
+    (
+        "health-insurance",
+        "insurance number",
+        "versichertennummer|krankenversicherungsnummer|insurance number|insurance no|policy number|policy no",
+        r"[A-Za-z]{0,3}\d{6,12}",
+    ),
 )
 
 MONTHS = (
-    r"(?:jan|feb|mar|mär|apr|may|mai|jun|jul|aug|sep|oct|okt|nov|dec|dez|janv|févr|mars|avr|juin|juil|août|sept|déc|ene|abr|"
+    r"(?:jan|feb|mar|mär|apr|may|mai|jun|jul|aug|sep|oct|okt|nov|dec|dez|janv|févr|mars|avr|juin|juil|"
+    r"août|sept|déc|ene|abr|"
     r"ago|dic|gen|mag|giu|lug|set|ott|fev|fév|out)[a-zéûäç]{0,7}\.?"
 )
 DATE = (
     rf"\d{{1,2}}[./-]\d{{1,2}}[./-](?:19|20)?\d\d|(?:19|20)\d\d[./-]\d{{1,2}}[./-]\d{{1,2}}|"
-    rf"\d{{1,2}}(?:st|nd|rd|th|\.)?(?: of| de)? {MONTHS},?(?: de)? (?:19|20)\d\d|{MONTHS} \d{{1,2}}(?:st|nd|rd|th)?,? (?:19|20)\d\d|"
+    rf"\d{{1,2}}(?:st|nd|rd|th|\.)?(?: of| de)? {MONTHS},?(?: de)? (?:19|20)\d\d|{MONTHS} \d{{1,2}}(?:st|"
+    rf"nd|rd|th)?,? (?:19|20)\d\d|"
     r"(?:19|20)\d\d年\d{1,2}月\d{1,2}日"
 )
 BORN = (
@@ -304,7 +248,7 @@ def begins(text: str, start: int) -> bool:
     every character; here it costs nothing where the pattern does not match.)
     """
     before = text[start - 1 : start]
-    if before.isalnum() or before in ("_", ".", "+", "-") and before:
+    if before.isalnum() or (before in ("_", ".", "+", "-") and before):
         return False
     return not (before in (" ", ",") and text[start - 2 : start - 1].isdigit())
 
@@ -341,8 +285,8 @@ def named_rule(name: str, title: str, placeholder: str, words: str, pattern: str
 
 
 CARD = r"(?:\d{4}(?:[ -]\d{4}){2}[ -]\d{1,7}|\d{4}[ -]\d{6}[ -]\d{4,5}|\d{13,19})(?![\w-]|[ ]\d{4}|\.\d)"
-IBAN = r"[a-z](?<![a-z\d][a-z])[a-z]\d\d(?:%s)(?![a-z\d])" % "|".join(
-    rf"(?<={country}\d\d)(?:[ -]?[a-z\d]){{{length - 4}}}" for country, length in IBAN_LENGTHS.items()
+IBAN = r"[a-z](?<![a-z\d][a-z])[a-z]\d\d(?:{})(?![a-z\d])".format(
+    "|".join(rf"(?<={country}\d\d)(?:[ -]?[a-z\d]){{{length - 4}}}" for country, length in IBAN_LENGTHS.items())
 )
 NUMBER_RULES: tuple[Rule, ...] = (
     Rule("iban", "IBAN", "[IBAN]", re.compile(IBAN, re.ASCII | re.IGNORECASE), gate="number", holds=is_iban),

@@ -24,7 +24,9 @@ Check = Callable[[str, int, int], bool]  # the text as it came, and where the fi
 # What a text must hold for the rules of a gate to run at all.
 DIGITS = re.compile(r"\d(?:\d\d|[ .()/-]\d\d)")
 NUMBER = re.compile(r"\d(?:[\d .()/-]{4,20}\d|\d[A-Za-z]\d\d[A-Za-z]\d)")
-ADDRESS = re.compile(r"[:.-](?:\d{1,3}\.\d|[0-9A-Fa-f]{0,4}:[0-9A-Fa-f]|[0-9A-Fa-f]{2}-[0-9A-Fa-f]|[0-9A-Fa-f]{4}\.[0-9A-Fa-f])")
+ADDRESS = re.compile(
+    r"[:.-](?:\d{1,3}\.\d|[0-9A-Fa-f]{0,4}:[0-9A-Fa-f]|[0-9A-Fa-f]{2}-[0-9A-Fa-f]|[0-9A-Fa-f]{4}\.[0-9A-Fa-f])"
+)
 CODED = re.compile(r"\d")
 CODED_WORD_CHARS, LONG_WORD_CHARS = 12, 20
 FEW_NUMBERS = 4

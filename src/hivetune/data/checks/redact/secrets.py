@@ -7,7 +7,7 @@ characters that no word begins with, and the rest a minimal length, so that no e
 import re
 
 from hivetune.data.checks.redact.rules import Rule, Tried
-from hivetune.data.checks.redact.values import has_digit_and_letter, is_placeholder
+from hivetune.data.checks.redact.values import has_digit_and_letter
 
 # name, title, markers (with | between), pattern, which begins with its marker and not in the middle of a word: so each
 # word is read once, however often it holds the prefix.
@@ -20,7 +20,12 @@ PREFIXED: tuple[tuple[str, str, str, str], ...] = (
     ("atlassian", "Atlassian token", "ATATT3|ATCTT3|ATSTT3", r"AT[ACS]TT3[\w=-]{40,300}"),
     ("aws-key-id", "AWS access key id", "AKIA|ASIA|ABIA|ACCA", r"A(?:KIA|SIA|BIA|CCA)[A-Z2-7]{16}(?![\w-])"),
     ("aws-session", "AWS session token", "IQoJb3JpZ2lu", r"IQoJb3JpZ2lu[A-Za-z0-9+/=%]{80,2000}"),
-    ("aws-bedrock", "AWS Bedrock key", "ABSK|bedrock-api-key-", r"(?:ABSK|bedrock-api-key-)[A-Za-z0-9+/]{60,200}={0,2}"),
+    (
+        "aws-bedrock",
+        "AWS Bedrock key",
+        "ABSK|bedrock-api-key-",
+        r"(?:ABSK|bedrock-api-key-)[A-Za-z0-9+/]{60,200}={0,2}",
+    ),
     ("anthropic", "Anthropic key", "sk-ant-", r"sk-ant-[\w-]{20,200}"),
     ("openrouter", "OpenRouter key", "sk-or-", r"sk-or-(?:v\d-)?[\w-]{20,100}"),
     ("langfuse", "Langfuse key", "sk-lf-", r"sk-lf-[\w-]{20,60}"),
@@ -50,7 +55,12 @@ PREFIXED: tuple[tuple[str, str, str, str], ...] = (
     ("stripe", "webhook signing secret", "whsec_", r"whsec_[A-Za-z0-9+/=]{24,100}"),
     ("square", "Square token", "EAAA", r"EAAA[\w-]{60}(?![\w-])"),
     ("square", "Square secret", "sq0", r"sq0(?:csp|atp|idp)-[\w-]{22,60}"),
-    ("paypal", "PayPal access token", "access_token$", r"access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}"),
+    (
+        "paypal",
+        "PayPal access token",
+        "access_token$",
+        r"access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}",
+    ),
     ("facebook", "Facebook token", "EAA", r"EAA[A-Za-z0-9]{80,400}"),
     ("twitter", "X bearer token", "AAAAAAAAAAAAAAAAAAAA", r"AAAAAAAAAAAAAAAAAAAA[A-Za-z0-9%]{60,120}"),
     ("shopify", "Shopify token", "shpat_|shpss_|shpca_|shppa_", r"shp(?:at|ss|ca|pa)_[0-9a-fA-F]{32}"),
@@ -92,14 +102,29 @@ PREFIXED: tuple[tuple[str, str, str, str], ...] = (
     ("pulumi", "Pulumi token", "pul-", r"pul-[0-9a-f]{40}"),
     ("doppler", "Doppler token", "dp.", r"dp\.(?:pt|st|ct|sa|scim|audit)\.(?:[\w-]{2,35}\.)?[A-Za-z0-9]{40,44}"),
     ("1password", "1Password token", "ops_eyJ", r"ops_eyJ[\w+/=-]{200,2000}"),
-    ("1password", "1Password secret key", "A3-", r"A3-[A-Z0-9]{6}-(?:[A-Z0-9]{11}|[A-Z0-9]{6}-[A-Z0-9]{5})(?:-[A-Z0-9]{5}){3}"),
+    (
+        "1password",
+        "1Password secret key",
+        "A3-",
+        r"A3-[A-Z0-9]{6}-(?:[A-Z0-9]{11}|[A-Z0-9]{6}-[A-Z0-9]{5})(?:-[A-Z0-9]{5}){3}",
+    ),
     ("tailscale", "Tailscale key", "tskey-", r"tskey-[a-z]{2,12}-[A-Za-z0-9]{8,32}-[A-Za-z0-9]{16,64}"),
     ("age", "age secret key", "AGE-SECRET-KEY-", r"AGE-SECRET-KEY-(?:PQ-)?1[A-Z0-9]{58,80}"),
-    ("discord", "Discord bot token", "MD|MT|Mj|Mz|ND|NT|Nj|Nz|OD|OT|Oj|Oz", r"[MNO][A-Za-z\d_-]{23,27}\.[\w-]{6}\.[\w-]{27,40}"),
+    (
+        "discord",
+        "Discord bot token",
+        "MD|MT|Mj|Mz|ND|NT|Nj|Nz|OD|OT|Oj|Oz",
+        r"[MNO][A-Za-z\d_-]{23,27}\.[\w-]{6}\.[\w-]{27,40}",
+    ),
     ("duffel", "Duffel token", "duffel_", r"duffel_(?:test|live)_[\w=-]{40,60}"),
     ("flutterwave", "Flutterwave key", "FLWSEC", r"FLWSECK(?:_TEST)?-[0-9a-f]{12,40}(?:-X)?"),
     ("razorpay", "Razorpay key", "rzp_", r"rzp_(?:live|test)_[A-Za-z0-9]{14,24}"),
-    ("plaid", "Plaid token", "access-", r"access-(?:sandbox|development|production)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+    (
+        "plaid",
+        "Plaid token",
+        "access-",
+        r"access-(?:sandbox|development|production)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    ),
     ("dynatrace", "Dynatrace token", "dt0", r"dt0[a-z]\d{2}\.[A-Z0-9]{24}\.[A-Z0-9]{64}"),
     ("frameio", "Frame.io token", "fio-u-", r"fio-u-[\w=-]{60,70}"),
     ("easypost", "EasyPost key", "EZ", r"EZ[AT]K[A-Za-z0-9]{54}"),
@@ -109,7 +134,12 @@ PREFIXED: tuple[tuple[str, str, str, str], ...] = (
     ("artifactory", "Artifactory token", "AKCp|cmVmdGtu", r"(?:AKCp[A-Za-z0-9]{69}|cmVmdGtu[A-Za-z0-9]{56})"),
     ("adafruit", "Adafruit key", "aio_", r"aio_[A-Za-z0-9]{28}"),
     ("jwt", "JSON web token", "eyJ", r"(?<!-)eyJ[\w-]{10,2000}+\.eyJ[\w-]{10,4000}+\.[\w-]{10,2000}"),
-    ("jwt", "encrypted web token", "eyJ", r"(?<!-)eyJ[\w-]{10,1000}+\.[\w-]{0,700}+\.[\w-]{10,40}+\.[\w-]{10,4000}+\.[\w-]{10,40}"),
+    (
+        "jwt",
+        "encrypted web token",
+        "eyJ",
+        r"(?<!-)eyJ[\w-]{10,1000}+\.[\w-]{0,700}+\.[\w-]{10,40}+\.[\w-]{10,4000}+\.[\w-]{10,40}",
+    ),
 )
 
 # The marker stands inside: these are searched for.
@@ -147,12 +177,13 @@ PLACED: tuple[tuple[str, str, str, str], ...] = (
 
 # Lines of base64 with real or escaped line breaks, headers such as "Proc-Type: 4,ENCRYPTED" among them; the end may be
 # missing. Possessive: what was read is never given back, so the time is that of one pass.
+NO_KEY = ("xxxxx", "your", "placeholder", "redacted", "_here", "-here", "00000000")
 PEM = (
     r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-    r"(?:\s|\\[nrt]|[A-Za-z0-9+/=]|[\"',]|(?:Proc-Type|DEK-Info|Version|Comment|Hash): [^\n\\]{1,80}){16,20000}+"
+    r"(?:\s|\\[nrt]|[A-Za-z0-9+/=]|[\"',.…]|(?:Proc-Type|DEK-Info|Version|Comment|Hash): [^\n\\]{1,80}+){6,20000}+"
     r"(?:-----END [A-Z0-9 ]{1,40}-----(?:\\n)?)?"
 )
-PUTTY = r"PuTTY-User-Key-File-\d: [\w -]{1,40}(?:\r?\n[^\n]{1,100}){1,200}+"
+PUTTY = r"PuTTY-User-Key-File-\d: [\w -]{1,40}(?:\r?\n[^\n]{1,100}+){1,200}+"
 
 
 def _secret(name: str, title: str, markers: str, pattern: str, *, tried: Tried, group: int = 0) -> Rule:
@@ -164,18 +195,24 @@ def _secret(name: str, title: str, markers: str, pattern: str, *, tried: Tried, 
 def _is_real(text: str, start: int, end: int) -> bool:
     """Not `sk-xxxx...` and not a name of words that happens to begin so."""
     value = text[start:end]
-    return has_digit_and_letter(value[3:]) and not is_placeholder(value) or _is_mixed(value)
+    if len(set(value[4:].lower())) <= 3 or any(part in value.lower() for part in NO_KEY):
+        return False
+    return has_digit_and_letter(value[4:]) or value.isupper() or _is_one_word(value)
 
 
-def _is_mixed(value: str) -> bool:
-    """Letters only, of both cases in no order of words: Hugging Face once made such tokens."""
-    changes = sum(a.islower() and b.isupper() for a, b in zip(value, value[1:], strict=False))
-    return "-" not in value and len(set(value)) > 12 and len(value) >= 30 and changes >= 3
+def _is_one_word(value: str) -> bool:
+    """Letters only, but more of them than any word has: Hugging Face once made such tokens."""
+    body = value.rpartition("_")[2]
+    return len(body) >= 30 and body.isalpha()
 
 
 def _has_key(text: str, start: int, end: int) -> bool:
-    """A block with at least one line of a key, not the words of a page about keys."""
-    return re.search(r"(?=[A-Za-z+/]{0,40}\d)[A-Za-z0-9+/=]{24}", text[start:end]) is not None
+    """A block with a line of a key, or with an end and no words inside; not a page that speaks of keys."""
+    block = text[start:end]
+    if re.search(r"(?=[A-Za-z+/]{0,40}\d)[A-Za-z0-9+/=]{24}", block):
+        return True
+    body = block.partition("KEY")[2].partition("-----END")[0]
+    return "-----END" in block and len(body) > 12 and re.search(r"[a-z] [a-z]", body) is None
 
 
 def _block(title: str, marker: str, pattern: str) -> Rule:

@@ -1,23 +1,97 @@
-"""Whether the text behind a word such as `password=` is a real value: generated, chosen by a person, or a placeholder."""
+"""Whether the text behind a word such as `password=` is a value: generated, chosen by a person, or a placeholder."""
 
 import math
 import re
 
 PLACEHOLDER_STARTS = (
     *("your", "my_", "my-", "my.", "example", "xxx", "***", "...", "•••", "changeme", "change_me", "change-me", "none"),
-    *("null", "true", "false", "undefined", "os.", "env", "process.", "self.", "config", "settings", "secrets.", "vault"),
-    *("$", "%", "<", "{", "[", "(", "/", "./", "~/", "@", "&", "*", "#{", "get", "fake", "dummy", "sample", "test-", "test_"),
+    *(
+        "null",
+        "true",
+        "false",
+        "undefined",
+        "os.",
+        "env",
+        "process.",
+        "self.",
+        "config",
+        "settings",
+        "secrets.",
+        "vault",
+    ),
+    *(
+        "$",
+        "%",
+        "<",
+        "{",
+        "[",
+        "(",
+        "/",
+        "./",
+        "~/",
+        "@",
+        "&",
+        "*",
+        "#{",
+        "get",
+        "fake",
+        "dummy",
+        "sample",
+        "test-",
+        "test_",
+    ),
 )
 PLACEHOLDER_PARTS = (
     *("example", "placeholder", "redacted", "changeme", "your_", "your-", "xxxx", "****", "....", "_here", "-here"),
-    *("${", "{{", "}}", "$(", "](", "not-a-real", "insert", "replace", "1234567890abcdef", "abcdefghijklmnop", "deadbeef"),
+    *("${", "{{", "}}", "$(", "](", "not-a-real", "insert_", "replace_"),
     *("[secret:", "0000000000", "==="),
 )
 # What stands behind "password:" in forms, schemas, messages and settings without being one.
 PLACEHOLDER_WORDS = frozenset(
-    "password passwd pass passwort pwd secret token string text str user username user:pass pass123 required optional "
-    "sha1 sha256 sha512 sha-256 md5 base64 utf8 utf-8 bcrypt argon2 argon2id scrypt pbkdf2 oauth2 basic http2 ldap3 "
-    "field1 step1 step2 value1 admin root guest postgres localhost".split()
+    [
+        "password",
+        "passwd",
+        "pass",
+        "passwort",
+        "pwd",
+        "secret",
+        "token",
+        "string",
+        "text",
+        "str",
+        "user",
+        "username",
+        "user:pass",
+        "pass123",
+        "required",
+        "optional",
+        "sha1",
+        "sha256",
+        "sha512",
+        "sha-256",
+        "md5",
+        "base64",
+        "utf8",
+        "utf-8",
+        "bcrypt",
+        "argon2",
+        "argon2id",
+        "scrypt",
+        "pbkdf2",
+        "oauth2",
+        "basic",
+        "http2",
+        "ldap3",
+        "field1",
+        "step1",
+        "step2",
+        "value1",
+        "admin",
+        "root",
+        "guest",
+        "postgres",
+        "localhost",
+    ]
 )
 # Measured on identifiers and words of the standard library's sources: 99 % lie below 3.2 bits; 20 random characters of
 # base 62 have 3.9 on average.
