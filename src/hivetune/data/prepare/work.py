@@ -8,12 +8,10 @@ import contextlib
 import gc
 import json
 import os
-import signal
 import sqlite3
 import sys
-import threading
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from hivetune.data.intake import interactions
 from hivetune.data.intake.files import Chunk
 from hivetune.data.intake.interactions import is_forgotten
 from hivetune.data.prepare.split import tie_hashes
+from hivetune.data.prepare.time_limit import row_time_limit
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import RenderedView, Renderer
@@ -55,7 +54,6 @@ CREATE TABLE bodies (
 );
 """
 ROW_COLUMNS, BODY_COLUMNS = 22, 9
-ROW_LIMIT_S = 20.0  # of processor time; a row of 1 MB takes 0.5 s on a slow core
 SURE_CHARS = 8  # characters a token; up to here the vocabulary isn't asked for its longest one
 
 
@@ -177,7 +175,7 @@ class Worker:
 
     def _examine_safely(self, raw: RawRow) -> ExaminedRow:
         try:
-            with row_time_limit(ROW_LIMIT_S):
+            with row_time_limit():
                 return self.examine(raw)
         except RecursionError:  # JSON, Jinja and our own walks all have their limits near each other
             raise RowRefused("too-deep") from None
@@ -270,29 +268,6 @@ class TooLong(RowRefused):
     def __init__(self, length: int | None, limit: int, hint: str = ""):
         super().__init__("too-long", hint or f"{length:,} tokens, max_length is {limit:,}")
         self.length = length
-
-
-@contextlib.contextmanager
-def row_time_limit(limit_s: float) -> Iterator[None]:
-    """Raises RowRefused("too-slow") inside the block after so much processor time of this process.
-
-    The last line of defence behind rules that are linear: a template or a tokenizer may not be. Only the main thread
-    can be interrupted (a worker's rows are there); elsewhere there is no limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGVTALRM, _too_slow)
-    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-def _too_slow(_signal: int, _frame: object) -> None:
-    raise RowRefused("too-slow")
 
 
 def _num_chars(messages: Sequence[Message]) -> int:

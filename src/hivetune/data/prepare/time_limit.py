@@ -1,0 +1,33 @@
+"""A limit on the processor time of one row: the last line of defence behind rules and checks that are linear."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+from hivetune.data.reasons import RowRefused
+
+ROW_LIMIT_S = 20.0  # a row of 1 MB takes 0.5 s on a slow core
+
+
+@contextlib.contextmanager
+def row_time_limit(limit_s: float = ROW_LIMIT_S) -> Iterator[None]:
+    """Raises RowRefused("too-slow") inside the block after so much processor time of this process.
+
+    A template of a model, for one, may take any time. Only the main thread can be interrupted (a worker's rows are
+    there), and only between two steps of Python or of a regular expression; in other threads there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, _too_slow)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _too_slow(_signal: int, _frame: object) -> None:
+    raise RowRefused("too-slow")
