@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[str, Maker]] = {
     ),
     "text and label": ("unexplained-column", lambda r: dump({"text": str(r.random()), "label": 1})),
     "one message": ("one-message", lambda r: dump({"role": "user", "content": str(r.random())})),
-    "late system": ("role-order", lambda r: _turns(("user", str(r.random())), ("system", "b"), ("assistant", "c"))),
+    "result first": ("role-order", lambda r: _turns(("tool", str(r.random())), ("user", "b"), ("assistant", "c"))),
     "tool unasked": (
         "role-order",
         lambda r: _turns(("user", str(r.random())), ("assistant", "b"), ("tool", "c"), ("assistant", "d")),
