@@ -59,7 +59,9 @@ class LoraConfig(Section):
     r: int = Field(default=16, gt=0, le=1 << 16)
     alpha: float = Field(default=32, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    target_modules: str | list[str] = Field(default="all-linear", description="'all-linear' or names such as q_proj")
+    target_modules: str | list[str] = Field(
+        default="all-linear", description="'all-linear', names such as q_proj, or a pattern for whole names: '.*_proj'"
+    )
     rslora: bool = Field(default=False, description="scale by alpha / sqrt(r) instead of alpha / r")
 
 

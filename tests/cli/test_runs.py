@@ -12,9 +12,11 @@ import pytest
 from hivetune.base.database import open_database
 from hivetune.base.disk import write_json
 from hivetune.base.journal import Journal
+from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached
 from hivetune.release.export import export_run
+from hivetune.run.choices import Choices, write_resolved
 from hivetune.run.find import find_run
 from hivetune.walk.open import load_run
 
@@ -48,14 +50,18 @@ def hivetune(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_all_runs_and_one_run(tmp_path: Path) -> None:
     run = make(tmp_path)
+    config = parse_config({"model": "smollm2-135m", "data": {"path": "rows.jsonl"}})
+    write_resolved(run, config, Choices(device="cpu", dtype="float32", threads=2))
     listed = json.loads(hivetune("runs", "--json").stdout)["runs"]
     assert [(entry["run"], entry["state"], entry["step"], entry["steps"]) for entry in listed] == [
         (str(run), "stopped", 2, 20)
     ]
     shown = json.loads(hivetune("show", "mine", "--json").stdout)
     assert (shown["loss"], shown["validation_loss"], shown["tokens_per_second"]) == (2.0, 2.5, 200.0)
+    assert shown["choices"] == {"device": "cpu", "dtype": "float32", "threads": 2}
     told = hivetune("show", "mine").stdout
     assert "the card hung" in told
+    assert "computed in float32 (dtype: auto) on cpu" in told
     assert "3.2 GB of memory left; the worker held 2.1 GB" in told
     assert "card 0: 24.7 GB of 25.8 GB, 104 °C, 300 W (held back by heat or power)" in told
 

@@ -15,6 +15,7 @@ from hivetune.plan.choose import (
     Workload,
     advice,
     assumed_workload,
+    auto_dtype,
     choose_dtype,
     fastest_that_fits,
     power_loss_s,
@@ -55,6 +56,22 @@ def test_every_card_gets_a_small_model_done(name: str) -> None:
 )
 def test_the_precision_is_the_one_whose_gemm_is_clearly_faster(card: str, dtype: str) -> None:
     assert choose_dtype("auto", device_of_card(card)) == dtype
+
+
+@pytest.mark.parametrize(
+    ("half", "decided", "expected"),
+    [
+        (1.3, None, "bfloat16"),
+        (1.2, None, "float32"),
+        (1.3, "float32", "float32"),  # near the tie the machine's earlier decision stands
+        (1.2, "bfloat16", "bfloat16"),
+        (2.0, "float32", "bfloat16"),  # far from it the measurement does
+        (0.5, "bfloat16", "float32"),
+        (1.2, "float16", "float32"),  # what was not measured can't stand
+    ],
+)
+def test_near_a_tie_two_runs_on_one_machine_agree(half: float, decided: str | None, expected: str) -> None:
+    assert auto_dtype({"float32": 1.0, "bfloat16": half}, decided) == expected
 
 
 def test_a_precision_that_a_card_lacks_is_refused_with_the_reason() -> None:

@@ -15,6 +15,7 @@ from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import override_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached, systemd_unit
+from hivetune.run.choices import read_resolved
 from hivetune.run.find import find_run, known_runs
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
 from hivetune.run.status import RunStatus, run_status, stop_run
@@ -55,6 +56,8 @@ def show(run: RunArgument) -> None:
     folder = find_run(run)
     status = run_status(folder)
     display(_line(status))
+    choices, how = _choices(folder)
+    display(how)
     events = list(read_journal(folder / EVENTS))
     sample: dict[str, Any] | None = None
     for entry in events:
@@ -64,7 +67,20 @@ def show(run: RunArgument) -> None:
             sample = entry
         elif entry["event"] == "failure" and sample is not None:
             display(f"{'':19}{_machine_then(sample, entry['time'])}")
-    emit({**status.document(), "events": events})
+    emit({**status.document(), "choices": choices, "events": events})
+
+
+def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """What the run computes with, and a line that says it; a damaged config is said, not fatal."""
+    try:
+        config, choices = read_resolved(folder)
+    except UsageError as error:
+        return None, f"  its choices are unreadable: {error.message}"
+    if choices.dtype is None:
+        return choices.made(), "  device and precision are not chosen yet"
+    wanted = " (dtype: auto)" if config.dtype == "auto" else ""
+    path = f", {choices.path} path" if choices.path else ""
+    return choices.made(), f"  computed in {choices.dtype}{wanted} on {choices.device}{path}"
 
 
 def watch(run: RunArgument) -> None:

@@ -70,6 +70,8 @@ def show_training(summary: dict[str, Any]) -> None:
             )
         ],
     )
+    if summary.get("dtype"):  # a run of an older version did not tell
+        say(f"computed in {summary['dtype']} on {summary['device']}, {summary['path']} path")
     parts = [f"{name.replace('_', ' ')} {count}" for name, count in rows.items() if isinstance(count, int)]
     parts += [
         f"{name.replace('_', ' ')} {sum(counts.values())}" for name, counts in rows.items() if isinstance(counts, dict)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,8 @@ import torch
 
 from hivetune.config import RunConfig
 from hivetune.errors import MachineNotFit
+from hivetune.machine.inventory import read_machine
+from hivetune.machine.profile import read_profile
 from hivetune.plan.choose import auto_dtype
 from hivetune.run.choices import Choices, write_resolved
 
@@ -45,8 +46,19 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
     """
     name = choices.device or (("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     place = check_device(name)
-    precision = choices.dtype or (auto_dtype(product_rates(place)) if dtype == "auto" else dtype)
+    precision = choices.dtype or (measured_dtype(place) if dtype == "auto" else dtype)
     return replace(choices, device=name, dtype=precision, threads=choices.threads or default_threads())
+
+
+def measured_dtype(device: torch.device) -> str:
+    """`dtype: auto` on this machine: measured now; near a tie its profile decides. The probe writes the profile."""
+    profile = read_profile(read_machine().fingerprint)
+    return auto_dtype(product_rates(device), profile.decided_dtype(device_name(device)))
+
+
+def device_name(device: torch.device) -> str:
+    """As profiles name it: cpu, cuda:0."""
+    return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
 
 
 def start_with(choices: Choices) -> tuple[torch.device, torch.dtype]:
@@ -110,7 +122,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def _product_s(dtype: torch.dtype, device: torch.device) -> float:
-    """Median time of one product, after a warm-up."""
+    """Least time of one product, after a warm-up: whatever disturbs makes it slower, nothing faster."""
     x, w = (torch.ones(n, PROBE_WIDTH, dtype=dtype, device=device) for n in (PROBE_ROWS, PROBE_WIDTH))
     seconds = []
     for _ in range(PROBE_ROUNDS + 1):
@@ -121,4 +133,4 @@ def _product_s(dtype: torch.dtype, device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
+    return min(seconds[1:])

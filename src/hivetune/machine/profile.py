@@ -13,12 +13,13 @@ from typing import Any
 from hivetune.base.disk import home, read_json, write_json
 
 _SCHEMA = 1
+_DTYPES = "dtypes"
 
 
 @dataclass(frozen=True)
 class Profile:
-    """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM.
-    `choices`: what a run should start with here (recovery writes what helped). `probes`: model and setting -> points.
+    """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `probes`: model and setting -> points.
+    `choices`: what a run should start with here: `rungs` that helped a recovery, and `dtypes`, what `dtype: auto` was.
     """
 
     fingerprint: str
@@ -31,6 +32,14 @@ class Profile:
         known = self.rates.get(device, {})
         best = {dtype: max(rate, known.get(dtype, 0.0)) for dtype, rate in rates.items()}
         return replace(self, rates={**self.rates, device: best})
+
+    def decided_dtype(self, device: str) -> str | None:
+        """What `dtype: auto` was decided to be on this device; None: never yet."""
+        decided = self.choices.get(_DTYPES)
+        return decided.get(device) if isinstance(decided, dict) else None
+
+    def with_dtype(self, device: str, dtype: str) -> "Profile":
+        return replace(self, choices={**self.choices, _DTYPES: {**self.choices.get(_DTYPES, {}), device: dtype}})
 
     def with_probe(self, key: str, probe: Mapping[str, Any]) -> "Profile":
         return replace(self, probes={**self.probes, key: dict(probe)})

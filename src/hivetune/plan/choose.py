@@ -22,6 +22,9 @@ from hivetune.run.choices import Choices
 # Half precision has to be worth its rounding: on CPUs with native bf16 it is 1.7 to 2.3 times faster, without it 40 to
 # 500 times slower (pytorch/pytorch#146508).
 WORTH_IT = 1.25
+# So near to WORTH_IT two measurements of one busy machine may disagree (a canary's rate moved by 6 to 60 % on a machine
+# that others used, docs/log.md): then what was decided there before stands.
+NEAR_TIE = 1.25
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 # Beyond these a larger micro-batch gains no speed and costs memory: caches on a CPU, full GEMM tiles on a card.
 LARGEST_BUDGET = {"cpu": 2048, "cuda": 32768, "rocm": 32768}
@@ -112,12 +115,18 @@ def choose_dtype(wanted: str, device: Device) -> str:
         if wanted not in device.rates:
             raise UsageError(f"{wanted} is unsupported on {device.name}. {device.note}", hint="set dtype: auto")
         return wanted
-    return auto_dtype(device.rates)
+    return auto_dtype(device.rates, device.decided_dtype)
 
 
-def auto_dtype(rates: Mapping[str, float]) -> str:
-    """What `dtype: auto` is where matrix products run at these rates (any unit): bfloat16 if that is clearly faster."""
+def auto_dtype(rates: Mapping[str, float], decided: str | None = None) -> str:
+    """What `dtype: auto` is where matrix products run at these rates (any unit): bfloat16 if that is clearly faster.
+
+    `decided`: what it was on this machine before (its profile). Near a tie that stands, so that two runs on one machine
+    agree; rates that contradict it clearly win.
+    """
     half, full = rates.get("bfloat16", 0.0), rates.get("float32")
+    if decided is not None and decided in rates and full and WORTH_IT / NEAR_TIE <= half / full <= WORTH_IT * NEAR_TIE:
+        return decided
     return "bfloat16" if full is None or half > WORTH_IT * full else "float32"
 
 

@@ -37,6 +37,8 @@ class Device:
     cores: int = 0
     torch_name: str = "cpu"
     """As torch and the config name it: cpu, cuda:0."""
+    decided_dtype: str | None = None
+    """What `dtype: auto` was on this machine before."""
 
     @property
     def margin(self) -> float:
@@ -112,6 +114,7 @@ def _this_card(card: Card, profile: Profile, torch_name: str) -> Device:
         source="GEMMs measured on this machine" if measured else str(known and known["measured"]),
         note=known.get("note", "") if known else "",
         torch_name=torch_name,
+        decided_dtype=profile.decided_dtype(torch_name),
     )
 
 
@@ -131,6 +134,7 @@ def _this_cpu(machine: Machine, profile: Profile) -> Device:
         measured=True,
         source="GEMMs measured on this machine",
         cores=machine.cores,
+        decided_dtype=profile.decided_dtype("cpu"),
     )
 
 

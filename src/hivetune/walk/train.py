@@ -27,6 +27,8 @@ REPORTED = (
     "prediction",
     "path",
     "why",
+    "device",
+    "dtype",
 )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.engine.device import DTYPES, complete, peak_memory_bytes, reset_peak_memory, start_with
+from hivetune.engine.device import DTYPES, complete, device_name, peak_memory_bytes, reset_peak_memory, start_with
 from hivetune.engine.measure.agreement import check_documents, right_choices
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
@@ -85,8 +85,8 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
     architecture = read_architecture(task.model)
     machine = read_machine()
-    profile = read_profile(machine.fingerprint).with_rates(_device_name(device), canary_rates(device))
-    target = device_of_machine(machine, profile, _device_name(device))
+    profile = read_profile(machine.fingerprint).with_rates(device_name(device), canary_rates(device))
+    target = device_of_machine(machine, profile, device_name(device))
     work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
     setup = _setup_of(config, architecture, settled, target.kind)
     first = _choose_before_loading(config, setup, target, work)
@@ -116,6 +116,8 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     )
     settled = replace(_with(settled, chosen), prediction=prediction.to_plain())
     probe = probe_document(probed, [(point.shape, point.seconds, point.peak_bytes) for point in points])
+    if config.dtype == "auto":
+        profile = profile.with_dtype(device_name(device), setup.dtype)
     write_profile(profile.with_probe(probe_key(probed), probe))
     if run:
         write_resolved(run, config, settled)
@@ -321,10 +323,6 @@ def _plan_of(config: RunConfig, snapshot: Snapshot) -> Plan:
         epochs=config.epochs,
         max_steps=config.max_steps,
     )
-
-
-def _device_name(device: torch.device) -> str:
-    return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
 
 
 def _product_s(

@@ -253,6 +253,8 @@ def finish(run: Run, progress: Progress) -> dict[str, Any]:
         ),
         "path": run.model.path,
         "why": run.model.why,
+        "device": str(run.model.device),
+        "dtype": str(run.model.dtype).removeprefix("torch."),
     }
 
 
