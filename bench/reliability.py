@@ -1,7 +1,7 @@
 """How many runs end by themselves, with real processes and by the ladder alone, and how much of the time is useful.
 
     python bench/reliability.py completion --out docs/proof/completion.json     about 5 minutes
-    python bench/reliability.py ladder --runs 20000 --seed 0                    about 20 seconds, in memory
+    python bench/reliability.py ladder                                          about 20 seconds, in memory
     python bench/reliability.py useful --out docs/proof/useful_time.json        about 4 minutes, on a quiet machine
 
 completion: runs of the scripted worker (tests/supervise), each with one to three random faults of the kinds that a run
@@ -42,13 +42,13 @@ KILLS, BETWEEN_S = 4, 25.0
 TEN_MINUTES_S = 600.0
 
 
-def completion(runs: int, first_seed: int) -> dict[str, Any]:
+def completion(runs: int = 200, seed: int = 1000) -> dict[str, Any]:
     """Every run is started once; whoever needs a person has failed."""
     ended, needed_person = 0, []
     restarts: dict[int, list[int]] = collections.defaultdict(list)
     met: collections.Counter[str] = collections.Counter()
-    for seed in range(first_seed, first_seed + runs):
-        chosen, faults = draw(seed)
+    for number in range(seed, seed + runs):
+        chosen, faults = draw(number)
         met.update(chosen)
         with tempfile.TemporaryDirectory() as folder:
             os.environ["HIVETUNE_HOME"] = f"{folder}/home"
@@ -57,12 +57,12 @@ def completion(runs: int, first_seed: int) -> dict[str, Any]:
         restarts[len(chosen)].append(outcome.restarts)
         ended += outcome.status == "done"
         if outcome.status != "done":
-            needed_person.append({"seed": seed, "faults": chosen, "diagnoses": list(outcome.faults)})
+            needed_person.append({"seed": number, "faults": chosen, "diagnoses": list(outcome.faults)})
     return {
         "schema": 1,
         "claim": "runs with one to three random survivable faults that ended by themselves",
         "runs": runs,
-        "first_seed": first_seed,
+        "first_seed": seed,
         "ended": ended,
         "completion_rate": ended / runs,
         "restarts": {
@@ -149,29 +149,29 @@ def _report(run: Path, started: float, lost: list[dict[str, Any]]) -> dict[str, 
     }
 
 
-def ladder(runs: int, first_seed: int) -> dict[str, Any]:
+def ladder(runs: int = 20_000, seed: int = 0) -> dict[str, Any]:
     """The rules of the supervisor against the same random faults, without a process: thousands in a second."""
     needed_person = []
-    for seed in range(first_seed, first_seed + runs):
-        chosen, faults = draw(seed)
-        status, history = play(World(faults, Bounds(on_device=True), random.Random(seed)))
+    for number in range(seed, seed + runs):
+        chosen, faults = draw(number)
+        status, history = play(World(faults, Bounds(on_device=True), random.Random(number)))
         if status != "done":
             diagnoses = [f"{failure.fault} in step {failure.step}" for failure in history]
-            needed_person.append({"seed": seed, "faults": chosen, "diagnoses": diagnoses})
+            needed_person.append({"seed": number, "faults": chosen, "diagnoses": diagnoses})
             print(needed_person[-1], file=sys.stderr)
     ended = runs - len(needed_person)
-    return {"schema": 1, "runs": runs, "first_seed": first_seed, "ended": ended, "needed_a_person": needed_person}
+    return {"schema": 1, "runs": runs, "first_seed": seed, "ended": ended, "needed_a_person": needed_person}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("completion", "ladder", "useful"))
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1000, help="of the first run")
+    parser.add_argument("--runs", type=int, help="default: 200 with processes, 20,000 in memory")
+    parser.add_argument("--seed", type=int, help="of the first run; default: 1000 with processes, 0 in memory")
     parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()
-    of_runs = {"completion": completion, "ladder": ladder}
-    result = of_runs[arguments.what](arguments.runs, arguments.seed) if arguments.what in of_runs else useful()
+    given = {name: value for name in ("runs", "seed") if (value := vars(arguments)[name]) is not None}
+    result = {"completion": completion, "ladder": ladder, "useful": useful}[arguments.what](**given)
     if arguments.out:
         write_json(arguments.out, result)
     print({name: value for name, value in result.items() if not isinstance(value, (dict, list))})

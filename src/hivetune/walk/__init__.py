@@ -1,4 +1,4 @@
 """The stations in the order in which an interaction passes them, one file each: it calls one room and prints nothing.
 
-fetch, prepare, open (identity), probe, train (account), evaluate, verdict; docs/design.md draws the whole.
+fetch, prepare, open (identity), probe, train, evaluate, verdict, export, register; docs/design.md draws the whole.
 """

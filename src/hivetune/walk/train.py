@@ -1,4 +1,4 @@
-"""The station that takes the time: the supervisor brings the run to its end, and the result is written down."""
+"""The station that takes the time: the supervisor brings the run to its end; what became of each row is accounted."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -6,10 +6,10 @@ from typing import Any
 
 from hivetune.base.disk import lock, write_manifest
 from hivetune.base.journal import read_journal
+from hivetune.records import Accounting
 from hivetune.run.folder import EVENTS
 from hivetune.supervise.room import write_when_there_is_room
 from hivetune.supervise.supervisor import supervise_run
-from hivetune.walk.account import account, quarantined_rows
 from hivetune.walk.open import Run, load_run, update_record
 
 # Of the worker's result, what `train --json` tells.
@@ -71,3 +71,34 @@ def train_run(run: Run, on_step: Callable[[int], None] = lambda done: None) -> d
         write_when_there_is_room(run.folder, write)
     outcome.check()
     return document
+
+
+def account(run: Run, steps_done: int) -> Accounting:
+    """Law 1 for a run: the snapshot's accounting with its training rows divided by what became of them.
+
+    A row of several views is quarantined when one of them is, else trained when one of them was.
+    """
+    taken_in = run.snapshot.manifest["accounting"]
+    first = run.snapshot.first_views()
+    trained, quarantined = ({first.get(row, row) for row in rows} for rows in run.plan.rows_reached(steps_done))
+    trained -= quarantined
+    return Accounting(
+        rows_in=taken_in["rows_in"],
+        trained=len(trained),
+        held_out=taken_in["held_out"],
+        duplicates=taken_in["duplicates"],
+        rejected=taken_in["rejected"],
+        set_aside=taken_in["set_aside"],
+        quarantined=len(quarantined),
+        not_reached=taken_in["trained"] - len(trained) - len(quarantined),
+    )
+
+
+def quarantined_rows(run: Run) -> list[str]:
+    """`file:line: reason` of each row that was taken out at run time."""
+    return [
+        f"{run.snapshot.info(row).source}: {amendment.reason}"
+        for amendment in run.plan.amendments
+        if amendment.until_step is None
+        for row in amendment.rows
+    ]
