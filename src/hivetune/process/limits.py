@@ -8,7 +8,7 @@ from typing import Protocol
 from hivetune.config import SuperviseConfig
 from hivetune.process.protocol import Beat
 
-WINDOW = 64
+STEPS_REMEMBERED = 64
 # Nine of ten steps are shorter: long documents make some steps several times longer than the median.
 QUANTILE = 0.9
 # Silence after these lasts as long as compilers and disks take.
@@ -56,7 +56,7 @@ class LearnedLimits:
     settings: SuperviseConfig
     usual_start_s: float | None = None
     start_s: float = 0.0
-    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     _last: Beat = Beat.STARTING
     _started: bool = False
 

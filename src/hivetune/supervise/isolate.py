@@ -189,7 +189,7 @@ def within(findings: Findings, taken: int, most: int) -> Findings:
     return Findings("machine", words, (), findings.children)
 
 
-def quarantine(run: Path, step: int, findings: Findings, source: Callable[[int], str]) -> list[dict[str, Any]]:
+def amend_plan(run: Path, step: int, findings: Findings, source: Callable[[int], str]) -> list[dict[str, Any]]:
     """Amend the plan from `step` on, one amendment a row, on disk when this returns; the entries for the report."""
     entries = []
     for bad in findings.rows:

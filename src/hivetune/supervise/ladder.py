@@ -163,7 +163,7 @@ class Bounds:
     void: frozenset[str] = frozenset()
 
 
-Kind = Literal["again", "change", "isolate", "wait", "stop"]
+ActionKind = Literal["again", "change", "isolate", "wait", "stop"]
 # What an isolation found to be guilty (supervise/isolate.py): rows of the step; a kernel, as another way of computing
 # survives the same rows; nothing, it did not happen again; the machine, as rows that were fine before die too.
 Culprit = Literal["row", "kernel", "chance", "machine"]
@@ -173,7 +173,7 @@ Culprit = Literal["row", "kernel", "chance", "machine"]
 class Action:
     """What to do now. `rungs` are those of the next attempt; `tried` the one among them that is new."""
 
-    kind: Kind
+    kind: ActionKind
     why: str
     rungs: tuple[str, ...] = ()
     tried: str = ""

@@ -33,7 +33,7 @@ from hivetune.run.status import quarantined
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
 from hivetune.supervise.attempt import Ended, Job, Told, newest_step, run_attempt, state_to_disk
 from hivetune.supervise.events import Events
-from hivetune.supervise.isolate import isolate, quarantine, replay_in_children, within
+from hivetune.supervise.isolate import amend_plan, isolate, replay_in_children, within
 from hivetune.supervise.ladder import (
     RANK_MULTIPLE,
     Action,
@@ -239,7 +239,7 @@ class _Supervisor:
         findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
         most = most_quarantined(plan.num_rows, self.config.data.max_rejected)
         findings = within(findings, failure.quarantined, most)
-        entries = quarantine(run, failure.step, findings, lambda row: data.info(row).source)
+        entries = amend_plan(run, failure.step, findings, lambda row: data.info(row).source)
         job.events.append("isolated", verdict=findings.culprit, words=findings.words, children=findings.children)
         for entry in entries:
             job.events.append("quarantined", **entry)

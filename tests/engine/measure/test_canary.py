@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.measure import canary
-from hivetune.engine.measure.canary import CanaryFailed, Product, check, must_pass, shapes_of
+from hivetune.engine.measure.canary import CanaryFailed, Product, must_pass, shapes_of, wrong_products
 
 # A base product, the two thin ones of a rank, a wide and an odd one.
 PRODUCTS = [Product(64, 96, 128), Product(64, 4, 128), Product(4, 128, 64), Product(3, 2000, 700), Product(1, 1, 1)]
@@ -16,7 +16,7 @@ PRODUCTS = [Product(64, 96, 128), Product(64, 4, 128), Product(4, 128, 64), Prod
 
 @pytest.mark.parametrize("dtype", list(canary.EXACT))
 def test_right_arithmetic_is_exact(dtype: torch.dtype) -> None:
-    assert check(PRODUCTS, dtype=dtype, device="cpu") == []
+    assert wrong_products(PRODUCTS, dtype=dtype, device="cpu") == []
 
 
 def zeros_above(a_MK: Tensor, b_KN: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def transposed(a_MK: Tensor, b_KN: Tensor) -> Tensor:
 @pytest.mark.parametrize("wrong", [zeros_above, one_off, two_swapped, not_a_number, low_precision, transposed])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_way_of_being_wrong_is_caught(wrong: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
-    found = check([Product(64, 96, 128)], dtype=dtype, device="cpu", multiply=wrong)
+    found = wrong_products([Product(64, 96, 128)], dtype=dtype, device="cpu", multiply=wrong)
     assert [each.product for each in found] == [Product(64, 96, 128)]
 
 
@@ -91,5 +91,5 @@ def test_the_error_names_shape_and_precision(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_generators_are_left_alone() -> None:
     before = torch.get_rng_state()
-    check(PRODUCTS, dtype=torch.float32, device="cpu")
+    wrong_products(PRODUCTS, dtype=torch.float32, device="cpu")
     assert torch.equal(torch.get_rng_state(), before)

@@ -64,7 +64,7 @@ def shapes_of(adapter: Mapping[str, Tensor], tokens: int) -> list[Product]:
     return sorted(products)
 
 
-def check(
+def wrong_products(
     products: Iterable[Product],
     *,
     dtype: torch.dtype,
@@ -78,7 +78,7 @@ def check(
 def must_pass(products: Sequence[Product], *, dtype: torch.dtype, device: torch.device | str) -> float:
     """Seconds that it took. Raises CanaryFailed naming the first wrong product."""
     started = time.perf_counter()
-    wrong = check(products, dtype=dtype, device=device)
+    wrong = wrong_products(products, dtype=dtype, device=device)
     if wrong:
         (m, n, k), what = wrong[0].product, wrong[0].what
         raise CanaryFailed(

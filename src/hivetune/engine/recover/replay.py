@@ -21,10 +21,10 @@ from hivetune.run.choices import read_resolved
 
 def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    return replay(task, heartbeat, load(task))
+    return replay(task, heartbeat, load_as_saved(task))
 
 
-def load(task: Replay) -> LoraModel:
+def load_as_saved(task: Replay) -> LoraModel:
     """The run's model with the weights of its newest good checkpoint, or those of the start."""
     config, choices = read_resolved(task.run)
     choices = with_changes(config, settle(task.run, config, choices, write=False), task.changes)

@@ -16,13 +16,13 @@ from hivetune.engine.model.protocol import Document
 from hivetune.engine.train.feed import VALIDATION_DOCUMENTS, Feed, read_documents
 from hivetune.engine.train.optimizer import clip_, learning_rate
 from hivetune.engine.train.session import (
-    Progress,
-    Run,
+    LoopState,
+    Session,
     StepNotFinite,
     finish,
     journal,
     measure_rate,
-    open_run,
+    open_session,
     restore,
     save_now,
     save_when_due,
@@ -39,132 +39,140 @@ FLOAT16_LOSS_SCALE = 1024.0
 
 
 def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
-    run = open_run(task, heartbeat)
-    progress = restore(run)
-    test_numbers(run, progress.step)
-    with Feed(lambda step: read_documents(run.snapshot, run.plan.steps[step].rows), run.num_steps) as feed:
-        progress = train(run, progress, feed)
-    return finish(run, progress)
+    session = open_session(task, heartbeat)
+    progress = restore(session)
+    test_numbers(session, progress.step)
+    with Feed(lambda step: read_documents(session.snapshot, session.plan.steps[step].rows), session.num_steps) as feed:
+        progress = train(session, progress, feed)
+    return finish(session, progress)
 
 
-def train(run: Run, progress: Progress, feed: Feed) -> Progress:
+def train(session: Session, progress: LoopState, feed: Feed) -> LoopState:
     """Optimizer steps until the plan ends, validation gains no more, or a stop is asked for."""
-    while progress.step < run.num_steps and not progress.stopped_early:
+    while progress.step < session.num_steps and not progress.stopped_early:
         started = time.perf_counter()
         documents = feed.take(progress.step)
-        step = run.plan.steps[progress.step]
-        rate = learning_rate(run.config, progress.step, run.num_steps)
-        loss, norm, stop = measure_step(run, progress.step, documents, step.trained_tokens)
+        step = session.plan.steps[progress.step]
+        rate = learning_rate(session.config, progress.step, session.num_steps)
+        loss, norm, stop = measure_step(session, progress.step, documents, step.trained_tokens)
         problem = step_problem(loss, norm) if step.trained_tokens else None
         if problem is not None:
-            quarantine(run, progress.step, documents, problem)
+            quarantine(session, progress.step, documents, problem)
             feed.forget()
             continue
         history, spike = progress.history, None
         if step.trained_tokens:
-            clip_(run.model.grad_N, norm, run.config.clip)
-            run.optimizer.update(run.model.grad_N, rate=rate, number=progress.updates + 1)
+            clip_(session.model.grad_N, norm, session.config.clip)
+            session.optimizer.update(session.model.grad_N, rate=rate, number=progress.updates + 1)
             history, spike = progress.history.after(progress.step, loss)
         if spike is not None:
-            progress = roll_back(run, spike)
+            progress = roll_back(session, spike)
             feed.forget()
             continue
         updates = progress.updates + (step.trained_tokens > 0)
         progress = replace(progress, step=progress.step + 1, updates=updates, history=history)
         numbers = {"loss": loss, "grad_norm": norm} if step.trained_tokens else {"loss": None, "grad_norm": None}
         tokens = {"tokens": sum(len(d.tokens_L) for d in documents), "trained_tokens": step.trained_tokens}
-        journal(run, "step", step=progress.step, **numbers, lr=rate, **tokens, rows=len(documents), started=started)
-        run.heartbeat.beat(Beat.ITEM)
-        progress = pause(run, progress)
+        journal(session, "step", step=progress.step, **numbers, lr=rate, **tokens, rows=len(documents), started=started)
+        session.heartbeat.beat(Beat.ITEM)
+        progress = pause(session, progress)
         if stop:
             break
-        test_numbers(run, progress.step)
-        measure_rate(run, progress.step)
-        save_when_due(run, progress)
+        test_numbers(session, progress.step)
+        measure_rate(session, progress.step)
+        save_when_due(session, progress)
     return progress
 
 
-def measure_step(run: Run, step: int, documents: Sequence[Document], trained_tokens: int) -> tuple[float, float, bool]:
+def measure_step(
+    session: Session, step: int, documents: Sequence[Document], trained_tokens: int
+) -> tuple[float, float, bool]:
     """Mean loss, gradient norm and whether any process was asked to stop; the gradient is in `grad_N`.
 
     Reading the three numbers is the only time in a step that the host waits for the device.
     """
-    model = run.model
+    model = session.model
     loss_scale = FLOAT16_LOSS_SCALE if model.dtype == torch.float16 else 1.0
-    torch.manual_seed(_seed(run.config.seed, step, run.world.rank))  # dropout; so that resuming is "go to step i"
+    torch.manual_seed(
+        _seed(session.config.seed, step, session.world.rank)
+    )  # dropout; so that resuming is "go to step i"
     model.grad_N.zero_()
-    nll = model.backward(run.world.share(documents), loss_scale / max(1, trained_tokens))
-    run.world.sum_(model.grad_N)
+    nll = model.backward(session.world.share(documents), loss_scale / max(1, trained_tokens))
+    session.world.sum_(model.grad_N)
     model.grad_N.div_(loss_scale)
-    stop = torch.tensor(float(run.heartbeat.stop_requested), dtype=torch.float64, device=model.device)
-    sums = run.world.sum_(torch.stack([nll.to(torch.float64) / max(1, trained_tokens), stop]))
+    stop = torch.tensor(float(session.heartbeat.stop_requested), dtype=torch.float64, device=model.device)
+    sums = session.world.sum_(torch.stack([nll.to(torch.float64) / max(1, trained_tokens), stop]))
     norm = torch.linalg.vector_norm(model.grad_N, dtype=torch.float64)
     loss, stops, norm_value = torch.cat([sums, norm[None]]).tolist()
     return loss, norm_value, stops > 0
 
 
-def pause(run: Run, progress: Progress) -> Progress:
+def pause(session: Session, progress: LoopState) -> LoopState:
     """Validation when it is due; at the end of a chunk also a checkpoint, and patience begins anew."""
-    chunk_ended = progress.step in run.plan.chunk_ends
-    if chunk_ended or progress.step % run.validate_every == 0 or progress.step == run.num_steps:
-        progress = validate(run, progress)
+    chunk_ended = progress.step in session.plan.chunk_ends
+    if chunk_ended or progress.step % session.validate_every == 0 or progress.step == session.num_steps:
+        progress = validate(session, progress)
     if chunk_ended and not progress.stopped_early:
         progress = replace(progress, without_gain=0)
-        save_now(run, progress)
+        save_now(session, progress)
     return progress
 
 
-def validate(run: Run, progress: Progress) -> Progress:
+def validate(session: Session, progress: LoopState) -> LoopState:
     """Loss on the validation rows; a new best is saved at once, `patience` times without gain stops the run early."""
-    if not run.validation_rows:
+    if not session.validation_rows:
         return progress
     started = time.perf_counter()
     sums = torch.zeros(2, dtype=torch.float64)
     left_out: list[int] = []
-    for start in range(0, len(run.validation_rows), VALIDATION_DOCUMENTS):
-        run.heartbeat.beat(Beat.VALIDATING)
-        documents = run.world.share(read_documents(run.snapshot, run.validation_rows[start:][:VALIDATION_DOCUMENTS]))
-        for document, nll in zip(documents, run.model.nll(documents).tolist(), strict=True):
+    for start in range(0, len(session.validation_rows), VALIDATION_DOCUMENTS):
+        session.heartbeat.beat(Beat.VALIDATING)
+        documents = session.world.share(
+            read_documents(session.snapshot, session.validation_rows[start:][:VALIDATION_DOCUMENTS])
+        )
+        for document, nll in zip(documents, session.model.nll(documents).tolist(), strict=True):
             if math.isfinite(nll):
                 sums += torch.tensor([nll, float(document.trained_L.sum())], dtype=torch.float64)
             else:
                 left_out.append(document.row)
-    total, tokens = run.world.sum_(sums).tolist()
+    total, tokens = session.world.sum_(sums).tolist()
     if tokens == 0:
         raise StepNotFinite(f"step {progress.step}: the loss of every validation row is not finite")
     loss = total / tokens
-    journal(run, "validation", step=progress.step, loss=loss, tokens=int(tokens), not_finite=left_out, started=started)
+    journal(
+        session, "validation", step=progress.step, loss=loss, tokens=int(tokens), not_finite=left_out, started=started
+    )
     if progress.best is not None and loss >= progress.best["loss"]:
         without_gain = progress.without_gain + 1
-        patience = run.config.patience
+        patience = session.config.patience
         return replace(
             progress, without_gain=without_gain, stopped_early=patience is not None and without_gain >= patience
         )
     progress = replace(progress, best={"step": progress.step, "loss": loss}, without_gain=0)
-    save_now(run, progress)
+    save_now(session, progress)
     return progress
 
 
-def quarantine(run: Run, step: int, documents: Sequence[Document], problem: str) -> None:
+def quarantine(session: Session, step: int, documents: Sequence[Document], problem: str) -> None:
     """Amend the plan so that the rows which are not finite are never trained again; the step is then made anew.
 
     Raises StepNotFinite naming the rows when it is not single rows: the supervisor decides what to change.
     """
-    bad = find_bad_rows(run.model, documents)
-    named = ", ".join(f"{row} ({run.snapshot.info(row).source})" for row in bad.rows or bad.kernel or bad.flaky)
-    taken = {row for amendment in run.plan.amendments if amendment.until_step is None for row in amendment.rows}
-    if len(taken) + len(bad.rows) > most_quarantined(run.plan.num_rows, run.config.data.max_rejected):
+    bad = find_bad_rows(session.model, documents)
+    named = ", ".join(f"{row} ({session.snapshot.info(row).source})" for row in bad.rows or bad.kernel or bad.flaky)
+    taken = {row for amendment in session.plan.amendments if amendment.until_step is None for row in amendment.rows}
+    if len(taken) + len(bad.rows) > most_quarantined(session.plan.num_rows, session.config.data.max_rejected):
         raise StepNotFinite(
-            f"step {step}: {problem}; {len(taken) + len(bad.rows)} of {run.plan.num_rows} rows are not finite by now: "
-            "the arithmetic, not the rows",
+            f"step {step}: {problem}; {len(taken) + len(bad.rows)} of {session.plan.num_rows} rows are not finite by "
+            "now: the arithmetic, not the rows",
             hint="try dtype: float32; data.max_rejected is the share of bad rows that is tolerated",
         )
     if bad.rows and len(bad.rows) < max(2, len(documents)):
         amendment = Amendment(step, bad.rows, f"{problem} at step {step}, with this row alone too")
-        if run.world.writes:
-            append_amendment(run.folder, amendment)
-        run.plan = run.plan.amended(amendment)
-        journal(run, "quarantined", step=step, rows=list(bad.rows), reason=amendment.reason)
+        if session.world.writes:
+            append_amendment(session.folder, amendment)
+        session.plan = session.plan.amended(amendment)
+        journal(session, "quarantined", step=step, rows=list(bad.rows), reason=amendment.reason)
         return
     if bad.rows:
         why = f"every row of it, each alone: rows {named}"
@@ -177,18 +185,18 @@ def quarantine(run: Run, step: int, documents: Sequence[Document], problem: str)
     raise StepNotFinite(f"step {step}: {problem}; it is {why}", hint="the supervisor tries one safe change at a time")
 
 
-def roll_back(run: Run, spike: Spike) -> Progress:
+def roll_back(session: Session, spike: Spike) -> LoopState:
     """Back to a checkpoint before the spike, its rows left out of those steps. Raises LossDiverged the third time."""
-    after_spike(spike, sum(amendment.until_step is not None for amendment in run.plan.amendments))
-    rows = sorted({row for step in range(spike.first, spike.last + 1) for row in run.plan.steps[step].rows})
+    after_spike(spike, sum(amendment.until_step is not None for amendment in session.plan.amendments))
+    rows = sorted({row for step in range(spike.first, spike.last + 1) for row in session.plan.steps[step].rows})
     amendment = Amendment(spike.first, tuple(rows), spike.reason, spike.last + 1)
-    if run.world.writes:
-        run.saver.forget()
-        checkpoints.distrust_after(run.folder, spike.back_to)
-        append_amendment(run.folder, amendment)  # last: killed before it, the run meets the same spike again
-    run.plan = run.plan.amended(amendment)
-    progress = restore(run)
-    journal(run, "rolled_back", step=progress.step, rows=rows, reason=spike.reason)
+    if session.world.writes:
+        session.saver.forget()
+        checkpoints.distrust_after(session.folder, spike.back_to)
+        append_amendment(session.folder, amendment)  # last: killed before it, the run meets the same spike again
+    session.plan = session.plan.amended(amendment)
+    progress = restore(session)
+    journal(session, "rolled_back", step=progress.step, rows=rows, reason=spike.reason)
     return progress
 
 

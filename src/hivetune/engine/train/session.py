@@ -49,7 +49,7 @@ class StepNotFinite(HivetuneError):
 
 
 @dataclass(frozen=True)
-class Progress:
+class LoopState:
     """All that the loop knows after `step` optimizer steps; travels in every checkpoint."""
 
     step: int = 0
@@ -61,8 +61,8 @@ class Progress:
 
 
 @dataclass
-class Run:
-    """What a run has open. Only `plan` is ever replaced: by its amended self."""
+class Session:
+    """A run as its worker has it open. Only `plan` is ever replaced: by its amended self."""
 
     folder: Path
     model_folder: Path
@@ -95,7 +95,7 @@ class Run:
         return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
 
 
-def open_run(task: Train, heartbeat: Heartbeat) -> Run:
+def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     """Everything a run needs. Raises UsageError when plan, snapshot and checkpoints do not belong together."""
     folder = task.run
     world = join_world()
@@ -117,7 +117,7 @@ def open_run(task: Train, heartbeat: Heartbeat) -> Run:
         device=device,
         choices=choices,
     )
-    return Run(
+    return Session(
         folder=folder,
         model_folder=task.model,
         config=config,
@@ -138,154 +138,160 @@ def open_run(task: Train, heartbeat: Heartbeat) -> Run:
     )
 
 
-def restore(run: Run) -> Progress:
+def restore(session: Session) -> LoopState:
     """Weights, optimizer and progress of the newest good checkpoint, or of the start; later metrics are taken back."""
-    initialise(run.model.adapter, run.config.seed)
-    run.optimizer.exp_avg_N.zero_()
-    run.optimizer.exp_avg_sq_N.zero_()
-    state, problems = load_newest_good(run.folder)
-    progress = Progress()
+    initialise(session.model.adapter, session.config.seed)
+    session.optimizer.exp_avg_N.zero_()
+    session.optimizer.exp_avg_sq_N.zero_()
+    state, problems = load_newest_good(session.folder)
+    progress = LoopState()
     if state is not None:
-        if (state.plan_sha256, state.settings_hash) != (run.plan.sha256, run.plan.settings_hash):
-            raise UsageError(f"{run.folder}: its checkpoints are of another plan", hint="train into another folder")
-        for kind, flat_N in _flat_state(run).items():
-            for name, view in same_views(flat_N, run.model.adapter).items():
+        if (state.plan_sha256, state.settings_hash) != (session.plan.sha256, session.plan.settings_hash):
+            raise UsageError(f"{session.folder}: its checkpoints are of another plan", hint="train into another folder")
+        for kind, flat_N in _flat_state(session).items():
+            for name, view in same_views(flat_N, session.model.adapter).items():
                 view.copy_(getattr(state, kind)[name])
         loop = dict(state.loop)
         history = LossHistory.read(loop.pop("history"))
-        progress = Progress(
+        progress = LoopState(
             step=state.step, best=None if state.best is None else dict(state.best), history=history, **loop
         )
-    if run.world.writes:
-        _keep_metrics(run, progress.step)
+    if session.world.writes:
+        _keep_metrics(session, progress.step)
     for problem in problems:
-        journal(run, "problem", step=progress.step, text=problem)
+        journal(session, "problem", step=progress.step, text=problem)
     # The supervisor reads from it which step a worker died in, and which path it took.
-    journal(run, "started", step=progress.step, path=run.model.path, pid=os.getpid())
+    journal(session, "started", step=progress.step, path=session.model.path, pid=os.getpid())
     return progress
 
 
-def test_numbers(run: Run, step: int, *, every_s: float = canary.EVERY_S) -> None:
+def test_numbers(session: Session, step: int, *, every_s: float = canary.EVERY_S) -> None:
     """Test products at the run's own shapes, if the last were `every_s` ago. Raises CanaryFailed.
 
     The supervisor reads which step they last passed at: checkpoints after it are doubtful when they fail.
     """
-    if time.monotonic() - run.numbers_tested < every_s:
+    if time.monotonic() - session.numbers_tested < every_s:
         return
-    products = canary.shapes_of(run.model.adapter, CANARY_TOKENS)
-    seconds = canary.must_pass(products, dtype=run.model.dtype, device=run.model.device)
-    run.numbers_tested = time.monotonic()
-    journal(run, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
+    products = canary.shapes_of(session.model.adapter, CANARY_TOKENS)
+    seconds = canary.must_pass(products, dtype=session.model.dtype, device=session.model.device)
+    session.numbers_tested = time.monotonic()
+    journal(session, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
 
 
-def measure_rate(run: Run, step: int) -> None:
+def measure_rate(session: Session, step: int) -> None:
     """The rate of the run's own product, now and then while the prediction is held against what comes."""
     if is_measured(step):
-        architecture = read_architecture(run.model_folder)
-        dtype = str(run.model.dtype).removeprefix("torch.")
-        journal(run, "rate", step=step, flops_per_s=own_canary(architecture, dtype, run.model.device))
+        architecture = read_architecture(session.model_folder)
+        dtype = str(session.model.dtype).removeprefix("torch.")
+        journal(session, "rate", step=step, flops_per_s=own_canary(architecture, dtype, session.model.device))
 
 
-def save_when_due(run: Run, progress: Progress) -> None:
+def save_when_due(session: Session, progress: LoopState) -> None:
     """Begin a save if the time has come; what was written since is journaled."""
-    if run.world.writes:
-        run.saver.after_step(lambda: _state(run, progress))
-        _journal_saves(run, progress.step)
+    if session.world.writes:
+        session.saver.after_step(lambda: _state(session, progress))
+        _journal_saves(session, progress.step)
 
 
-def save_now(run: Run, progress: Progress) -> None:
+def save_now(session: Session, progress: LoopState) -> None:
     """On disk when this returns. Raises OSError: what must not be lost can't be kept."""
-    if run.world.writes:
-        run.heartbeat.beat(Beat.SAVING)
-        run.saver.save(_state(run, progress))
-        _journal_saves(run, progress.step)
+    if session.world.writes:
+        session.heartbeat.beat(Beat.SAVING)
+        session.saver.save(_state(session, progress))
+        _journal_saves(session, progress.step)
 
 
-def journal(run: Run, event: str, *, started: float | None = None, **fields: Any) -> None:
+def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
     """One line of metrics.jsonl, by process 0; `started` (of perf_counter) becomes `seconds`."""
-    if not run.world.writes:
+    if not session.world.writes:
         return
     if started is not None:
         fields["seconds"] = round(time.perf_counter() - started, 6)
-    run.metrics.append(event, **fields)
+    session.metrics.append(event, **fields)
 
 
-def finish(run: Run, progress: Progress) -> dict[str, Any]:
+def finish(session: Session, progress: LoopState) -> dict[str, Any]:
     """Save, write the adapter (best by validation, else last), and say what the run came to.
 
     Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, DataRefused when
     the plan ended and no row of it could be trained: neither is a success.
     """
-    test_numbers(run, progress.step, every_s=0)
-    save_now(run, progress)
-    done = progress.stopped_early or progress.step == run.num_steps
+    test_numbers(session, progress.step, every_s=0)
+    save_now(session, progress)
+    done = progress.stopped_early or progress.step == session.num_steps
     if done and not progress.updates:
-        raise DataRefused(f"{run.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl")
+        raise DataRefused(
+            f"{session.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl"
+        )
     if progress.updates:
-        if not any(bool(view.any()) for name, view in run.model.adapter.items() if ".lora_B." in name):
+        if not any(bool(view.any()) for name, view in session.model.adapter.items() if ".lora_B." in name):
             raise StepNotFinite(f"after {progress.updates} updates the adapter is what it was at the start")
-        adapter, adapter_step = run.model.adapter, progress.step
+        adapter, adapter_step = session.model.adapter, progress.step
         if progress.best is not None and progress.best["step"] != progress.step:
             try:
-                adapter = load(checkpoints.folder_of(run.folder, progress.best["step"])).param
+                adapter = load(checkpoints.folder_of(session.folder, progress.best["step"])).param
                 adapter_step = progress.best["step"]
             except (OSError, ValueError) as error:
-                journal(
-                    run, "problem", step=progress.step, text=f"the best step can't be read, the last is kept: {error}"
-                )
-        if run.world.writes:
-            base, revision = base_name(run.model_folder)
-            write_adapter(run.folder, adapter, run.config.lora, base, revision)
-    run.metrics.close()
-    metrics = list(read_journal(run.folder / METRICS))
+                text = f"the best step can't be read, the last is kept: {error}"
+                journal(session, "problem", step=progress.step, text=text)
+        if session.world.writes:
+            base, revision = base_name(session.model_folder)
+            write_adapter(session.folder, adapter, session.config.lora, base, revision)
+    session.metrics.close()
+    metrics = list(read_journal(session.folder / METRICS))
     return {
         "status": "done" if done else "stopped",
         "steps": progress.step,
-        "steps_planned": run.num_steps,
+        "steps_planned": session.num_steps,
         "stopped_early": progress.stopped_early,
         "best": progress.best,
         "adapter_step": adapter_step if progress.updates else None,
-        "adapter_weights": run.model.master_N.numel(),
+        "adapter_weights": session.model.master_N.numel(),
         **_totals(metrics),
-        "peak_memory_bytes": peak_memory_bytes(run.model.device),
+        "peak_memory_bytes": peak_memory_bytes(session.model.device),
         "prediction": compare_with_prediction(
-            run.folder, read_architecture(run.model_folder), run.model, run.plan, run.snapshot, metrics
+            session.folder,
+            read_architecture(session.model_folder),
+            session.model,
+            session.plan,
+            session.snapshot,
+            metrics,
         ),
-        "path": run.model.path,
-        "why": run.model.why,
-        "device": str(run.model.device),
-        "dtype": str(run.model.dtype).removeprefix("torch."),
+        "path": session.model.path,
+        "why": session.model.why,
+        "device": str(session.model.device),
+        "dtype": str(session.model.dtype).removeprefix("torch."),
     }
 
 
-def _state(run: Run, progress: Progress) -> TrainState:
+def _state(session: Session, progress: LoopState) -> TrainState:
     """Holds nothing that differs between two runs of one plan: no clock, no host, no speed."""
-    flat = _flat_state(run)
+    flat = _flat_state(session)
     loop = asdict(progress)
     for key in ("step", "best"):
         del loop[key]
     loop["history"] = progress.history.dump()
     return TrainState(
         step=progress.step,
-        **{kind: same_views(flat_N, run.model.adapter) for kind, flat_N in flat.items()},
-        rng={"rule": "each step seeds torch with blake2b(seed/step/rank)", "seed": str(run.config.seed)},
-        schedule={"kind": run.config.lr_schedule, "steps": run.num_steps},
+        **{kind: same_views(flat_N, session.model.adapter) for kind, flat_N in flat.items()},
+        rng={"rule": "each step seeds torch with blake2b(seed/step/rank)", "seed": str(session.config.seed)},
+        schedule={"kind": session.config.lr_schedule, "steps": session.num_steps},
         best=progress.best,
-        plan_sha256=run.plan.sha256,
-        settings_hash=run.plan.settings_hash,
+        plan_sha256=session.plan.sha256,
+        settings_hash=session.plan.settings_hash,
         loop=loop,
     )
 
 
-def _flat_state(run: Run) -> dict[str, Tensor]:
-    optimizer = run.optimizer
-    return {"param": run.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
+def _flat_state(session: Session) -> dict[str, Tensor]:
+    optimizer = session.optimizer
+    return {"param": session.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
 
 
-def _journal_saves(run: Run, step: int) -> None:
-    for saved in run.saver.ended():
+def _journal_saves(session: Session, step: int) -> None:
+    for saved in session.saver.ended():
         journal(
-            run,
+            session,
             "saved" if saved.error is None else "save_failed",
             step=saved.step,
             place=saved.place,
@@ -295,15 +301,15 @@ def _journal_saves(run: Run, step: int) -> None:
         )
 
 
-def _keep_metrics(run: Run, step: int) -> None:
+def _keep_metrics(session: Session, step: int) -> None:
     """Take back what was measured after `step`: those steps are made again."""
-    path = run.folder / METRICS
+    path = session.folder / METRICS
     entries = list(read_journal(path))
     kept = [entry for entry in entries if entry.get("step", 0) <= step]
     if len(kept) < len(entries):
-        run.metrics.close()
+        session.metrics.close()
         write_atomic(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept).encode())
-        run.metrics = Journal(path)
+        session.metrics = Journal(path)
 
 
 def base_name(model_folder: Path) -> tuple[str, str | None]:

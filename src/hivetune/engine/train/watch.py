@@ -115,7 +115,7 @@ def _spike(step: int, num_high: int, reason: str) -> Spike:
     return Spike(max(0, step + 1 - num_high - STEPS_BEFORE), step, reason)
 
 
-Kind = Literal["row", "kernel", "flaky"]
+Cause = Literal["row", "kernel", "flaky"]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
     Leaves `grad_N` zero and torch's generators as they were; the weights are only read.
     """
     states = read_rng(model.device)
-    found: dict[Kind, list[int]] = {"row": [], "kernel": [], "flaky": []}
+    found: dict[Cause, list[int]] = {"row": [], "kernel": [], "flaky": []}
     for document in split_out(documents, lambda some: not is_finite_step(model, some)):
         if is_finite_step(model, [document]):
             found["flaky"].append(document.row)
