@@ -84,10 +84,10 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model_folder(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Llama, made by the real preparation."""
-    from hivetune.engine.convert.prepare_model import prepare
+    from hivetune.engine.convert.prepare_model import prepare_model
 
     target = tmp_path_factory.mktemp("prepared") / "tiny"
-    prepare(str(tiny_source), target)
+    prepare_model(str(tiny_source), target)
     return target
 
 

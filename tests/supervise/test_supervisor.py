@@ -26,6 +26,7 @@ from hivetune.supervise import attempt, room, supervisor
 from hivetune.supervise.events import Events
 from hivetune.supervise.smaller import thin_out
 
+pytestmark = pytest.mark.slow  # processes are started, stopped and killed
 PACE = {"pace_s": 0.02}
 SUPERVISOR = """
 import sys
@@ -34,8 +35,6 @@ sys.path.insert(0, sys.argv[2])
 from scripted import make_run, supervise
 from hivetune.config import parse_config
 import json
-
-pytestmark = pytest.mark.slow  # processes are started, stopped and killed
 folder = Path(sys.argv[1])
 config = parse_config(json.loads((folder / "run/config.resolved.yaml").read_text())["config"])
 outcome = supervise(folder, config)

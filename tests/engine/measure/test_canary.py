@@ -84,7 +84,9 @@ def test_shapes_are_those_of_the_run() -> None:
 def test_the_error_names_shape_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "EXACT", {torch.float32: 1 << 24})
     assert must_pass(PRODUCTS, dtype=torch.float32, device="cpu") >= 0
-    monkeypatch.setattr(canary, "wrong_products", lambda *_, **__: [canary.Wrong(Product(8, 412, 896), "3 of 8 rows are wrong")])
+    monkeypatch.setattr(
+        canary, "wrong_products", lambda *_, **__: [canary.Wrong(Product(8, 412, 896), "3 of 8 rows are wrong")]
+    )
     with pytest.raises(CanaryFailed, match="canary product m 8 n 412 k 896 in float32 on cpu: 3 of 8 rows"):
         must_pass(PRODUCTS, dtype=torch.float32, device="cpu")
 
