@@ -12,8 +12,8 @@ from hivetune.records import Example, Message
 from hivetune.release.export import Exported, Source, export
 from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
-from hivetune.serve.backend import ServerSettings, open_backend
-from hivetune.serve.prompts import compare_prompts
+from hivetune.serve.llama.backend import ServerSettings, open_backend
+from hivetune.serve.llama.prompts import compare_prompts
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from hivetune.records import Message
 from hivetune.release.gguf import check_model, write_gguf_adapter
 from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
-from hivetune.serve.backend import Backend, ServerSettings, open_backend
+from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
 
 TOP = 8
 # llama.cpp keeps keys and values in F16; with weights this large (std 0.3) the largest difference seen over the

@@ -75,6 +75,19 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE TABLE desired (name TEXT PRIMARY KEY, version INTEGER NOT NULL, time REAL NOT NULL);
     """,
+    """
+    CREATE TABLE clients (             -- of the gateway
+      name TEXT PRIMARY KEY, token_sha256 TEXT NOT NULL, created REAL NOT NULL, revoked REAL
+    );
+    CREATE TABLE feedback (
+      answer TEXT PRIMARY KEY,         -- id of the interaction that was captured
+      release TEXT NOT NULL, rating TEXT, correction TEXT, reason TEXT, client TEXT NOT NULL, time REAL NOT NULL
+    );
+    CREATE TABLE served (              -- answers of each release since it was first served
+      release TEXT PRIMARY KEY,
+      answers INTEGER NOT NULL, errors INTEGER NOT NULL, slow INTEGER NOT NULL, complaints INTEGER NOT NULL
+    );
+    """,
 )
 
 

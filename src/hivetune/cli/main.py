@@ -41,7 +41,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "why": ("registry", "why", "Where a release comes from and what speaks for it."),
     "promote": ("registry", "promote", "Make a release the champion of its name."),
     "rollback": ("registry", "rollback", "Return to the previous champion."),
-    "chat": ("serve", "chat", "Talk to a run or a GGUF file."),
+    "serve": ("serve", "serve", "The OpenAI API of the registered champions."),
+    "clients": ("clients", "show_clients", "Who may ask the gateway; tokens are made and revoked here."),
+    "chat": ("chat", "chat", "Talk to a run or a GGUF file."),
     "bench": ("bench", "bench", "Throughput and memory on this machine, against peers where installed."),
     "config": ("config", "config", "The settings: JSON Schema, defaults."),
 }

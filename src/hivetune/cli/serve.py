@@ -1,97 +1,67 @@
-"""`hivetune chat`: talk to a run or to a GGUF file, on a terminal or once from a script."""
+"""`hivetune serve`: the OpenAI API of the champions in the registry, on this machine, with capture and rollback."""
 
-import sys
-from pathlib import Path
-from typing import Annotated, Any
+from contextlib import closing
+from typing import Annotated
 
 import typer
 
-from hivetune.cli.output import MODE, emit, progress, say, write
-from hivetune.errors import UsageError
-from hivetune.release.export import export_run
-from hivetune.run.find import find_run
-from hivetune.serve.backend import Backend, ServerSettings, open_backend
-from hivetune.serve.chat import HELP, Chat, run_chat
-from hivetune.walk.export import check_prompts, run_of_export
-from hivetune.walk.open import load_run
+from hivetune.base.database import open_database
+from hivetune.cli.output import emit, say, show
+from hivetune.serve.gateway.clients import clients, make_client
+from hivetune.serve.gateway.run import GatewaySettings, refuse_open, run_gateway
+
+DEFAULT_CLIENT = "default"
 
 
-def chat(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Run (name, folder or 'last') or GGUF file.")],
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this once, print the answer and end.")] = None,
-    system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="System prompt of this agent of the run.")] = None,
-    quant: Annotated[str, typer.Option("--quant", help="Number type of a run's GGUF.")] = "f16",
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 512,
-    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0: always the likeliest token.")] = 0.0,
+def serve(  # noqa: PLR0913 (each is an option)
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="What to serve; all by default.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free one.")] = 8642,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", help="Another value of the Host header, such as box:8642.")
+    ] = None,
+    capture: Annotated[bool, typer.Option("--capture", help="Keep prompts and answers in the store.")] = False,
+    canary: Annotated[
+        float, typer.Option("--canary", min=0, max=1, help="Share of sessions that the candidate answers.")
+    ] = 0.0,
+    quant: Annotated[str, typer.Option("--quant", help="Number type of the base model.")] = "q8_0",
+    slots: Annotated[int, typer.Option("--slots", min=1, max=64, help="Answers at once.")] = 4,
+    context: Annotated[int, typer.Option("--context", min=256, help="Tokens of context of each slot.")] = 4096,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
 ) -> None:
-    """Talk to a run or a GGUF file through llama.cpp, on this machine alone."""
-    if MODE.json and prompt is None:
-        raise UsageError("--json needs --prompt", hint="without it, chat is a conversation on a terminal")
-    given = Path(name).expanduser()
-    run = None if given.is_file() or given.suffix == ".gguf" else find_run(name)
-    system = _system_prompt(run, system, agent)
-    model = given if run is None else _export(run, quant)
-    with open_backend(model, ServerSettings(threads=threads)) as backend:
-        _compare_prompts(run or run_of_export(model), backend)
-        if prompt is None:
-            _converse(Chat(backend, system, max_tokens, temperature))
-        else:
-            emit(_ask_once(backend, system, prompt, max_tokens, temperature))
+    """Serve champions, other releases and their base over the OpenAI API: one address, a token per client.
+
+    A promotion or a rollback in the registry takes effect while it runs, and no request is lost to it.
+    """
+    settings = GatewaySettings(
+        names=tuple(names or ()),
+        host=host,
+        port=port,
+        allow_hosts=tuple(allow_host or ()),
+        capture=capture,
+        canary=canary,
+        quant=quant,
+        slots=slots,
+        context_tokens=context,
+        threads=threads,
+    )
+    token = _first_token(settings)
+    run_gateway(settings, lambda url: _tell(url, token))
 
 
-def _export(run: Path, quant: str) -> Path:
-    """The run's GGUF file, made now when it is not there."""
-    with progress("exporting", "tensors") as report:
-        return export_run(run, "gguf", quant=quant, progress=report).path
+def _first_token(settings: GatewaySettings) -> str | None:
+    """A token for whoever starts a gateway for the first time; None when there are clients already."""
+    with closing(open_database()) as database:
+        known = [client for client in clients(database) if client.revoked is None]
+        refuse_open(settings, len(known))
+        return None if known else make_client(database, DEFAULT_CLIENT)
 
 
-def _compare_prompts(run: Path | None, backend: Backend) -> None:
-    """Nobody talks to a run that is asked otherwise than it was trained. A file of no run here is taken as it is."""
-    if run is None:
-        return
-    try:
-        check_prompts(run, backend)
-    except UsageError as error:  # its model or data are gone: it can still be talked to
-        say(f"prompts not compared with the trained ones: {error.message}")
-
-
-def _system_prompt(run: Path | None, system: str | None, agent: str | None) -> str | None:
-    if agent is None:
-        return system
-    if system is not None:
-        raise UsageError("--system and --agent exclude each other")
-    known = load_run(run).config.data.system_prompts if run else {}
-    if agent not in known:
-        raise UsageError(f"--agent {agent}: the run has no system prompt for it", hint=f"it has: {', '.join(known)}")
-    return known[agent]
-
-
-def _ask_once(backend: Backend, system: str | None, prompt: str, max_tokens: int, temperature: float) -> dict[str, Any]:
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompt})
-    answer = backend.complete(messages, max_tokens=max_tokens, temperature=temperature)
-    if not MODE.json:
-        write(answer.text + "\n")
-    return {
-        "answer": answer.text,
-        "ended": answer.ended,
-        "prompt_tokens": answer.prompt_tokens,
-        "new_tokens": answer.new_tokens,
-        "seconds": round(answer.seconds, 3),
-    }
-
-
-def _converse(talk: Chat) -> None:
-    if sys.stdin.isatty():
-        say(HELP)
-    run_chat(talk, _ask, write)
-
-
-def _ask() -> str | None:
-    """A line from the terminal or a pipe; None at its end or on Ctrl-C at the prompt."""
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except (EOFError, KeyboardInterrupt):
-        return None
+def _tell(url: str, token: str | None) -> None:
+    show(f"listening on {url}/v1")
+    if token is not None:
+        show(f"token of the client {DEFAULT_CLIENT!r}, shown once: {token}")
+    say("Ctrl-C ends it")
+    emit({"url": url, "token": token})

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hivetune.serve.backend import Backend
+from hivetune.serve.llama.backend import Backend
 
 HELP = "/exit or Ctrl-D ends the chat, /new starts a new one, /undo removes the last turn"
 

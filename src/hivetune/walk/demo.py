@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from hivetune.base.disk import write_atomic
-from hivetune.serve.backend import Backend
+from hivetune.serve.llama.backend import Backend
 from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
 from hivetune.walk.open import Run
 

@@ -6,8 +6,8 @@ from hivetune.data.render.folder import load_renderer
 from hivetune.errors import HivetuneError
 from hivetune.records import Example
 from hivetune.run.folder import EXPORTS, RECORD
-from hivetune.serve.backend import Backend
-from hivetune.serve.prompts import compare_prompts
+from hivetune.serve.llama.backend import Backend
+from hivetune.serve.llama.prompts import compare_prompts
 from hivetune.walk.open import load_run
 
 CHECKED_PROMPTS = 50

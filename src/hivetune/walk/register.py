@@ -2,6 +2,8 @@
 
 import getpass
 import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,20 @@ from hivetune import __version__
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file
 from hivetune.base.journal import read_journal
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.data.render.renderer import template_message
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.artefacts import exports_in
+from hivetune.release.base import base_gguf
+from hivetune.release.export import export_run
 from hivetune.release.registry import Release, find, history, register
 from hivetune.run.folder import ADAPTER, EVALUATION, EVENTS
+from hivetune.serve.llama.backend import ServerSettings, open_backend
+from hivetune.serve.llama.prompts import prompt_of
+from hivetune.serve.llama.recorded import RECORDED_PROMPTS, record_answers
 from hivetune.walk.open import Run, adapter_hash, load_run
 from hivetune.walk.verdict import judge_run, verdict_document
+
+SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bits, hardly a difference
 
 
 def register_run(folder: Path, name: str) -> tuple[Release, bool]:
@@ -25,11 +35,9 @@ def register_run(folder: Path, name: str) -> tuple[Release, bool]:
     run = load_run(folder)
     if not (folder / ADAPTER).is_file():
         raise UsageError(f"{folder} has no adapter yet", hint=f"train it to its end: hivetune resume {folder}")
-    database = open_database()
-    try:
-        return register(database, run.folder, name, _about(run), by=who())
-    finally:
-        database.close()
+    proof = _prove(run)
+    with closing(open_database()) as database:
+        return register(database, run.folder, name, _about(run, proof), by=who())
 
 
 def who() -> str:
@@ -78,7 +86,25 @@ def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
     return int(row[0])
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _prove(run: Run) -> dict[str, Any]:
+    """The adapter as a GGUF file, and a few answers of it as it will be served: `answers` by number type, or `unserved`
+    with the reason why this model or this machine can't."""
+    try:
+        adapter = export_run(run.folder, "gguf-adapter").path
+        base = base_gguf(run.config.model, sha256_file(run.model / MANIFEST), SERVED_QUANT)
+        with open_backend(base, ServerSettings(adapters=((adapter, 0.0),))) as backend:
+            return {"answers": {SERVED_QUANT: record_answers(backend, _chats(run), adapter=0)}}
+    except (UsageError, MachineNotFit) as error:
+        return {"unserved": error.message}
+
+
+def _chats(run: Run) -> list[list[dict[str, Any]]]:
+    """Held-out conversations up to their last answer."""
+    infos = [run.snapshot.info(row) for row in run.snapshot.rows("test")[:RECORDED_PROMPTS]]
+    return [[template_message(message) for message in prompt_of(info.messages)] for info in infos]
+
+
+def _about(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
     """What the release's manifest keeps; nothing of it needs the run folder or the snapshot afterwards."""
     record, manifest = run.record, run.snapshot.manifest
     verdict = _verdict(run)
@@ -90,7 +116,7 @@ def _about(run: Run) -> dict[str, Any]:
         "snapshot": run.snapshot.hash,
         "verdict": None if verdict is None else verdict["verdict"],
         "judgement": verdict,
-        "proof": {},
+        "proof": dict(proof),
         "data": {
             "snapshot": run.snapshot.hash,
             "path": str(run.snapshot.folder),

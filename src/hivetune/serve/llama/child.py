@@ -1,4 +1,4 @@
-"""The process that holds a llama.cpp server: `python -m hivetune.serve.child`, settings as one JSON line on stdin.
+"""The process that holds a llama.cpp server: `python -m hivetune.serve.llama.child`, its settings as JSON on stdin.
 
 It runs xllamacpp's server in itself, or a `llama-server` program as its own child, listening on the socket that the
 settings name, and writes a byte to their pipe when it answers. It ends when stdin closes, that is when whoever started
@@ -66,6 +66,8 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
     parameters.offline = True
     parameters.cors_origins = ""
     parameters.cache_prompt = False
+    # The cache in host memory is matched by tokens alone, whatever adapter computed them (see backend.py).
+    parameters.cache_ram_mib = 0
     if settings["threads"]:
         parameters.cpuparams.n_threads = settings["threads"]
         parameters.cpuparams_batch.n_threads = settings["threads"]
@@ -91,7 +93,8 @@ def _run_program(settings: dict[str, Any]) -> None:
     for path in settings["adapters"]:
         command += ["--lora", path]  # scales come with each request
     # The key goes by the environment, not by the arguments, which every user of the machine can read.
-    environment = {**os.environ, "LLAMA_API_KEY": settings["token"]}
+    # LLAMA_ARG_CACHE_RAM is --cache-ram, which older versions refuse as an argument; they have no such cache.
+    environment = {**os.environ, "LLAMA_API_KEY": settings["token"], "LLAMA_ARG_CACHE_RAM": "0"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_die_with_parent)
     threading.Thread(target=_stop_with_stdin, args=(process,), daemon=True).start()
     while process.poll() is None and not _healthy(Path(settings["socket"])):

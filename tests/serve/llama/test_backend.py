@@ -18,12 +18,11 @@ from gguf_families import write_model
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
-from hivetune.serve.backend import Engine, ServerSettings, find_engine, open_backend
-from hivetune.serve.child import SocketConnection
+from hivetune.serve.llama.backend import Engine, ServerSettings, find_engine, open_backend
+from hivetune.serve.llama.child import SocketConnection
 
 SMALL = ServerSettings(context_tokens=256, slots=2, threads=1)
 HELLO = [{"role": "user", "content": "hello"}]
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +78,7 @@ def test_nobody_else_can_be_asked_or_ask(
 
 
 def test_a_folder_too_deep_for_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hivetune.serve.backend.check_files", lambda model, settings: None)
+    monkeypatch.setattr("hivetune.serve.llama.backend.check_files", lambda model, settings: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 90)))
     (tmp_path / ("x" * 90)).mkdir()
     with pytest.raises(MachineNotFit, match="too long") as caught, open_backend(tmp_path / "x.gguf"):
@@ -91,7 +90,7 @@ def test_a_folder_too_deep_for_a_socket_is_named(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("engine", ["xllamacpp", "llama-server"])
 def test_no_orphan_is_left_when_its_parent_is_killed(tiny: Path, engine: str, tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom hivetune.serve.backend import ServerSettings, open_backend\n"
+        "import sys\nfrom pathlib import Path\nfrom hivetune.serve.llama.backend import ServerSettings, open_backend\n"
         f"with open_backend(Path({str(tiny)!r}), ServerSettings(context_tokens=256, engine={engine!r})) as backend:\n"
         "    print(backend.process.pid, flush=True)\n    sys.stdin.read()\n"
     )
@@ -112,7 +111,7 @@ def stand_in(folder: Path) -> Path:
     """A `llama-server` that takes the real one's arguments and is xllamacpp inside: no package here has the program."""
     path = folder / "bin" / "llama-server"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{sys.executable}\n" + (TESTS / "serve" / "llama_server.py").read_text(encoding="utf-8"))
+    path.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("llama_server.py").read_text(encoding="utf-8"))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path.parent
 

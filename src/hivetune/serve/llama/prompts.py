@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hivetune.data.render.dialect import template_message
 from hivetune.data.render.renderer import Renderer
 from hivetune.records import Example, Message
-from hivetune.serve.backend import Backend
+from hivetune.serve.llama.backend import Backend
 
 SHOWN_TOKENS = 6
 

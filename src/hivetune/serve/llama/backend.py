@@ -3,9 +3,11 @@
 The socket lies in a folder that only its user may enter, so nobody else can take its place and get token and prompts,
 as with a port, which any user of the machine may listen on first.
 
-llama.cpp reuses the prompt cache of another adapter unless a request names the scale of every adapter
-(ggml-org/llama.cpp#26207: answers become a mix of both). So every request here names them all, and the cache is off
-except in a chat, where the scales never change.
+llama.cpp reuses what another adapter computed in two ways. A request that does not name the scale of every adapter
+gets the server's own scales (ggml-org/llama.cpp#26207), so every request here names them all. And the prompt cache in
+host memory is matched by tokens alone, before adapters are compared: a prompt under A, another under B, and the first
+under B again reused 119 of 120 tokens of A. So that cache is off (child.py). The cache of a slot is safe: llama.cpp
+empties it when the scales change (tests/serve/llama/test_adapters.py).
 """
 
 import contextlib
@@ -27,7 +29,7 @@ from typing import Any, Literal
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
-from hivetune.serve.child import SocketConnection
+from hivetune.serve.llama.child import SocketConnection
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
 ApiMessages = Sequence[Mapping[str, Any]]
@@ -125,9 +127,13 @@ class Backend:
         temperature: float = 0.0,
         logprobs: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
+        adapter: int | None = None,
     ) -> Answer:
-        """One answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one included."""
+        """One answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one included.
+        `adapter`: with this one alone, by its number, instead of the scales that the server was started with."""
         request = self._chat_request(messages, max_tokens, temperature)
+        if adapter is not None:
+            request["lora"] = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in self.lora]
         if logprobs:
             request |= {"logprobs": True, "top_logprobs": 1}
         if tools:
@@ -146,7 +152,7 @@ class Backend:
         )
 
     def stream(self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0) -> Iterator[str]:
-        """The answer piece by piece. The prompt cache is on: within a chat the adapters never change."""
+        """The answer piece by piece, with the slot's prompt cache: it is emptied when the scales change."""
         request = {**self._chat_request(messages, max_tokens, temperature), "stream": True, "cache_prompt": True}
         connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
         with contextlib.closing(connection):
@@ -251,7 +257,7 @@ def _start(
     try:
         with open(log, "wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "hivetune.serve.child"],
+                [sys.executable, "-m", "hivetune.serve.llama.child"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

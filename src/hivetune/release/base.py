@@ -1,0 +1,47 @@
+"""A base model as one GGUF file without adapters, made once per model and number type: what adapters are served on."""
+
+import os
+import shutil
+from pathlib import Path
+
+from hivetune.base.disk import MANIFEST, home, lock, manifest_problems, sha256_file, write_manifest
+from hivetune.base.private import make_folder
+from hivetune.errors import UsageError
+from hivetune.models.prepared import find_prepared
+from hivetune.records import Progress, silent
+from hivetune.release.gguf import write_gguf_model
+from hivetune.release.quantize import find_recipe
+
+
+def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = silent) -> Path:
+    """`bases/MODEL-HASH-QUANT/MODEL-QUANT.gguf` of a prepared model: found, or made.
+
+    `model_sha256` is that of the prepared folder's manifest: a base that changed since a release was trained on it
+    is refused. Raises UsageError, and what writing a GGUF file raises.
+    """
+    recipe = find_recipe(quant)
+    prepared = find_prepared(model)
+    if prepared is None:
+        raise UsageError(f"the base model {model} is not prepared here", hint=f"hivetune fetch {model}")
+    if sha256_file(prepared.folder / MANIFEST) != model_sha256:
+        raise UsageError(
+            f"the base model {model} is not the one that this release was trained on",
+            hint="train on the present base, or restore the old one",
+        )
+    folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{recipe.name}"
+    path = folder / f"{prepared.folder.name}-{recipe.name}.gguf"
+    with lock(folder.parent):
+        if (folder / MANIFEST).exists() and not manifest_problems(folder):
+            return path
+        work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
+        for leftover in (work, task, folder):
+            shutil.rmtree(leftover, ignore_errors=True)
+        make_folder(work)
+        try:
+            os.rename(write_gguf_model(prepared.folder, None, recipe, task, path.name, progress), work / path.name)
+            write_manifest(work, {"kind": "base", "model": model, "model_sha256": model_sha256})
+            os.rename(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(task, ignore_errors=True)
+    return path

@@ -1,0 +1,353 @@
+"""The OpenAI API in front of the backends: chat, completions, embeddings, models, feedback, metrics, health.
+
+Every answer names its release (`X-Hivetune-Release`, `system_fingerprint`) and has an id of its own, by which feedback
+finds it. No prompt and no answer is ever written to a log.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route as Path
+from starlette.types import Receive, Scope, Send
+
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.serve.gateway import metrics
+from hivetune.serve.gateway.capture import Capture, Captured, Feedback
+from hivetune.serve.gateway.guard import TooLarge, error_body
+from hivetune.serve.gateway.metrics import Metrics
+from hivetune.serve.gateway.upstream import Refused, Upstream, ask
+from hivetune.serve.swap.keeper import Keeper
+from hivetune.serve.swap.router import served_names
+from hivetune.serve.swap.watch import Watch
+
+MOST_OPEN = 2048  # requests at once, waiting ones included
+MOST_PER_CLIENT = 1024
+RETRY_AFTER_S = 5
+RELEASE_HEADER = "X-Hivetune-Release"
+ANSWER_TIMEOUT_S = 1800.0
+
+
+@dataclass
+class Gateway:
+    """What the handlers share. `capture` None: nothing is kept. `find_answer`: answer id -> release, for feedback."""
+
+    keeper: Keeper
+    watch: Watch
+    find_answer: Callable[[str], str]
+    capture: Capture | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    _open: dict[str, int] = field(default_factory=dict)
+
+    def app(self) -> Starlette:
+        """The ASGI application, without the guard (guard.py) and without the page."""
+        return Starlette(
+            routes=[
+                Path("/v1/chat/completions", self.complete, methods=["POST"]),
+                Path("/v1/completions", self.complete, methods=["POST"]),
+                Path("/v1/embeddings", self.complete, methods=["POST"]),
+                Path("/v1/feedback", self.feedback, methods=["POST"]),
+                Path("/v1/models", self.models),
+                Path("/v1/models/{name:path}", self.model),
+                Path("/metrics", self.show_metrics),
+                Path("/health", self.health),
+            ],
+            exception_handlers={
+                HivetuneError: _say,
+                TooLarge: lambda request, error: JSONResponse(error_body(413, "the request is too large"), 413),
+                404: lambda request, error: JSONResponse(error_body(404, f"no such path: {request.url.path}"), 404),
+                405: lambda request, error: JSONResponse(error_body(405, f"{request.method} is not allowed"), 405),
+            },
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        looking = asyncio.create_task(self.keeper.run())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await looking
+            if self.capture is not None:
+                await asyncio.to_thread(self.capture.close)
+            self.watch.save()
+
+    async def complete(self, request: Request) -> Response:
+        """Chat, completions and embeddings: the body goes on as it is, but for what is the gateway's to say."""
+        body = await _body(request)
+        exchange = _Exchange(self, request, body)
+        client = request.scope["client_name"] or ""
+        if sum(self._open.values()) >= MOST_OPEN or self._open.get(client, 0) >= MOST_PER_CLIENT:
+            raise _Busy("too many requests are open")
+        self._open[client] = self._open.get(client, 0) + 1
+        stack = contextlib.AsyncExitStack()
+        stack.callback(self._close, client)
+        try:
+            upstream = await stack.enter_async_context(
+                ask(self.keeper, request.url.path, body, session=exchange.session, pick=str(body.get("model") or ""))
+            )
+            exchange.label = upstream.route.label
+            if body.get("stream") is True:
+                return _Stream(exchange.stream(upstream), stack.pop_all(), exchange.label)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                document = await _unless_gone(request, upstream.document())
+            if document is None:
+                self.metrics.vanished(exchange.label)
+                return Response(status_code=499)  # nobody reads it
+            document = exchange.labelled(document)
+            exchange.ended(document)
+            return JSONResponse(document, headers={RELEASE_HEADER: exchange.label})
+        except UsageError:  # the client's mistake, not the release's
+            raise
+        except (HivetuneError, TimeoutError) as error:
+            exchange.failed()
+            if isinstance(error, TimeoutError):
+                raise MachineNotFit(f"no answer after {ANSWER_TIMEOUT_S:.0f} s") from None
+            raise
+        finally:
+            await stack.aclose()
+
+    def _close(self, client: str) -> None:
+        self._open[client] -= 1
+        if not self._open[client]:
+            del self._open[client]
+
+    async def feedback(self, request: Request) -> Response:
+        """`{"id", "rating": "up|down", "correction"?, "reason"?}` joined to a captured answer."""
+        body = await _body(request)
+        entry = _feedback(body, request.scope["client_name"] or "")
+        if self.capture is None:
+            raise UsageError(
+                "answers are not captured, so feedback has nothing to join", hint="hivetune serve --capture"
+            )
+        recent = self.metrics.label_of(entry.id)
+        label = recent if recent is not None else await asyncio.to_thread(self.find_answer, entry.id)
+        self.capture.put(Feedback(entry.id, label, entry.client, entry.rating, entry.correction, entry.reason))
+        if entry.rating == "down":
+            self.watch.complained(label)
+        return JSONResponse({"id": entry.id, "release": label}, status_code=202)
+
+    async def models(self, request: Request) -> Response:
+        served = [_model(name) for name in served_names(self.keeper.routes)]
+        return JSONResponse({"object": "list", "data": served})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in served_names(self.keeper.routes):
+            return JSONResponse(error_body(404, f"the model {name!r} is not served"), 404)
+        return JSONResponse(_model(name))
+
+    async def show_metrics(self, request: Request) -> Response:
+        return Response(self.metrics.text(self.keeper, self.capture), media_type=metrics.CONTENT_TYPE)
+
+    async def health(self, request: Request) -> Response:
+        """200 when every wanted model answers, else 503. To a client with a token also what is wrong."""
+        document: dict[str, Any] = {"status": "ok" if self.keeper.ready else "loading"}
+        if request.scope["client_name"] is not None:
+            document |= {"champions": dict(self.keeper.routes.champions), "problems": self.keeper.problems}
+            if self.capture is not None:
+                document["capture"] = {
+                    "captured": self.capture.captured,
+                    "waiting": self.capture.waiting,
+                    "left_out": self.capture.left_out,
+                    "problem": self.capture.problem,
+                }
+        return JSONResponse(document, 200 if self.keeper.ready else 503)
+
+
+class _Stream(StreamingResponse):
+    """A stream that gives its slot back however it ends, also when its client goes away before the first byte."""
+
+    def __init__(self, content: AsyncIterator[bytes], stack: contextlib.AsyncExitStack, label: str):
+        super().__init__(content, media_type="text/event-stream", headers={RELEASE_HEADER: label})
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+async def _unless_gone(request: Request, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
+    """The answer, or None when the client went away first: then the backend is told to stop as well."""
+    answering = asyncio.ensure_future(answer)
+    going = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({answering, going}, return_when=asyncio.FIRST_COMPLETED)
+        return await answering if answering.done() else None
+    finally:
+        for task in (answering, going):
+            task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Busy(HivetuneError):
+    """More requests than may be open."""
+
+
+@dataclass
+class _Exchange:
+    """One request and its answer, for whoever counts, captures and watches."""
+
+    gateway: Gateway
+    request: Request
+    body: Mapping[str, Any]
+    label: str = ""
+    session: str = ""
+    id: str = ""
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.id = f"hive-{secrets.token_hex(12)}"
+        self.session = _session(self.request, self.body) or self.id
+
+    def labelled(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The backend's document under the names that clients know."""
+        return {**document, "id": self.id, "model": self.label, "system_fingerprint": self.label}
+
+    async def stream(self, upstream: Upstream) -> AsyncIterator[bytes]:
+        """Server-sent events; an answer that breaks off ends with an error event, never in silence."""
+        text: list[str] = []
+        calls: list[Any] = []
+        usage: dict[str, Any] = {}
+        try:
+            async for event in upstream.events():
+                for choice in event.get("choices", ()):
+                    delta = choice.get("delta") or {}
+                    text.append(delta.get("content") or choice.get("text") or "")
+                    calls += delta.get("tool_calls") or ()
+                usage = event.get("usage") or usage
+                yield _event(self.labelled(event))
+            yield b"data: [DONE]\n\n"
+        except HivetuneError as error:
+            self.failed(broken=True)
+            yield _event(error_body(502, error.message))
+            return
+        except asyncio.CancelledError:
+            self.gateway.metrics.vanished(self.label)
+            raise
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
+        if calls:
+            message["tool_calls"] = _joined(calls)
+        self._count(message, usage)
+
+    def ended(self, document: Mapping[str, Any]) -> None:
+        choices = document.get("choices") or [{}]
+        message = choices[0].get("message") or {"role": "assistant", "content": choices[0].get("text") or ""}
+        self._count(message, document.get("usage") or {})
+
+    def failed(self, *, broken: bool = False) -> None:
+        self.gateway.metrics.failed(self.label, broken=broken)
+        if self.label:
+            self.gateway.watch.answered(self.label, error=True)
+
+    def _count(self, message: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
+        seconds = time.monotonic() - self.started
+        tokens = int(usage.get("completion_tokens") or 0)
+        self.gateway.metrics.answered(self.id, self.label, seconds, tokens)
+        self.gateway.watch.answered(self.label, error=False, seconds=seconds, tokens=tokens)
+        if self.gateway.capture is None or not self._wants_capture():
+            return
+        self.gateway.capture.put(
+            Captured(
+                id=self.id,
+                label=self.label,
+                messages=self.body["messages"],
+                answer=message,
+                tools=self.body.get("tools") or (),
+                session=_session(self.request, self.body),
+                user=_text(self.body.get("user")),
+                seconds=seconds,
+            )
+        )
+
+    def _wants_capture(self) -> bool:
+        said = self.request.headers.get("x-hivetune-capture", "").strip().lower()
+        return said != "no" and isinstance(self.body.get("messages"), list)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        found = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        raise UsageError("the body is not JSON") from None
+    except ClientDisconnect:
+        raise UsageError("the client went away") from None
+    if not isinstance(found, dict):
+        raise UsageError("the body is not a JSON object")
+    return found
+
+
+def _feedback(body: Mapping[str, Any], client: str) -> Feedback:
+    rating, correction, reason = (body.get(key) for key in ("rating", "correction", "reason"))
+    if not isinstance(body.get("id"), str) or rating not in ("up", "down", None):
+        raise UsageError('feedback needs "id", the id of an answer, and "rating": "up" or "down"')
+    if not all(value is None or isinstance(value, str) for value in (correction, reason)):
+        raise UsageError('"correction" and "reason" are texts')
+    if rating is None and correction is None:
+        raise UsageError('feedback needs a "rating" or a "correction"')
+    return Feedback(body["id"], "", client, rating, correction, reason)
+
+
+def _session(request: Request, body: Mapping[str, Any]) -> str | None:
+    """X-Session-Id, else OpenAI's metadata.session_id or user."""
+    metadata = body.get("metadata")
+    own = metadata.get("session_id") if isinstance(metadata, dict) else None
+    return request.headers.get("x-session-id") or _text(own) or _text(body.get("user"))
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _event(document: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n\n"
+
+
+def _joined(deltas: list[Any]) -> list[dict[str, Any]]:
+    """Tool calls of a stream: the pieces of each call's arguments in their order."""
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        call = calls.setdefault(int(delta.get("index") or 0), {"type": "function", "function": {"arguments": ""}})
+        function = delta.get("function") or {}
+        call["function"]["arguments"] += function.get("arguments") or ""
+        if function.get("name"):
+            call["function"]["name"] = function["name"]
+        if delta.get("id"):
+            call["id"] = delta["id"]
+    return [calls[index] for index in sorted(calls)]
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "hivetune"}
+
+
+async def _say(request: Request, error: Exception) -> Response:
+    """An error of ours in the API's form."""
+    assert isinstance(error, HivetuneError)
+    if isinstance(error, Refused):
+        return JSONResponse(error_body(error.status, error.message), error.status)
+    message = f"{error.message}; {error.hint}" if error.hint else error.message
+    headers = {}
+    if isinstance(error, _Busy):
+        status, headers = 429, {"Retry-After": str(RETRY_AFTER_S)}
+    elif isinstance(error, MachineNotFit):
+        status, headers = 503, {"Retry-After": str(RETRY_AFTER_S)}
+    elif isinstance(error, UsageError):
+        status = 404 if "not served" in message or "no captured answer" in message else 400
+    else:
+        status = 502
+    return JSONResponse(error_body(status, message), status, headers)

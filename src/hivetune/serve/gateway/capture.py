@@ -1,0 +1,177 @@
+"""Answers and feedback into the store: redacted at the door, durable before they are counted, each exactly once.
+
+One thread writes, so that no answer waits for a disk. What it has not committed yet is kept while the disk is full or
+another process holds the database, up to `MOST_WAITING`; above, answers are not captured, and are counted as that.
+"""
+
+import json
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hivetune.base.database import open_database, transaction
+from hivetune.data.checks.redact import PERSONAL, SECRETS, redact_value
+from hivetune.data.intake.interactions import Batch, Delivery, commit_batch
+from hivetune.errors import HivetuneError, UsageError
+
+SOURCE = "gateway"
+BATCH = 200
+GATHER_S = 0.2
+RETRY_S = 1.0
+MOST_WAITING = 10_000
+
+Rating = Literal["up", "down"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One exchange. `label`: the release that answered; `answer`: its message, as the API gave it."""
+
+    id: str
+    label: str
+    messages: Sequence[Mapping[str, Any]]
+    answer: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]] = ()
+    session: str | None = None
+    user: str | None = None
+    seconds: float = 0.0
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What a person said of an answer. `correction`: what it should have been."""
+
+    id: str
+    label: str
+    client: str
+    rating: Rating | None = None
+    correction: str | None = None
+    reason: str | None = None
+
+
+class Capture:
+    """The writing thread and what waits for it. `captured`: exchanges that are durable; `left_out`: that never will."""
+
+    def __init__(self) -> None:
+        self.captured = self.left_out = 0
+        self.problem = ""
+        self._queue: queue.Queue[Captured | Feedback | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.qsize()
+
+    def put(self, entry: Captured | Feedback) -> None:
+        """Never waits."""
+        try:
+            self._queue.put_nowait(entry)
+        except queue.Full:
+            self.left_out += 1
+
+    def close(self) -> None:
+        """Write what waits, then end. What can't be written within a last try is counted as left out."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with closing(open_database()) as database:
+            closing_down = False
+            while not closing_down:
+                entries, closing_down = self._gather()
+                while entries:
+                    try:
+                        self.captured += store_entries(database, entries)
+                        self.problem, entries = "", []
+                    except (HivetuneError, sqlite3.Error) as error:
+                        self.problem = str(error)
+                        if closing_down:
+                            self.left_out += len(entries)
+                            return
+                        time.sleep(RETRY_S)
+
+    def _gather(self) -> tuple[list[Captured | Feedback], bool]:
+        first = self._queue.get()
+        if first is None:
+            return [], True
+        entries, deadline = [first], time.monotonic() + GATHER_S
+        while len(entries) < BATCH and (left := deadline - time.monotonic()) > 0:
+            try:
+                entry = self._queue.get(timeout=left)
+            except queue.Empty:
+                break
+            if entry is None:
+                return entries, True
+            entries.append(entry)
+        return entries, False
+
+
+def store_entries(database: sqlite3.Connection, entries: Sequence[Captured | Feedback]) -> int:
+    """Commit entries in their order; how many exchanges are new. Raises DoesNotFit, Busy."""
+    exchanges = [entry for entry in entries if isinstance(entry, Captured)]
+    tally = commit_batch(database, Batch(SOURCE, [_delivery(entry) for entry in exchanges]))
+    for entry in entries:
+        if isinstance(entry, Feedback):
+            _join(database, entry)
+    return tally.stored
+
+
+def label_of(database: sqlite3.Connection, answer: str) -> str:
+    """The release that gave a captured answer. Raises UsageError for an id that was not captured."""
+    row = database.execute("SELECT source FROM interactions WHERE id = ?", (answer,)).fetchone()
+    if row is None or not str(row[0]).startswith(f"{SOURCE}:"):
+        raise UsageError(f"no captured answer has the id {answer!r}", hint="the id is in each answer, as `id`")
+    return str(row[0]).removeprefix(f"{SOURCE}:")
+
+
+def _delivery(entry: Captured) -> Delivery:
+    row: dict[str, Any] = {
+        "id": entry.id,
+        "messages": [*entry.messages, entry.answer],
+        "answered_by": entry.label,  # not a person's words: docs/serve.md says when it is learned from
+        "timestamp": round(entry.time, 3),
+        "latency_s": round(entry.seconds, 3),
+    }
+    if entry.tools:
+        row["tools"] = list(entry.tools)
+    clean: Any = redact_value(redact_value(row, SECRETS), PERSONAL)
+    clean |= {"id": entry.id, "timestamp": row["timestamp"]}
+    for key, value in (("session_id", entry.session), ("user_id", entry.user)):
+        if value is not None:
+            clean[key] = value  # so that a user or a session can be forgotten
+    place = f"{SOURCE}:{entry.label}"
+    return Delivery(place, place, entry.id, clean, id=entry.id, time=entry.time)
+
+
+def _join(database: sqlite3.Connection, entry: Feedback) -> None:
+    """The feedback beside its answer, and in it: a correction takes the answer's place, which is kept as `rejected`."""
+    with transaction(database):
+        found = database.execute("SELECT row FROM interactions WHERE id = ?", (entry.id,)).fetchone()
+        database.execute(
+            "INSERT INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (answer) DO UPDATE SET"
+            " rating = coalesce(excluded.rating, rating), correction = coalesce(excluded.correction, correction),"
+            " reason = coalesce(excluded.reason, reason), client = excluded.client, time = excluded.time",
+            (entry.id, entry.label, entry.rating, entry.correction, entry.reason, entry.client, time.time()),
+        )
+        if found is None:
+            return
+        row = json.loads(found[0])
+        if entry.rating is not None:
+            row["feedback"] = 1 if entry.rating == "up" else -1
+        if entry.correction is not None:
+            clean: Any = redact_value(redact_value(entry.correction, SECRETS), PERSONAL)
+            row.setdefault("rejected", row["messages"][-1])
+            row["messages"][-1] = {"role": "assistant", "content": clean}
+            row.pop("answered_by", None)  # a person's words now
+            row["feedback"] = 1
+        database.execute(
+            "UPDATE interactions SET row = ?, feedback = ? WHERE id = ?",
+            (json.dumps(row, ensure_ascii=False), row.get("feedback"), entry.id),
+        )

@@ -1,0 +1,66 @@
+"""Who may ask: tokens of clients, hashed in hive.db, made once and revocable."""
+
+import hashlib
+import hmac
+import secrets
+import sqlite3
+import time
+from dataclasses import dataclass
+
+from hivetune.base.database import transaction
+from hivetune.errors import UsageError
+
+PREFIX = "hive-"
+
+
+@dataclass(frozen=True)
+class Client:
+    """`revoked`: when, or None."""
+
+    name: str
+    created: float
+    revoked: float | None
+
+
+def make_client(database: sqlite3.Connection, name: str) -> str:
+    """A new token of `name`; it is shown once and kept as a hash only. Raises UsageError for a name that is taken."""
+    if not name or not name.isprintable():
+        raise UsageError(f"{name!r} can't be the name of a client", hint="use printable characters")
+    if any(client.name == name and client.revoked is None for client in clients(database)):
+        raise UsageError(
+            f"the client {name!r} has a token already", hint=f"revoke it first: hivetune clients --revoke {name}"
+        )
+    token = PREFIX + secrets.token_urlsafe(32)
+    with transaction(database):
+        database.execute("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, NULL)", (name, _hash(token), time.time()))
+    return token
+
+
+def revoke_client(database: sqlite3.Connection, name: str) -> None:
+    """The client's token is refused from the next request on. Raises UsageError for one that is not there."""
+    with transaction(database):
+        changed = database.execute(
+            "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL", (time.time(), name)
+        ).rowcount
+    if not changed:
+        known = ", ".join(client.name for client in clients(database) if client.revoked is None) or "none"
+        raise UsageError(f"no client is called {name!r}", hint=f"there are: {known}")
+
+
+def clients(database: sqlite3.Connection) -> list[Client]:
+    rows = database.execute("SELECT name, created, revoked FROM clients ORDER BY name")
+    return [Client(*row) for row in rows]
+
+
+def client_of(database: sqlite3.Connection, token: str) -> str | None:
+    """The name of the client that holds `token`, or None. Compared by hash, in constant time."""
+    digest, found = _hash(token), None
+    for name, known in database.execute("SELECT name, token_sha256 FROM clients WHERE revoked IS NULL"):
+        if hmac.compare_digest(known, digest):
+            found = str(name)
+    return found
+
+
+def _hash(token: str) -> str:
+    """A random token of 256 bits needs no slow hash: it can't be guessed."""
+    return hashlib.sha256(token.encode()).hexdigest()

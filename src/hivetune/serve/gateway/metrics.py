@@ -1,0 +1,75 @@
+"""What the gateway counts, for Prometheus. No label holds a prompt, a user or a session."""
+
+from collections import OrderedDict
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from hivetune.serve.gateway.capture import Capture
+from hivetune.serve.swap.keeper import Keeper
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
+MOST_REMEMBERED = 10_000
+
+
+class Metrics:
+    """Counters of one gateway, in a registry of their own; and the release of each recent answer."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._answers = Counter(
+            "hivetune_answers", "Answers by release and outcome", ("release", "outcome"), registry=self.registry
+        )
+        self._tokens = Counter("hivetune_tokens", "Tokens written by release", ("release",), registry=self.registry)
+        self._seconds = Histogram(
+            "hivetune_answer_seconds", "Seconds per answer", ("release",), buckets=SECONDS, registry=self.registry
+        )
+        self._gauges = {
+            name: Gauge(f"hivetune_{name}", text, registry=self.registry)
+            for name, text in (
+                ("waiting_requests", "Requests that wait for a slot"),
+                ("running_requests", "Requests that are answered now"),
+                ("swaps", "Backends that were replaced by others"),
+                ("backend_restarts", "Backends that died and were started again"),
+                ("captured_answers", "Answers in the store"),
+                ("capture_waiting", "Answers that wait to be stored"),
+                ("capture_left_out", "Answers that could not be stored"),
+            )
+        }
+        self._recent: OrderedDict[str, str] = OrderedDict()
+
+    def answered(self, answer: str, release: str, seconds: float, tokens: int) -> None:
+        self._answers.labels(release, "ok").inc()
+        self._tokens.labels(release).inc(tokens)
+        self._seconds.labels(release).observe(seconds)
+        self._recent[answer] = release
+        if len(self._recent) > MOST_REMEMBERED:
+            self._recent.popitem(last=False)
+
+    def failed(self, release: str, *, broken: bool) -> None:
+        self._answers.labels(release or "none", "broken_stream" if broken else "error").inc()
+
+    def vanished(self, release: str) -> None:
+        self._answers.labels(release, "client_gone").inc()
+
+    def label_of(self, answer: str) -> str | None:
+        """The release of a recent answer."""
+        return self._recent.get(answer)
+
+    def text(self, keeper: Keeper, capture: Capture | None) -> bytes:
+        lives = list(keeper.lives.values())
+        values = {
+            "waiting_requests": sum(live.turns.num_waiting for live in lives),
+            "running_requests": sum(live.turns.num_running for live in lives),
+            "swaps": keeper.swaps,
+            "backend_restarts": keeper.restarts,
+        }
+        if capture is not None:
+            values |= {
+                "captured_answers": capture.captured,
+                "capture_waiting": capture.waiting,
+                "capture_left_out": capture.left_out,
+            }
+        for name, value in values.items():
+            self._gauges[name].set(value)
+        return bytes(generate_latest(self.registry))

@@ -1,0 +1,172 @@
+"""Puts the gateway together and runs it on a port until it is told to stop: registry, backends, guard, page."""
+
+import contextlib
+import errno
+import socket
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+import psutil
+import uvicorn
+from starlette.types import ASGIApp
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, lock
+from hivetune.errors import Busy, UsageError
+from hivetune.release.base import base_gguf
+from hivetune.release.registry import find, releases, rollback
+from hivetune.serve.gateway import page
+from hivetune.serve.gateway.app import Gateway
+from hivetune.serve.gateway.capture import Capture, label_of
+from hivetune.serve.gateway.clients import client_of
+from hivetune.serve.gateway.guard import Guard
+from hivetune.serve.llama.backend import CONTEXT_TOKENS, Engine, ServerSettings, open_backend
+from hivetune.serve.llama.recorded import compare_answers
+from hivetune.serve.swap.keeper import Keeper
+from hivetune.serve.swap.live import Live
+from hivetune.serve.swap.wanted import Deployment, Wanted, wanted
+from hivetune.serve.swap.watch import Watch
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SHUTDOWN_S = 10
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """`names`: what is served, every champion if empty. `allow_hosts`: more values of the Host header, with port.
+
+    `canary`: share of each name's sessions that its candidate answers. `context_tokens` is per slot.
+    """
+
+    names: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8642
+    allow_hosts: tuple[str, ...] = ()
+    capture: bool = False
+    canary: float = 0.0
+    quant: str = "q8_0"
+    slots: int = 4
+    context_tokens: int = CONTEXT_TOKENS
+    threads: int | None = None
+    engine: Engine = "auto"
+
+
+def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve until SIGINT or SIGTERM. `on_ready` gets the address.
+
+    Raises UsageError for a name that is not registered, Busy when another gateway of this home runs or the port is
+    taken. What can't be loaded is tried again and again, and told by /health.
+    """
+    with closing(open_database()) as database:
+        wanted(database, settings.names)
+    with lock(home() / "gateway"), closing(_listen(settings)) as listening:
+        port = listening.getsockname()[1]
+        watch = Watch(_roll_back, open_database)
+        watch.load()
+        keeper = Keeper(
+            partial(_read, settings.names, watch), partial(start_live, settings), settings.canary, _has_room
+        )
+        gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None)
+        config = uvicorn.Config(
+            guarded(gateway, settings, port),
+            log_level="warning",
+            access_log=False,
+            http="h11",
+            ws="none",
+            timeout_graceful_shutdown=SHUTDOWN_S,
+            server_header=False,
+        )
+        on_ready(f"http://{_bracketed(settings.host)}:{port}")
+        uvicorn.Server(config).run([listening])
+
+
+def guarded(gateway: Gateway, settings: GatewaySettings, port: int) -> ASGIApp:
+    """The gateway with its page behind the guard. One connection to hive.db answers for all tokens."""
+    app = gateway.app()
+    app.router.routes += page.routes()
+    database = sqlite3.connect(home() / "hive.db", check_same_thread=False)
+    names = LOOPBACK if settings.host in LOOPBACK else (settings.host,)
+    hosts = {f"{_bracketed(name)}:{port}" for name in names} | {host.lower() for host in settings.allow_hosts}
+    return Guard(app, frozenset(hosts), partial(client_of, database))
+
+
+def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
+    """A backend with everything of `deployment` loaded, warm, and compared with the recorded answers.
+
+    Raises HivetuneError and its kinds; nothing is left running then.
+    """
+    base = base_gguf(deployment.model, deployment.model_sha256, settings.quant)
+    server = ServerSettings(
+        adapters=tuple((served.adapter, 0.0) for served in deployment.served),
+        slots=settings.slots,
+        context_tokens=settings.context_tokens,
+        threads=settings.threads,
+        engine=settings.engine,
+    )
+    with contextlib.ExitStack() as stack:
+        backend = stack.enter_context(open_backend(base, server))
+        backend.complete([{"role": "user", "content": "Hello"}], max_tokens=1)
+        with closing(open_database()) as database:
+            for number, label in enumerate(deployment.labels):
+                answers = find(database, label).proof.get("answers", {}).get(settings.quant, ())
+                compare_answers(backend, answers, number, label)
+        return Live(deployment, backend, settings.slots, stack.pop_all().close)
+
+
+def _read(names: Sequence[str], watch: Watch) -> Wanted:
+    with closing(open_database()) as database:
+        found = wanted(database, names)
+        previous = {release.name: release.label for release in releases(database) if "previous" in release.aliases}
+    watch.champions(found.champions, previous)
+    return found
+
+
+def _roll_back(label: str, reason: str) -> None:
+    """Only while `label` still is the champion: a person may have been faster."""
+    with closing(open_database()) as database, contextlib.suppress(UsageError):
+        if find(database, label.partition("@")[0]).label == label:
+            rollback(database, label.partition("@")[0], by="gateway", reason=reason)
+
+
+def _find_answer(answer: str) -> str:
+    with closing(open_database()) as database:
+        return label_of(database, answer)
+
+
+def _has_room() -> bool:
+    """Whether a second backend may stay: while a quarter of the memory is free. The weights themselves are mapped."""
+    memory = psutil.virtual_memory()
+    return bool(memory.available > memory.total / 4)
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+        listening.listen(1024)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Busy(
+                f"port {settings.port} of {settings.host} is in use", hint="choose another one with --port"
+            ) from None
+        raise UsageError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+    return listening
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def refuse_open(settings: GatewaySettings, num_clients: int) -> None:
+    """Raises UsageError for an address that others reach while no client has a token."""
+    if settings.host not in LOOPBACK and not num_clients:
+        raise UsageError(
+            f"--host {settings.host} can be reached from other machines, and no client has a token",
+            hint="make one first: hivetune clients --new NAME",
+        )

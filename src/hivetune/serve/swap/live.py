@@ -1,0 +1,96 @@
+"""One running backend inside the gateway: its process, its connections, and who waits for one of its slots."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from hivetune.serve.llama.backend import Backend
+from hivetune.serve.swap.turns import Session, Ticket, Turns
+from hivetune.serve.swap.wanted import Deployment
+
+LONGEST_WAIT_S = 2.0
+BACKEND_CONNECT_S = 5.0
+# The longest silence of a backend inside an answer: the prompt of a full context on two cores takes about as long.
+SILENCE_TIMEOUT_S = 300.0
+
+
+class Retired(Exception):
+    """The backend was replaced, or died, before the request started: another one will take it."""
+
+
+@dataclass(eq=False)
+class Live:
+    """A backend with `deployment` loaded; `end` ends its process. `retired`: it takes no new request."""
+
+    deployment: Deployment
+    backend: Backend
+    slots: int
+    end: Callable[[], None]
+    retired: bool = False
+    turns: Turns = field(init=False)
+    client: httpx2.AsyncClient = field(init=False)
+    _starts: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.slots, LONGEST_WAIT_S)
+        self.client = httpx2.AsyncClient(
+            transport=httpx2.AsyncHTTPTransport(
+                uds=str(self.backend.socket_path), limits=httpx2.Limits(max_connections=self.slots + 4)
+            ),
+            base_url="http://localhost",
+            headers={"Authorization": f"Bearer {self.backend.token}"},
+            timeout=httpx2.Timeout(SILENCE_TIMEOUT_S, connect=BACKEND_CONNECT_S),
+        )
+
+    @property
+    def dead(self) -> bool:
+        return self.backend.process.poll() is not None
+
+    @contextlib.asynccontextmanager
+    async def turn(self, label: str | None, session: Session) -> AsyncIterator[Mapping[str, Any]]:
+        """Wait for a slot and hold it: the fields that pin a request to the slot and to the adapter of the release
+        `label`, or to the base for None. Raises Retired."""
+        if self.retired or (label is not None and label not in self.deployment.labels):
+            raise Retired
+        ticket = Ticket(label, session, time.monotonic())
+        start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starts[ticket] = start
+        self.turns.arrive(ticket)
+        try:
+            self._start()
+            await start
+            yield {"id_slot": ticket.slot, "lora": self._scales(label), "cache_prompt": True}
+        finally:
+            self._starts.pop(ticket, None)
+            self.turns.leave(ticket)
+            self._start()
+
+    def retire(self) -> None:
+        """Take nothing new; what waits is told to go elsewhere, what runs goes on."""
+        self.retired = True
+        for start in self._starts.values():
+            if not start.done():
+                start.set_exception(Retired())
+
+    async def close(self) -> None:
+        """End the process. Requests that still run break off."""
+        self.retire()
+        await self.client.aclose()
+        await asyncio.to_thread(self.end)
+
+    def _start(self) -> None:
+        if self.retired:
+            return
+        for ticket in self.turns.start(time.monotonic()):
+            start = self._starts[ticket]
+            if not start.done():
+                start.set_result(None)
+
+    def _scales(self, label: str | None) -> list[dict[str, Any]]:
+        """Every adapter by its id: an empty list would mean the server's own scales, not the base."""
+        return [{"id": number, "scale": float(known == label)} for number, known in enumerate(self.deployment.labels)]

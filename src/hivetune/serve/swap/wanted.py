@@ -1,0 +1,97 @@
+"""What should be loaded and what a request's `model` means, from the registry alone. Nothing is started here.
+
+One deployment a base model: its GGUF file and the adapters of every release that is served on it, in the order of
+their ids. What should be served is `desired` in hive.db; the other releases of a name can be asked for by version.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hivetune.errors import HivetuneError, UsageError
+from hivetune.release.artefacts import EXPORTED
+from hivetune.release.registry import Release, desired, find, releases
+
+BASE = "base"
+ADAPTER_EXPORT = "gguf-adapter"
+MOST_RELEASES = 8  # of a name: each adapter costs memory, and only the newest are asked for
+
+
+@dataclass(frozen=True)
+class Served:
+    """A release that can be loaded: its label NAME@VERSION, and its adapter as a GGUF file."""
+
+    label: str
+    adapter: Path
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One backend's content: a base model, by name and the hash of its prepared folder, and its adapters by id."""
+
+    model: str
+    model_sha256: str
+    served: tuple[Served, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(release.label for release in self.served)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """All deployments, and for each name its champion and its candidate, if there is one. `problems`: what can't be
+    served, in words."""
+
+    deployments: tuple[Deployment, ...] = ()
+    champions: dict[str, str] = field(default_factory=dict)
+    candidates: dict[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
+    """What the registry says should be served, of `names` or of every name with a champion.
+
+    A release that is damaged or has no GGUF adapter is left out and named in `problems`; a champion that can't be
+    served is replaced by the previous one. Raises UsageError for a name that is not registered or has no champion.
+    """
+    for name in names:
+        find(database, name)
+    served: dict[tuple[str, str], list[Served]] = {}
+    champions, candidates, problems = {}, {}, []
+    for name, version in desired(database).items():
+        if names and name not in names:
+            continue
+        known = [release for release in releases(database, name) if not release.pruned and not release.withdrawn]
+        usable: list[Release] = []
+        for release in sorted(known, key=lambda r: (r.version != version, not r.aliases, -r.version))[:MOST_RELEASES]:
+            try:
+                loadable = _load(release)
+            except HivetuneError as error:
+                problems.append(error.message)
+                continue
+            usable.append(release)
+            served.setdefault((release.model, release.model_sha256), []).append(loadable)
+        champion = next((release for release in usable if release.version == version), None)
+        champion = champion or next((release for release in usable if "previous" in release.aliases), None)
+        if champion is not None:
+            champions[name] = champion.label
+        candidate = next((release for release in usable if "candidate" in release.aliases), None)
+        if candidate is not None:
+            candidates[name] = candidate.label
+    deployments = tuple(
+        Deployment(model, sha256, tuple(sorted(loaded, key=lambda release: release.label)))
+        for (model, sha256), loaded in sorted(served.items())
+    )
+    return Wanted(deployments, champions, candidates, tuple(problems))
+
+
+def _load(release: Release) -> Served:
+    release.check()
+    files = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
+    if not files:
+        raise UsageError(
+            f"{release.label} has no GGUF adapter", hint=f"register its run again: hivetune register {release.run}"
+        )
+    return Served(release.label, files[0])

@@ -1,0 +1,119 @@
+"""Watches a new champion by its own answers, and asks for a rollback when it is worse than the one before.
+
+Three rates, each held against what the champion before had (alarm.py): answers that failed, answers that were slow
+(seconds a token above twice that champion's median), complaints. The counts of each release are kept in hive.db, so
+that a restarted gateway knows them.
+"""
+
+import sqlite3
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hivetune.base.database import transaction
+from hivetune.serve.swap.alarm import Alarm, usual_rate
+
+KINDS = ("errors", "slow", "complaints")
+FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
+WORDS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
+SLOW_FACTOR = 2.0
+KEPT_SPEEDS = 500
+
+
+@dataclass
+class ReleaseCounts:
+    """Answers of one release since it was first served."""
+
+    answers: int = 0
+    errors: int = 0
+    slow: int = 0
+    complaints: int = 0
+
+
+@dataclass(eq=False)
+class Watch:
+    """`roll_back(label, reason)` is called once for a champion that is worse; it may be slow, so it has a thread."""
+
+    roll_back: Callable[[str, str], None]
+    open_database: Callable[[], sqlite3.Connection]
+    tallies: dict[str, ReleaseCounts] = field(default_factory=dict)
+    _champions: dict[str, str] = field(default_factory=dict)
+    _before: dict[str, str] = field(default_factory=dict)
+    _alarms: dict[str, dict[str, Alarm]] = field(default_factory=dict)
+    _speeds: dict[str, deque[float]] = field(default_factory=dict)
+
+    def load(self) -> None:
+        """The counts that an earlier gateway left."""
+        database = self.open_database()
+        try:
+            for release, *counts in database.execute("SELECT release, answers, errors, slow, complaints FROM served"):
+                self.tallies[release] = ReleaseCounts(*counts)
+        finally:
+            database.close()
+
+    def save(self) -> None:
+        database = self.open_database()
+        try:
+            with transaction(database):
+                database.executemany(
+                    "INSERT OR REPLACE INTO served VALUES (?, ?, ?, ?, ?)",
+                    [(name, t.answers, t.errors, t.slow, t.complaints) for name, t in self.tallies.items()],
+                )
+        finally:
+            database.close()
+
+    def champions(self, now: Mapping[str, str], previous: Mapping[str, str]) -> None:
+        """Who is champion now and who was before: a name that moved forward is watched against the one before."""
+        for name, label in now.items():
+            if self._champions.get(name) == label:
+                continue
+            self._champions[name] = label
+            before = previous.get(name)
+            if before is None:
+                self._alarms.pop(label, None)
+                continue
+            self._before[label] = before
+            known = self.tallies.get(before, ReleaseCounts())
+            self._alarms[label] = {
+                kind: Alarm(usual_rate(getattr(known, kind), known.answers, FLOORS[kind])) for kind in KINDS
+            }
+
+    def answered(self, label: str, *, error: bool, seconds: float = 0.0, tokens: int = 0) -> None:
+        speed = seconds / tokens if tokens else None
+        slow = speed is not None and self._is_slow(label, speed)
+        tally = self.tallies.setdefault(label, ReleaseCounts())
+        tally.answers += 1
+        tally.errors += error
+        tally.slow += slow
+        if speed is not None:
+            self._speeds.setdefault(label, deque(maxlen=KEPT_SPEEDS)).append(speed)
+        self._add(label, errors=error, slow=slow, complaints=False)
+
+    def complained(self, label: str) -> None:
+        """A thumb down. The answer itself was counted as no complaint when it ended; this one more is."""
+        self.tallies.setdefault(label, ReleaseCounts()).complaints += 1
+        self._add(label, complaints=True)
+
+    def _is_slow(self, label: str, speed: float) -> bool:
+        known = self._speeds.get(self._before.get(label, label))
+        return known is not None and len(known) >= 20 and speed > SLOW_FACTOR * statistics.median(known)
+
+    def _add(self, label: str, **bad: bool) -> None:
+        alarms = self._alarms.get(label, {})
+        for kind, value in bad.items():
+            if kind not in alarms:
+                continue
+            alarms[kind].add(value)
+            if value and alarms[kind].raised:
+                self._raise(label, kind, alarms[kind])
+                return
+
+    def _raise(self, label: str, kind: str, alarm: Alarm) -> None:
+        del self._alarms[label]
+        reason = (
+            f"{alarm.bad} of {alarm.answers} answers {WORDS[kind]}; at most {alarm.usual:.1%} was usual with "
+            f"{self._before[label]}"
+        )
+        threading.Thread(target=self.roll_back, args=(label, reason), daemon=True).start()

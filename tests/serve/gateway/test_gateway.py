@@ -1,0 +1,173 @@
+"""The gateway as its clients meet it: the OpenAI API, labels, swaps without a lost request, capture, refusals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError, NotFoundError, OpenAI
+from serve.hive import add_release, gateway, stored, wait_until
+
+from hivetune.base.database import open_database
+from hivetune.release.registry import promote, rollback
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_official_client_and_curl_get_labelled_answers(own_home: Path, tmp_path: Path) -> None:
+    first = add_release(tmp_path, "helpdesk", 1, champion=True)
+    second = add_release(tmp_path, "helpdesk", 2)
+    with gateway(tmp_path / "log") as running:
+        client = OpenAI(base_url=f"{running.url}/v1", api_key=running.token, max_retries=0)
+        assert [model.id for model in client.models.list()] == ["helpdesk", first, second, "base"]
+        messages: Any = [{"role": "user", "content": "hello"}]
+        texts = {}
+        for model, label in (("helpdesk", first), (first, first), (second, second), ("base", "base")):
+            answer = client.chat.completions.create(model=model, messages=messages, max_tokens=6, temperature=0)
+            assert answer.system_fingerprint == answer.model == label
+            texts[model] = answer.choices[0].message.content
+        assert texts["helpdesk"] == texts[first]
+        assert len({texts[first], texts[second], texts["base"]}) == 3
+        pieces = client.chat.completions.create(
+            model="helpdesk", messages=messages, max_tokens=6, temperature=0, stream=True
+        )
+        chunks = list(pieces)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == texts["helpdesk"]
+        assert {chunk.system_fingerprint for chunk in chunks} == {first} and len({chunk.id for chunk in chunks}) == 1
+        assert client.completions.create(model="base", prompt="one two", max_tokens=2).choices[0].text is not None
+        with pytest.raises(NotFoundError, match="served are: helpdesk"):
+            client.chat.completions.create(model="nobody", messages=messages)
+        with pytest.raises(APIStatusError) as long:
+            client.chat.completions.create(model="base", messages=[{"role": "user", "content": "word " * 2000}])
+        assert long.value.status_code == 400 and "context" in str(long.value)
+        curl = ["curl", "-s", f"{running.url}/v1/chat/completions", "-H", f"Authorization: Bearer {running.token}"]
+        body = json.dumps({"model": "helpdesk", "messages": messages, "max_tokens": 2})
+        done = subprocess.run([*curl, "-d", body], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["model"] == first
+        assert running.metric("hivetune_answers_total") == 7
+    assert "hello" not in (tmp_path / "log").read_text()  # no prompt in a log
+
+
+def test_a_swap_loses_nothing_and_mislabels_nothing(own_home: Path, tmp_path: Path) -> None:
+    """Clients ask all the time while releases are promoted, rolled back and registered, and a backend is killed."""
+    labels = [add_release(tmp_path, "helpdesk", 1, champion=True), add_release(tmp_path, "helpdesk", 2)]
+    with gateway(tmp_path / "log", "--capture") as running:
+        truth = {label: running.chat("hello", label)["choices"][0]["message"]["content"] for label in labels}
+        answers: list[dict[str, Any]] = []
+        failures: list[str] = []
+        stop = threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                try:
+                    answers.append(running.chat("hello", "helpdesk"))
+                except AssertionError as error:
+                    failures.append(str(error))
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        with closing(open_database()) as database:
+            promote(database, labels[1], by="test")
+            wait_until(lambda: answers and answers[-1]["model"] == labels[1])
+            rollback(database, "helpdesk", by="test", reason="test")
+            wait_until(lambda: answers[-1]["model"] == labels[0])
+        labels.append(add_release(tmp_path, "helpdesk", 3, champion=True))  # a new adapter: another process
+        wait_until(lambda: answers[-1]["model"] == labels[2])
+        truth[labels[2]] = running.chat("hello", labels[2])["choices"][0]["message"]["content"]
+        for pid in running.backends():
+            os.kill(pid, signal.SIGKILL)
+        before = len(answers)
+        wait_until(lambda: len(answers) > before + 8)
+        stop.set()
+        for client in clients:
+            client.join()
+        assert failures == []
+        for answer in answers:
+            assert answer["choices"][0]["message"]["content"] == truth[answer["model"]]
+        assert {answer["model"] for answer in answers} == set(labels)
+        assert running.metric("hivetune_swaps_total") + running.metric("hivetune_swaps") >= 1
+        assert running.metric("hivetune_backend_restarts") >= 1
+    ids = [row[0] for row in stored()]
+    assert len(ids) == len(set(ids)) == len(answers) + 3  # each answer is stored once, those of `truth` too
+
+
+def test_feedback_and_corrections_join_what_was_captured(own_home: Path, tmp_path: Path) -> None:
+    label = add_release(tmp_path, "helpdesk", 1, champion=True)
+    with gateway(tmp_path / "log", "--capture") as running, running.client() as client:
+        secret = "my key is sk-" + "proj-" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6"
+        liked = running.chat(secret, user="ann", metadata={"session_id": "s1"})
+        fixed = running.chat("two")
+        body = {"messages": [{"role": "user", "content": "off the record"}], "max_tokens": 2}
+        client.post("/v1/chat/completions", json=body, headers={"X-Hivetune-Capture": "no"})
+        assert client.post("/v1/feedback", json={"id": liked["id"], "rating": "up"}).status_code == 202
+        said = {"id": fixed["id"], "rating": "down", "correction": "a better answer", "reason": "wrong"}
+        assert client.post("/v1/feedback", json=said).json() == {"id": fixed["id"], "release": label}
+        unknown = client.post("/v1/feedback", json={"id": "hive-0", "rating": "up"})
+        assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+        assert client.post("/v1/feedback", json={"id": liked["id"], "rating": "so-so"}).status_code == 400
+        wait_until(lambda: running.metric("hivetune_captured_answers") == 2)
+    rows = {identity: json.loads(row) for identity, source, row in stored() if source == f"gateway:{label}"}
+    assert set(rows) == {liked["id"], fixed["id"]}
+    first, second = rows[liked["id"]], rows[fixed["id"]]
+    assert (first["feedback"], first["answered_by"], first["user_id"], first["session_id"]) == (1, label, "ann", "s1")
+    assert "sk-proj" not in json.dumps(first)
+    assert second["messages"][-1]["content"] == "a better answer" and second["rejected"] and second["feedback"] == 1
+    assert "answered_by" not in second
+
+
+def test_a_restarted_gateway_finds_what_it_should_serve(own_home: Path, tmp_path: Path) -> None:
+    label = add_release(tmp_path, "helpdesk", 1, champion=True)
+    with gateway(tmp_path / "log") as running:
+        token, backends = running.token, running.backends()
+        running.process.kill()
+        running.process.wait()
+        wait_until(lambda: not any(alive(pid) for pid in backends))
+    with gateway(tmp_path / "log", token=token) as again:
+        assert again.chat("hello")["model"] == label
+
+
+def alive(pid: int) -> bool:
+    import psutil
+
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_what_is_refused_is_refused_in_the_form_of_the_api(own_home: Path, tmp_path: Path) -> None:
+    add_release(tmp_path, "helpdesk", 1, champion=True)
+    with gateway(tmp_path / "log") as running, running.client() as client:
+        paths = [
+            "/v1/chat/completions",
+            "/v1/models",
+            "/metrics",
+            "/v1/feedback",
+            "/",
+            "/health",
+            "/chat.js",
+            "/nothing",
+        ]
+        for path in paths:
+            assert client.get(path, headers={"Host": "evil.example"}).status_code == 421, path
+            assert client.get(path, headers={"Origin": "http://evil.example"}).status_code == 403, path
+            open_path = path in ("/", "/health", "/chat.js")
+            status = client.get(path, headers={"Authorization": "Bearer no"}).status_code
+            assert (status == 200) is open_path and (open_path or status == 401), path
+        for body, words in ((b"{", "not JSON"), (b"[]", "not a JSON object"), (b"[" * 100_000, "not JSON")):
+            answer = client.post("/v1/chat/completions", content=body)
+            assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+        assert client.post("/v1/chat/completions", json={"messages": "x"}).status_code == 400
+        assert client.get("/v1/chat/completions").status_code == 405
+        large = client.post("/v1/chat/completions", content=(b"x" * 65536 for _ in range(200)))
+        assert large.status_code == 413
+        assert client.get("/nothing").json()["error"]["type"] == "not_found_error"
+        port = int(running.url.rpartition(":")[2])
+        for raw in (b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"POST /v1/chat/completions HTTP/1.1\r\n"):
+            with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+                stranger.sendall(raw)
+        assert running.chat("still here")["model"] == "helpdesk@1"

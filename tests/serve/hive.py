@@ -1,0 +1,164 @@
+"""A home with a tiny real model, releases whose adapters answer differently, and a gateway as a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+from gguf_families import write_model
+from safetensors.numpy import save_file
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, home, sha256_file, write_json, write_manifest
+from hivetune.engine.convert.weights import open_weights
+from hivetune.release.gguf import write_gguf_adapter
+from hivetune.release.registry import promote, register
+
+MODEL = "smollm2-135m"  # the name under which the tiny model is found, as a prepared one
+RANK = 4
+START_TIMEOUT_S = 60.0
+
+
+def make_home() -> Path:
+    """The prepared tiny model in `$HIVETUNE_HOME`."""
+    folder = home() / "models" / MODEL
+    if not folder.exists():
+        write_model(folder, "llama")
+        (folder / MANIFEST).unlink()
+        write_manifest(folder)
+    return folder
+
+
+def add_release(work: Path, name: str, seed: int, *, champion: bool = False) -> str:
+    """A release of a random adapter that answers as no other does: its label. `seed` is its identity."""
+    model = make_home()
+    run = work / f"run-{name}-{seed}"
+    write_adapter(model, run, seed)
+    (run / "config.resolved.yaml").write_text("config: {}\n")
+    write_json(run / "run.json", {"name": name})
+    exported = run / "export" / "gguf-adapter"
+    made = write_gguf_adapter(model, run, MODEL, run / "task", f"{name}-lora.gguf", lambda done, total: None)
+    exported.mkdir(parents=True)
+    made.rename(exported / made.name)
+    adapter_sha256 = sha256_file(run / "adapter_model.safetensors")
+    write_manifest(exported, {"adapter_sha256": adapter_sha256})
+    about = {
+        "model": MODEL,
+        "model_sha256": sha256_file(model / MANIFEST),
+        "adapter_sha256": adapter_sha256,
+        "snapshot": "none",
+        "verdict": "deploy",
+        "proof": {},
+    }
+    with closing(open_database()) as database:
+        release, _ = register(database, run, name, about, by="test")
+        if champion:
+            promote(database, release.label, by="test", reason="test")
+    return release.label
+
+
+def write_adapter(model: Path, folder: Path, seed: int) -> None:
+    """PEFT's two files with random values, large enough to change the first token of most answers."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for name, stored in open_weights(model).items():
+        if not name.endswith("_proj.weight"):
+            continue
+        rows, columns = stored.shape
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors[f"{stem}.lora_A.weight"] = random.normal(0, 0.5, (RANK, columns)).astype(np.float32)
+        tensors[f"{stem}.lora_B.weight"] = random.normal(0, 0.5, (rows, RANK)).astype(np.float32)
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": "all-linear", "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+
+
+@dataclass
+class Running:
+    """A gateway that listens. `log`: what it wrote to standard error."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    token: str
+    log: Path
+
+    def client(self, **headers: str) -> httpx2.Client:
+        return httpx2.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {self.token}", **headers}, timeout=60
+        )
+
+    def chat(self, text: str, model: str = "", **more: Any) -> dict[str, Any]:
+        """The document of one answer, 4 tokens long."""
+        with self.client() as client:
+            body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
+            answer = client.post("/v1/chat/completions", json={**body, **more})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        assert answer.headers["x-hivetune-release"] == found["system_fingerprint"]
+        return found
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        with self.client() as client:
+            lines = client.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    def backends(self) -> list[int]:
+        """Process ids of the llama.cpp servers."""
+        import psutil
+
+        family = psutil.Process(self.process.pid).children()
+        return [child.pid for child in family if "hivetune.serve.llama.child" in " ".join(child.cmdline())]
+
+
+@contextmanager
+def gateway(log: Path, *arguments: str, token: str = "") -> Iterator[Running]:
+    """`hivetune serve` on a free port, stopped with SIGTERM. `token` is needed from the second start on."""
+    command = [sys.executable, "-m", "hivetune", "serve", "--port", "0", "--json", "--slots", "2", "--threads", "1"]
+    with open(log, "a", encoding="utf-8") as errors:
+        process = subprocess.Popen(
+            [*command, "--context", "256", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        said = json.loads(line)
+        running = Running(process, said["url"], said["token"] or token, log)
+        wait_until(lambda: health(running) == 200)
+        yield running
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def health(running: Running) -> int:
+    with running.client() as client:
+        return client.get("/health").status_code
+
+
+def wait_until(holds: Any, timeout_s: float = START_TIMEOUT_S) -> None:
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
+
+
+def stored(columns: str = "id, source, row") -> Sequence[tuple[Any, ...]]:
+    with closing(open_database()) as database:
+        return database.execute(f"SELECT {columns} FROM interactions ORDER BY rowid").fetchall()
+
+
+def environment(own_home: Path) -> dict[str, str]:
+    return {**os.environ, "HIVETUNE_HOME": str(own_home)}

@@ -1,0 +1,72 @@
+"""The watch on a new champion: quiet while it is as good as the one before, else a rollback with the reason."""
+
+import sqlite3
+import threading
+from contextlib import closing
+
+from hivetune.base.database import open_database
+from hivetune.serve.swap.watch import Watch
+
+
+class Rollbacks:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.came = threading.Event()
+
+    def __call__(self, label: str, reason: str) -> None:
+        self.told.append((label, reason))
+        self.came.set()
+
+
+def watched(rollbacks: Rollbacks) -> Watch:
+    """v1 answered 300 times, with 3 errors; then v2 became champion."""
+    watch = Watch(rollbacks, open_database)
+    watch.champions({"a": "a@1"}, {})
+    for number in range(300):
+        watch.answered("a@1", error=number % 100 == 0, seconds=1.0, tokens=100)
+    watch.champions({"a": "a@2"}, {"a": "a@1"})
+    return watch
+
+
+def test_as_good_as_before_is_left_alone() -> None:
+    rollbacks = Rollbacks()
+    watch = watched(rollbacks)
+    for number in range(300):
+        watch.answered("a@2", error=number % 100 == 50, seconds=1.2, tokens=100)
+    assert rollbacks.told == []
+
+
+def test_errors_complaints_and_slowness_roll_back_with_the_reason() -> None:
+    for kind, words in (("error", "answers failed"), ("slow", "twice as long"), ("down", "complained about")):
+        rollbacks = Rollbacks()
+        watch = watched(rollbacks)
+        for _ in range(40):
+            watch.answered("a@2", error=kind == "error", seconds=3.0 if kind == "slow" else 1.0, tokens=100)
+            if kind == "down":
+                watch.complained("a@2")
+        assert rollbacks.came.wait(5)
+        ((label, reason),) = rollbacks.told  # once, not forty times
+        assert label == "a@2" and words in reason and "a@1" in reason
+
+
+def test_a_first_champion_and_ten_answers_decide_nothing() -> None:
+    rollbacks = Rollbacks()
+    watch = Watch(rollbacks, open_database)
+    watch.champions({"a": "a@1"}, {})
+    for _ in range(100):
+        watch.answered("a@1", error=True)
+    second = watched(rollbacks)
+    for _ in range(10):
+        second.answered("a@2", error=True)
+    assert rollbacks.told == []
+
+
+def test_counts_outlive_the_gateway() -> None:
+    watch = watched(Rollbacks())
+    watch.save()
+    again = Watch(Rollbacks(), open_database)
+    again.load()
+    assert (again.tallies["a@1"].answers, again.tallies["a@1"].errors) == (300, 3)
+    with closing(open_database()) as database:
+        assert isinstance(database, sqlite3.Connection)
+        assert database.execute("SELECT answers FROM served WHERE release = 'a@1'").fetchone() == (300,)
