@@ -34,7 +34,7 @@ from hivetune.config import parse_config  # noqa: E402
 from hivetune.errors import HivetuneError  # noqa: E402
 from hivetune.machine.inventory import describe_machine, read_machine  # noqa: E402
 from hivetune.supervise.ladder import Bounds  # noqa: E402
-from hivetune.walk.demo_rows import write_demo_data  # noqa: E402
+from hivetune.walk.demo.rows import write_demo_data  # noqa: E402
 from hivetune.walk.open import open_run  # noqa: E402
 from hivetune.walk.train import train_run  # noqa: E402
 

@@ -21,7 +21,7 @@ from hivetune.base.disk import read_json, write_json
 from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
 from hivetune.supervise.supervisor import supervise_run
-from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.walk.demo.rows import SYSTEM_PROMPTS, write_demo_data
 from hivetune.walk.open import Run, load_run, open_run
 from hivetune.walk.probe import probe_run
 from hivetune.walk.train import train_run

@@ -10,8 +10,8 @@ from hivetune.cli.output import MODE, emit, progress, say, write
 from hivetune.errors import UsageError
 from hivetune.release.export import export_run
 from hivetune.run.find import find_run
-from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.serve.chat import HELP, Chat, run_chat
+from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.walk.export import check_prompts, run_of_export
 from hivetune.walk.open import load_run
 

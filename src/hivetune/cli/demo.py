@@ -18,7 +18,7 @@ from hivetune.release.export import export_run
 from hivetune.run.folder import EVALUATION, LOSS_CURVE
 from hivetune.run.status import loss_curve
 from hivetune.serve.llama.backend import open_backend
-from hivetune.walk.demo import ask_some, write_inputs
+from hivetune.walk.demo.station import ask_some, write_inputs
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.export import check_prompts
 from hivetune.walk.fetch import fetch_model

@@ -11,7 +11,7 @@ from hivetune import __version__
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file
 from hivetune.base.journal import read_journal
-from hivetune.data.render.renderer import template_message
+from hivetune.data.render.dialect import template_message
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.artefacts import exports_in
 from hivetune.release.base import base_gguf

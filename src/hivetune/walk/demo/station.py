@@ -8,7 +8,7 @@ import yaml
 
 from hivetune.base.disk import write_atomic
 from hivetune.serve.llama.backend import Backend
-from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.walk.demo.rows import SYSTEM_PROMPTS, write_demo_data
 from hivetune.walk.open import Run
 
 NUM_PROMPTS = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.walk.demo_rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.walk.demo.rows import SYSTEM_PROMPTS, write_demo_data
 
 pytestmark = pytest.mark.slow  # parses the whole standard library
 
