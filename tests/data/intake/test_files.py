@@ -1,9 +1,11 @@
 """Files of every format give the same rows, each with the place where a person finds it."""
 
+import glob
 import gzip
 import io
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +17,11 @@ from conftest import chat
 from hivetune.config import DataConfig
 from hivetune.data.intake import files
 from hivetune.data.intake.files import find_sources, plan_inputs
-from hivetune.data.prepare.prepare import check
+from hivetune.data.intake.places import matching_files
+from hivetune.data.prepare.prepare import check, told_when_full
+from hivetune.data.rows import formats
 from hivetune.data.rows.read import parse_row, read_rows
-from hivetune.errors import MachineNotFit, UsageError
+from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 
 ROWS = [{"question": f"what is {i}?", "answer": f"it is, so to say, the number\nafter {i - 1}"} for i in range(20)]
 
@@ -176,3 +180,97 @@ def test_standard_input(tmp_path: Path) -> None:
         finished = subprocess.run(command, input=data, capture_output=True, check=True)
         document = json.loads(finished.stdout)
         assert (document["rows_in"], document["usable"]) == (20, 20)
+
+
+def test_links_in_a_circle_are_walked_once(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "rows.jsonl").write_bytes(JSONL)
+    for number in range(3):  # with two or more, each way round doubles the next
+        (tmp_path / "a" / "b" / f"up{number}").symlink_to(tmp_path / "a")
+    assert find_sources(str(tmp_path)) == [str(tmp_path / "a" / "rows.jsonl")]
+    assert find_sources(str(tmp_path / "**" / "*.jsonl")) == [str(tmp_path / "a" / "rows.jsonl")]
+
+
+def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").symlink_to(tmp_path / "rows.jsonl")
+    with pytest.raises(UsageError, match="a link that leads nowhere"):
+        find_sources(str(tmp_path / "rows.jsonl"))
+
+
+def test_globs_find_what_a_shell_finds(tmp_path: Path) -> None:
+    names = [
+        "a.jsonl",
+        "b.jsonl",
+        ".hidden.jsonl",
+        "x/c.jsonl",
+        "x/y/d.jsonl",
+        "x/.z/e.jsonl",
+        "x/y/d.csv",
+        "w [1].jsonl",
+    ]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(JSONL)
+    for pattern in (
+        "*.jsonl",
+        "**/*.jsonl",
+        "x/*/*.jsonl",
+        "?.jsonl",
+        "[!a].jsonl",
+        "[ab].jsonl",
+        "x/**",
+        "*/c*",
+        "w [[]1].jsonl",
+    ):
+        found = {str(Path(name).relative_to(tmp_path)) for name in matching_files(str(tmp_path / pattern))}
+        shell = {name for name in glob.glob(pattern, root_dir=tmp_path, recursive=True) if (tmp_path / name).is_file()}
+        assert found == shell or (pattern == "x/**" and found < shell), pattern
+
+
+def test_a_named_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "rows.jsonl"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="is a named pipe") as refused:
+        find_sources(str(pipe))
+    assert f"cat {pipe} |" in refused.value.hint
+    with pytest.raises(UsageError, match="device or socket"):
+        find_sources("/dev/zero")
+
+
+def test_a_command_in_the_place_of_a_file(tmp_path: Path) -> None:
+    """As a shell gives it: hivetune data check <(zcat rows.gz)"""
+    reading, writing = os.pipe()
+    os.write(writing, JSONL)
+    os.close(writing)
+    try:
+        inputs = plan_inputs(f"/dev/fd/{reading}", tmp_path)
+    finally:
+        os.close(reading)
+    assert sum(chunk.rows for chunk in inputs.chunks) == len(ROWS)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.csv.gz", "rows.json.gz", "rows.jsonl.zst"])
+def test_a_file_that_unpacks_to_fill_the_disk_is_cut_off(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "ALWAYS_UNPACKED_BYTES", 1 << 16)
+    zeros = (b"[" if ".json." in name else b"") + b" " * (8 << 20)
+    (tmp_path / name).write_bytes(as_zst(zeros) if name.endswith("zst") else gzip.compress(zeros))
+    (tmp_path / "spill").mkdir()
+    report = check(DataConfig(path=str(tmp_path / name)))
+    problem = report.document["problems"][0]
+    assert problem["reason"] == "broken-file"
+    assert "unpacks to more than 300 times its size" in problem["hint"]
+
+
+def test_a_full_disk_is_told_in_plain_words(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DoesNotFit, match="is full"),
+        told_when_full(tmp_path, "set TMPDIR"),
+        open("/dev/full", "w") as file,
+    ):
+        file.write("x" * 100_000)
+    with pytest.raises(DoesNotFit, match="is full"), told_when_full(tmp_path, "set TMPDIR"):
+        raise sqlite3.OperationalError("database or disk is full")
+    with pytest.raises(ValueError, match="other"), told_when_full(tmp_path, "set TMPDIR"):
+        raise ValueError("other")

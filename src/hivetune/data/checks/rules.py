@@ -25,6 +25,7 @@ ZLIB_OVERHEAD_BYTES = 12
 LOOP_MIN_CHARS = 100
 LOOP_MIN_REPEATS = 6
 LOOP_MAX_PERIOD = 300
+LOOP_WINDOW = 8192  # characters to each side of the middle of a long text, looked at before all of it
 MAX_CHARS_WITHOUT_MODEL = 200_000  # about 50,000 tokens
 
 
@@ -136,6 +137,9 @@ def has_loop(text: str) -> bool:
     """Whether one piece, repeated at least six times in a row, makes up half of `text` (or all of its end)."""
     encoded = text.encode("utf-8", "surrogatepass")
     if len(zlib.compress(encoded, 1)) - ZLIB_OVERHEAD_BYTES > LOOP_RATIO * len(encoded):
+        return False
+    middle = len(text) // 2  # what makes up half of a text lies in its middle too, and fills half of any window there
+    if len(text) > 4 * LOOP_WINDOW and not has_loop(text[middle - LOOP_WINDOW : middle + LOOP_WINDOW]):
         return False
     for period in range(1, min(LOOP_MAX_PERIOD, len(text) // LOOP_MIN_REPEATS) + 1):
         if _longest_repeat(text, period) >= max(len(text) // 2, period * LOOP_MIN_REPEATS, LOOP_MIN_CHARS):

@@ -4,7 +4,6 @@ Plain JSONL is read where it lies, by byte range. All else (compressed files, JS
 input) is first turned into lines below a spill folder, streamed, each with its place in the original.
 """
 
-import glob
 import hashlib
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
+from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.data.rows.formats import convert_lines, file_format, open_bytes
 from hivetune.data.rows.sessions.detect import convert_session, is_session, session_format
 from hivetune.errors import UsageError
@@ -63,16 +63,19 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
         if path in ("-", "store"):
             found.append(path)
         elif os.path.isdir(path):
-            inside = [str(p) for p in sorted(Path(path).rglob("*")) if p.is_file() and _is_known(p.name)]
+            inside = [str(p) for p in sorted(map(Path, files_below(path))) if _is_known(p.name)]
             if not inside:
                 raise UsageError(
                     f"{path} holds no data files", hint=f"known: {', '.join(_SUFFIXES)}, also .gz and .zst"
                 )
             found += inside
         elif os.path.exists(path):
+            _refuse_what_never_ends(path)
             found.append(path)
+        elif os.path.islink(path):
+            raise UsageError(f"{path} is a link that leads nowhere", hint="look at it with ls -l")
         elif any(c in path for c in "*?["):
-            matches = sorted(p for p in glob.glob(path, recursive=True) if os.path.isfile(p))
+            matches = sorted(matching_files(path))
             if not matches:
                 raise UsageError(f"nothing matches {path}", hint="quote the pattern, and look at it with ls")
             found += matches
@@ -101,9 +104,9 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
             chunks += _store_chunks(digest)
             continue
         path = name
-        if name == "-":
-            path = str(spill / f"{number:06d}.stdin")
-            _spool(path)
+        if name == "-" or is_pipe(name):
+            path = str(spill / f"{number:06d}.piped")
+            _spool(name, path)
         known = formats[name] = session_format(path, name, file_format(path, name))
         if known == "jsonl":
             chunks += _cut(path, name, "lines", chunk_bytes, digest)
@@ -122,6 +125,16 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
     return Inputs(tuple(chunks), digest.hexdigest(), formats)
 
 
+def _refuse_what_never_ends(path: str) -> None:
+    """A named pipe has no rows before somebody writes into it, and a device may never end."""
+    if is_pipe(path) and not path.startswith(("/dev/fd/", "/proc/")):
+        raise UsageError(f"{path} is a named pipe", hint=f"read it through standard input: cat {path} | hivetune ... -")
+    if not (os.path.isfile(path) or is_pipe(path)):
+        raise UsageError(
+            f"{path} is a device or socket, not a file", hint="give a file, a folder, a glob, '-' or 'store'"
+        )
+
+
 def _is_known(name: str) -> bool:
     lower = name.lower()
     for suffix in COMPRESSED:
@@ -129,9 +142,14 @@ def _is_known(name: str) -> bool:
     return lower.endswith(_SUFFIXES) and not name.startswith(".")
 
 
-def _spool(path: str) -> None:
+def _spool(name: str, path: str) -> None:
+    """What comes through standard input or a pipe can be read only once: into a file."""
     with open(path, "wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_BYTES)
+        if name == "-":
+            shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_BYTES)
+            return
+        with open(name, "rb") as pipe:
+            shutil.copyfileobj(pipe, file, BLOCK_BYTES)
 
 
 def _hash_file(path: str, digest: "hashlib._Hash") -> None:

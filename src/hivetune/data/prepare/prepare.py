@@ -1,10 +1,13 @@
 """From sources to a report, and from a config to a snapshot; each is made once and found again by its content."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,9 +33,11 @@ from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.work import ChunkJob
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.snapshot import DROPPED_FILE, Snapshot, open_snapshot
-from hivetune.errors import DataRefused, DoesNotFit, UsageError
+from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
 
+# As the system and SQLite word it, in the last words of a worker too.
+FULL = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
 FORMAT = 2  # raised when the same input would give another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
@@ -64,8 +69,7 @@ def check(
     `progress` counts lines. Raises UsageError for sources that are not there. Does not raise for bad rows:
     ask `Report.refuse`.
     """
-    with tempfile.TemporaryDirectory(prefix="hivetune-check-") as folder:
-        work = Path(folder)
+    with _work_room() as work:
         inputs = plan_inputs(data.path, work, workers=num_workers())
         job = make_job(data, model_folder, max_length, keep_raw=clean is not None)
         examined = _examine(inputs, job, data, work, progress)
@@ -85,8 +89,8 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     root = home() / "snapshots"
     root.mkdir(parents=True, exist_ok=True, mode=0o700)  # what people said is nobody else's
     _remove_left_over(root)
-    with tempfile.TemporaryDirectory(prefix=f"{INPUT_PREFIX}{os.getpid()}-", dir=root) as spill:
-        inputs = plan_inputs(config.data.path, Path(spill), workers=num_workers())
+    with _spill_room(root) as spill:
+        inputs = plan_inputs(config.data.path, spill, workers=num_workers())
         job = make_job(config.data, model_folder, config.max_length, keep_raw=False)
         key = _key(inputs, job, config, model_folder)
         folder = out or root / key[:16]
@@ -102,6 +106,40 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     snapshot = open_snapshot(folder)
     _register(snapshot)
     return snapshot
+
+
+@contextlib.contextmanager
+def _work_room() -> Iterator[Path]:
+    """A temporary folder. Raises DoesNotFit when there is none, or when it gets full."""
+    try:
+        folder = tempfile.mkdtemp(prefix="hivetune-check-")
+    except OSError as error:
+        raise DoesNotFit(f"no temporary folder can be made: {error}", hint="set TMPDIR to a folder with room") from None
+    try:
+        with told_when_full(Path(folder), "set TMPDIR to a folder with more room"):
+            yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _spill_room(root: Path) -> Iterator[Path]:
+    """A folder below `root` for unpacked input. Raises DoesNotFit when the disk gets full."""
+    spill = tempfile.TemporaryDirectory(prefix=f"{INPUT_PREFIX}{os.getpid()}-", dir=root)
+    with told_when_full(root, "make room, or set HIVETUNE_HOME to another disk"), spill as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def told_when_full(folder: Path, hint: str) -> Iterator[None]:
+    """A full disk as DoesNotFit, whoever met it: this process, SQLite or a worker that died of it."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError, HivetuneError) as error:
+        met = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if met or (not isinstance(error, OSError) and FULL.search(str(error))):
+            raise DoesNotFit(f"the disk of {folder} is full: working on the rows needs more room", hint=hint) from None
+        raise
 
 
 def make_job(data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool) -> ChunkJob:

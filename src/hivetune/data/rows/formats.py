@@ -10,6 +10,7 @@ import importlib
 import json
 import lzma
 import math
+import os
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
@@ -20,6 +21,9 @@ from hivetune.data.rows.placed import PlacedRow
 from hivetune.errors import MachineNotFit, UsageError
 
 BLOCK_CHARS = 1 << 20
+# Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
+MAX_RATIO = 300
+ALWAYS_UNPACKED_BYTES = 64 << 20
 
 
 class ByteStream(Protocol):
@@ -28,11 +32,14 @@ class ByteStream(Protocol):
 
 
 class _Stream:
-    """A file whose decompression may fail anywhere; what came before the failure is kept."""
+    """A file whose decompression may fail anywhere; what came before the failure is kept. `most_bytes`: what it may
+    unpack to.
+    """
 
-    def __init__(self, file: BinaryIO, errors: tuple[type[Exception], ...]):
+    def __init__(self, file: BinaryIO, errors: tuple[type[Exception], ...], most_bytes: int | None = None):
         self._file = file
         self._errors = errors
+        self._left = most_bytes
 
     def read(self, size: int) -> tuple[bytes, str | None]:
         pieces: list[bytes] = []
@@ -47,6 +54,10 @@ class _Stream:
                 break
             pieces.append(piece)
             wanted -= len(piece)
+            if self._left is not None:
+                self._left -= len(piece)
+                if self._left < 0:
+                    return b"".join(pieces), f"unpacks to more than {MAX_RATIO} times its size; unpack it yourself"
         return b"".join(pieces), None
 
 
@@ -98,12 +109,17 @@ def _is_whole(line: bytes) -> bool:
 def open_bytes(path: str, known: str) -> ByteStream:
     """The decompressed bytes of a file of format `known`. Raises MachineNotFit when a package is missing."""
     if known.endswith(".gz"):
-        return _Stream(gzip.open(path, "rb"), (OSError, EOFError, zlib.error))  # type: ignore[arg-type]
+        unpacked: Any = gzip.open(path, "rb")  # noqa: SIM115
+        return _Stream(unpacked, (OSError, EOFError, zlib.error), _most_unpacked(path))
     if known.endswith(".zst"):
         zstandard = _package("zstandard", "zst")
         reader = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), read_across_frames=True)  # noqa: SIM115
-        return _Stream(reader, (zstandard.ZstdError, OSError, lzma.LZMAError))
+        return _Stream(reader, (zstandard.ZstdError, OSError, lzma.LZMAError), _most_unpacked(path))
     return _Stream(open(path, "rb"), (OSError,))
+
+
+def _most_unpacked(path: str) -> int:
+    return max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(path))
 
 
 def text_lines(stream: ByteStream) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,117 @@
+"""No row holds a preparation: lengths come before loops, a row has a time limit; what was changed has its place."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import chat
+
+from hivetune.config import DataConfig
+from hivetune.data.checks.redact.apply import apply_policy
+from hivetune.data.checks.rules import has_loop
+from hivetune.data.prepare import work
+from hivetune.data.prepare.prepare import check, make_job
+from hivetune.data.prepare.time_limit import row_time_limit
+from hivetune.data.prepare.work import Worker
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import RawRow
+
+MAIL = "ana.lima7@uol.com.br"
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_five_rows_of_10_mb_take_no_longer_than_their_bytes(tmp_path: Path, chatml: Path) -> None:
+    """They took 72 s when every rule read them before their length was looked at; 20 s is for a busy machine."""
+    long = "the key: word-" * 750_000
+    path = write(tmp_path / "rows.jsonl", *[chat(f"question {i}", long) for i in range(5)])
+    for model in (None, chatml):
+        started = time.process_time()
+        report = check(DataConfig(path=str(path)), model_folder=model)
+        assert report.document["rejected"] == {"too-long" if model else "too-long-characters": 5}
+        assert time.process_time() - started < 20
+
+
+def test_turns_are_cut_by_their_length_before_they_are_read(tmp_path: Path, chatml: Path) -> None:
+    row = chat("what is it?", "a bee")
+    row["messages"] += [{"role": "user", "content": "and then?"}, {"role": "assistant", "content": "word " * 200_000}]
+    path = write(tmp_path / "rows.jsonl", row)
+    report = check(DataConfig(path=str(path), on_overlong="cut_turns"), model_folder=chatml, max_length=256)
+    assert report.document["changed"] == {"cut-turns": 1}
+    assert report.usable == 1
+
+
+def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(example: Any, *rest: Any) -> Any:
+        while "stuck" in example.messages[0].content:
+            pass
+        return apply_policy(example, *rest)
+
+    monkeypatch.setattr(work, "apply_policy", stuck)
+    monkeypatch.setattr(row_time_limit.__wrapped__, "__defaults__", (0.1,))
+    worker = Worker(make_job(DataConfig(path="-"), None, 2048, keep_raw=False))
+    rows = [RawRow(f"rows.jsonl:{i}", json.dumps(chat(q, "answer")).encode()) for i, q in enumerate(("stuck", "fine"))]
+    assert [worker._one(row)[0][2] for row in rows] == ["too-slow", None]
+
+
+def test_a_time_limit_ends_with_its_block() -> None:
+    with row_time_limit(0.2):
+        pass
+    ends = time.process_time() + 0.3
+    while time.process_time() < ends:
+        pass
+    with pytest.raises(RowRefused, match="too-slow"), row_time_limit(0.05):
+        while True:
+            pass
+
+
+def test_every_redaction_has_its_place_and_reason(tmp_path: Path) -> None:
+    secret = "ghp_" + "a1B2" * 9
+    path = write(
+        tmp_path / "support.jsonl",
+        chat("hello there", "good morning"),
+        chat(f"I am {MAIL}", f"use {secret}"),
+        {"prompt": "x", "completion": ""},
+    )
+    document = check(DataConfig(path=str(path))).document
+    assert document["changed"] == {"redacted-personal": 1, "redacted-secret": 1}
+    assert document["changes"] == [
+        {
+            "source": f"{path}:2",
+            "reason": "redacted-secret",
+            "hint": "GitHub token in the answer (message 2); revoke it",
+            "severity": "warn",
+        },
+        {
+            "source": f"{path}:2",
+            "reason": "redacted-personal",
+            "hint": "e-mail address in the question (message 1); check that the row still makes sense",
+            "severity": "warn",
+        },
+    ]
+    assert document["changes_left_out"] == 0
+    assert secret not in json.dumps(document)
+    assert MAIL not in json.dumps(document)
+
+
+def test_a_system_prompt_of_the_config_is_covered(tmp_path: Path, chatml: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", chat("hello there", "good morning", agent="desk"))
+    data = DataConfig(path=str(path), system_prompts={"desk": f"You answer for {MAIL}."})
+    document = check(data, model_folder=chatml).document
+    assert [change["hint"] for change in document["changes"]] == [
+        "e-mail address in the system prompt (message 1); check that the row still makes sense"
+    ]
+
+
+def test_a_loop_in_a_long_text_is_found_wherever_it_lies() -> None:
+    plain = "".join(f"{i * 7919 % 10007} bees fly. " for i in range(3000))
+    loop = "and on and " * (len(plain) // 11 + 200)
+    assert has_loop(plain + loop)
+    assert has_loop(loop + plain)
+    assert has_loop(plain[: len(plain) // 2] + loop + plain[len(plain) // 2 :])
+    assert not has_loop(plain * 2)
