@@ -13,7 +13,9 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.cli import forget as command
 from hivetune.cli.output import MODE
+from hivetune.config import DataConfig
 from hivetune.data.forget import ForgetKind, Forgotten, forget
+from hivetune.data.prepare.prepare import check
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.errors import UsageError
 
@@ -112,8 +114,76 @@ def test_the_name_is_nowhere_left_in_the_store(tmp_path: Path) -> None:
         assert b"secret-text" not in path.read_bytes()
 
 
+def test_a_broken_copy_does_not_come_back_through_refused(tmp_path: Path) -> None:
+    """Broken rows have no columns: by their words they are a forgotten user's, by their bytes a forgotten row."""
+    log = tmp_path / "chat.jsonl"
+    broken = [
+        '{"user_id": "alice b", "prompt": "x", oops',
+        '{"userId": 77, "prompt":',
+        '{"n": "Zo\\u00eb", oops',
+        "{oops 4",
+    ]
+    log.write_text("\n".join(broken) + "\n")
+    assert total(str(log)) == (0, 0, 4, 0)
+    for user in ("alice b", "77", "Zoë"):
+        assert forgotten("user", user).refused == 1
+    assert forgotten("row", f"{log}:4").refused == 1
+    assert query("SELECT count(*) FROM refused") == [0]
+    again = tmp_path / "again.jsonl"
+    again.write_text(
+        "\n".join([*broken, '{"user": "alice b", "prompt": "y"', '{"user": "alice bb", "prompt": "y"']) + "\n"
+    )
+    assert total(str(again)) == (0, 0, 1, 5)
+    assert [raw for raw in query("SELECT raw FROM refused")] == [b'{"user": "alice bb", "prompt": "y"']
+    document = check(DataConfig(path=str(again))).document
+    assert (document["set_aside"], document["rejected"]) == ({"forgotten": 5}, {"bad-json": 1})
+
+
+def test_user_ids_under_other_names(tmp_path: Path) -> None:
+    log = tmp_path / "chat.jsonl"
+    write(log, said("one", userId="alice"), said("two", metadata={"user-id": "alice"}), said("three", userId="bob"))
+    collect_now(str(log))
+    with closing(open_database()) as database:
+        database.execute("UPDATE interactions SET user = NULL")  # stored before this name was known
+    assert forgotten("user", "alice").interactions == 2
+    assert prompts() == ["three"]
+
+
+def test_places_are_known_as_the_check_prints_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "chat.jsonl"
+    write(log, *(said(f"{number}", user_id="u") for number in range(6)))
+    collect_now(str(log))
+    monkeypatch.chdir(tmp_path)
+    for place in ("logs/chat.jsonl:1", "./logs/chat.jsonl:2", str(log) + ":3"):
+        assert forgotten("row", place).interactions == 1
+    snapshot(tmp_path / "a", "mine", users=[None], ids=[None])
+    with closing(sqlite3.connect(tmp_path / "a" / "rows.sqlite")) as rows, rows:
+        rows.execute("UPDATE rows SET source = 'logs/chat.jsonl:4'")
+    assert [taint.snapshot for taint in forgotten("row", "./logs/../logs/chat.jsonl:4").taints] == ["mine"]
+    assert [taint.snapshot for taint in forgotten("source", "logs/chat.jsonl").taints] == ["mine"]
+    assert prompts() == []
+
+
+def test_a_row_of_a_file_that_was_never_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tmp_path / "rows.jsonl"
+    write(rows, said("one"), said("two"), said("three"))
+    monkeypatch.chdir(tmp_path)
+    assert forgotten("row", "rows.jsonl:2").interactions == 0
+    write(rows, said("zero"), said("one"), said("two"), said("three"))
+    assert check(DataConfig(path=str(rows))).document["set_aside"] == {"forgotten": 1}
+    assert total(str(rows)) == (3, 0, 0, 1)
+
+
+def test_duplicates_that_were_left_out_taint_a_snapshot_too(tmp_path: Path) -> None:
+    snapshot(tmp_path / "a", "mine", users=["bob"], ids=[None])
+    pair = {"kind": "near", "source": "f.jsonl:9", "session": None, "user": "alice", "interaction_id": None}
+    (tmp_path / "a" / "duplicates.jsonl").write_text(json.dumps(pair) + "\n")
+    assert [(taint.snapshot, taint.rows) for taint in forgotten("user", "alice").taints] == [("mine", 1)]
+
+
 def test_an_unknown_row_is_a_usage_error(log: Path) -> None:
-    with pytest.raises(UsageError, match="no interaction has the id or place nope"):
+    with pytest.raises(UsageError, match="no row has the id or place nope"):
         forgotten("row", "nope")
 
 

@@ -4,21 +4,30 @@ A tombstone holds the hash of what was forgotten, not the name itself. Files tha
 stay as they are; a later collection passes these rows over.
 """
 
+import contextlib
 import json
 import os
 import sqlite3
+import tempfile
 import time
 import urllib.parse
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from hivetune.base.database import transaction
-from hivetune.data.intake.interactions import load_forgotten, tombstone
+from hivetune.data.intake.files import plan_inputs
+from hivetune.data.intake.interactions import load_forgotten, names_in, raw_hash, row_hash, tombstone
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import extract
+from hivetune.data.rows.read import parse_row, read_rows
+from hivetune.data.snapshot import DROPPED_FILE
 from hivetune.errors import Busy, UsageError
 
 ForgetKind = Literal["user", "session", "source", "row"]
 ROWS_FILE = "rows.sqlite"
+_ASKED_BEFORE = "asked"  # kind of a tombstone that keeps nothing out: this row was forgotten before
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +57,24 @@ class Forgotten:
 def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgotten:
     """Remove and keep out every interaction of `value`, and name what it taints; may be repeated.
 
-    `row` takes the id of an interaction or its place (`file:line`, `stream:id`), and takes its exact copies with it.
+    `row` takes the id of an interaction or its place (`file:line` under any name of the file, `stream:id`), and takes
+    its exact copies with it; what stands at that place in the file is kept out of later preparations too.
     Raises UsageError for a row that is neither known nor was forgotten before, DoesNotFit, Busy.
     """
     database.execute("PRAGMA secure_delete = ON")  # overwrite, not only unlink
+    contents = _contents_at(value) if kind == "row" else set()
     with transaction(database):
-        found = _find(database, kind, value)
-        if kind == "row" and not found and tombstone(kind, value) not in load_forgotten(database):
+        found = _find(database, kind, value, contents)
+        refused, raws = _remove_refused(database, kind, value)
+        if kind == "row" and not (
+            found or raws or contents or tombstone(_ASKED_BEFORE, value) in load_forgotten(database)
+        ):
             raise UsageError(
-                f"no interaction has the id or place {value}", hint="as in the table interactions: id or source"
+                f"no row has the id or place {value}",
+                hint="an id or source as in the table interactions, or a place as data check prints it: FILE:LINE",
             )
         database.executemany("DELETE FROM interactions WHERE id = ?", [(identity,) for identity, _, _ in found])
-        refused = _remove_refused(database, kind, value)
-        _bury(database, kind, value, found)
+        _bury(database, kind, value, found, contents, raws)
     unchecked = _record_taints(database, kind, value, found)
     if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # the log still holds the old pages
         raise Busy(
@@ -73,14 +87,35 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
 _Found = list[tuple[str, str, str]]  # id, content id, source
 
 
-def _find(database: sqlite3.Connection, kind: ForgetKind, value: str) -> _Found:
+def _contents_at(place: str) -> set[str]:
+    """Content ids of the rows that stand at FILE:LINE now, if it is a file: they may be there again elsewhere."""
+    name = place.rpartition(":")[0]
+    if not os.path.isfile(name):
+        return set()
+    contents = set()
+    with tempfile.TemporaryDirectory(prefix="hivetune-") as spill:
+        for chunk in plan_inputs(name, Path(spill)).chunks:
+            for raw in read_rows(chunk):
+                if raw.source == place and raw.problem is None:
+                    with contextlib.suppress(RowRefused):  # what is no row has no content; its place is remembered
+                        contents.add(row_hash(parse_row(raw.payload)))
+    return contents
+
+
+def _find(database: sqlite3.Connection, kind: ForgetKind, value: str, contents: set[str]) -> _Found:
     select = "SELECT id, content_id, source FROM interactions WHERE "
     if kind == "source":
         return [row for name in _names(value) for row in database.execute(select + OF_SOURCE, _of_source(name))]
-    if kind != "row":
-        return database.execute(f"{select}{kind} = ?", (value,)).fetchall()
-    contents = {row[1] for row in database.execute(f"{select}id = ? OR source = ?", (value, value))}
-    return [row for content in contents for row in database.execute(f"{select}content_id = ?", (content,))]
+    if kind == "row":
+        at = [*_places(value), value]
+        for place in at:
+            contents |= {row[1] for row in database.execute(f"{select}id = ? OR source = ?", (place, place))}
+        return [row for content in contents for row in database.execute(f"{select}content_id = ?", (content,))]
+    found = database.execute(f"{select}{kind} = ?", (value,)).fetchall()
+    # Rows that were stored when their column's name was not known yet.
+    unnamed = database.execute(f"SELECT id, content_id, source, row FROM interactions WHERE {kind} IS NULL")
+    found += [tuple(about) for *about, row in unnamed if getattr(extract(json.loads(row)), kind) == value]
+    return found
 
 
 # A source is a file, a database file, one of its tables (path#table) or a stream; its rows are source:position.
@@ -98,22 +133,40 @@ def _names(value: str) -> list[str]:
     return list(dict.fromkeys((value, os.path.realpath(value), os.path.relpath(value))))
 
 
-def _remove_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) -> int:
-    """What could not be read has no columns: whose it was only shows in the text itself."""
+def _places(value: str) -> list[str]:
+    """FILE:LINE under all names that the file may have; a place that is no file's under its own alone."""
+    name, colon, number = value.rpartition(":")
+    return [f"{one}:{number}" for one in _names(name)] if colon and name else [value]
+
+
+def _remove_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) -> tuple[int, set[str]]:
+    """How many, and hashes of what they held. Whose a broken row was only shows in its text."""
     if kind in ("user", "session"):
-        needle = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        return database.execute("DELETE FROM refused WHERE instr(raw, ?) > 0", (needle,)).rowcount
-    removed = 0
-    for name in _names(value):
-        removed += database.execute(f"DELETE FROM refused WHERE {OF_SOURCE}", _of_source(name)).rowcount
-    return removed
+        every = database.execute("SELECT id, raw FROM refused").fetchall()
+        gone = [(identity, raw) for identity, raw in every if value in names_in(raw)]
+    elif kind == "source":
+        where = (_of_source(name) for name in _names(value))
+        gone = [row for one in where for row in database.execute(f"SELECT id, raw FROM refused WHERE {OF_SOURCE}", one)]
+    else:
+        at = _places(value)
+        marks = ",".join("?" * len(at))
+        gone = database.execute(f"SELECT id, raw FROM refused WHERE source IN ({marks})", at).fetchall()
+    database.executemany("DELETE FROM refused WHERE id = ?", [(identity,) for identity, _ in gone])
+    return len(gone), {raw_hash(raw) for _, raw in gone}
 
 
-def _bury(database: sqlite3.Connection, kind: ForgetKind, value: str, found: _Found) -> None:
+def _bury(
+    database: sqlite3.Connection, kind: ForgetKind, value: str, found: _Found, contents: set[str], raws: set[str]
+) -> None:
     stones = {tombstone(kind, name) for name in (_names(value) if kind == "source" else [value])}
     if kind == "row":
-        for identity, content, _ in found:
-            stones |= {tombstone("row", identity), tombstone("content", content)}
+        # By its content where that is known: at its place may stand another row tomorrow.
+        stones = {tombstone(_ASKED_BEFORE, value), *(tombstone("row", identity) for identity, _, _ in found)}
+        stones |= {tombstone("content", content) for content in contents}
+        if not contents:
+            stones |= {tombstone("row", place) for place in _places(value)}
+    if kind != "source":  # the same broken row may come from another place
+        stones |= {tombstone("raw", raw) for raw in raws}
     now = time.time()
     database.executemany("INSERT OR IGNORE INTO forgotten VALUES (?, ?, ?)", [(*stone, now) for stone in stones])
 
@@ -138,24 +191,48 @@ def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, f
 
 
 def _count_rows(rows_file: Path, kind: ForgetKind, value: str, found: _Found) -> int:
-    """Rows of a snapshot that come from what is forgotten, by interaction id and by what the snapshot itself says."""
+    """Rows of a snapshot that come from what is forgotten, by interaction id and by what the snapshot itself says.
+
+    Rows that were left out as duplicates count too: their text is in the snapshot's folder.
+    """
+    gone = {identity for identity, _, _ in found}
+    names = {"source": _names, "row": _places}.get(kind, lambda _value: [])(value)
+    wanted = {os.path.realpath(name) if "://" not in name else name for name in names} | set(names)
+
+    def is_gone(source: str, session: str | None, user: str | None, identity: str | None) -> bool:
+        if identity in gone or (kind == "user" and user == value) or (kind == "session" and session == value):
+            return True
+        return kind in ("source", "row") and not wanted.isdisjoint(_all_names(source, kind))
+
     snapshot = sqlite3.connect(f"file:{urllib.parse.quote(str(rows_file))}?mode=ro&immutable=1", uri=True)
-    try:
-        snapshot.execute("PRAGMA temp_store = MEMORY")
-        snapshot.execute("CREATE TEMP TABLE gone (id TEXT PRIMARY KEY)")
-        snapshot.executemany("INSERT OR IGNORE INTO gone VALUES (?)", [(identity,) for identity, _, _ in found])
-        condition = "interaction_id IN (SELECT id FROM gone)"
-        values: list[object] = []
-        if kind in ("user", "session"):
-            condition += f" OR {kind} = ?"
-            values.append(value)
-        else:
-            names = _names(value) if kind == "source" else [value]
-            condition += f" OR {OF_SOURCE}" * len(names)
-            values += [part for name in names for part in _of_source(name)]
-        return int(snapshot.execute(f"SELECT count(*) FROM rows WHERE {condition}", values).fetchone()[0])
-    finally:
-        snapshot.close()
+    with contextlib.closing(snapshot):
+        rows = snapshot.execute("SELECT source, session, user, interaction_id FROM rows")
+        count = sum(1 for row in rows if is_gone(*row))
+    dropped = rows_file.with_name(DROPPED_FILE)
+    if dropped.is_file():
+        with open(dropped, encoding="utf-8") as file:
+            lines = (json.loads(line) for line in file)
+            count += sum(
+                1 for one in lines if is_gone(*(one[k] for k in ("source", "session", "user", "interaction_id")))
+            )
+    return count
+
+
+def _all_names(source: str, kind: ForgetKind) -> list[str]:
+    """What a row's source may be called: its place, or for a source the file, the table and the database."""
+    name, colon, number = source.rpartition(":")
+    if not colon:
+        name, number = source, ""
+    file = name.partition("#")[0]
+    real = _real_path(file) + name[len(file) :]
+    if kind == "row":
+        return [source, f"{real}:{number}"]
+    return [source, name, file, real, _real_path(file)]
+
+
+@lru_cache(1024)
+def _real_path(name: str) -> str:
+    return name if "://" in name else os.path.realpath(name)
 
 
 def _read_taints(database: sqlite3.Connection, kind: ForgetKind, value: str) -> tuple[Taint, ...]:

@@ -4,8 +4,10 @@ A batch is one transaction: rows, refused deliveries, the source's cursor and it
 a source may do only once the rows are safe (acknowledge, move on) it does after `commit_batch` has returned.
 """
 
+import contextlib
 import hashlib
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +18,8 @@ from hivetune.base.database import transaction
 from hivetune.data.rows.fields import Fields, extract
 from hivetune.errors import Busy
 
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')
+_WORD = re.compile(r"[^\s\"'{}\[\],;:=()]{1,1000}+")
 KEPT_RAW_BYTES = 4096  # of a refused delivery: enough to see what it was
 
 
@@ -156,6 +160,32 @@ def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] =
     return not forgotten.isdisjoint(stones)
 
 
+def names_in(raw: bytes) -> frozenset[str]:
+    """Every string and word in the text of a broken row: one of them may be whose it is."""
+    text = raw[: 2 * KEPT_RAW_BYTES].decode("utf-8", "replace")
+    names = set(_WORD.findall(text))
+    for quoted in _QUOTED.findall(text):
+        names.add(quoted[1:-1])
+        with contextlib.suppress(ValueError):  # no escapes of JSON
+            names.add(json.loads(quoted))
+    return frozenset(names)
+
+
+def raw_hash(raw: bytes) -> str:
+    """32 hex digits of what is kept of a broken row."""
+    return hashlib.blake2b(raw[:KEPT_RAW_BYTES], digest_size=16).hexdigest()
+
+
+def is_forgotten_raw(forgotten: frozenset[tuple[str, str]], sources: Sequence[str], raw: bytes) -> bool:
+    """The same for a broken row. It has no columns, so every word of it may be a forgotten user or session."""
+    if not forgotten:
+        return False
+    if is_forgotten(forgotten, sources, raw=raw_hash(raw)):
+        return True
+    kinds = {kind for kind, _ in forgotten} & {"user", "session"}
+    return any(tombstone(kind, name) in forgotten for kind in kinds for name in names_in(raw))
+
+
 def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
     tally = Tally()
     forgotten = load_forgotten(database)
@@ -171,7 +201,7 @@ def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
         else:
             tally.duplicates += 1
     for refusal in batch.refusals:
-        if is_forgotten(forgotten, (refusal.origin, refusal.place)):
+        if is_forgotten_raw(forgotten, (refusal.origin, refusal.place), refusal.raw):
             tally.forgotten += 1
         elif _set_aside(database, refusal):
             tally.refused += 1

@@ -22,7 +22,7 @@ from hivetune.data.checks.redact.apply import ADVICE, PERSONAL, SECRETS, Policy,
 from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
 from hivetune.data.intake import interactions
 from hivetune.data.intake.files import Chunk
-from hivetune.data.intake.interactions import is_forgotten
+from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw
 from hivetune.data.prepare.split import tie_hashes
 from hivetune.data.prepare.time_limit import row_time_limit
 from hivetune.data.reasons import RowRefused
@@ -183,7 +183,12 @@ class Worker:
     def examine(self, raw: RawRow) -> ExaminedRow:
         """One row through everything that needs no other row. Raises RowRefused."""
         job = self._job
-        layout, example, read_as = read_example(raw, job.columns)
+        try:
+            layout, example, read_as = read_example(raw, job.columns)
+        except RowRefused:
+            if is_forgotten_raw(self._forgotten, _source_names(raw), raw.payload):
+                raise RowRefused("forgotten") from None
+            raise
         if self._forgotten:
             _keep_forgotten_out(raw, example, self._forgotten)
         example, shortened = self._sized(example)
@@ -276,11 +281,15 @@ def _num_chars(messages: Sequence[Message]) -> int:
 
 def _keep_forgotten_out(raw: RawRow, example: Example, forgotten: frozenset[tuple[str, str]]) -> None:
     """Files still hold what was forgotten; the store does not."""
-    name = raw.source.rpartition(":")[0]
     content = interactions.row_hash(parse_row(raw.payload))
-    sources = (name, os.path.realpath(name))
-    if is_forgotten(forgotten, sources, session=example.session, user=example.user, row=raw.source, content=content):
+    who = {"session": example.session, "user": example.user, "row": raw.source, "content": content}
+    if is_forgotten(forgotten, _source_names(raw), **who):
         raise RowRefused("forgotten")
+
+
+def _source_names(raw: RawRow) -> tuple[str, str]:
+    name = raw.source.rpartition(":")[0]
+    return name, os.path.realpath(name)
 
 
 def _apply_policies(example: Example, job: ChunkJob) -> None:

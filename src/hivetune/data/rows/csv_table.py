@@ -11,9 +11,9 @@ from itertools import islice
 
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
 
-DELIMITERS = (",", ";", "\t", "|")
-WHOLE_AGAIN = 3  # records in a row that must be whole before reading goes on there
-MAX_LINES_AHEAD = 1000  # in which they must be found
+_DELIMITERS = (",", ";", "\t", "|")
+_WHOLE_AGAIN = 3  # records in a row that must be whole before reading goes on there
+_MAX_LINES_AHEAD = 1000  # in which they must be found
 
 
 class _Lines:
@@ -45,7 +45,7 @@ class _Lines:
 def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
     lines = _Lines(source.lines())
     head = next(lines, "")
-    delimiter = delimiter or max(DELIMITERS, key=head.count)
+    delimiter = delimiter or max(_DELIMITERS, key=head.count)
     csv.field_size_limit(MAX_ROW_CHARS)
     lines.give_back(lines.taken)
     header: list[str] | None = None
@@ -92,8 +92,8 @@ def _end_of_broken(lines: _Lines, delimiter: str, columns: int) -> int:
     """How many of the taken lines are lost: up to the first one from which the next records are whole."""
     place = 1
     while any(True for _ in lines.ahead(place)):
-        ahead = _Lines(islice(lines.ahead(place), MAX_LINES_AHEAD))
-        records = islice((fields for fields in _records(ahead, delimiter) if fields != []), WHOLE_AGAIN)
+        ahead = _Lines(islice(lines.ahead(place), _MAX_LINES_AHEAD))
+        records = islice((fields for fields in _records(ahead, delimiter) if fields != []), _WHOLE_AGAIN)
         if all(whole := [fields is not None and len(fields) == columns for fields in records]) and whole:
             return place
         place += 1

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
 
-KEPT_CHARS = 1 << 20  # of a broken element
-MAX_KEY_CHARS = 1024
-NEAR_END_CHARS = 64  # an error so close to the end of what was read may be the end
-FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.){0,200}+)"\s*:')
-SEPARATORS = re.compile(r"[\s,]*")
+_KEPT_CHARS = 1 << 20  # of a broken element
+_MAX_KEY_CHARS = 1024
+_NEAR_END_CHARS = 64  # an error so close to the end of what was read may be the end
+_FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.){0,200}+)"\s*:')
+_SEPARATORS = re.compile(r"[\s,]*")
 _scan = json.JSONDecoder().raw_decode
 
 
@@ -46,7 +46,7 @@ class _Document:
     def at_value(self) -> str:
         """The first character behind white space and commas; empty at the end."""
         while True:
-            end = SEPARATORS.match(self.buffer, self.position).end()  # type: ignore[union-attr]
+            end = _SEPARATORS.match(self.buffer, self.position).end()  # type: ignore[union-attr]
             self.skip(end)
             if end < len(self.buffer):
                 return self.buffer[end]
@@ -75,7 +75,7 @@ def json_rows(source: TextSource) -> Iterator[PlacedRow]:
             yield line, "r", one_line(text)
             continue
         text = document.skip(end)
-        key = FIRST_KEY.match(text)
+        key = _FIRST_KEY.match(text)
         if key:
             first_keys.add(key.group(1))
         yield line, "r", one_line(text)
@@ -91,7 +91,7 @@ def _end_of_value(document: _Document) -> int | None:
         try:
             end = _scan(buffer, position)[1]
         except json.JSONDecodeError as error:
-            may_go_on = error.msg.startswith("Unterminated string") or error.pos > len(buffer) - NEAR_END_CHARS
+            may_go_on = error.msg.startswith("Unterminated string") or error.pos > len(buffer) - _NEAR_END_CHARS
         except RecursionError:
             return None
         else:
@@ -106,8 +106,8 @@ def _end_of_value(document: _Document) -> int | None:
 
 
 def _broken(document: _Document, first_keys: set[str]) -> str:
-    """The text from here to the beginning of the next row, at most KEPT_CHARS of it."""
-    own = FIRST_KEY.match(document.buffer, document.position)
+    """The text from here to the beginning of the next row, at most _KEPT_CHARS of it."""
+    own = _FIRST_KEY.match(document.buffer, document.position)
     keys = first_keys | ({own.group(1)} if own else set())
     any_key = "|".join(map(re.escape, sorted(keys)))
     start = re.compile(rf'\{{\s*"(?:{any_key})"\s*:' if keys else r"\{")
@@ -115,9 +115,9 @@ def _broken(document: _Document, first_keys: set[str]) -> str:
     while True:
         found = start.search(document.buffer, document.position)
         # Without a match the last characters stay: they may be the beginning of one.
-        end = found.start() if found else max(document.position, len(document.buffer) - MAX_KEY_CHARS)
-        kept = (kept + document.skip(end))[:KEPT_CHARS]
+        end = found.start() if found else max(document.position, len(document.buffer) - _MAX_KEY_CHARS)
+        kept = (kept + document.skip(end))[:_KEPT_CHARS]
         if found:
             return kept.rstrip(", \t\r\n")
         if not document.read_more():
-            return (kept + document.skip(len(document.buffer)))[:KEPT_CHARS].rstrip()
+            return (kept + document.skip(len(document.buffer)))[:_KEPT_CHARS].rstrip()
