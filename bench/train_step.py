@@ -1,9 +1,10 @@
 """One LoRA step, ours against the peers': the same rows, masks, order, adapter and optimizer, turn by turn.
 
 Each row of the results is a process of its own that stays loaded; a clock gives them their turns, step by step, so that
-a slow minute of the machine hits all of them. Rows whose loss curve leaves the reference's are void.
+a slow minute of the machine hits all of them. One step of every row is a round: what is said about two rows are medians
+over the rounds of their ratio in that round, with the quartiles. Rows whose loss curve leaves the reference's are void.
 
-    python bench/train_step.py --out docs/proof/bench_cpu.json          the whole, at most 8 minutes on 2 cores
+    python bench/train_step.py --out docs/proof/bench_cpu.json          the whole, about 20 minutes on 2 cores
     python bench/train_step.py --steps 2 --sets agents --rows limit,hivetune
 """
 
@@ -113,7 +114,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file; table and plot are written beside it")
-    parser.add_argument("--steps", type=int, help="steps of each set, the first of which warms up; default: 3 or 4")
+    parser.add_argument("--steps", type=int, default=13, help="steps of each set; the first warms up (13: 12 rounds)")
     parser.add_argument("--sets", default=",".join(chosen.name for chosen in SETS))
     parser.add_argument("--rows", default="", help=", ".join(row.name for row in ROWS))
     return parser.parse_args()

@@ -18,17 +18,17 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def summarize(document: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """One line for each set and row. Speeds are medians over the steps after the first."""
+    """One line for each set and row, over the rounds after the first. What compares two rows is paired by the round."""
     lines = []
     parameters = read_architecture(folder_for(document["model"])).parameters
     for name in titles:
         results = [result for result in document["results"] if result["set"] == name]
         about = document["data"]["sets"][name]
         documents = about["documents_per_step"]
-        limit = next((r for r in results if r["row"] == "limit" and r["steps"]), None)
+        beside = {row: r for r in results for row in ("limit", "hivetune") if r["row"] == row and not r["failed"]}
         reference = next((r for row in REFERENCE for r in results if r["row"] == row and r["steps"]), None)
         for result in results:
-            lines.append(_line(result, about, documents, limit, reference, parameters))
+            lines.append(_line(result, about, documents, beside, reference, parameters))
     return lines
 
 
@@ -36,7 +36,7 @@ def _line(
     result: Mapping[str, Any],
     about: Mapping[str, Any],
     documents: int,
-    limit: Mapping[str, Any] | None,
+    beside: Mapping[str, Mapping[str, Any]],
     reference: Mapping[str, Any] | None,
     parameters: int,
 ) -> dict[str, Any]:
@@ -49,16 +49,18 @@ def _line(
     step_s = statistics.median(seconds)
     line |= {
         "step_s": step_s,
-        "spread": (max(seconds) - min(seconds)) / step_s,
+        "step_s_quartiles": quartiles(seconds)[::2],
+        "rounds": len(seconds),
         "samples_per_s": documents / step_s,
         "tokens_per_s": about["mean_tokens"] * documents / step_s,
         "load_s": result["load_s"],
         # A projection: measured loading and first step, then as many median steps as the job has.
         "job_s": result["load_s"] + steps[0]["seconds"] + (JOB_EXAMPLES * JOB_EPOCHS / documents - 1) * step_s,
     }
-    if limit is not None and len(limit["steps"]) == len(steps):
-        shares = [a["seconds"] / b["seconds"] for a, b in zip(limit["steps"][1:], steps[1:], strict=True)]
-        line["share_of_limit"] = statistics.median(shares)
+    if "limit" in beside:
+        line["share_of_limit"] = paired(beside["limit"]["steps"], steps)
+    if "hivetune" in beside:
+        line["times_hivetune"] = paired(steps, beside["hivetune"]["steps"])
     if result["row"] == "limit":
         return line
     dtype = "bfloat16" if result["dtype"].startswith("bfloat16") else "float32"
@@ -81,35 +83,54 @@ def _line(
     return line
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile; of one value three times that."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, median, third
+
+
+def paired(ones: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of `ones` over those of `others` in the same round, the first left out: median and quartiles."""
+    ratios = [one["seconds"] / other["seconds"] for one, other in zip(ones[1:], others[1:], strict=True)]
+    low, median, high = quartiles(ratios)
+    return {"median": median, "low": low, "high": high}
+
+
 def markdown(document: Mapping[str, Any]) -> str:
     """Tables, one for each set, ours against each."""
     parts = []
     for name in dict.fromkeys(line["set"] for line in document["summary"]):
         lines = [line for line in document["summary"] if line["set"] == name]
-        ours = next((line for line in lines if line["row"] == "hivetune" and "step_s" in line), None)
         about = document["data"]["sets"][name]
+        rounds = max((line.get("rounds", 0) for line in lines), default=0)
         parts.append(
             f"### {name}: {about['documents_per_step']} rows a step, {about['mean_tokens']:.0f} tokens a row, "
-            f"{100 * about['trained_share']:.0f} % trained\n"
+            f"{100 * about['trained_share']:.0f} % trained; {rounds} rounds\n"
         )
         parts.append(
-            "| row | s/step | tokens/s | samples/s | ours is | of the limit | peak above | load | job | loss off |"
+            "| row | s/step | tokens/s | samples/s | times ours | of the limit | peak above | load | job | loss off |"
         )
         parts.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-        parts += [_table_row(line, ours) for line in lines]
+        parts += [_table_row(line) for line in lines]
         parts.append("")
     return "\n".join(parts)
 
 
-def _table_row(line: Mapping[str, Any], ours: Mapping[str, Any] | None) -> str:
+def _table_row(line: Mapping[str, Any]) -> str:
     if line["void"]:
         return f"| {line['row']} | void: {'; '.join(line['void'])} | | | | | | | | |"
-    ratio = f"{line['step_s'] / ours['step_s']:.2f}x" if ours else ""
+    ratio = (
+        "{median:.2f} ({low:.2f} to {high:.2f})".format(**line["times_hivetune"]) if "times_hivetune" in line else ""
+    )
     peak = f"{line['peak_above_bytes'] / 1e9:.2f} GB" if "peak_above_bytes" in line else ""
-    share = f"{100 * line['share_of_limit']:.0f} %" if "share_of_limit" in line else ""
+    of_limit = {key: 100 * value for key, value in line.get("share_of_limit", {}).items()}
+    share = "{median:.0f} % ({low:.0f} to {high:.0f})".format(**of_limit) if of_limit else ""
+    step = "{:.2f} ({:.2f} to {:.2f})".format(line["step_s"], *line["step_s_quartiles"])
     off = f"{100 * line['loss_off']:.2f} %" if "loss_off" in line else ""
     return (
-        f"| {line['row']} ({line['dtype']}) | {line['step_s']:.2f} | {line['tokens_per_s']:,.0f} | "
+        f"| {line['row']} ({line['dtype']}) | {step} | {line['tokens_per_s']:,.0f} | "
         f"{line['samples_per_s']:.2f} | {ratio} | {share} | {peak} | {line['load_s']:.0f} s | "
         f"{line['job_s'] / 60:.0f} min | {off} |"
     )

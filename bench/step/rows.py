@@ -43,19 +43,18 @@ class Set:
     micro: int
     least: int
     most: int
-    steps: int
     title: str
 
 
 SETS = (
-    Set("short", 8, 2, 200, 1100, 4, "short chats, no common prefix"),
-    Set("agents", 8, 2, 40, 260, 4, "short chats of three agents with system prompts"),
-    Set("long", 2, 2, 200, 1100, 3, "conversations of 1,024 tokens"),
-    Set("prefix", 4, 2, 60, 400, 3, "short chats behind a common text of 500 tokens"),
+    Set("short", 8, 2, 200, 1100, "short chats, no common prefix"),
+    Set("agents", 8, 2, 40, 260, "short chats of three agents with system prompts"),
+    Set("long", 2, 2, 200, 1100, "conversations of 1,024 tokens"),
+    Set("prefix", 4, 2, 60, 400, "short chats behind a common text of 500 tokens"),
 )
 
 
-def write_rows(path: Path, tokenizer_file: Path, steps: int | None = None) -> dict[str, Any]:
+def write_rows(path: Path, tokenizer_file: Path, steps: int) -> dict[str, Any]:
     """The file, and what is in it: for each set tokens, trained tokens and mean length. The same on every call."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     questions = list(_questions())
@@ -63,12 +62,20 @@ def write_rows(path: Path, tokenizer_file: Path, steps: int | None = None) -> di
     for chosen in SETS:
         fitting = [pair for pair in questions if chosen.least <= len(pair[1]) <= chosen.most]
         documents = _documents(chosen, tokenizer, fitting)
-        grouped = [[next(documents) for _ in range(chosen.batch)] for _ in range(steps or chosen.steps)]
+        grouped = [[next(documents) for _ in range(chosen.batch)] for _ in range(steps)]
         sets[chosen.name] = {"micro": chosen.micro, "steps": grouped}
     text = json.dumps({"sets": sets})
     path.write_text(text)
     described = {name: _describe(content["steps"]) for name, content in sets.items()}
     return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "sets": described}
+
+
+def prompts_and_answers(count: int) -> list[tuple[str, str, str]]:
+    """(system prompt of an agent, question, answer) as in the set `agents`, as text."""
+    agents = list(SYSTEM_PROMPTS.values())
+    chosen = next(each for each in SETS if each.name == "agents")
+    fitting = [pair for pair in _questions() if chosen.least <= len(pair[1]) <= chosen.most]
+    return [(agents[number % len(agents)], *pair) for number, pair in enumerate(fitting[:count])]
 
 
 def _documents(chosen: Set, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, list[int]]]:

@@ -57,7 +57,7 @@ def _show_set(name: str, lines: list[dict[str, Any]]) -> None:
                 line["dtype"],
                 number(line["step_s"], 2),
                 f"{line['tokens_per_s']:,.0f}",
-                f"{100 * line['share_of_limit']:.0f} %" if "share_of_limit" in line else "-",
+                f"{100 * line['share_of_limit']['median']:.0f} %" if "share_of_limit" in line else "-",
                 size(line["peak_above_bytes"]) if "peak_above_bytes" in line else "-",
                 duration(line["job_s"]),
             )
