@@ -7,7 +7,7 @@ from hivetune.base.disk import write_atomic
 
 WIDTH, HEIGHT, MARGIN = 720, 320, 48
 COLORS = {"step": "#9db4c8", "validation": "#c2410c"}
-NAMES = {"step": "training step", "validation": "validation"}
+_NAMES = {"step": "training step", "validation": "validation"}
 
 
 def write_loss_chart(path: Path, points: list[tuple[int, float, str]], *, title: str) -> Path:
@@ -52,5 +52,5 @@ def loss_chart(points: list[tuple[int, float, str]], *, title: str) -> str:
     for number, (kind, color) in enumerate(COLORS.items()):
         x = WIDTH - MARGIN - 220 + 120 * number
         parts.append(f'<rect x="{x}" y="15" width="10" height="10" fill="{color}"/>')
-        parts.append(f'<text x="{x + 15}" y="24" fill="#374151">{NAMES[kind]}</text>')
+        parts.append(f'<text x="{x + 15}" y="24" fill="#374151">{_NAMES[kind]}</text>')
     return "\n".join([*parts, "</svg>", ""])

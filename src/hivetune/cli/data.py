@@ -26,7 +26,7 @@ Sources = Annotated[
 ]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Also check template, mask and tokens of this model.")]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="Take model and data settings from this YAML.")]
-Columns = Annotated[
+ColumnsOption = Annotated[
     str | None, typer.Option("--columns", metavar="OURS=YOURS,...", help="prompt=question,completion=reply")
 ]
 MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens; longer rows: data.on_overlong.")]
@@ -37,7 +37,7 @@ def check(
     sources: Sources = None,
     model: Model = None,
     config: Config = None,
-    columns: Columns = None,
+    columns: ColumnsOption = None,
     max_length: MaxLength = None,
     overrides: Overrides = None,
     clean: Annotated[Path | None, typer.Option(help="Write the rows that passed, and the others beside them.")] = None,
@@ -69,7 +69,7 @@ def prepare(
     sources: Sources = None,
     model: Model = None,
     config: Config = None,
-    columns: Columns = None,
+    columns: ColumnsOption = None,
     max_length: MaxLength = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the snapshot; default: below the home.")] = None,

@@ -16,11 +16,15 @@ from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.verdict import judge_run, verdict_document
 
+<<<<<<< HEAD
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")]
+=======
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; see: hivetune runs")]
+>>>>>>> d4d044c (No public name has two meanings: the list is empty)
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
 
 
-def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
+def evaluate(run: RunFolder, overrides: SetOption = None) -> None:
     """Score base and tuned model on the held-out rows and answer some of them. Writes eval.json."""
     opened = _open(run, overrides, "eval.")
     with progress("scoring and answering", "items") as report:
@@ -30,7 +34,7 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     emit(evaluation)
 
 
-def gate(run: RunArgument, overrides: SetOption = None) -> None:
+def gate(run: RunFolder, overrides: SetOption = None) -> None:
     """The verdict on eval.json: deploy, iterate, abort or not-enough-evidence. Exit code 6 unless deploy."""
     verdict = judge_run(_open(run, overrides, "gate."))
     show_verdict(verdict)
@@ -89,7 +93,7 @@ def show_verdict(verdict: Verdict) -> None:
         show(f"  {reason}")
 
 
-NAMES = {
+_NAMES = {
     "latency_s": "seconds per answer",
     "tokens_per_second": "tokens per second",
     "peak_memory_bytes": "peak memory",
@@ -102,7 +106,7 @@ def _line(metric: Metric) -> tuple[object, ...]:
     passed = {True: "yes", False: "NO", None: "reported"}[metric.passed]
     interval = "-" if metric.ci95 is None else " to ".join(_value(metric.name, end, sign=True) for end in metric.ci95)
     return (
-        NAMES.get(metric.name, metric.name),
+        _NAMES.get(metric.name, metric.name),
         _value(metric.name, metric.base),
         _value(metric.name, metric.tuned),
         _value(metric.name, metric.difference, sign=True),

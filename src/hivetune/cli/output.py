@@ -26,7 +26,7 @@ PLAIN_WIDTH = 120  # columns of a table where there is no terminal
 # writing (CVE-2021-42574). A lone surrogate is a byte of a file name that is no UTF-8, which no terminal can be sent.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-Report = Callable[[int, int | None], None]
+_Report = Callable[[int, int | None], None]
 
 
 @dataclass
@@ -99,7 +99,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 
 
 @contextlib.contextmanager
-def progress(label: str, unit: str = "") -> Iterator[Report]:
+def progress(label: str, unit: str = "") -> Iterator[_Report]:
     """A callable `(done, total or None)`: a bar on a terminal, else a plain line about every ten seconds."""
     console = err()
     if not console.is_terminal:
@@ -112,7 +112,7 @@ def progress(label: str, unit: str = "") -> Iterator[Report]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _plain_progress(label: str, unit: str) -> Report:
+def _plain_progress(label: str, unit: str) -> _Report:
     started = last = time.monotonic()
 
     def report(done: int, total: int | None) -> None:

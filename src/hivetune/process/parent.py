@@ -25,7 +25,7 @@ from hivetune.run.folder import OUTCOME, WORKER_LOG
 
 _BEATS = {beat.value[0]: beat for beat in Beat}
 PIPE_BYTES = 65_536
-TAIL_BYTES = 16_384
+_TAIL_BYTES = 16_384
 LOG_LIMIT_BYTES = 16 << 20
 POLL_S = 0.25
 # Counted per look at most: a larger gap between two looks means that this process did not run (suspend, SIGSTOP).
@@ -261,7 +261,7 @@ def _tail(path: Path, start_bytes: int) -> str:
     if not path.exists():
         return ""
     with open(open_plain(path), "rb") as file:
-        file.seek(max(start_bytes, path.stat().st_size - TAIL_BYTES))
+        file.seek(max(start_bytes, path.stat().st_size - _TAIL_BYTES))
         return file.read().decode("utf-8", "replace")
 
 

@@ -56,7 +56,7 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
     disk.sync(target.parent)
 
 
-def problems_of(folder: Path) -> list[str]:
+def artefact_problems(folder: Path) -> list[str]:
     """What differs from the manifest, in words; empty when every file is as it was registered."""
     return manifest_problems(folder)
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from hivetune.base.database import transaction
 from hivetune.base.disk import DISK, Disk, home
 from hivetune.errors import HivetuneError, NotDeployed, UsageError
-from hivetune.release.artefacts import copy_run, problems_of, remove, size_of
+from hivetune.release.artefacts import artefact_problems, copy_run, remove, size_of
 
 Alias = Literal["champion", "candidate", "previous"]
 ALIASES: tuple[Alias, ...] = ("champion", "candidate", "previous")
@@ -61,7 +61,7 @@ class Release:
         """Raises HivetuneError when a file of it is missing or not what was registered."""
         if self.pruned:
             raise UsageError(f"the artefacts of {self.label} were pruned", hint=f"register its run again: {self.run}")
-        problems = problems_of(self.folder)
+        problems = artefact_problems(self.folder)
         if problems:
             raise HivetuneError(
                 f"{self.label} is damaged: {self.folder}: {problems[0]}",
@@ -102,7 +102,7 @@ def register(
     """
     check_release_name(name)
     known = [r for r in releases(database, name) if _same(r, about) and not r.pruned]
-    if known and not problems_of(known[-1].folder):
+    if known and not artefact_problems(known[-1].folder):
         if known[-1].verdict != about["verdict"]:
             with transaction(database):
                 _set(database, known[-1], "verdict", about["verdict"])

@@ -138,7 +138,7 @@ def test_a_last_row_without_line_feed_is_taken_once(log: Path) -> None:
 
 def test_a_line_larger_than_any_row_is_refused_once_and_passed_over(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 50_000)
-    monkeypatch.setattr(jsonl, "CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(jsonl, "_CHUNK_BYTES", 1_000)
     append(log, 1)
     with open(log, "a", encoding="utf-8") as file:
         file.write('{"a": "' + "x" * 200_000 + '"}\n')

@@ -15,7 +15,7 @@ from typing import Any
 from hivetune.records import Message
 
 LONGEST_WORDS = 20  # characters a word on average, above which text has no spaces
-NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d+")
 # A changed word takes three triples with it, two neighbours four, three neighbours five. Where more than three words in
 # a row differ, somebody asked or answered something else: two reviews behind one instruction, the next answer of a
 # history that grows.
@@ -57,7 +57,7 @@ class Likeness:
 
 def lesson_of(messages: Sequence[Message]) -> Lesson:
     asked, learned, calls = texts_of(messages)
-    numbers = tuple(sorted(NUMBER.findall(f"{asked}\n{learned}")))
+    numbers = tuple(sorted(_NUMBER.findall(f"{asked}\n{learned}")))
     return Lesson(words_of(asked), words_of(learned), calls, numbers)
 
 

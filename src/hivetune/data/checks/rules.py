@@ -168,7 +168,7 @@ def check_length(messages: Messages) -> None:
         raise RowRefused("too-long-characters", f"{num_chars:,} characters, the limit is {MAX_CHARS_WITHOUT_MODEL:,}")
 
 
-def check_weights(messages: Messages) -> None:
+def check_message_weights(messages: Messages) -> None:
     if not any(message.weight for message in messages if message.role == "assistant"):
         raise RowRefused("no-trained-token", "every answer has the weight 0")
 
@@ -192,7 +192,7 @@ CHECKS: tuple[Callable[[Messages], None], ...] = (
     check_roles,
     check_empty,
     check_characters,
-    check_weights,
+    check_message_weights,
     check_answers,
 )
 

@@ -19,7 +19,7 @@ EXPONENTS = {
     "F16": ("<u2", 0x7C00),
     "BF16": ("<u2", 0x7F80),
 }
-CHUNK_BYTES = 16 << 20
+_CHUNK_BYTES = 16 << 20
 HINT = "download or convert it again"
 
 
@@ -59,8 +59,8 @@ def _problem(tensor: Stored) -> str:
         return ""
     integer, exponent = EXPONENTS[tensor.kind]
     any_set = False
-    for start in range(0, tensor.size_bytes, CHUNK_BYTES):
-        size = min(CHUNK_BYTES, tensor.size_bytes - start)
+    for start in range(0, tensor.size_bytes, _CHUNK_BYTES):
+        size = min(_CHUNK_BYTES, tensor.size_bytes - start)
         bits = np.frombuffer(tensor.file.data, "|u1", size, tensor.start + start).view(integer)
         if bool((np.bitwise_and(bits, exponent) == exponent).any()):
             return "holds NaN or infinity"

@@ -26,7 +26,7 @@ GENERAL, PLAIN_KERNELS = Choices(path="general"), Choices(kernels="torch")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Computed:
     """Mean nll of each row [B], and the gradient of all by PEFT name in one vector [N], float64 on the CPU."""
 
     nll_B: Tensor
@@ -65,7 +65,7 @@ def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
     return read_documents(snapshot, taken)
 
 
-def answer(model: LoraModel, documents: Sequence[Document]) -> Answer:
+def answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
     """What `model` makes of them with adapters that depend on their names alone, and are not zero."""
     initialise(model.adapter, 0)
     for name, view in model.adapter.items():
@@ -77,7 +77,7 @@ def answer(model: LoraModel, documents: Sequence[Document]) -> Answer:
     model.backward(documents, 1.0 / float(trained_B.sum()))
     gradients = same_views(model.grad_N, model.adapter)
     grad_N = torch.cat([gradients[name].flatten().to("cpu", torch.float64) for name in sorted(gradients)])
-    return Answer(nll_B, grad_N, model.dtype)
+    return Computed(nll_B, grad_N, model.dtype)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Difference:
         return self.loss <= LOSS[self.dtype] and self.gradient <= GRADIENT[self.dtype]
 
 
-def difference(fast: Answer, plain: Answer) -> Difference:
+def difference(fast: Computed, plain: Computed) -> Difference:
     return Difference(
         loss=float((fast.nll_B - plain.nll_B).abs().max()),
         gradient=float((fast.grad_N - plain.grad_N).norm() / plain.grad_N.norm()),

@@ -12,14 +12,14 @@ from hivetune.engine.model.protocol import Document
 VALIDATION_DOCUMENTS = 64
 
 
-class Rows(Protocol):
+class _Rows(Protocol):
     """What is needed of a snapshot (data/snapshot.py)."""
 
     def tokens(self, row: int) -> memoryview: ...
     def trained(self, row: int) -> memoryview: ...
 
 
-def read_documents(snapshot: Rows, rows: Sequence[int]) -> list[Document]:
+def read_documents(snapshot: _Rows, rows: Sequence[int]) -> list[Document]:
     """Copies, so that nothing points into the file while a step runs."""
     documents = []
     for row in rows:

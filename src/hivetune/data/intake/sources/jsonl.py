@@ -21,7 +21,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
 _BATCH_ROWS = 1000
-CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 LOOKS = 10  # in one read, while logs are renamed or cut off under it
 
 
@@ -139,7 +139,7 @@ class JsonlReader:
 
         Both in one read, so that a log that is cut off under us can't slip between the check and the rows.
         """
-        size = CHUNK_BYTES
+        size = _CHUNK_BYTES
         with open_unpacked(position.path, position.identity) as file:
             file.seek(position.offset - before)
             chunk, error = read_before_damage(file, before + size)

@@ -15,7 +15,7 @@ from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import scaling
 from hivetune.engine.model.fast.attention import TorchAttention, says_math_path
 from hivetune.engine.model.fast.build import NoKernels
-from hivetune.engine.model.fast.layer import Attention, Batch, Kept, Walk, backward_layer, forward_layer
+from hivetune.engine.model.fast.layer import Attention, Kept, LayerBatch, Walk, backward_layer, forward_layer
 from hivetune.engine.model.fast.loss import loss_and_gradient, loss_only
 from hivetune.engine.model.fast.native import NativeAttention, NativeOps
 from hivetune.engine.model.fast.ops import Ops, TorchOps, has_wide_products, wide_of
@@ -185,7 +185,7 @@ class FastModel:
             return NativeAttention(layout, self.spec, self.dtype, self._workspace)
         return TorchAttention(layout, self.spec, self.device, eager=self._eager)
 
-    def _batch(self, layout: Layout) -> Batch:
+    def _batch(self, layout: Layout) -> LayerBatch:
         def put(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
             here = torch.tensor(values, dtype=dtype)
             return here if self.device.type == "cpu" else here.pin_memory().to(self.device, non_blocking=True)
@@ -197,7 +197,7 @@ class FastModel:
         rows = sorted(taken.union(itertools.islice(idle, -len(taken) % self.multiple)))
         place = {row: number for number, row in enumerate(rows)}
         entry_rows = [place[row] for row in layout.rows]
-        return Batch(
+        return LayerBatch(
             layout=layout,
             tokens_T=put(layout.tokens),
             angles=tuple(_angles(rope, layout.positions, wide_of(self.dtype), self.device) for rope in self.spec.ropes),
