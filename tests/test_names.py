@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import importlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,21 +20,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # A public name that two modules define, and why. `main` is how a task of the engine is entered, by its module's name.
 SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
-<<<<<<< HEAD
-# What is still named twice today. The list only gets shorter.
-TWICE_TODAY = set(
-    """
-    Answer Batch Columns NAMES NUMBER Report Rows RunArgument
-
-    """.split()  # noqa: SIM905
-)
-=======
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
 
 # Options of other programs that a message or a page names.
 FOREIGN_OPTIONS = {
     *("--lora", "--alias", "--host", "--port", "--parallel", "--ctx-size", "--jinja", "--no-webui"),  # llama-server
     *("--user", "--now"),  # systemctl
+    "--api-key",  # of any program whose command line holds a secret
     *("--no-deps", "--dry-run", "--report"),  # pip
     *("--torch-backend", "--shm-size", "--ipc", "--nproc-per-node"),  # uv, docker, torchrun
 }
@@ -164,22 +154,6 @@ def test_every_file_that_is_named_is_written_or_read_somewhere() -> None:
     found = [(place, n) for place, text in texts() for n in name.findall(text) if not EXAMPLES.fullmatch(n)]
     assert len(found) > 100
     assert not [(place, n) for place, n in found if n not in known]
-
-
-def test_what_tools_and_benchmarks_import_exists() -> None:
-    """No test runs them (they measure for minutes), so a name that moved would be noticed too late."""
-    wrong = []
-    for path in sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]):
-        text = path.read_text(encoding="utf-8")  # as text: some lines are given to another Python
-        for module, names in re.findall(r"from (hivetune[\w.]*) import ([\w, ]+)", text):
-            for name in (name.strip() for name in names.split(" as ")[0].split(",")):
-                found = importlib.import_module(module) if "engine" not in module else None
-                file = SOURCE.parent / Path(*module.split("."))
-                source = file.with_suffix(".py") if file.with_suffix(".py").exists() else file / "__init__.py"
-                known = re.search(rf"^(?:class|def) {name}\b|^{name}\b", source.read_text(), re.MULTILINE)
-                if not (known or name in vars(found or object) or (file / f"{name}.py").exists()):
-                    wrong.append(f"{path.relative_to(ROOT)}: {module} has no {name}")
-    assert not wrong
 
 
 def test_links_in_the_docs_lead_somewhere() -> None:

@@ -16,11 +16,7 @@ from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.verdict import judge_run, verdict_document
 
-<<<<<<< HEAD
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")]
-=======
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; see: hivetune runs")]
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
+RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
 
 
@@ -93,7 +89,7 @@ def show_verdict(verdict: Verdict) -> None:
         show(f"  {reason}")
 
 
-_NAMES = {
+NAMES = {
     "latency_s": "seconds per answer",
     "tokens_per_second": "tokens per second",
     "peak_memory_bytes": "peak memory",
@@ -106,7 +102,7 @@ def _line(metric: Metric) -> tuple[object, ...]:
     passed = {True: "yes", False: "NO", None: "reported"}[metric.passed]
     interval = "-" if metric.ci95 is None else " to ".join(_value(metric.name, end, sign=True) for end in metric.ci95)
     return (
-        _NAMES.get(metric.name, metric.name),
+        NAMES.get(metric.name, metric.name),
         _value(metric.name, metric.base),
         _value(metric.name, metric.tuned),
         _value(metric.name, metric.difference, sign=True),

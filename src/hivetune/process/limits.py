@@ -8,11 +8,7 @@ from typing import Protocol
 from hivetune.config import SuperviseConfig
 from hivetune.process.protocol import Beat
 
-<<<<<<< HEAD
 STEPS_REMEMBERED = 64
-=======
-_WINDOW = 64
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
 # Nine of ten steps are shorter: long documents make some steps several times longer than the median.
 QUANTILE = 0.9
 # Silence after these lasts as long as compilers and disks take.
@@ -60,11 +56,7 @@ class LearnedLimits:
     settings: SuperviseConfig
     usual_start_s: float | None = None
     start_s: float = 0.0
-<<<<<<< HEAD
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
-=======
-    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     _last: Beat = Beat.STARTING
     _started: bool = False
 

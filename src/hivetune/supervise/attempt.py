@@ -23,11 +23,7 @@ from hivetune.supervise.ladder import effects_of
 SAMPLE_EVERY_S = 30.0
 # The first one sooner: many faults come within the first half minute.
 FIRST_SAMPLE_S = 5.0
-<<<<<<< HEAD
 METRICS_TAIL_BYTES = 8192
-=======
-_TAIL_BYTES = 8192
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
 
 
 @dataclass(frozen=True)
@@ -130,11 +126,7 @@ def last_step(run: Path) -> int:
     if not path.exists():
         return 0
     with open(path, "rb") as file:
-<<<<<<< HEAD
         file.seek(max(0, path.stat().st_size - METRICS_TAIL_BYTES))
-=======
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
         tail = file.read().decode("utf-8", "replace")
     marks = [line.partition('"step": ')[2] for line in tail.splitlines() if '"event": "step"' in line]
     numbers = [mark.partition(",")[0] for mark in marks]

@@ -22,7 +22,7 @@ from hivetune.records import Example, Message, Rendered
 LONGEST_HEADER = 64  # tokens between the last control token and an answer; beyond it the whole prompt is compared
 MAX_HEADERS = 256
 MAX_SHAPES = 1024
-SHOWN_CHARS = 40
+_SHOWN_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ def _matched(pattern: Pattern, text: str, parts: Sequence[Part]) -> Match:
 
 def _described(part: Part) -> str:
     where = "the tools" if part.message < 0 else f"message {part.message + 1}"
-    return f"the {part.name} of {where} ({part.value.strip()[:SHOWN_CHARS]!r})"
+    return f"the {part.name} of {where} ({part.value.strip()[:_SHOWN_CHARS]!r})"
 
 
 def token_id(tokenizer: Tokenizer, token: str | None) -> int | None:

@@ -35,7 +35,7 @@ MAX_INTEGER_BITS = 1 << 16
 CPU_LIMIT_S = 2.0
 MEMORY_LIMIT_BYTES = 1 << 30  # beyond what the process has when the template starts
 MEMORY_AGE_S = 1.0
-Answer = TypeVar("Answer")
+Returned = TypeVar("Returned")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -68,7 +68,7 @@ class _TimeUp(BaseException):
     """Not an Exception, so that nothing on the way takes it for an error of the template."""
 
 
-def bounded(call: Callable[[], Answer]) -> Answer:
+def bounded(call: Callable[[], Returned]) -> Returned:
     """`call()` in at most CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raises RenderError.
 
     Processor time, not the clock: a busy machine must not refuse rows. Signals reach the main thread only; in any

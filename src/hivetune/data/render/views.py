@@ -17,11 +17,11 @@ from hivetune.records import Message
 
 PROBED_THOUGHT = 99_999  # the mark of a thought that the row does not have
 COMING = 99_998  # the mark of a message that would come next
-SHOWN_CHARS = 40
+_SHOWN_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerSpan:
     """Answer `message` in a text of the skeleton: characters [start, end), end token included."""
 
     message: int
@@ -40,7 +40,7 @@ class View:
     """
 
     last: int
-    answers: tuple[Answer, ...]
+    answers: tuple[AnswerSpan, ...]
     prompt: Pattern
     rendered: Pattern
     whole: bool
@@ -125,7 +125,9 @@ class ViewFinder:
             new = new[:end] + tail
             end = len(new)
         empty = _opens_thought(new[len(prompt) : end], prompt) and skeleton.messages[last].reasoning is None
-        return View(last, (Answer(last, len(prompt), end),), Pattern(prompt), Pattern(new), True, tail, False, empty)
+        return View(
+            last, (AnswerSpan(last, len(prompt), end),), Pattern(prompt), Pattern(new), True, tail, False, empty
+        )
 
     def _inside_thought(self, skeleton: Skeleton, last: int, prompt: str, new: str) -> bool:
         """Whether the template writes an answer without a thought into the thought that its prompt opens."""
@@ -174,7 +176,7 @@ class ViewFinder:
         own = {n for n, part in enumerate(skeleton.parts) if part.message == last}
         end = self._end_in(tail, _last_place(tail, own, 0))
         tail = tail[:end] if end is not None else tail.rstrip("\n") + self._next_end(skeleton, last, own)
-        answer = Answer(last, len(prompt), len(prompt) + len(tail))
+        answer = AnswerSpan(last, len(prompt), len(prompt) + len(tail))
         return View(last, (answer,), Pattern(prompt), Pattern(rendered), False, tail, thought, empty_thought)
 
     def _end_in(self, text: str, start: int) -> int | None:
@@ -219,7 +221,7 @@ class ViewFinder:
         keys = {key for call in skeleton.messages[view.last].tool_calls for key in _keys_of(call)}
         lost = sorted(key for key in keys if key not in answer and key not in _escaped(answer))
         if lost:
-            raise RenderError("not-in-template", f"the template leaves out the argument {lost[0][:SHOWN_CHARS]!r}")
+            raise RenderError("not-in-template", f"the template leaves out the argument {lost[0][:_SHOWN_CHARS]!r}")
 
     def _check_untrained(self, skeleton: Skeleton, trained: Sequence[int]) -> None:
         """An answer of weight 0 is read: the template must be able to write it, but for its thoughts."""
@@ -238,9 +240,9 @@ def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:
     where = "of the tools" if part.message < 0 else f"of message {part.message + 1}"
     raise RenderError(
         "not-in-template",
-        f"the template leaves out the {part.name} {where} ({part.value.strip()[:SHOWN_CHARS]!r})"
+        f"the template leaves out the {part.name} {where} ({part.value.strip()[:_SHOWN_CHARS]!r})"
         if part.message >= 0
-        else f"the template does not write the tools ({part.value.strip()[:SHOWN_CHARS]!r})",
+        else f"the template does not write the tools ({part.value.strip()[:_SHOWN_CHARS]!r})",
     )
 
 

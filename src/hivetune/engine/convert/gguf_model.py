@@ -13,7 +13,7 @@ from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import TEMPLATE
 
-WORDS = (
+_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # tokenizer.ggml.pre: how numbers are split; "gpt-2" splits by ByteLevel's own pattern.
@@ -23,11 +23,11 @@ WORD_SPLITS = {
     "starcoder": "digits",
     "refact": "digits",
     "command-r": "digits",
-    "llama-bpe": WORDS % "{1,3}",
-    "llama3": WORDS % "{1,3}",
-    "llama-v3": WORDS % "{1,3}",
-    "qwen2": WORDS % "",
-    "deepseek-r1-qwen": WORDS % "",
+    "llama-bpe": _WORDS % "{1,3}",
+    "llama3": _WORDS % "{1,3}",
+    "llama-v3": _WORDS % "{1,3}",
+    "qwen2": _WORDS % "",
+    "deepseek-r1-qwen": _WORDS % "",
 }
 
 

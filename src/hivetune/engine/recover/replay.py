@@ -21,17 +21,10 @@ from hivetune.run.choices import read_resolved
 
 def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-<<<<<<< HEAD
     return replay(task, heartbeat, load_as_saved(task))
 
 
 def load_as_saved(task: Replay) -> LoraModel:
-=======
-    return replay(task, heartbeat, load_replayed(task))
-
-
-def load_replayed(task: Replay) -> LoraModel:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """The run's model with the weights of its newest good checkpoint, or those of the start."""
     config, choices = read_resolved(task.run)
     choices = with_changes(config, settle(task.run, config, choices, write=False), task.changes)

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-GROUPED = "hivetune-grouped"
+_GROUPED = "hivetune-grouped"
 SHELF_ROOM = 64
 PROBE_TOKENS = 32
 
@@ -232,9 +232,9 @@ def settle_module(module: nn.Module, prompts: Sequence[Sequence[int]]) -> bool:
 
     usual = module.config._attn_implementation
     if usual == "sdpa":
-        AttentionInterface.register(GROUPED, grouped_attention)
-        AttentionMaskInterface.register(GROUPED, sdpa_mask)
-        module.set_attn_implementation(GROUPED)
+        AttentionInterface.register(_GROUPED, grouped_attention)
+        AttentionMaskInterface.register(_GROUPED, sdpa_mask)
+        module.set_attn_implementation(_GROUPED)
         if is_right():
             return True
         module.set_attn_implementation(usual)

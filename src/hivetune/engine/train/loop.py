@@ -16,22 +16,13 @@ from hivetune.engine.model.protocol import Document
 from hivetune.engine.train.feed import VALIDATION_DOCUMENTS, Feed, read_documents
 from hivetune.engine.train.optimizer import clip_, learning_rate
 from hivetune.engine.train.session import (
-<<<<<<< HEAD
     LoopState,
     Session,
-=======
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     StepNotFinite,
-    TrainingProgress,
-    TrainingRun,
     finish,
     journal,
     measure_rate,
-<<<<<<< HEAD
     open_session,
-=======
-    open_training,
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     restore,
     save_now,
     save_when_due,
@@ -48,7 +39,6 @@ FLOAT16_LOSS_SCALE = 1024.0
 
 
 def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
-<<<<<<< HEAD
     session = open_session(task, heartbeat)
     progress = restore(session)
     test_numbers(session, progress.step)
@@ -58,17 +48,6 @@ def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def train(session: Session, progress: LoopState, feed: Feed) -> LoopState:
-=======
-    run = open_training(task, heartbeat)
-    progress = restore(run)
-    test_numbers(run, progress.step)
-    with Feed(lambda step: read_documents(run.snapshot, run.plan.steps[step].rows), run.num_steps) as feed:
-        progress = train(run, progress, feed)
-    return finish(run, progress)
-
-
-def train(run: TrainingRun, progress: TrainingProgress, feed: Feed) -> TrainingProgress:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Optimizer steps until the plan ends, validation gains no more, or a stop is asked for."""
     while progress.step < session.num_steps and not progress.stopped_early:
         started = time.perf_counter()
@@ -78,11 +57,7 @@ def train(run: TrainingRun, progress: TrainingProgress, feed: Feed) -> TrainingP
         loss, norm, stop = measure_step(session, progress.step, documents, step.trained_tokens)
         problem = step_problem(loss, norm) if step.trained_tokens else None
         if problem is not None:
-<<<<<<< HEAD
             quarantine(session, progress.step, documents, problem)
-=======
-            quarantine_documents(run, progress.step, documents, problem)
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
             feed.forget()
             continue
         history, spike = progress.history, None
@@ -110,11 +85,7 @@ def train(run: TrainingRun, progress: TrainingProgress, feed: Feed) -> TrainingP
 
 
 def measure_step(
-<<<<<<< HEAD
     session: Session, step: int, documents: Sequence[Document], trained_tokens: int
-=======
-    run: TrainingRun, step: int, documents: Sequence[Document], trained_tokens: int
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
 ) -> tuple[float, float, bool]:
     """Mean loss, gradient norm and whether any process was asked to stop; the gradient is in `grad_N`.
 
@@ -136,11 +107,7 @@ def measure_step(
     return loss, norm_value, stops > 0
 
 
-<<<<<<< HEAD
 def pause(session: Session, progress: LoopState) -> LoopState:
-=======
-def pause(run: TrainingRun, progress: TrainingProgress) -> TrainingProgress:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Validation when it is due; at the end of a chunk also a checkpoint, and patience begins anew."""
     chunk_ended = progress.step in session.plan.chunk_ends
     if chunk_ended or progress.step % session.validate_every == 0 or progress.step == session.num_steps:
@@ -151,11 +118,7 @@ def pause(run: TrainingRun, progress: TrainingProgress) -> TrainingProgress:
     return progress
 
 
-<<<<<<< HEAD
 def validate(session: Session, progress: LoopState) -> LoopState:
-=======
-def validate(run: TrainingRun, progress: TrainingProgress) -> TrainingProgress:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Loss on the validation rows; a new best is saved at once, `patience` times without gain stops the run early."""
     if not session.validation_rows:
         return progress
@@ -190,11 +153,7 @@ def validate(run: TrainingRun, progress: TrainingProgress) -> TrainingProgress:
     return progress
 
 
-<<<<<<< HEAD
 def quarantine(session: Session, step: int, documents: Sequence[Document], problem: str) -> None:
-=======
-def quarantine_documents(run: TrainingRun, step: int, documents: Sequence[Document], problem: str) -> None:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Amend the plan so that the rows which are not finite are never trained again; the step is then made anew.
 
     Raises StepNotFinite naming the rows when it is not single rows: the supervisor decides what to change.
@@ -226,11 +185,7 @@ def quarantine_documents(run: TrainingRun, step: int, documents: Sequence[Docume
     raise StepNotFinite(f"step {step}: {problem}; it is {why}", hint="the supervisor tries one safe change at a time")
 
 
-<<<<<<< HEAD
 def roll_back(session: Session, spike: Spike) -> LoopState:
-=======
-def roll_back(run: TrainingRun, spike: Spike) -> TrainingProgress:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Back to a checkpoint before the spike, its rows left out of those steps. Raises LossDiverged the third time."""
     after_spike(spike, sum(amendment.until_step is not None for amendment in session.plan.amendments))
     rows = sorted({row for step in range(spike.first, spike.last + 1) for row in session.plan.steps[step].rows})

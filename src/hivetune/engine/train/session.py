@@ -49,11 +49,7 @@ class StepNotFinite(HivetuneError):
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
 class LoopState:
-=======
-class TrainingProgress:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """All that the loop knows after `step` optimizer steps; travels in every checkpoint."""
 
     step: int = 0
@@ -65,13 +61,8 @@ class TrainingProgress:
 
 
 @dataclass
-<<<<<<< HEAD
 class Session:
     """A run as its worker has it open. Only `plan` is ever replaced: by its amended self."""
-=======
-class TrainingRun:
-    """What a run has open. Only `plan` is ever replaced: by its amended self."""
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
 
     folder: Path
     model_folder: Path
@@ -104,11 +95,7 @@ class TrainingRun:
         return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
 
 
-<<<<<<< HEAD
 def open_session(task: Train, heartbeat: Heartbeat) -> Session:
-=======
-def open_training(task: Train, heartbeat: Heartbeat) -> TrainingRun:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Everything a run needs. Raises UsageError when plan, snapshot and checkpoints do not belong together."""
     folder = task.run
     world = join_world()
@@ -130,11 +117,7 @@ def open_training(task: Train, heartbeat: Heartbeat) -> TrainingRun:
         device=device,
         choices=choices,
     )
-<<<<<<< HEAD
     return Session(
-=======
-    return TrainingRun(
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
         folder=folder,
         model_folder=task.model,
         config=config,
@@ -155,7 +138,6 @@ def open_training(task: Train, heartbeat: Heartbeat) -> TrainingRun:
     )
 
 
-<<<<<<< HEAD
 def restore(session: Session) -> LoopState:
     """Weights, optimizer and progress of the newest good checkpoint, or of the start; later metrics are taken back."""
     initialise(session.model.adapter, session.config.seed)
@@ -163,15 +145,6 @@ def restore(session: Session) -> LoopState:
     session.optimizer.exp_avg_sq_N.zero_()
     state, problems = load_newest_good(session.folder)
     progress = LoopState()
-=======
-def restore(run: TrainingRun) -> TrainingProgress:
-    """Weights, optimizer and progress of the newest good checkpoint, or of the start; later metrics are taken back."""
-    initialise(run.model.adapter, run.config.seed)
-    run.optimizer.exp_avg_N.zero_()
-    run.optimizer.exp_avg_sq_N.zero_()
-    state, problems = load_newest_good(run.folder)
-    progress = TrainingProgress()
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     if state is not None:
         if (state.plan_sha256, state.settings_hash) != (session.plan.sha256, session.plan.settings_hash):
             raise UsageError(f"{session.folder}: its checkpoints are of another plan", hint="train into another folder")
@@ -180,11 +153,7 @@ def restore(run: TrainingRun) -> TrainingProgress:
                 view.copy_(getattr(state, kind)[name])
         loop = dict(state.loop)
         history = LossHistory.read(loop.pop("history"))
-<<<<<<< HEAD
         progress = LoopState(
-=======
-        progress = TrainingProgress(
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
             step=state.step, best=None if state.best is None else dict(state.best), history=history, **loop
         )
     if session.world.writes:
@@ -196,11 +165,7 @@ def restore(run: TrainingRun) -> TrainingProgress:
     return progress
 
 
-<<<<<<< HEAD
 def test_numbers(session: Session, step: int, *, every_s: float = canary.EVERY_S) -> None:
-=======
-def test_numbers(run: TrainingRun, step: int, *, every_s: float = canary.EVERY_S) -> None:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Test products at the run's own shapes, if the last were `every_s` ago. Raises CanaryFailed.
 
     The supervisor reads which step they last passed at: checkpoints after it are doubtful when they fail.
@@ -213,11 +178,7 @@ def test_numbers(run: TrainingRun, step: int, *, every_s: float = canary.EVERY_S
     journal(session, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
 
 
-<<<<<<< HEAD
 def measure_rate(session: Session, step: int) -> None:
-=======
-def measure_rate(run: TrainingRun, step: int) -> None:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """The rate of the run's own product, now and then while the prediction is held against what comes."""
     if is_measured(step):
         architecture = read_architecture(session.model_folder)
@@ -225,22 +186,14 @@ def measure_rate(run: TrainingRun, step: int) -> None:
         journal(session, "rate", step=step, flops_per_s=own_canary(architecture, dtype, session.model.device))
 
 
-<<<<<<< HEAD
 def save_when_due(session: Session, progress: LoopState) -> None:
-=======
-def save_when_due(run: TrainingRun, progress: TrainingProgress) -> None:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Begin a save if the time has come; what was written since is journaled."""
     if session.world.writes:
         session.saver.after_step(lambda: _state(session, progress))
         _journal_saves(session, progress.step)
 
 
-<<<<<<< HEAD
 def save_now(session: Session, progress: LoopState) -> None:
-=======
-def save_now(run: TrainingRun, progress: TrainingProgress) -> None:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """On disk when this returns. Raises OSError: what must not be lost can't be kept."""
     if session.world.writes:
         session.heartbeat.beat(Beat.SAVING)
@@ -248,11 +201,7 @@ def save_now(run: TrainingRun, progress: TrainingProgress) -> None:
         _journal_saves(session, progress.step)
 
 
-<<<<<<< HEAD
 def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
-=======
-def journal(run: TrainingRun, event: str, *, started: float | None = None, **fields: Any) -> None:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """One line of metrics.jsonl, by process 0; `started` (of perf_counter) becomes `seconds`."""
     if not session.world.writes:
         return
@@ -261,11 +210,7 @@ def journal(run: TrainingRun, event: str, *, started: float | None = None, **fie
     session.metrics.append(event, **fields)
 
 
-<<<<<<< HEAD
 def finish(session: Session, progress: LoopState) -> dict[str, Any]:
-=======
-def finish(run: TrainingRun, progress: TrainingProgress) -> dict[str, Any]:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Save, write the adapter (best by validation, else last), and say what the run came to.
 
     Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, DataRefused when
@@ -319,11 +264,7 @@ def finish(run: TrainingRun, progress: TrainingProgress) -> dict[str, Any]:
     }
 
 
-<<<<<<< HEAD
 def _state(session: Session, progress: LoopState) -> TrainState:
-=======
-def _state(run: TrainingRun, progress: TrainingProgress) -> TrainState:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Holds nothing that differs between two runs of one plan: no clock, no host, no speed."""
     flat = _flat_state(session)
     loop = asdict(progress)
@@ -342,7 +283,6 @@ def _state(run: TrainingRun, progress: TrainingProgress) -> TrainState:
     )
 
 
-<<<<<<< HEAD
 def _flat_state(session: Session) -> dict[str, Tensor]:
     optimizer = session.optimizer
     return {"param": session.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
@@ -350,15 +290,6 @@ def _flat_state(session: Session) -> dict[str, Tensor]:
 
 def _journal_saves(session: Session, step: int) -> None:
     for saved in session.saver.ended():
-=======
-def _flat_state(run: TrainingRun) -> dict[str, Tensor]:
-    optimizer = run.optimizer
-    return {"param": run.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
-
-
-def _journal_saves(run: TrainingRun, step: int) -> None:
-    for saved in run.saver.ended():
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
         journal(
             session,
             "saved" if saved.error is None else "save_failed",
@@ -370,11 +301,7 @@ def _journal_saves(run: TrainingRun, step: int) -> None:
         )
 
 
-<<<<<<< HEAD
 def _keep_metrics(session: Session, step: int) -> None:
-=======
-def _keep_metrics(run: TrainingRun, step: int) -> None:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     """Take back what was measured after `step`: those steps are made again."""
     path = session.folder / METRICS
     entries = list(read_journal(path))

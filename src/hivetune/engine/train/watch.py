@@ -17,7 +17,7 @@ import torch
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.checkpoint import read_rng, set_rng
 
-_WINDOW = 64
+WINDOW = 64
 # Fewer losses than this say nothing about what is usual.
 SETTLED = 16
 # Median absolute deviation to standard deviation, for a normal distribution.
@@ -88,14 +88,14 @@ class LossHistory:
         start = self.start
         if start is None and len(self.losses) + 1 >= SETTLED:
             start = statistics.median((*self.losses, loss))
-        calm = LossHistory((*self.losses, loss)[-_WINDOW:], (), start)
+        calm = LossHistory((*self.losses, loss)[-WINDOW:], (), start)
         if len(self.losses) < SETTLED or self.start is None:
             return calm, None
         z, usual_most = robust_z(loss, self.losses), max(self.losses)
         if z > SINGLE_Z and loss > SINGLE_TIMES * max(usual_most, self.start):
             return calm, _spike(step, 1, f"loss {loss:.4g} at step {step} is {z:.0f} deviations above the median")
         if z <= LASTING_Z or loss <= usual_most:
-            return LossHistory((*self.losses, *self.high, loss)[-_WINDOW:], (), start), None
+            return LossHistory((*self.losses, *self.high, loss)[-WINDOW:], (), start), None
         high = (*self.high, loss)
         if len(high) < LASTING_STEPS:  # high losses are no part of what is usual until the next one is low
             return LossHistory(self.losses, high, start), None
@@ -115,11 +115,7 @@ def _spike(step: int, num_high: int, reason: str) -> Spike:
     return Spike(max(0, step + 1 - num_high - STEPS_BEFORE), step, reason)
 
 
-<<<<<<< HEAD
 Cause = Literal["row", "kernel", "flaky"]
-=======
-CauseKind = Literal["row", "kernel", "flaky"]
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
 
 
 @dataclass(frozen=True)
@@ -155,11 +151,7 @@ def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
     Leaves `grad_N` zero and torch's generators as they were; the weights are only read.
     """
     states = read_rng(model.device)
-<<<<<<< HEAD
     found: dict[Cause, list[int]] = {"row": [], "kernel": [], "flaky": []}
-=======
-    found: dict[CauseKind, list[int]] = {"row": [], "kernel": [], "flaky": []}
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     for document in split_out(documents, lambda some: not is_finite_step(model, some)):
         if is_finite_step(model, [document]):
             found["flaky"].append(document.row)

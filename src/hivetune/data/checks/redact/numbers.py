@@ -113,7 +113,6 @@ FREE: tuple[tuple[str, str, str, Sum | None], ...] = (
 )
 
 # name, title, words that name it (in lower case, a pattern), the number's pattern. No checksum.
-GROUPED = r"\d(?:[ .-]?\d){%d,%d}"
 NAMED: tuple[tuple[str, str, str, str], ...] = (
     ("ssn", "US social security number", "ssn|social security|my social", r"\d{3}[- ]?\d{2}[- ]?\d{4}"),
     ("itin", "US tax number", "itin|taxpayer", r"9\d\d-?\d{2}-?\d{4}"),

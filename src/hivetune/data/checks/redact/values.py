@@ -99,7 +99,7 @@ ENTROPY_BITS = 3.3
 HEX = re.compile(r"[0-9a-fA-F]{32,128}")
 DIGIT, LETTER = re.compile(r"\d"), re.compile(r"[A-Za-z]")
 CODE_SIGNS = re.compile(r"[(){}<>\[\];|\\]|\w\.\w{3,20}\.\w")
-WORDS = re.compile(r"(?:\d{0,4}[A-Z]{0,2}[a-z]{3,20}[\d_.-]{0,4}){3,12}")  # an identifier made of words
+_WORDS = re.compile(r"(?:\d{0,4}[A-Z]{0,2}[a-z]{3,20}[\d_.-]{0,4}){3,12}")  # an identifier made of words
 MIN_LETTERS_ALONE = 16  # "the password is correcthorsebattery": no sentence goes on with such a word
 MAX_LOOKED_AT = 200  # characters of a value whose entropy is counted
 
@@ -126,7 +126,7 @@ def looks_random(value: str) -> bool:
     """A generated value: letters and digits of high entropy; not a word, path, variable or placeholder."""
     if not has_digit_and_letter(value) or is_placeholder(value) or CODE_SIGNS.search(value):
         return False
-    if WORDS.fullmatch(value):
+    if _WORDS.fullmatch(value):
         return False
     return entropy_bits(value[:MAX_LOOKED_AT]) >= ENTROPY_BITS
 

@@ -13,14 +13,10 @@ from hivetune.data.intake.sources.rotation import (
     Moved,
     Position,
     holds,
-<<<<<<< HEAD
     inode_of,
-=======
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     is_packed,
     is_rotation_of,
     load_position,
-    log_identity,
     may_be_copy,
     scan,
 )
@@ -167,20 +163,12 @@ class Generations:
         meanwhile. So the folder is read until two readings are equal: what they say was true in between. Raises Moved.
         """
         (first, _), (second, named) = self._read_folders(), self._read_folders()
-<<<<<<< HEAD
         names = [{path: inode_of(status) for path, status in view.items()} for view in (first, second)]
-=======
-        names = [{path: log_identity(status) for path, status in view.items()} for view in (first, second)]
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
         if names[0] != names[1]:
             raise Moved(self.pattern)
         once: dict[Identity, str] = {}
         for path, status in sorted(second.items(), key=lambda item: (item[0] not in named, item[0])):
-<<<<<<< HEAD
             once.setdefault(inode_of(status), path)
-=======
-            once.setdefault(log_identity(status), path)
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
         kept = {path: second[path] for path in once.values()}
         return (
             {path: status for path, status in kept.items() if path in named},
@@ -225,21 +213,13 @@ class Generations:
 
     def _is_copy(self, path: str, status: os.stat_result, base: str) -> bool:
         there = (track.position for track in self._tracks if track.status)
-<<<<<<< HEAD
         return any(may_be_copy(path, inode_of(status), position) for position in there if position.base == base)
-=======
-        return any(may_be_copy(path, log_identity(status), position) for position in there if position.base == base)
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
 
     def _known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
         """Whether a generation lies under this inode and still has the bytes that were read of it."""
         for track in self._tracks:
             position = track.position
-<<<<<<< HEAD
             if position.identity != inode_of(status) or track.status:
-=======
-            if position.identity != log_identity(status) or track.status:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
                 continue
             if track.read_to_end == (status.st_size, status.st_mtime_ns) or self._continues(path, position):
                 self._place(track, path, status, rotated=rotated or path != position.origin)
@@ -259,15 +239,9 @@ class Generations:
             if track.status or not position.offset:
                 continue
             there = _stat(position.path)
-<<<<<<< HEAD
             left = not there or inode_of(there) != position.identity or path == position.path
             if (left or not holds(position.path, position.identity, position)) and holds(
                 path, inode_of(status), position
-=======
-            left = not there or log_identity(there) != position.identity or path == position.path
-            if (left or not holds(position.path, position.identity, position)) and holds(
-                path, log_identity(status), position
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
             ):
                 self._place(track, path, status, rotated=rotated or path != position.origin)
                 return True

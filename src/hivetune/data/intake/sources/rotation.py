@@ -86,11 +86,7 @@ def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
     except FileNotFoundError:
         raise Moved(path) from None
     with file:
-<<<<<<< HEAD
         if inode_of(os.fstat(file.fileno())) != identity:
-=======
-        if log_identity(os.fstat(file.fileno())) != identity:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
             raise Moved(path)
         if path.endswith(".gz"):
             with gzip.open(file, "rb") as unpacked:
@@ -138,11 +134,7 @@ def read_before_damage(file: IO[bytes], size: int) -> tuple[bytes, Exception | N
     return b"".join(parts), None
 
 
-<<<<<<< HEAD
 def inode_of(status: os.stat_result) -> Identity:
-=======
-def log_identity(status: os.stat_result) -> Identity:
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
     return status.st_dev, status.st_ino
 
 

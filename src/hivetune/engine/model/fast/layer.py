@@ -64,8 +64,7 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
-class Batch:
+class LayerBatch:
     """A layout on the device.
 
     tokens_T: token ids. angles: cos and sin [T, rotated pairs] for each of the model's rotations. rows_R: the flat rows
@@ -73,11 +72,6 @@ class Batch:
     must predict; count_E: what its loss is multiplied by (how many documents train it, 0 for padding).
     straight: entry i is of row i and there are no others, so that nothing needs to be gathered.
     """
-=======
-class LayerBatch:
-    """A layout on the device. rows_R: flat rows that predict something, None when all do; angles: cos, sin by rope;
-    straight: entry i is of row i and there are no others, so that nothing needs to be gathered."""
->>>>>>> d4d044c (No public name has two meanings: the list is empty)
 
     layout: Layout
     tokens_T: Tensor
