@@ -1,7 +1,6 @@
 """A home with a tiny real model, releases whose adapters answer differently, and a gateway as a process of its own."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -107,10 +106,11 @@ class Running:
         return found
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """The sum of a metric over its labels; `name` may go on into them."""
         with self.client() as client:
             lines = client.get("/metrics").text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+        begins = (name,) if "{" in name else (f"{name} ", f"{name}{{")
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(begins))
 
     def backends(self) -> list[int]:
         """Process ids of the llama.cpp servers."""
@@ -158,7 +158,3 @@ def wait_until(holds: Any, timeout_s: float = START_TIMEOUT_S) -> None:
 def stored(columns: str = "id, source, row") -> Sequence[tuple[Any, ...]]:
     with closing(open_database()) as database:
         return database.execute(f"SELECT {columns} FROM interactions ORDER BY rowid").fetchall()
-
-
-def environment(own_home: Path) -> dict[str, str]:
-    return {**os.environ, "HIVETUNE_HOME": str(own_home)}

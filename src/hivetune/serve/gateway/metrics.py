@@ -18,7 +18,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._answers = Counter(
-            "hivetune_answers", "Answers by release and outcome", ("release", "outcome"), registry=self.registry
+            "hivetune_answers", "Answers by release and outcome", ("outcome", "release"), registry=self.registry
         )
         self._tokens = Counter("hivetune_tokens", "Tokens written by release", ("release",), registry=self.registry)
         self._seconds = Histogram(
@@ -39,7 +39,7 @@ class Metrics:
         self._recent: OrderedDict[str, str] = OrderedDict()
 
     def answered(self, answer: str, release: str, seconds: float, tokens: int) -> None:
-        self._answers.labels(release, "ok").inc()
+        self._answers.labels("ok", release).inc()
         self._tokens.labels(release).inc(tokens)
         self._seconds.labels(release).observe(seconds)
         self._recent[answer] = release
@@ -47,10 +47,10 @@ class Metrics:
             self._recent.popitem(last=False)
 
     def failed(self, release: str, *, broken: bool) -> None:
-        self._answers.labels(release or "none", "broken_stream" if broken else "error").inc()
+        self._answers.labels("broken_stream" if broken else "error", release or "none").inc()
 
     def vanished(self, release: str) -> None:
-        self._answers.labels(release, "client_gone").inc()
+        self._answers.labels("client_gone", release).inc()
 
     def label_of(self, answer: str) -> str | None:
         """The release of a recent answer."""

@@ -1,0 +1,149 @@
+"""Many clients at once while releases come and go and backends are killed; what became of every request."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from serve.hive import Running, add_release, wait_until
+
+from hivetune.base.database import open_database
+from hivetune.release.registry import promote
+
+PROMPTS = ("hello", "what is a hive", "name three trees")
+
+
+@dataclass
+class Outcomes:
+    """What became of the requests of all clients. `answers`: label, prompt and text of each whole one."""
+
+    answers: list[tuple[str, str, str]] = field(default_factory=list)
+    broken: int = 0
+    lost: list[str] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+
+    @property
+    def num(self) -> int:
+        return len(self.answers) + self.broken + len(self.lost)
+
+
+def storm(running: Running, work: Path, *, requests: int, clients: int, swaps: int, kills: int) -> Outcomes:
+    """`requests` of `clients` threads, half of them streamed, with `swaps` promotions and `kills` of a backend spread
+    over them. Every fifth swap is to a new release, so to another process."""
+    outcomes, left = Outcomes(), iter(range(requests))
+    guard = threading.Lock()
+
+    def ask(seed: int) -> None:
+        draw = random.Random(seed)
+        with running.client() as client:
+            while True:
+                with guard:
+                    if next(left, None) is None:
+                        return
+                prompt = draw.choice(PROMPTS)
+                answer = _ask(client, prompt, stream=draw.random() < 0.5)
+                with guard:
+                    _record(outcomes, prompt, *answer)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(clients)]
+    for thread in threads:
+        thread.start()
+    _disturb(running, work, outcomes, requests, swaps, kills)
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def _disturb(running: Running, work: Path, outcomes: Outcomes, requests: int, swaps: int, kills: int) -> None:
+    """One thing after the other, each when its share of the requests is done."""
+    things = ["swap"] * swaps + ["kill"] * kills
+    random.Random(0).shuffle(things)
+    labels = ["helpdesk@1", "helpdesk@2"]
+    done = 0
+    for number, thing in enumerate(things, 1):
+        due = requests * number // (len(things) + 1)
+        wait_until(lambda due=due: outcomes.num >= due, timeout_s=1800)
+        if thing == "kill":
+            for pid in running.backends()[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            continue
+        done += 1
+        if done % 5 == 0:
+            labels.append(add_release(work, "helpdesk", 2 + len(labels), champion=True))
+            continue
+        with closing(open_database()) as database:
+            target = labels[done % len(labels)]
+            promote(database, target, by="test", reason="storm", force=True)
+
+
+def _ask(client: httpx2.Client, prompt: str, *, stream: bool) -> tuple[str, str, str, str]:
+    """(outcome, label, text, id); outcome: whole, broken (a stream that ended with an error event), lost."""
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": "helpdesk", "messages": messages, "max_tokens": 2, "temperature": 0, "stream": stream}
+    try:
+        if not stream:
+            response = client.post("/v1/chat/completions", json=body)
+            if response.status_code != 200:
+                return "lost", "", response.text, ""
+            document = response.json()
+            return "whole", document["model"], document["choices"][0]["message"]["content"], document["id"]
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                return "lost", "", response.read().decode(), ""
+            return _collect(list(_events(response)))
+    except httpx2.HTTPError as error:
+        return "lost", "", f"{type(error).__name__}: {error}", ""
+
+
+def _events(response: httpx2.Response) -> Iterator[dict[str, Any] | None]:
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield None if line == "data: [DONE]" else json.loads(line.removeprefix("data: "))
+
+
+def _collect(events: list[dict[str, Any] | None]) -> tuple[str, str, str, str]:
+    if not events:
+        return "lost", "", "an empty stream", ""
+    if events[-1] is not None:
+        return ("broken" if "error" in events[-1] else "lost"), "", json.dumps(events[-1]), ""
+    chunks = [event for event in events if event is not None]
+    labels, ids = {chunk["model"] for chunk in chunks}, {chunk["id"] for chunk in chunks}
+    assert len(labels) == len(ids) == 1
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    return "whole", labels.pop(), text, ids.pop()
+
+
+def _record(outcomes: Outcomes, prompt: str, outcome: str, label: str, text: str, identity: str) -> None:
+    if outcome == "whole":
+        outcomes.answers.append((label, prompt, text))
+        assert identity not in outcomes.ids
+        outcomes.ids.add(identity)
+    elif outcome == "broken":
+        outcomes.broken += 1
+    else:
+        outcomes.lost.append(text)
+
+
+def truth_of(running: Running, outcomes: Outcomes) -> dict[tuple[str, str], str]:
+    """What each release answers to each prompt when nobody else asks."""
+    found = {}
+    for label, prompt in {(label, prompt) for label, prompt, _ in outcomes.answers}:
+        body = {"max_tokens": 2}
+        found[label, prompt] = running.chat(prompt, label, **body)["choices"][0]["message"]["content"]
+    return found
+
+
+def counts(outcomes: Outcomes) -> dict[str, int]:
+    return {"whole": len(outcomes.answers), "broken": outcomes.broken, "lost": len(outcomes.lost)} | dict(
+        Counter(label for label, _, _ in outcomes.answers)
+    )
