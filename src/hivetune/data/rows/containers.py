@@ -9,18 +9,16 @@ from hivetune.data.rows.layouts.said import objects, one_of
 from hivetune.data.rows.layouts.traces import attributes
 from hivetune.data.rows.layouts.turns import ROLE_KEYS
 
-# Looked for in the first bytes of a row before it is parsed, since nearly no row is a container.
+# Looked for in the bytes of a row before it is parsed, since nearly no row is a container.
 KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "resourceSpans", "batches", "runs")
 _MARKS = tuple(f'"{key}"'.encode() for key in KEYS)
-_HEAD_BYTES = 1024
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
 
 
 def may_hold_rows(payload: bytes) -> bool:
     """Whether `rows_inside` is worth a look; a quick no for nearly every row."""
-    head = payload[:_HEAD_BYTES]
-    return any(mark in head for mark in _MARKS) and payload[:1] == b"{"
+    return payload[:1] == b"{" and any(mark in payload for mark in _MARKS)
 
 
 def rows_inside(payload: bytes) -> list[bytes] | None:
@@ -42,7 +40,8 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             continue  # nothing, or the turns of one conversation
         if key != "observations" and any(is_content(name, record[name]) for name in record if name != key):
             return None  # a row that has a list among its columns; a trace repeats what its observations say
-        shared = {name: record[name] for name in _SHARED if name in record}
+        trace = record["trace"] if isinstance(record.get("trace"), dict) else record
+        shared = {name: trace[name] for name in _SHARED if name in trace}
         return [{**shared, **_unwrapped(row)} for row in rows]
     return None
 

@@ -14,6 +14,7 @@ from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.layouts.columns import map_columns, maps_content
 from hivetune.data.rows.layouts.said import Conversation, Row
 from hivetune.data.rows.layouts.table import read_conversation
+from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
 from hivetune.records import Example, Message
 
@@ -132,6 +133,8 @@ def parse_row(payload: bytes) -> Row:
         raise RowRefused("too-deep") from None
     except ValueError as error:
         raise RowRefused("bad-json", f"{error}") from None
+    if isinstance(value, list) and is_conversation(value):
+        return {"messages": value}
     if not isinstance(value, dict):
         raise RowRefused("not-an-object")
     if QUARANTINE_KEY in value:

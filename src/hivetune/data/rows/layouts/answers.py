@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.calls import calls_in_text, read_tools
+from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
 from hivetune.data.rows.layouts.said import Tools, objects, one_of, parsed
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, is_item, read_messages, read_system, read_turn
 from hivetune.records import Message
@@ -50,18 +50,20 @@ def read_request(value: Any) -> Request:
     if isinstance(value, str):
         return Request([Message("user", value)], ())
     if isinstance(value, list):
-        return Request(read_messages(_flat(value), None), ())
+        turns, tools = _without_tools(_flat(value))
+        return Request(read_messages(turns, None), read_tools(tools))
     if not isinstance(value, dict):
         raise RowRefused("wrong-type", "the request: an object, a list of messages or a text")
     if one_of(value, "previous_response_id", "conversation") is not None:
         raise RowRefused("earlier-turns-missing")
     asked = _asked(value)
-    system = one_of(value, *_SYSTEMS)
+    config = one_of(value, "config", "generationConfig")
+    system = one_of(value, *_SYSTEMS) or one_of(config, *_SYSTEMS)
     if isinstance(asked, str):
         messages = [*read_system(system), *_history(value), Message("user", asked)]
     else:
         messages = read_messages(asked, system)
-    tools = one_of(value, "tools", "functions", "toolConfig", "tool_config")
+    tools = one_of(value, "tools", "functions", "toolConfig", "tool_config") or one_of(config, "tools")
     return Request(messages, read_tools(tools))
 
 
@@ -81,6 +83,12 @@ def _history(value: Mapping[str, Any]) -> list[Message]:
     return read_messages(history, None) if isinstance(history, list) and history else []
 
 
+def _without_tools(turns: list[Any]) -> tuple[list[Any], list[Any]]:
+    """(turns, tools): Langfuse writes the tools that may be called as turns of a tool."""
+    tools = [one_of(turn, "content") for turn in turns if isinstance(one_of(one_of(turn, "content"), "function"), dict)]
+    return [turn for turn in turns if one_of(turn, "content") not in tools] if tools else turns, tools
+
+
 def _flat(turns: list[Any]) -> list[Any]:
     """LangChain and LangSmith log a batch of one conversation."""
     return turns[0] if len(turns) == 1 and isinstance(turns[0], list) else turns
@@ -91,7 +99,7 @@ def is_response(value: Any) -> bool:
     value = _unwrapped(parsed(value))
     if isinstance(value, list):
         items = objects(_flat(value))
-        keys = ("role", "lc", "from", "generated_text", "message")
+        keys = ("role", "lc", "from", "generated_text", "message", "toolName")
         return items is not None and all(any(k in i for k in keys) or is_item(i) for i in items)
     return isinstance(value, dict) and _is_response_object(value)
 
@@ -154,8 +162,11 @@ def _of_message(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...
         thoughts = value.get("thinking") if isinstance(value.get("thinking"), str) else None
         messages, changed = read_answer(inner)
         return [*messages[:-1], _with_thoughts(messages[-1], thoughts)], changed
-    if isinstance(value.get("content"), list | str):
-        return read_turn({"role": "assistant", "content": value["content"]}), ()
+    content = value.get("content")
+    if isinstance(content, dict) and "parts" in content:
+        return read_turn({"role": "assistant", **content}), ()
+    if isinstance(content, list | str):
+        return read_turn({"role": "assistant", "content": content}), ()
     raise RowRefused("unknown-layout", f"the response has only {', '.join(str(key)[:30] for key in list(value)[:6])}")
 
 
@@ -248,6 +259,8 @@ def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
         raise RowRefused("cut-off-answer", "the pieces of a stream: log the whole answer")
     if isinstance(items[0].get("generated_text"), str):
         return [_text_answer(items[0]["generated_text"])], ("other-answers",) if len(items) > 1 else ()
+    if all("toolName" in item for item in items):  # the AI SDK
+        return [Message("assistant", "", tool_calls=tuple(read_call(item) for item in items))], ()
     if "message" in items[0] and "index" in items[0]:
         return _choices(list(items))
     if any(one_of(item, "finish_reason") for item in items):  # OpenTelemetry puts it into the message

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.said import Tools, one_of, parsed
+from hivetune.data.rows.layouts.said import Tools, objects, one_of, parsed
 
 HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
 HERMES_RESPONSE = re.compile(r"\A\s*<tool_response>\s*(.*?)\s*</tool_response>\s*\Z", re.S)
@@ -56,6 +56,16 @@ def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
         calls.append(read_call(call))
     rest = HERMES_CALL.sub("", text)
     return (text, ()) if "<tool_call>" in rest or not calls else (rest.strip(), tuple(calls))
+
+
+def calls_as_text(text: str) -> tuple[Mapping[str, Any], ...]:
+    """The calls of an answer that a log holds as JSON, OpenAI's list of calls; empty when it is something else."""
+    if '"function"' not in text:
+        return ()
+    calls = objects(parsed(text))
+    if calls is None or not all(call.get("type") == "function" and "id" in call for call in calls):
+        return ()
+    return tuple(read_call(call) for call in calls)
 
 
 def result_text(value: Any) -> str:

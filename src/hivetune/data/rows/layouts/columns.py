@@ -221,7 +221,7 @@ def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
     if not texts:
         return True  # numbers: nothing that anybody said
     said = [message.content for message in messages] + [message.reasoning for message in messages if message.reasoning]
-    if isinstance(value, str) and all(piece.strip() in value for piece in said):
+    if isinstance(value, str) and all(line.strip() in value for piece in said for line in piece.split("\n")):
         return True
     whole = "\n".join(said)
     return all(text in whole for text in texts)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import free_call, read_call, result_text
-from hivetune.data.rows.layouts.said import one_of, text_of
+from hivetune.data.rows.layouts.said import one_of, parsed, text_of
 
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")
@@ -19,6 +19,10 @@ _RESULTS = (
     "function_call_output",
     "toolResult",
     "functionResponse",
+)
+_INNER = (
+    *("functionCall", "functionResponse", "toolUse", "toolResult", "tool_call", "function_call"),
+    "function_response",
 )
 # Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps.
 _SILENT = ("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch")
@@ -67,11 +71,12 @@ def _add(found: Said, part: Any) -> None:
         raise RowRefused("unsupported-content", f"a part that is {type(part).__name__}: keep the text parts only")
     kind = _kind(part)
     if kind in _TEXTS:
-        found.texts.append(_text(part, "text", "refusal", "content"))
+        found.texts.append(_text(part, "text", "refusal", "content", "value"))
     elif kind in _THOUGHTS:
         found.thoughts += _thoughts(part)
     elif kind in _CALLS:
-        found.calls.append(read_call(_inner(part)))
+        inner = _inner(part)
+        found.calls.append(read_call(parsed(inner["value"]) if isinstance(inner.get("value"), str) else inner))
     elif kind == "custom_tool_call":
         found.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
     elif kind in _RESULTS or kind == "custom_tool_call_output":
@@ -98,6 +103,8 @@ def _kind(part: Mapping[str, Any]) -> Any:
     for key in ("text", "functionCall", "functionResponse", "toolUse", "toolResult", "cachePoint"):
         if key in part:
             return key
+    if "function_call" in part or "function_response" in part:  # Gemini's names in Python
+        return "functionCall" if "function_call" in part else "functionResponse"
     return next(iter(part), None)
 
 
@@ -114,7 +121,7 @@ def _thoughts(part: Mapping[str, Any]) -> list[str]:
     """Thoughts in words; what a provider encrypted is not there."""
     inner = part.get("reasoningContent")
     part = inner.get("reasoningText", {}) if isinstance(inner, dict) else part
-    value = one_of(part, "thinking", "reasoning", "text", "content", "summary")
+    value = one_of(part, "thinking", "reasoning", "text", "content", "summary", "value")
     if isinstance(value, list):
         return [text for item in value if isinstance(text := one_of(item, "text"), str)]
     return [value] if isinstance(value, str) else []
@@ -122,7 +129,7 @@ def _thoughts(part: Mapping[str, Any]) -> list[str]:
 
 def _inner(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part itself, or what Gemini and Bedrock put below a key that names its kind."""
-    for key in ("functionCall", "functionResponse", "toolUse", "toolResult", "tool_call"):
+    for key in _INNER:
         if isinstance(part.get(key), dict):
             return part[key]  # type: ignore[no-any-return]
     return part

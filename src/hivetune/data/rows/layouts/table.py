@@ -1,5 +1,6 @@
 """All layouts in the order in which they are tried, and the one way from a row to its conversation."""
 
+import re
 from functools import lru_cache
 
 from hivetune.data.reasons import RowRefused
@@ -36,6 +37,9 @@ _SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
 _SPOKEN = ("text", "content", "message", "body", "value")
 
 
+_MEDIA_TAG = re.compile(r"<(img|audio|video)>[^<\n]{3,}</\1>|\A\s*<(?:image|video|audio)>|<(?:image|video|audio)>\s*\Z")
+
+
 def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
     """The messages of `row`. `mapped`: the user named the columns, so others are left out at their word.
 
@@ -49,6 +53,7 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
             continue
         _refuse_single_message(layout, row)
         conversation = layout.read(layout.name, row)
+        _refuse_media_tags(conversation)
         column = None if mapped else unexplained(row, layout, conversation)
         if column is not None:
             raise RowRefused("unexplained-column", _advice(layout, column))
@@ -66,8 +71,8 @@ def _candidates(names: tuple[str, ...]) -> tuple[RowLayout, ...]:
 @lru_cache(512)
 def _preferences(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of better and of worse answers, under all the names that data sets use."""
-    better = tuple(name for name in names if name.startswith("chosen"))
-    return better, tuple(name for name in names if name.startswith("rejected"))
+    better = tuple(name for name in names if name.startswith("chosen") or name in ("response_j", "preferred"))
+    return better, tuple(name for name in names if name.startswith(("rejected", "response_k", "dispreferred")))
 
 
 def _refuse_preference(row: Row, names: tuple[str, ...]) -> None:
@@ -84,6 +89,13 @@ def _refuse_single_message(layout: RowLayout | None, row: Row) -> None:
     spoken = next((name for name in _SPOKEN if isinstance(row.get(name), str)), None)
     if speaker and spoken:
         raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
+
+
+def _refuse_media_tags(conversation: Conversation) -> None:
+    """Texts that point to an image, a sound or a film, as data sets for models that see write them."""
+    for message in conversation.messages:
+        if message.role == "user" and "<" in message.content and (found := _MEDIA_TAG.search(message.content)):
+            raise RowRefused("unsupported-content", f"the text holds {found.group()[:40]!r}: only text can be learned")
 
 
 def _advice(layout: RowLayout, column: str) -> str:

@@ -3,6 +3,7 @@
 A trace holds many steps that are no model's answer (tools, retrievers, chains around a call); they are set aside.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,10 +61,10 @@ def _observation(name: str, row: Row) -> Conversation:
 
 def _step(name: str, row: Row, settings: Any) -> Conversation:
     asked_column, answered_column = first_of(row, INPUTS), first_of(row, OUTPUTS)
-    asked = parsed(row[asked_column]) if asked_column else None
-    answered = parsed(row[answered_column]) if answered_column else None
+    asked = _decoded(row[asked_column]) if asked_column else None
+    answered = _decoded(row[answered_column]) if answered_column else None
     if answered in (None, "", [], {}):
-        raise RowRefused("no-answer", "the step has no output")
+        raise RowRefused("not-a-model-call", "the step has no output")
     if isinstance(asked, dict) and len(asked) == 1 and not isinstance(next(iter(asked.values())), dict):
         asked = parsed(next(iter(asked.values())))  # {"topic": text}: a chain with one input
     if isinstance(asked, dict):
@@ -74,6 +75,16 @@ def _step(name: str, row: Row, settings: Any) -> Conversation:
     messages, more = in_order(joined(request.messages, said))
     columns = (asked_column or "", answered_column or "")
     return Conversation(name, messages, tools, changed=(*changed, *more), explained=columns)
+
+
+def _decoded(value: Any) -> Any:
+    """JSON text, or JSON text within JSON text, as some exporters write objects."""
+    if isinstance(value, str) and value[:1] == '"' and value[-1:] == '"':
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return parsed(value)
 
 
 def _only_text(answered: Any) -> Any:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.calls import calls_in_text, read_call, result_text
+from hivetune.data.rows.layouts.calls import calls_as_text, calls_in_text, read_call, result_text
 from hivetune.data.rows.layouts.parts import Said, has_results, read_content
-from hivetune.data.rows.layouts.said import one_of, parsed, text_of
+from hivetune.data.rows.layouts.said import objects, one_of, parsed, text_of
 from hivetune.records import Message, Role
 
 ROLES: dict[str, Role] = {
@@ -65,6 +65,12 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
     return messages if messages and messages[0].role == "system" else [*read_system(system), *messages]
 
 
+def is_conversation(value: list[Any]) -> bool:
+    """Whether a row that is a list, and no object, is the turns of one conversation."""
+    turns = objects(value)
+    return turns is not None and all(any(key in turn for key in ROLE_KEYS[:3]) for turn in turns)
+
+
 def read_system(value: Any) -> list[Message]:
     """The system prompt in its own field: a string, text parts or Gemini's content."""
     if value is None or value == "" or value == []:
@@ -120,6 +126,8 @@ def is_item(turn: Mapping[str, Any]) -> bool:
 
 
 def _plain_turn(role: Role, text: str) -> list[Message]:
+    if role in ("assistant", "tool") and (calls := calls_as_text(text)):
+        return [Message("assistant", "", tool_calls=calls)]
     if role == "assistant" and "<tool_call>" in text:
         text, calls = calls_in_text(text)
         return [Message(role, text, tool_calls=calls)]
@@ -128,17 +136,14 @@ def _plain_turn(role: Role, text: str) -> list[Message]:
 
 def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Message]:
     """Results of tools first, then what the role itself says with its calls."""
-    text, calls = said.text, [*said.calls, *_own_calls(turn)]
+    text, calls, reasoning = said.text, [*said.calls, *_own_calls(turn)], None
     if role == "assistant":
-        if text == "" and isinstance(turn.get("refusal"), str):
-            text = turn["refusal"]
-        text, more = calls_in_text(text)
+        text, more = _spoken(text, turn)
         calls += more
-    answers = [_result_message(*result) for result in said.results]
-    thoughts = [said.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str) and value)]
-    reasoning = next((thought for thought in thoughts if thought.strip()), None) if role == "assistant" else None
-    if role != "assistant" and calls:
+        reasoning = _reasoning(said, turn)
+    elif calls:
         raise RowRefused("role-order", f"a tool call in a turn of {role}")
+    answers = [_result_message(*result) for result in said.results]
     if answers and not text and not calls and not reasoning:
         return answers
     name = turn.get("name")
@@ -151,6 +156,20 @@ def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Messag
         reasoning=reasoning,
     )
     return [own, *answers] if role == "assistant" else [*answers, own]
+
+
+def _spoken(text: str, turn: Mapping[str, Any]) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    """(what an answer says, the calls that its text holds)."""
+    if text == "" and isinstance(turn.get("refusal"), str):
+        text = turn["refusal"]
+    calls = calls_as_text(text)
+    return ("", calls) if calls else calls_in_text(text)
+
+
+def _reasoning(said: Said, turn: Mapping[str, Any]) -> str | None:
+    """What was thought before an answer: in its parts, or in a field of the turn."""
+    thoughts = [said.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str))]
+    return next((thought for thought in thoughts if thought.strip()), None)
 
 
 def _result_message(text: str, call_id: Any, name: Any) -> Message:
@@ -174,8 +193,8 @@ def _own_calls(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _weight(turn: Mapping[str, Any]) -> float:
-    """OpenAI's `weight`; `train`, `trainable` and `loss` are other programs' names for it."""
-    weight = one_of(turn, "weight", "train", "trainable", "loss")
+    """OpenAI's `weight`; `train`, `trainable`, `loss` and `loss_weight` are other programs' names for it."""
+    weight = one_of(turn, "weight", "train", "trainable", "loss", "loss_weight")
     if weight is None:
         return 1.0
     if weight not in (0, 1):
@@ -234,6 +253,8 @@ def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[st
     if last < len(messages):
         changed.append("trailing-turns")
     start = next(i for i, message in enumerate(kept) if message.role != "system")
+    if kept[start].role == "tool":
+        raise RowRefused("earlier-turns-missing", "the conversation begins with a tool's result: log all of its turns")
     if kept[start].role == "assistant":
         asked = next((i for i in range(start, len(kept)) if kept[i].role == "user"), None)
         if asked is None:

@@ -106,6 +106,8 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def _rows(session: _Session) -> Iterator[PlacedRow]:
+    if len(session.events) > 1 and not any(event.parent for event in session.events.values()):
+        _chain(session)
     roots: dict[str, list[str]] = {}
     root_of: dict[str, str] = {}
     for uuid, event in session.events.items():  # parents come before their children
@@ -115,6 +117,13 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
         spoken = [uuid for uuid in uuids if session.events[uuid].role and not session.events[uuid].noise]
         if spoken:
             yield from _row(session, uuids, spoken)
+
+
+def _chain(session: _Session) -> None:
+    """Without any parents (other programs' copies) the order of the lines is the conversation."""
+    before: str | None = None
+    for uuid, event in session.events.items():
+        event.parent, before = before, uuid
 
 
 def _row(session: _Session, uuids: list[str], spoken: list[str]) -> Iterator[PlacedRow]:
