@@ -8,10 +8,12 @@ from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.layouts.said import objects, one_of
 from hivetune.data.rows.layouts.traces import attributes
 from hivetune.data.rows.layouts.turns import ROLE_KEYS
+from hivetune.data.rows.sessions.claude_code import claude_code_rows
 
 # Looked for in the bytes of a row before it is parsed, since nearly no row is a container.
 KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "resourceSpans", "batches", "runs")
-_MARKS = tuple(f'"{key}"'.encode() for key in KEYS)
+_ALSO = ("loglines",)
+_MARKS = tuple(f'"{key}"'.encode() for key in (*KEYS, *_ALSO))
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
 
@@ -34,6 +36,11 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
 
 
 def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    if objects(record.get("loglines")) is not None:  # a session of Claude Code as one object
+        lines = (json.dumps(event) for event in record["loglines"])
+        return [json.loads(text) for _, _, text in claude_code_rows(iter(enumerate(lines, 1)))]
+    if "instruction" in record and objects(record.get("instances")) is not None:  # self-instruct
+        return [{**record, "instances": None, **instance} for instance in record["instances"]]
     for key in KEYS:
         rows = objects(record.get(key))
         if rows is None or all(any(name in row for name in ROLE_KEYS[:5]) for row in rows):

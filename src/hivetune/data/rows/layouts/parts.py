@@ -72,7 +72,7 @@ def _add(found: Said, part: Any) -> None:
     kind = _kind(part)
     if kind in _TEXTS:
         found.texts.append(_text(part, "text", "refusal", "content", "value"))
-    elif kind in _THOUGHTS:
+    elif kind in _THOUGHTS or (isinstance(kind, str) and kind.endswith("ReasoningContent")):  # the last: .NET's
         found.thoughts += _thoughts(part)
     elif kind in _CALLS:
         inner = _inner(part)
@@ -124,6 +124,8 @@ def _thoughts(part: Mapping[str, Any]) -> list[str]:
     value = one_of(part, "thinking", "reasoning", "text", "content", "summary", "value")
     if isinstance(value, list):
         return [text for item in value if isinstance(text := one_of(item, "text"), str)]
+    if isinstance(value, dict):
+        value = value.get("text")
     return [value] if isinstance(value, str) else []
 
 

@@ -56,9 +56,10 @@ def _session(_name: str, row: Row) -> Conversation:
 def _sharegpt(name: str, row: Row) -> Conversation:
     column = _list_column(row)
     assert column is not None
-    return _conversation(
-        name, read_messages(parsed(row[column]), system_of(row)), read_tools(tools_of(row)), (), (column,)
-    )
+    turns = parsed(row[column])
+    if isinstance(turns, list) and len(turns) > 1 and all(isinstance(turn, str) for turn in turns):
+        turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    return _conversation(name, read_messages(turns, system_of(row)), read_tools(tools_of(row)), (), (column,))
 
 
 def _contents(name: str, row: Row) -> Conversation:

@@ -46,7 +46,7 @@ def _run(name: str, row: Row) -> Conversation:
         raise RowRefused("not-a-model-call", f"a run of type {str(kind)[:40]}")
     if row.get("error"):
         raise RowRefused("failed", f"the run failed: {str(row['error'])[:80]}")
-    return _step(name, row, row.get("extra"))
+    return _step(name, row, row.get("extra"), is_call=kind in MODEL_RUNS)
 
 
 def _observation(name: str, row: Row) -> Conversation:
@@ -56,17 +56,21 @@ def _observation(name: str, row: Row) -> Conversation:
         raise RowRefused("not-a-model-call", f"an observation of type {kind[:40]}")
     if row.get("level") == "ERROR":
         raise RowRefused("failed", f"the call failed: {str(row.get('status_message'))[:80]}")
-    return _step(name, row, row.get("model_parameters"))
+    return _step(name, row, row.get("model_parameters"), is_call=kind == "GENERATION")
 
 
-def _step(name: str, row: Row, settings: Any) -> Conversation:
+def _step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
+    """`is_call`: the step is a call of a model, so its input is a request; else a chain with inputs of its own."""
     asked_column, answered_column = first_of(row, INPUTS), first_of(row, OUTPUTS)
     asked = _decoded(row[asked_column]) if asked_column else None
     answered = _decoded(row[answered_column]) if answered_column else None
     if answered in (None, "", [], {}):
         raise RowRefused("not-a-model-call", "the step has no output")
-    if isinstance(asked, dict) and len(asked) == 1 and not isinstance(next(iter(asked.values())), dict):
-        asked = parsed(next(iter(asked.values())))  # {"topic": text}: a chain with one input
+    if isinstance(asked, dict) and "role" in asked and "content" in asked:
+        asked = [asked]
+    if isinstance(asked, dict) and not is_call and len(asked) == 1:
+        only = next(iter(asked.values()))
+        asked = asked if isinstance(only, dict) else parsed(only)  # {"topic": text}: a chain with one input
     if isinstance(asked, dict):
         _refuse_more(asked)
     request = read_request(asked)

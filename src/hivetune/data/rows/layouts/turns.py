@@ -52,16 +52,18 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
         raise RowRefused("wrong-type", "messages: a list of objects")
     if not turns:
         raise RowRefused("no-messages")
-    if len(turns) > 1 and all(isinstance(turn, str) for turn in turns):  # question, answer, question, answer
-        turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
     messages: list[Message] = []
     after_item = False
+    called: set[str] = set()
     for turn in turns:
+        if isinstance(turn, dict) and turn.get("role") in called:  # LangGraph gives a result the name of its tool
+            turn = {**turn, "role": "tool", "name": turn["role"]}
         read, item = read_turn(turn), isinstance(turn, dict) and is_item(turn)
         if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
         messages += read
         after_item = item
+        called.update(call["function"]["name"] for message in read for call in message.tool_calls)
     return messages if messages and messages[0].role == "system" else [*read_system(system), *messages]
 
 
