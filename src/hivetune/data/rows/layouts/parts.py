@@ -72,7 +72,7 @@ def _add(found: Said, part: Any) -> None:
     kind = _kind(part)
     if kind in _TEXTS:
         found.texts.append(_text(part, "text", "refusal", "content", "value"))
-    elif kind in _THOUGHTS or (isinstance(kind, str) and kind.endswith("ReasoningContent")):  # the last: .NET's
+    elif kind in _THOUGHTS or str(kind).endswith("ReasoningContent"):  # the last: .NET's
         found.thoughts += _thoughts(part)
     elif kind in _CALLS:
         inner = _inner(part)
@@ -81,7 +81,7 @@ def _add(found: Said, part: Any) -> None:
         found.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
     elif kind in _RESULTS or kind == "custom_tool_call_output":
         found.results.append(_result(_inner(part)))
-    elif kind == "tool-invocation" or (isinstance(kind, str) and kind.startswith("tool-") and "state" in part):
+    elif _is_invocation(part):
         _add_invocation(found, part)
     elif kind not in _SILENT:
         raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
@@ -147,6 +147,11 @@ def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
         value = value[0]["json"]  # Bedrock
     text = result_text(value)
     return text, call_id if isinstance(call_id, str) else None, name if isinstance(name, str) else None
+
+
+def _is_invocation(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type")
+    return kind == "tool-invocation" or (isinstance(kind, str) and kind.startswith("tool-") and "state" in part)
 
 
 def _add_invocation(found: Said, part: Mapping[str, Any]) -> None:

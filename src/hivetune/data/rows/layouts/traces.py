@@ -4,6 +4,7 @@ A trace holds many steps that are no model's answer (tools, retrievers, chains a
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,7 @@ def _step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
     asked_column, answered_column = first_of(row, INPUTS), first_of(row, OUTPUTS)
     asked = _decoded(row[asked_column]) if asked_column else None
     answered = _decoded(row[answered_column]) if answered_column else None
-    if answered in (None, "", [], {}):
+    if answered in (None, "", [], {}, "None", "null"):  # Python's and JSON's nothing, as text
         raise RowRefused("not-a-model-call", "the step has no output")
     if isinstance(asked, dict) and "role" in asked and "content" in asked:
         asked = [asked]
@@ -73,6 +74,7 @@ def _step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
         asked = asked if isinstance(only, dict) else parsed(only)  # {"topic": text}: a chain with one input
     if isinstance(asked, dict):
         _refuse_more(asked)
+    _refuse_transcript(asked)
     request = read_request(asked)
     said, changed = read_answer(_only_text(answered))
     tools = request.tools or read_tools(one_of(one_of(settings, "invocation_params"), "tools"))
@@ -96,6 +98,15 @@ def _only_text(answered: Any) -> Any:
     if isinstance(answered, dict) and len(answered) == 1 and not is_response(answered):
         return next(iter(answered.values()))
     return answered
+
+
+def _refuse_transcript(asked: Any) -> None:
+    """Messages that were written as one text: which of its lines are turns can't be told for sure."""
+    if isinstance(asked, str) and len(_SPEAKER.findall(asked)) > 1:
+        raise RowRefused("unknown-layout", "the request is one text with several speakers: log its messages as a list")
+
+
+_SPEAKER = re.compile(r"^(?:system|developer|user|human|assistant|ai|tool): ", re.M | re.I)
 
 
 def _refuse_more(asked: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ class _Event:
     role: str | None
     message: dict[str, Any] | None
     noise: bool
+    is_summary: bool
 
 
 @dataclass(slots=True)
@@ -74,14 +75,23 @@ def _starts_anew(session: _Session, event: dict[str, Any]) -> bool:
 def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
     uuid = event.get("uuid")
     if not isinstance(uuid, str):
-        return
+        if event.get("type") not in _SPOKEN:
+            return
+        uuid = f"line {number}"  # a copy without ids
     session.name = session.name or event.get("sessionId")
     session.time = session.time or event.get("timestamp")
     role = event["type"] if event.get("type") in _SPOKEN else None
     message = event.get("message") if role else None
     parent = event.get("parentUuid")
     kept = message if isinstance(message, dict) else None
-    session.events[uuid] = _Event(number, parent if isinstance(parent, str) else None, role, kept, _is_noise(event))
+    session.events[uuid] = _Event(
+        number,
+        parent if isinstance(parent, str) else None,
+        role,
+        kept,
+        _is_noise(event),
+        event.get("isCompactSummary") is True,
+    )
     session.size += size
 
 
@@ -123,7 +133,7 @@ def _chain(session: _Session) -> None:
     """Without any parents (other programs' copies) the order of the lines is the conversation."""
     before: str | None = None
     for uuid, event in session.events.items():
-        event.parent, before = before, uuid
+        event.parent, before = None if event.is_summary else before, uuid
 
 
 def _row(session: _Session, uuids: list[str], spoken: list[str]) -> Iterator[PlacedRow]:
