@@ -275,11 +275,12 @@ def run_two_ranks(folder: Path, model: Path) -> None:
     import subprocess
     import sys
 
+    from hivetune.process.protocol import Train, write_task
+
     run = folder / "run"
-    task = {"schema": 1, "folder": str(run), "run": str(run), "model": str(model), "snapshot": str(folder / "snapshot")}
-    (run / "task.json").write_text(json.dumps(task))
+    task = write_task(Train(run, model, folder / "snapshot"), run)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["-m", "hivetune.engine.train.loop", str(run / "task.json")]
+    command += ["-m", "hivetune.engine.train.loop", str(task)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
