@@ -4,7 +4,7 @@ Data, probe, loading, steps, validation and the final save are all in it. Each r
 and a folder of its own, in an order that changes; the figures are medians over the rounds with their quartiles, and
 what compares two is the median of their ratio in the same round.
 
-    python bench/whole_job.py --out docs/proof/whole_job_cpu.json       about 30 minutes on 2 cores
+    python bench/whole_job.py --out whole_job.json                      about 30 minutes on 2 cores
     python bench/whole_job.py --rows 24 --rounds 1 --who hivetune       whether it works
 """
 

@@ -27,9 +27,9 @@ _BEATS = {beat.value[0]: beat for beat in Beat}
 PIPE_BYTES = 65_536
 _TAIL_BYTES = 16_384
 LOG_LIMIT_BYTES = 16 << 20
-POLL_S = 0.25
+_POLL_S = 0.25
 # Counted per look at most: a larger gap between two looks means that this process did not run (suspend, SIGSTOP).
-LARGEST_TICK_S = 4 * POLL_S
+LARGEST_TICK_S = 4 * _POLL_S
 STACKS_S = 1.0
 GRACE_S = 10.0
 # A killed process that is still there after this long sits in an uninterruptible driver call.
@@ -62,7 +62,7 @@ class Child:
     worked: bool = False
     _looked: float = field(default_factory=time.monotonic)
 
-    def wait_beats(self, timeout_s: float = POLL_S) -> list[Beat]:
+    def wait_beats(self, timeout_s: float = _POLL_S) -> list[Beat]:
         """Beats that came within `timeout_s` (at once when there are some, or when the child ended)."""
         watch = select.poll()
         watch.register(self.pipe, select.POLLIN)

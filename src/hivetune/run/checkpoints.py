@@ -20,7 +20,7 @@ from hivetune.base.disk import DISK, FULL_DISK, MANIFEST, Disk, manifest_problem
 FOLDER = "checkpoints"
 TENSORS = "state.safetensors"
 STATE = "state.json"
-FILES = frozenset({TENSORS, STATE})
+_FILES = frozenset({TENSORS, STATE})
 KEEP_NEWEST = 3
 # Until faults have been counted: one in three hours, what a worried owner of a consumer card reports.
 MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
@@ -69,8 +69,8 @@ def commit(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
     The same content again is a no-op; other content replaces what is there. Raises: OSError; the disk then holds this
     checkpoint whole or the earlier ones untouched, never a third state.
     """
-    if files.keys() != FILES:
-        raise ValueError(f"a checkpoint has the files {sorted(FILES)}, not {sorted(files)}")
+    if files.keys() != _FILES:
+        raise ValueError(f"a checkpoint has the files {sorted(_FILES)}, not {sorted(files)}")
     parent, target = run / FOLDER, folder_of(run, step)
     manifest = _manifest(step, files)
     if target.exists() and not problems_of(target) and read_json(target / MANIFEST) == manifest:
@@ -117,7 +117,7 @@ def problems_of(folder: Path) -> list[str]:
         problems.append(f"{MANIFEST}: not of this format")
     elif f"{manifest['step']:06d}" != folder.name:
         problems.append(f"{MANIFEST}: of step {manifest['step']}")
-    elif manifest["files"].keys() != FILES:
+    elif manifest["files"].keys() != _FILES:
         problems.append(f"{MANIFEST}: names {sorted(manifest['files'])}")
     return problems
 
@@ -232,7 +232,7 @@ def _write_folder(folder: Path, files: Files, disk: Disk) -> None:
 def _looks_whole(folder: Path) -> bool:
     try:
         named = read_json(folder / MANIFEST)["files"]
-        return named.keys() == FILES and all((folder / n).stat().st_size == e["size_bytes"] for n, e in named.items())
+        return named.keys() == _FILES and all((folder / n).stat().st_size == e["size_bytes"] for n, e in named.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

@@ -20,7 +20,7 @@ LATE_STEPS = 1
 SHARED_PLACE = 2
 # So many faults of one kind on a device at different steps, with work done between them, and a change is tried.
 SCATTERED_CHANGE = 5
-LONGEST_WAIT_S = 300.0
+_LONGEST_WAIT_S = 300.0
 RANK_MULTIPLE = 16
 # They shrink a step; a worker that has not begun one needs something else.
 OF_A_STEP = frozenset({"isolate", "micro", "small", "smallest"})
@@ -334,4 +334,4 @@ def _is_open(name: str, bounds: Bounds) -> bool:
 
 
 def _wait_s(number: int, bounds: Bounds) -> float:
-    return min(bounds.backoff_s * 2.0**number, LONGEST_WAIT_S)
+    return min(bounds.backoff_s * 2.0**number, _LONGEST_WAIT_S)

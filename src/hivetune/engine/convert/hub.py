@@ -16,7 +16,7 @@ from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
 # No address is looked up or connected to for longer, whatever the resolver's own limits are.
 PATIENCE_S = 3.0
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 WANTED = [
     "*.safetensors",
     "*.safetensors.index.json",
@@ -73,7 +73,7 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
 def _check_endpoint(endpoint: str, *, with_token: bool) -> None:
     """Raises UsageError where the token would travel readable for everybody on the way."""
     address = urlsplit(endpoint)
-    if with_token and address.scheme != "https" and address.hostname not in LOOPBACK:
+    if with_token and address.scheme != "https" and address.hostname not in _LOOPBACK:
         raise UsageError(
             f"HF_ENDPOINT is {endpoint}: without https everybody on the way can read your token",
             hint="use https, or go without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",

@@ -22,7 +22,7 @@ from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.folder import METRICS
 
-KINDS = ("param", "exp_avg", "exp_avg_sq")
+_KINDS = ("param", "exp_avg", "exp_avg_sq")
 
 
 class NotFinite(ArithmeticError):
@@ -57,7 +57,7 @@ def to_files(state: TrainState, buffer: bytearray | None = None) -> dict[str, by
     """
     tensors = {
         f"{kind}/{name}": tensor.detach().to("cpu", torch.float32).contiguous()
-        for kind in KINDS
+        for kind in _KINDS
         for name, tensor in getattr(state, kind).items()
     }
     bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
@@ -86,7 +86,7 @@ def from_files(files: Mapping[str, bytes | memoryview]) -> TrainState:
         tensors = safetensors.torch.load(bytes(files[TENSORS]))
     except SafetensorError as error:
         raise ValueError(f"{TENSORS}: {error}") from error
-    by_kind: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
+    by_kind: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
     for key, tensor in tensors.items():
         kind, _, name = key.partition("/")
         if kind not in by_kind or not is_finite(tensor):

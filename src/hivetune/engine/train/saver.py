@@ -25,7 +25,7 @@ MOST_BLOCKING = 0.01
 MOST_WRITING = 0.02
 FIRST_SAVE_S = 10.0
 # After a save that failed (full disk), the next try; doubled each time.
-RETRY_S = 30.0
+_RETRY_S = 30.0
 LONGEST_RETRY_S = 600.0
 
 Place = Literal["standby", "disk"]
@@ -148,7 +148,7 @@ class Saver:
             error = problem
         seconds = self._clock() - started
         if place == "disk":
-            self._retry_s = min(max(RETRY_S, 2 * self._retry_s), LONGEST_RETRY_S) if error else 0.0
+            self._retry_s = min(max(_RETRY_S, 2 * self._retry_s), LONGEST_RETRY_S) if error else 0.0
             self._disk_cost_s = seconds
             self._saved_once = True
         self._ended.append(Saved(place, step, seconds, blocking_s, error))

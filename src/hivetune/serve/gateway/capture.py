@@ -22,7 +22,7 @@ from hivetune.errors import HivetuneError, UsageError
 SOURCE = "gateway"
 BATCH = 200
 GATHER_S = 0.2
-RETRY_S = 1.0
+_RETRY_S = 1.0
 MOST_WAITING = 10_000
 
 Rating = Literal["up", "down"]
@@ -95,7 +95,7 @@ class Capture:
                         if closing_down:
                             self.left_out += len(entries)
                             return
-                        time.sleep(RETRY_S)
+                        time.sleep(_RETRY_S)
 
     def _gather(self) -> tuple[list[Captured | Feedback], bool]:
         first = self._queue.get()

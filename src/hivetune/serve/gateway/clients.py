@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hivetune.base.database import transaction
 from hivetune.errors import UsageError
 
-PREFIX = "hive-"
+_PREFIX = "hive-"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def make_client(database: sqlite3.Connection, name: str) -> str:
         raise UsageError(
             f"the client {name!r} has a token already", hint=f"revoke it first: hivetune clients --revoke {name}"
         )
-    token = PREFIX + secrets.token_urlsafe(32)
+    token = _PREFIX + secrets.token_urlsafe(32)
     with transaction(database):
         database.execute("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, NULL)", (name, _hash(token), time.time()))
     return token

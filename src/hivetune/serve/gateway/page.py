@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from hivetune.serve.gateway.guard import COOKIE, error_body, token_of
 
-FILES = {
+_FILES = {
     "/": ("chat.html", "text/html"),
     "/chat.js": ("chat.js", "text/javascript"),
     "/chat.css": ("chat.css", "text/css"),
@@ -17,11 +17,11 @@ FILES = {
 
 def routes() -> list[Route]:
     """The page's files and /login."""
-    return [*(Route(path, _file) for path in FILES), Route("/login", _login, methods=["POST"])]
+    return [*(Route(path, _file) for path in _FILES), Route("/login", _login, methods=["POST"])]
 
 
 async def _file(request: Request) -> Response:
-    name, kind = FILES[request.url.path]
+    name, kind = _FILES[request.url.path]
     content = resources.files("hivetune.serve.gateway").joinpath("page_files", name).read_bytes()
     return Response(content, media_type=f"{kind}; charset=utf-8")
 

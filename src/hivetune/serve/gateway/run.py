@@ -30,7 +30,7 @@ from hivetune.serve.swap.live import Live
 from hivetune.serve.swap.wanted import Deployment, Wanted, wanted
 from hivetune.serve.swap.watch import Watch
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHUTDOWN_S = 10
 
 
@@ -88,7 +88,7 @@ def guarded(gateway: Gateway, settings: GatewaySettings, port: int) -> ASGIApp:
     app = gateway.app()
     app.router.routes += page.routes()
     database = sqlite3.connect(home() / "hive.db", check_same_thread=False)
-    names = LOOPBACK if settings.host in LOOPBACK else (settings.host,)
+    names = _LOOPBACK if settings.host in _LOOPBACK else (settings.host,)
     hosts = {f"{_bracketed(name)}:{port}" for name in names} | {host.lower() for host in settings.allow_hosts}
     return Guard(app, frozenset(hosts), partial(client_of, database))
 
@@ -165,7 +165,7 @@ def _bracketed(host: str) -> str:
 
 def refuse_open(settings: GatewaySettings, num_clients: int) -> None:
     """Raises UsageError for an address that others reach while no client has a token."""
-    if settings.host not in LOOPBACK and not num_clients:
+    if settings.host not in _LOOPBACK and not num_clients:
         raise UsageError(
             f"--host {settings.host} can be reached from other machines, and no client has a token",
             hint="make one first: hivetune clients --new NAME",

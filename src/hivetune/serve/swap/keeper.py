@@ -15,7 +15,7 @@ from hivetune.serve.swap.live import Live
 from hivetune.serve.swap.router import Route, Routes
 from hivetune.serve.swap.wanted import Deployment, Wanted
 
-POLL_S = 0.25
+_POLL_S = 0.25
 DRAIN_S = 60.0
 KEEP_S = 600.0  # a replaced backend is kept this long for an instant return, where memory allows
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
@@ -57,7 +57,7 @@ class Keeper:
         try:
             while True:
                 await self.look()
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(_POLL_S)
         finally:
             for live in [*self.lives.values(), *(live for live, _ in self._old)]:
                 await live.close()
@@ -86,7 +86,7 @@ class Keeper:
                 raise MachineNotFit("the model is not loaded", hint="; ".join(self.problems) or "try again later")
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), min(left, POLL_S))
+                await asyncio.wait_for(self._changed.wait(), min(left, _POLL_S))
             except TimeoutError:
                 continue
 

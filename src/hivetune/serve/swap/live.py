@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 
 from hivetune.serve.llama.backend import Backend
-from hivetune.serve.swap.turns import Session, Ticket, Turns
+from hivetune.serve.swap.turns import SessionKey, Ticket, Turns
 from hivetune.serve.swap.wanted import Deployment
 
-LONGEST_WAIT_S = 2.0
+_LONGEST_WAIT_S = 2.0
 BACKEND_CONNECT_S = 5.0
 # The longest silence of a backend inside an answer: the prompt of a full context on two cores takes about as long.
 SILENCE_TIMEOUT_S = 300.0
@@ -37,7 +37,7 @@ class Live:
     _starts: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.slots, LONGEST_WAIT_S)
+        self.turns = Turns(self.slots, _LONGEST_WAIT_S)
         self.client = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(
                 uds=str(self.backend.socket_path), limits=httpx2.Limits(max_connections=self.slots + 4)
@@ -52,7 +52,7 @@ class Live:
         return self.backend.process.poll() is not None
 
     @contextlib.asynccontextmanager
-    async def turn(self, label: str | None, session: Session) -> AsyncIterator[Mapping[str, Any]]:
+    async def turn(self, label: str | None, session: SessionKey) -> AsyncIterator[Mapping[str, Any]]:
         """Wait for a slot and hold it: the fields that pin a request to the slot and to the adapter of the release
         `label`, or to the base for None. Raises Retired."""
         if self.retired or (label is not None and label not in self.deployment.labels):

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 Key = Hashable
-Session = Hashable
+SessionKey = Hashable
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class Ticket:
     """One request. `key`: the adapter that it needs; `slot` is set when it starts."""
 
     key: Key
-    session: Session
+    session: SessionKey
     arrived_s: float
     slot: int | None = None
 
@@ -30,7 +30,7 @@ class Ticket:
 class _Slot:
     number: int
     key: Key = None
-    session: Session = None
+    session: SessionKey = None
     used: int = 0
     ticket: Ticket | None = None
 

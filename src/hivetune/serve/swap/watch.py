@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hivetune.base.database import transaction
 from hivetune.serve.swap.alarm import Alarm, usual_rate
 
-KINDS = ("errors", "slow", "complaints")
+_KINDS = ("errors", "slow", "complaints")
 FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
 WORDS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
 SLOW_FACTOR = 2.0
@@ -77,7 +77,7 @@ class Watch:
             self._before[label] = before
             known = self.tallies.get(before, ReleaseCounts())
             self._alarms[label] = {
-                kind: Alarm(usual_rate(getattr(known, kind), known.answers, FLOORS[kind])) for kind in KINDS
+                kind: Alarm(usual_rate(getattr(known, kind), known.answers, FLOORS[kind])) for kind in _KINDS
             }
 
     def answered(self, label: str, *, error: bool, seconds: float = 0.0, tokens: int = 0) -> None:

@@ -6,8 +6,8 @@ its checksum holds and it has the shape that people write it in, or behind a wor
 
 Speed: a rule costs nothing in a text that its gate does not let through or that has none of its markers, and where a
 pattern begins at a marker it is tried only there. Linear time: every repetition in a pattern has an upper bound
-(tests/data/checks/test_redact_linear.py walks all patterns), so the work at each place is bounded. A prompt of 4.8 kB once
-held an unbounded rule for 58 s.
+(tests/data/checks/test_redact_linear.py walks all patterns), so the work at each place is bounded. A prompt of 4.8 kB
+once held an unbounded rule for 58 s.
 """
 
 import re
