@@ -86,16 +86,16 @@ def file_format(path: str, name: str) -> str:
         return "csv" + compression
     if lower.endswith(".tsv"):
         return "tsv" + compression
-    return ("json" if _is_json_document(head, lower.endswith(".json")) else "jsonl") + compression
+    return ("json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl") + compression
 
 
-def _is_json_document(head: bytes, named_json: bool) -> bool:
-    """An array of rows, or (in a .json file) objects over several lines."""
+def _is_json_document(head: bytes, spread: bool) -> bool:
+    """An array of rows, or (`spread`: unless it is named JSONL) objects over several lines."""
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
     first, line_break, rest = text.partition(b"\n")
     if text.startswith(b"["):
         return not (rest.strip() and _is_whole(first))  # a list alone on the first line is a line of JSONL, no file
-    return named_json and bool(line_break) and first.rstrip() in (b"{", b"")
+    return spread and bool(line_break) and first.rstrip() in (b"{", b"")
 
 
 def _is_whole(line: bytes) -> bool:

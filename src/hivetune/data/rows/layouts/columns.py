@@ -160,8 +160,8 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
             continue
         if kind == "media":
             raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
-        if name in layout.asks:
-            return name
+        if name in layout.asks or (kind == "content" and layout.asks):
+            return name  # a document beside a question, an answer or a label is half of something
         if kind == "unknown" and not looks_like_content(value):
             continue
         if not _is_found(value, kind == "content", conversation.messages):

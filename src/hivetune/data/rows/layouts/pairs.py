@@ -44,6 +44,8 @@ def _pair(
     question_column, answer_column = first_of(row, asked), first_of(row, answered)
     assert question_column is not None and answer_column is not None  # `fits` looked
     question, answer = row[question_column], row[answer_column]
+    if _are_said(question) and _are_said(answer) and len(question) == len(answer):
+        return _dialogue(name, row, (question_column, answer_column))
     turns, replies = _turns(question), _turns(answer)
     before = read_messages(turns, system_of(row)) if turns else list(read_system(system_of(row)))
     if not turns:
@@ -55,7 +57,20 @@ def _pair(
         text, calls = calls_in_text(text_of(answer, answer_column))
         after = [Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))]
     messages, changed = in_order([*before, *after])
-    return Conversation(name, messages, read_tools(tools_of(row)), changed=changed)
+    read = (*((question_column,) if turns else ()), *((answer_column,) if replies else ()))
+    return Conversation(name, messages, read_tools(tools_of(row)), changed=changed, explained=read)
+
+
+def _are_said(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+
+
+def _dialogue(name: str, row: Row, columns: tuple[str, str]) -> Conversation:
+    """Everything that was asked in one list, everything that was answered in another."""
+    messages = list(read_system(system_of(row)))
+    for asked, answered in zip(row[columns[0]], row[columns[1]], strict=True):
+        messages += [Message("user", asked), Message("assistant", answered)]
+    return Conversation(name, tuple(messages), read_tools(tools_of(row)))
 
 
 def _turns(value: Any) -> list[dict[str, Any]] | None:
@@ -67,8 +82,12 @@ def _turns(value: Any) -> list[dict[str, Any]] | None:
 def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> str:
     text = text_of(question, column)
     more = first_of(row, tuple(name for name in extra if name != column))
-    if more is not None and isinstance(row[more], str) and row[more].strip() and row[more] not in text:
-        return f"{text}\n{row[more]}"
+    value = parsed(row[more]) if more is not None else None
+    if isinstance(value, list) and value and all(isinstance(piece, str) for piece in value):
+        return "\n".join([text, *value])  # passages that were found for the question
+    value = row[more] if more is not None else None
+    if isinstance(value, str) and value.strip() and value not in text:
+        return f"{text}\n{value}"
     return text
 
 

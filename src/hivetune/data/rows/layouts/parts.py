@@ -140,7 +140,7 @@ def _inner(part: Mapping[str, Any]) -> Mapping[str, Any]:
 def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     call_id = one_of(part, "tool_use_id", "toolUseId", "tool_call_id", "toolCallId", "call_id", "id")
     name = one_of(part, "toolName", "tool_name", "name")
-    value = one_of(part, "content", "output", "result", "response")
+    value = one_of(part, "content", "output", "result", "response", "tool_result")
     if isinstance(value, dict) and "value" in value and value.get("type") in ("text", "json", "error-text"):
         value = value["value"]  # the AI SDK
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "json" in value[0]:

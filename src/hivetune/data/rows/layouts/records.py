@@ -32,7 +32,7 @@ FLAT = (
     *("messages", "contents", "system_instruction", "tool_config", "choices", "candidates", "message", "input"),
     *("instructions", "output", "content", "role", "stop_reason", "type", "prompt", "usage_metadata"),
 )
-LISTS = ("conversations", "conversation", "chat", "dialogue", "dialog", "turns", "data")
+LISTS = ("conversations", "conversation", "chat", "dialogue", "dialog", "turns", "data", "history")
 
 
 def _messages(name: str, row: Row) -> Conversation:
@@ -100,7 +100,7 @@ def _list_column(row: Row) -> str | None:
     """The column that is a list of turns."""
     for name in LISTS:
         if name in row and (name.startswith("conversation") or isinstance(parsed(row[name]), list)):
-            return name
+            return name if name != "history" or "trajectory" in row else None  # else what came before a question
     return None
 
 
@@ -142,7 +142,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
-BESIDE = names("task intent knowledge topic summary description notes note comment comments")
+BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
 _COMMON = frozenset((*SYSTEM, *TOOLS))
 LOG_SESSION = RowLayout(
     "session",

@@ -171,7 +171,7 @@ def _spoken(text: str, turn: Mapping[str, Any]) -> tuple[str, tuple[Mapping[str,
 def _reasoning(said: Said, turn: Mapping[str, Any]) -> str | None:
     """What was thought before an answer: in its parts, or in a field of the turn."""
     thoughts = [said.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str))]
-    return next((thought for thought in thoughts if thought.strip()), None)
+    return next((thought for thought in thoughts if thought.strip() and thought.strip() not in said.text), None)
 
 
 def _result_message(text: str, call_id: Any, name: Any) -> Message:
