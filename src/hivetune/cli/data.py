@@ -169,7 +169,9 @@ def _show_groups(document: dict[str, Any]) -> None:
     """What could not be kept on one side, or not be held out, because it is too large a part of the rows."""
     groups = document["groups"]
     if groups["broken_up"]:
-        show(f"splits: {groups['broken_up']:,} rows are of a session or user too large to be kept on one side")
+        show(
+            f"splits: {groups['broken_up']:,} rows are of a session, user or question too large to be kept on one side"
+        )
     if groups["too_large"]:
         show(
             f"splits: {groups['too_large']:,} rows are trained because they belong together and are more than is to be"

@@ -35,9 +35,9 @@ def test_shares_only_ever_grow_out_of_training_rows(place: int, validation: floa
 
 def test_one_question_is_one_key() -> None:
     one, other = example("What  is\nthis?", "a"), example("what is this?", "another answer")
-    assert tie_hashes(one) == tie_hashes(other)
-    assert tie_hashes(example("what is that?", "a"))[0] != tie_hashes(one)[0]
-    assert tie_hashes(example("q", "a", session="s", user="u"))[1:] == (group_hash("session:s"), group_hash("user:u"))
+    assert tie_hashes(one)[1:] == tie_hashes(other)[1:]
+    assert tie_hashes(example("what is that?", "a"))[1] != tie_hashes(one)[1]
+    assert tie_hashes(example("q", "a", session="s", user="u"))[2:] == (group_hash("session:s"), group_hash("user:u"))
 
 
 def test_shares_hold_for_every_stratum() -> None:
@@ -121,22 +121,22 @@ def test_newer_rows_that_tie_old_groups_follow_the_older_one(write_rows: Callabl
 @settings(derandomize=True, max_examples=60)
 @given(st.data(), st.sampled_from(["auto", "session", "user", "none"]))
 def test_sides_depend_on_the_set_of_rows_and_divide_no_group(data: st.DataObject, group_by: str) -> None:
-    """Random ties: in any order the same sides, and whoever asks the same or is nearly the same is on one side."""
+    """Random ties: in any order the same sides, and what reads the same or is nearly the same is on one side."""
     number = st.integers(0, 12)
-    rows = data.draw(st.lists(st.tuples(number, number, number, st.sampled_from([1.0, 2.0, math.inf])), max_size=40))
+    row = st.tuples(st.integers(0, 24), number, number, st.sampled_from([1.0, 2.0, math.inf]))
+    rows = data.draw(st.lists(row, max_size=40))  # what is read (its question: half of that), session, user, time
     alike = data.draw(st.lists(st.tuples(*[st.integers(0, max(0, len(rows) - 1))] * 2), max_size=5)) if rows else []
     config = DataConfig(path="x", group_by=group_by, test=0.3, validation=0.3)
     order = data.draw(st.permutations(range(len(rows))))
 
     def found(places: Sequence[int]) -> list[int]:
         mixed = [
-            tuple(group_hash(f"{name} {value}") if value else 0 for name, value in zip("qsu", rows[i][:3], strict=True))
-            for i in places
+            (group_hash(f"r{read}"), group_hash(f"q{read // 2}"), session and group_hash(f"s{session}"), user)
+            for read, session, user, _ in (rows[i] for i in places)
         ]
         ties = Ties(
             *(array("Q", column) for column in zip(*mixed, strict=True)), array("d", [rows[i][3] for i in places])
         )
-        ties.question[:] = array("Q", [value or 7 for value in ties.question])
         where = {row: place for place, row in enumerate(places)}
         pairs = [(where[one], where[other]) for one, other in alike]
         side = split_sides(range(len(places)), ties, pairs, config).side
@@ -148,10 +148,11 @@ def test_sides_depend_on_the_set_of_rows_and_divide_no_group(data: st.DataObject
         for one, other in alike:
             assert side[one] == side[other]
         level = {"session": 1, "user": 2}.get(group_by)
-        for i, row in enumerate(rows):
-            for j in range(i):
-                assert row[0] != rows[j][0] or side[i] == side[j]
-                assert not level or not row[level] or row[level] != rows[j][level] or side[i] == side[j]
+        for i, one in enumerate(rows):
+            for j, other in enumerate(rows[:i]):
+                assert one[0] != other[0] or side[i] == side[j]
+                assert not level or one[0] // 2 != other[0] // 2 or side[i] == side[j]
+                assert not level or not one[level] or one[level] != other[level] or side[i] == side[j]
 
 
 def test_what_is_too_large_for_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
@@ -173,6 +174,35 @@ def test_one_question_for_everything_is_trained(write_rows: Callable[..., Path])
     document = check(DataConfig(path=str(write_rows(rows)))).document
     assert document["splits"] == {"train": 50, "validation": 0, "test": 0}
     assert document["groups"]["too_large"] == 50
+
+
+def test_one_question_about_many_documents_is_divided_by_document(
+    write_rows: Callable[..., Path], chatml: Path
+) -> None:
+    """The document stands in the system prompt, each is asked about twice; or one greeting opens all conversations."""
+    asked = [{"role": "user", "content": "What is this about?"}]
+    documents = [
+        {"messages": [{"role": "system", "content": f"Document {i % 150}"}, *asked, said(f"answer {i}")]}
+        for i in range(300)
+    ]
+    found = sides(write_rows(documents, "documents.jsonl"), chatml)
+    assert all(found[f"answer {i}"] == found[f"answer {i + 150}"] for i in range(150))
+    assert 10 < Counter(found.values())["test"] < 60
+    greeted = [
+        {
+            "messages": [
+                {"role": "user", "content": "Hello"},
+                said("Hi!"),
+                *chat(f"question {i}", f"answer {i}")["messages"],
+            ]
+        }
+        for i in range(300)
+    ]
+    assert 10 < Counter(sides(write_rows(greeted, "greeted.jsonl"), chatml).values())["test"] < 60
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
 
 
 def test_few_users_are_divided_by_session_and_many_are_not(write_rows: Callable[..., Path], chatml: Path) -> None:

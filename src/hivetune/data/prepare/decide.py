@@ -31,8 +31,8 @@ NO_VALUE = "-"  # the agent or category of rows that have none
 CACHED_LESSONS = 500
 ADDRESS_SPACE = 1 << 64
 _QUERY = (
-    "SELECT source, layout, reason, hash64, question64, session64, user64, lesson64, time, length, agent, category"
-    " FROM rows ORDER BY n"
+    "SELECT source, layout, reason, hash64, read64, question64, session64, user64, lesson64, time, length, agent,"
+    " category FROM rows ORDER BY n"
 )
 
 
@@ -82,7 +82,7 @@ class _Columns:
     length: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
     label: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
     source: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
-    ties: Ties = field(default_factory=lambda: Ties(array("Q"), array("Q"), array("Q"), array("d")))
+    ties: Ties = field(default_factory=lambda: Ties(array("Q"), array("Q"), array("Q"), array("Q"), array("d")))
 
 
 def decide(results: Sequence[Path], data: DataConfig, progress: Progress) -> Decisions:
@@ -119,14 +119,16 @@ def _first_pass(results: Sequence[Path], data: DataConfig, decisions: Decisions,
     for path in results:
         decisions.chunk_starts.append(decisions.num_rows)
         with closing(open_result(path)) as database:
-            for source, layout, reason, hash64, *about, length, agent, category in database.execute(_QUERY):
+            for source, layout, reason, hash64, *ties, lesson, time, length, agent, category in database.execute(
+                _QUERY
+            ):
                 row = decisions.num_rows
                 name = source.rpartition(":")[0] or source
                 decisions.files.setdefault(name, Counter())[layout or "-"] += 1
                 columns.source.append(sources.setdefault(name, len(sources)))
                 label = (agent if data.balance == "agent" else category) or NO_VALUE
                 columns.label.append(labels.setdefault(label, len(labels)))
-                _append(columns, hash64, length, *about)
+                _append(columns, hash64, length, ties, lesson, time)
                 decisions.stays.append(row)
                 decisions.fate.append(TRAIN if reason is None else REFUSED)
                 if reason is not None:
@@ -139,19 +141,17 @@ def _append(
     columns: _Columns,
     hash64: int | None,
     length: int | None,
-    question: int | None,
-    session: int | None,
-    user: int | None,
+    ties: Sequence[int | None],
     lesson: int | None,
     time: float | None,
 ) -> None:
     columns.hash64.append((hash64 or 0) % ADDRESS_SPACE)
     columns.lesson64.append((lesson or 0) % ADDRESS_SPACE)
     columns.length.append(length or 0)
-    ties = columns.ties
-    for flat, value in ((ties.question, question), (ties.session, session), (ties.user, user)):
-        flat.append((value or 0) % ADDRESS_SPACE)
-    ties.time.append(math.inf if time is None else time)
+    flat = columns.ties
+    for column, value in zip((flat.read, flat.question, flat.session, flat.user), ties, strict=True):
+        column.append((value or 0) % ADDRESS_SPACE)
+    flat.time.append(math.inf if time is None else time)
 
 
 def _drop_exact(decisions: Decisions, ties: Ties, row: int, first: int) -> None:

@@ -20,11 +20,11 @@ SALT = b"hivetune split 1"
 SCALE = 1 << 64
 NONE = 0  # the hash of a session or user that a row does not name
 # Ties in the order in which groups grow: what rows say always counts.
-SAID, SESSION, USER = range(3)
+READ, SAID, SESSION, USER = range(4)
 # With few users the side of one would decide the verdict: `auto` keeps a user together only up to this share of what is
 # held out (2 % of the rows by default).
 USERS_SHARE = 0.1
-LEVELS = {"none": (SAID,), "session": (SESSION,), "user": (USER,), "auto": (USER, SESSION, SAID)}
+LEVELS = {"none": (SAID, READ), "session": (SESSION,), "user": (USER,), "auto": (USER, SESSION, SAID, READ)}
 
 
 def question(messages: Sequence[Message]) -> str:
@@ -38,9 +38,11 @@ def question(messages: Sequence[Message]) -> str:
     return "\n".join(asked) if asked else messages[0].content[:200]
 
 
-def tie_hashes(example: Example) -> tuple[int, int, int]:
-    """64 bits of the question, of the session and of the user; NONE where the row names none."""
+def tie_hashes(example: Example) -> tuple[int, int, int, int]:
+    """64 bits of all that is read, of the question, of the session and of the user; NONE where the row names none."""
+    read = [f"{m.role} {m.content}" for m in example.messages if m.role != "assistant"]
     return (
+        group_hash("read:" + "\n".join(read or [example.messages[0].content])),
         group_hash("question:" + question(example.messages)),
         group_hash(f"session:{example.session}") if example.session else NONE,
         group_hash(f"user:{example.user}") if example.user else NONE,
@@ -64,6 +66,7 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
 class Ties:
     """What ties rows, one entry a row of the input. `time`: seconds since 1970, infinite where unknown."""
 
+    read: array  # type: ignore[type-arg]
     question: array  # type: ignore[type-arg]
     session: array  # type: ignore[type-arg]
     user: array  # type: ignore[type-arg]
@@ -97,8 +100,8 @@ def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], dat
     """The side of each of `rows` (numbers of rows of the input). `alike`: pairs of rows that say nearly the same.
 
     A group that is larger than validation and test together can't be held out. `auto` then keeps only smaller groups
-    together (the session, else the question); where that is still too large, or data.group_by asks for it, the group is
-    trained.
+    together (the session, else the question, else what is read in all: one question about many documents, one greeting
+    before many conversations); where that is still too large, or data.group_by asks for it, the group is trained.
     """
     wanted = LEVELS[data.group_by]
     levels = _levels(rows, ties, alike, data)
@@ -119,7 +122,7 @@ def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], dat
 
 
 def _levels(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], data: DataConfig) -> list[_Level]:
-    """What rows say, then also sessions, then also users; as far as data.group_by needs them."""
+    """What is read in all, then also the question, sessions, users; as far as data.group_by needs them."""
     limit = (data.validation + data.test) * len(rows)
     parent = array("I", range(len(ties.time)))
     member = bytearray(len(ties.time))
@@ -129,7 +132,7 @@ def _levels(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], d
         if member[one] and member[other]:
             _join(parent, one, other)
     levels = []
-    for number, tie in enumerate((ties.question, ties.session, ties.user)[: max(LEVELS[data.group_by]) + 1]):
+    for number, tie in enumerate((ties.read, ties.question, ties.session, ties.user)[: max(LEVELS[data.group_by]) + 1]):
         _join_equal(parent, rows, tie)
         roots = array("I", parent)
         for row in rows:
@@ -178,9 +181,9 @@ def _anchors(
     anchors = array("Q", [SCALE - 1]) * len(group)
     for row in rows:
         key = ties.user[row] if group_by == "user" else NONE
-        if level_of[row] != SAID:
+        if level_of[row] >= SESSION:
             key = key or ties.session[row]
-        key = key or ties.question[row]
+        key = key or (ties.question if level_of[row] >= SAID else ties.read)[row]
         root, time = group[row], ties.time[row]
         if (time, key) < (times[root], anchors[root]):
             times[root], anchors[root] = time, key

@@ -39,7 +39,7 @@ PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-2000;
 CREATE TABLE rows (
   n INTEGER PRIMARY KEY, source TEXT NOT NULL, layout TEXT, reason TEXT, hint TEXT, changed TEXT,
   id TEXT, hash64 INTEGER,            -- of the content
-  question64 INTEGER, session64 INTEGER, user64 INTEGER,  -- what ties the row to others; 0: names none
+  read64 INTEGER, question64 INTEGER, session64 INTEGER, user64 INTEGER,  -- what ties the row to others; 0: names none
   lesson64 INTEGER, earlier BLOB,     -- its last lesson, and those before it (array "Q"); lessons.py
   length INTEGER,                     -- of its longest view
   num_tokens INTEGER, trained INTEGER,  -- of all its views
@@ -53,7 +53,7 @@ CREATE TABLE bodies (
   raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 22, 9
+ROW_COLUMNS, BODY_COLUMNS = 23, 9
 SURE_CHARS = 8  # characters a token; up to here the vocabulary isn't asked for its longest one
 
 
@@ -136,7 +136,7 @@ class Worker:
             found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
-            refused = (source, None, error.reason, _storable(error.hint), *[None] * 8, length, *[None] * 8)
+            refused = (source, None, error.reason, _storable(error.hint), *[None] * 9, length, *[None] * 8)
             return refused, (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
         example, rendered = found.example, [view.rendered for view in found.views]
         lessons = lesson_hashes(example.messages, example.tools)
