@@ -38,7 +38,7 @@ from hivetune.records import Progress, silent
 
 # As the system and SQLite word it, in the last words of a worker too.
 FULL = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
-FORMAT = 2  # raised when the same input would give another snapshot
+FORMAT = 3  # raised when the same input would give another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
 INPUT_PREFIX = ".input-"  # then the process that spills unpacked input there
