@@ -46,6 +46,9 @@ class DataConfig(Section):
     on_untrusted: Literal["set_aside", "train"] = Field(
         default="set_aside", description="text from tools and web pages"
     )
+    on_own_answers: Literal["set_aside", "train"] = Field(
+        default="set_aside", description="answers of a release that nobody rated up or checked"
+    )
     on_secret: Literal["redact", "reject", "keep"] = "redact"
     on_personal: Literal["redact", "reject", "keep"] = "redact"
     near_duplicates: float = Field(

@@ -36,7 +36,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One usable row. `id` is the hash of its content (equal rows have equal ids); `source` is `file:line`."""
+    """One usable row. `id` is the hash of its content (equal rows have equal ids); `source` is `file:line`;
+    `answered_by` the release whose own, unedited answer it holds."""
 
     id: str
     source: str
@@ -51,6 +52,7 @@ class Example:
     feedback: float | None = None
     checker: Mapping[str, Any] | None = None
     untrusted: bool = False
+    answered_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,11 @@ REASONS: dict[str, Reason] = {
     "not-a-model-call": Reason(
         "set_aside", "a step of a trace that is no model's answer (a tool, a retriever, a chain)", "nothing is lost"
     ),
+    "own-answer": Reason(
+        "set_aside",
+        "the answer is a release's own, and nobody rated it up or checked it",
+        "rate it (POST /v1/feedback), or data.on_own_answers: train would use it",
+    ),
     "untrusted": Reason(
         "set_aside", "the text to learn came from a tool or a web page", "data.on_untrusted: train would use it"
     ),

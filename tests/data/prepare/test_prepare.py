@@ -163,7 +163,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from hivetune.config import parse_config
-from hivetune.data import files, prepare
+from hivetune.data.intake import files
+from hivetune.data.prepare import prepare
 files.MIN_CHUNK_BYTES = files.MAX_CHUNK_BYTES = 4096
 files.BLOCK_BYTES = 1024
 config = parse_config({"model": "m", "max_length": 512, "data": {"path": sys.argv[1]}})
@@ -250,13 +251,18 @@ def test_policies_set_aside_and_can_be_lifted(write_rows: Callable[..., Path]) -
         chat("a?", "b", success=False),
         chat("c?", "d", feedback=-1),
         {"user_query": "e?", "tool": "web", "result": "f"},
+        chat("g?", "h", answered_by="helpdesk@1"),
     ]
-    path = write_rows([*rows(3), *odd])
+    vouched = [
+        chat("i?", "j", answered_by="helpdesk@1", feedback=1),
+        chat("k?", "l", answered_by="helpdesk@1", success=True),
+    ]
+    path = write_rows([*rows(3), *odd, *vouched])
     report = check(DataConfig(path=str(path)))
-    assert report.document["set_aside"] == {"disliked": 1, "failed": 1, "untrusted": 1}
+    assert report.document["set_aside"] == {"disliked": 1, "failed": 1, "own-answer": 1, "untrusted": 1}
     assert adds_up(report)
-    lifted = check(DataConfig(path=str(path), on_failed="train", on_untrusted="train"))
-    assert (lifted.usable, lifted.document["set_aside"]) == (6, {})
+    lifted = check(DataConfig(path=str(path), on_failed="train", on_untrusted="train", on_own_answers="train"))
+    assert (lifted.usable, lifted.document["set_aside"]) == (9, {})
 
 
 @pytest.mark.parametrize(("policy", "rejected", "changed"), [("redact", 0, 1), ("reject", 1, 0), ("keep", 0, 0)])

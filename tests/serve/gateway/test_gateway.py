@@ -98,7 +98,9 @@ def test_feedback_and_corrections_join_what_was_captured(own_home: Path, tmp_pat
     first, second = rows[liked["id"]], rows[fixed["id"]]
     assert (first["feedback"], first["answered_by"], first["user_id"], first["session_id"]) == (1, label, "ann", "s1")
     assert "sk-proj" not in json.dumps(first)
-    assert second["messages"][-1]["content"] == "a better answer" and second["rejected"] and second["feedback"] == 1
+    assert (
+        second["messages"][-1]["content"] == "a better answer" and second["rejected_answer"] and second["feedback"] == 1
+    )
     assert "answered_by" not in second
 
 

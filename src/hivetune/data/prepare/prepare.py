@@ -149,6 +149,7 @@ def make_job(data: DataConfig, model_folder: Path | None, max_length: int, *, ke
         on_overlong=data.on_overlong,
         on_failed=data.on_failed,
         on_untrusted=data.on_untrusted,
+        on_own_answers=data.on_own_answers,
         on_secret=data.on_secret,
         on_personal=data.on_personal,
         near=data.near_duplicates > 0,

@@ -66,6 +66,7 @@ class ChunkJob:
     on_overlong: str
     on_failed: str
     on_untrusted: str
+    on_own_answers: str
     on_secret: Policy
     on_personal: Policy
     near: bool
@@ -300,6 +301,9 @@ def _apply_policies(example: Example, job: ChunkJob) -> None:
             raise RowRefused("disliked")
     if example.untrusted and job.on_untrusted == "set_aside":
         raise RowRefused("untrusted")
+    vouched = example.success is True or (example.feedback is not None and example.feedback > 0)
+    if example.answered_by is not None and not vouched and job.on_own_answers == "set_aside":
+        raise RowRefused("own-answer")
 
 
 def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -205,6 +205,7 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
         feedback=stored.get("feedback", fields.feedback),
         checker=checker if isinstance(checker, dict) else None,
         untrusted=said.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
+        answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
     )
 
 

@@ -151,7 +151,7 @@ def _delivery(entry: Captured) -> Delivery:
 
 
 def _join(database: sqlite3.Connection, entry: Feedback) -> None:
-    """The feedback beside its answer, and in it: a correction takes the answer's place, which is kept as `rejected`."""
+    """The feedback beside its answer and in it. A correction takes the place of the answer, now `rejected_answer`."""
     with transaction(database):
         found = database.execute("SELECT row FROM interactions WHERE id = ?", (entry.id,)).fetchone()
         database.execute(
@@ -167,7 +167,7 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
             row["feedback"] = 1 if entry.rating == "up" else -1
         if entry.correction is not None:
             clean: Any = redact_value(redact_value(entry.correction, SECRETS), PERSONAL)
-            row.setdefault("rejected", row["messages"][-1])
+            row.setdefault("rejected_answer", row["messages"][-1])
             row["messages"][-1] = {"role": "assistant", "content": clean}
             row.pop("answered_by", None)  # a person's words now
             row["feedback"] = 1

@@ -76,7 +76,8 @@ NOTES = frozenset(FACTS) | names(
     "instruct_reward gen_input_config pre_query_template input_generator conversation_hash avatar_url views "
     "skip_prompt_formatting trace span parent kind event level_name logger severity program benchmark contamination "
     "parent_run extra info prompt_name template task_name custom_id object system_fingerprint service_tier weight "
-    "weights loss enable_thinking reasoning_effort tool_choice parallel_tool_calls response_format logprobs"
+    "weights loss enable_thinking reasoning_effort tool_choice parallel_tool_calls response_format logprobs "
+    "answered_by rejected_answer latency_s"
 )
 _NOTE_ENDS = tuple(
     names(
