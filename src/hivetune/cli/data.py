@@ -135,6 +135,8 @@ def show_report(document: dict[str, Any]) -> None:
         for reason, count in document[name].items():
             counts.append((f"{label}: {reason}", count, REASONS[reason].meaning))
     table("", ("rows", "count", ""), [(n, f"{c:,}", why) for n, c, why in counts], numeric=("count",))
+    for name, encoding in document["encodings"].items():
+        show(f"{name} is {encoding.upper()}, and was read as such")
     for reason, count in document["changed"].items():
         show(f"changed: {count:,} rows, {reason}: {REASONS[reason].meaning}")
     for change in _worst_first(document["changes"])[:SHOWN_PROBLEMS]:

@@ -31,7 +31,8 @@ def not_utf8(byte: int, before: str) -> RowRefused:
     """The reason for a byte that is no UTF-8, with the encoding that it most likely is in."""
     name = "Windows-1252" if 0x80 <= byte <= 0x9F else "Latin-1 or Windows-1252"
     seen = " ".join(before.split())[-20:]
-    return RowRefused("bad-utf8", f"byte 0x{byte:02X} behind {seen!r}: the text may be {name}; save it as UTF-8")
+    how = "convert it: iconv -f WINDOWS-1252 -t UTF-8"
+    return RowRefused("bad-utf8", f"byte 0x{byte:02X} behind {seen!r}: the text may be {name}; {how}")
 
 
 REASONS: dict[str, Reason] = {
@@ -219,6 +220,14 @@ REASONS: dict[str, Reason] = {
     "redacted-personal": Reason("warn", "personal data was replaced by a placeholder", "data.on_personal: keep"),
     "cut": Reason("warn", "the end was cut at max_length; the last answer's end is not trained", "raise max_length"),
     "cut-turns": Reason("warn", "the last turns were left out to fit max_length", "raise max_length"),
+    "decoded-windows-1252": Reason(
+        "warn",
+        "the row was not UTF-8; every Latin encoding reads it as the same text, so it was read as that",
+        "save the file as UTF-8",
+    ),
+    "byte-order-mark": Reason(
+        "warn", "a byte order mark (U+FEFF) inside the file was left out", "nothing; files were joined or pasted"
+    ),
     "turn-by-turn": Reason(
         "warn",
         "the template rewrites earlier turns, so each answer is trained behind the prompt that a server would make",

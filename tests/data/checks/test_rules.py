@@ -7,7 +7,7 @@ from pydoc_data.topics import topics
 import pytest
 from data.prepare.faults import WORDS
 
-from hivetune.data.checks.rules import CHECKS, check_messages, check_roles, control_token_check, has_loop, mojibake
+from hivetune.data.checks.rules import CHECKS, check_messages, check_roles, control_token_check, has_loop
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.records import Message
 
@@ -60,31 +60,6 @@ def test_no_check_fires_on_the_language_reference() -> None:
     """Every page of Python's language reference as an answer: grammar, tables, code, quotes of all kinds."""
     found = {name: refused((Message("user", name), Message("assistant", text))) for name, text in topics.items()}
     assert {name: reason for name, reason in found.items() if reason} == {}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Là où l'été s'achève, Noël approche: çà et là, «oui» – 5 € l'œuf…",
-        "Größe, Übermut, Straße; ÄÖÜ",
-        "NÃO É A SOLUÇÃO, SÃO PAULO",
-        "Ærø, Ångström, ñandú, Čeština, İstanbul",
-        "30 °C ± 2 µm² ½ ©®",
-        "Привет, 你好, こんにちは, مرحبا, שלום, 👋🏽",
-        "Ã is a letter, and so is â",
-    ],
-)
-def test_text_in_many_languages_is_no_mojibake(text: str) -> None:
-    assert mojibake(text) is None
-
-
-@pytest.mark.parametrize("text", ["é", "ü", "ß", "’", "“", "–", "…", "€", "ñ", "°", "你", "я", "👋"])
-def test_what_windows_1252_makes_of_utf_8(text: str) -> None:
-    wrong = "".join(
-        bytes([byte]).decode("cp1252") if byte not in (0x81, 0x8D, 0x8F, 0x90, 0x9D) else chr(byte)
-        for byte in text.encode()
-    )
-    assert mojibake(f"before {wrong} after") is not None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from models import CHATML, make_model
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.time_limit import row_time_limit
 from hivetune.data.render import template as module
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.template import ChatTemplate, RenderError
@@ -46,6 +47,25 @@ def test_what_never_ends_is_ended(attack: str) -> None:
         ChatTemplate(attack, {}).apply([], None, False)
     assert refused.value.reason in ("template-limit", "template-error")
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_a_template_that_breaks_its_bounds_again_and_again_is_given_up() -> None:
+    """Each row would take the whole limit."""
+    template = ChatTemplate("{% if messages %}" + LOOPS + "{% endif %}fine", {})
+    for _ in range(module.MOST_BREACHES):
+        with pytest.raises(RenderError, match="template-limit"):
+            template.apply([{}], None, False)
+    with pytest.raises(RenderError) as refused:
+        template.apply([], None, False)
+    assert refused.value.hint == "the template was given up after 5 rows"
+
+
+def test_the_time_limit_of_the_row_goes_on() -> None:
+    with row_time_limit(5.0):
+        for _ in range(10):
+            ChatTemplate("{{ messages }}", {}).apply([], None, False)
+        assert 4.0 < signal.getitimer(signal.ITIMER_VIRTUAL)[0] < 6.0  # the kernel rounds up by 4 ms each time
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 

@@ -9,15 +9,12 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 
+from hivetune.data.checks.mojibake import mojibake, repaired
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Message
 
 Messages = Sequence[Message]
 
-# Typographic characters that Windows-1252 puts at 0x80 to 0x9F: with the Latin-1 range, what UTF-8 bytes become when
-# they are read as Windows-1252.
-CP1252 = "€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
-MOJIBAKE = re.compile(f"[\u00c2-\u00f4][\u0080-\u00bf{CP1252}]{{1,3}}")
 # Compressed to less than this share, an answer is looked at closely. Measured: prose and code 0.4 to 0.9, the answers
 # in Python's documentation not below 0.3, loops below 0.15.
 LOOP_RATIO = 0.25
@@ -93,28 +90,7 @@ def check_characters(messages: Messages) -> None:
             raise RowRefused("lone-surrogate") from None
         found = mojibake(text)
         if found:
-            raise RowRefused("mojibake", f"{found!r} was {_repaired(found)!r}: read the source as UTF-8")
-
-
-def mojibake(text: str) -> str | None:
-    """The first piece of `text` that is UTF-8 read as Windows-1252, else None."""
-    for match in MOJIBAKE.finditer(text):
-        if _repaired(match.group()) is not None:
-            return match.group()
-    return None
-
-
-def _repaired(piece: str) -> str | None:
-    """The character that these were, or None. Latin-1 stands in for the bytes that Windows-1252 leaves undefined."""
-    for end in range(len(piece), 1, -1):
-        raw = b"".join(c.encode("cp1252") if c in CP1252 else c.encode("latin-1", "replace") for c in piece[:end])
-        try:
-            decoded = raw.decode()
-        except UnicodeDecodeError:
-            continue
-        if len(decoded) == 1 and decoded.isprintable():
-            return decoded
-    return None
+            raise RowRefused("mojibake", f"{found!r} was {repaired(found)!r}: read the source as UTF-8")
 
 
 def check_answers(messages: Messages) -> None:

@@ -36,6 +36,8 @@ CPU_LIMIT_S = 2.0
 MEMORY_LIMIT_BYTES = 1 << 30  # beyond what the process has when the template starts
 MEMORY_AGE_S = 1.0
 Returned = TypeVar("Returned")
+LEAST_S = 1e-3  # a timer of 0 would be none
+MOST_BREACHES = 5  # of its bounds; then a template is not run any more, else 1,000,000 rows would take weeks
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -51,14 +53,21 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any]):
         self._variables = dict(variables)
+        self._breaches = 0
         if len(source) > MAX_TEMPLATE_CHARS:
             raise RenderError("template-limit", f"the model's chat template has {len(source):,} characters")
         self._compiled = bounded(lambda: _environment().from_string(source))
 
     def apply(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, for_answer: bool) -> str:
         """The text of `chat`, with the header of the next answer if `for_answer`. Raises RenderError."""
+        if self._breaches >= MOST_BREACHES:
+            raise RenderError("template-limit", f"the template was given up after {MOST_BREACHES} rows")
         names = {"messages": chat, "tools": tools, "documents": None, "add_generation_prompt": for_answer}
-        text = bounded(lambda: self._compiled.render(names, **self._variables))
+        try:
+            text = bounded(lambda: self._compiled.render(names, **self._variables))
+        except RenderError as error:
+            self._breaches += error.reason == "template-limit"
+            raise
         if len(text) > MAX_TEXT_CHARS:
             raise RenderError("template-limit", f"the model's chat template writes {len(text):,} characters")
         return text
@@ -79,12 +88,10 @@ def bounded(call: Callable[[], Returned]) -> Returned:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = _memory_limit_bytes(int(time.monotonic() / MEMORY_AGE_S))
     smallest = min([wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)])
-    if main and signal.getsignal(signal.SIGVTALRM) is not _raise_time_up:
-        signal.signal(signal.SIGVTALRM, _raise_time_up)
+    before = signal.signal(signal.SIGVTALRM, _raise_time_up) if main else None
+    left_s = signal.setitimer(signal.ITIMER_VIRTUAL, CPU_LIMIT_S)[0] if main else 0.0  # of the row's own limit
     resource.setrlimit(resource.RLIMIT_AS, (smallest, hard))
     try:
-        if main:
-            signal.setitimer(signal.ITIMER_VIRTUAL, CPU_LIMIT_S)
         return call()
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise RenderError("template-error", f"the model's chat template says: {error}") from None
@@ -95,9 +102,12 @@ def bounded(call: Callable[[], Returned]) -> Returned:
     except _TimeUp:
         raise RenderError("template-limit", f"the model's chat template ran for {CPU_LIMIT_S:g} s") from None
     finally:
-        if main:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        if main:
+            used_s = CPU_LIMIT_S - signal.setitimer(signal.ITIMER_VIRTUAL, 0)[0]
+            signal.signal(signal.SIGVTALRM, before)
+            if left_s:
+                signal.setitimer(signal.ITIMER_VIRTUAL, max(left_s - used_s, LEAST_S))
 
 
 def _raise_time_up(_number: int, _frame: FrameType | None) -> None:

@@ -71,7 +71,7 @@ def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
 def _csv_row(place: int, header: list[str], fields: list[str]) -> PlacedRow:
     if len(fields) != len(header):
         return place, "p", f"csv-columns:{len(fields)} fields, the header has {len(header)}"
-    return place, "r", json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=True)
+    return place, "r", json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=False)
 
 
 def _records(lines: _Lines, delimiter: str) -> Iterator[list[str] | None]:

@@ -11,11 +11,13 @@ import json
 import lzma
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
 from hivetune.data.rows.csv_table import csv_rows
+from hivetune.data.rows.encodings import Transcoded, wide_encoding
 from hivetune.data.rows.json_document import json_rows
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.errors import MachineNotFit, UsageError
@@ -24,6 +26,7 @@ BLOCK_CHARS = 1 << 20
 # Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
 MAX_RATIO = 300
 ALWAYS_UNPACKED_BYTES = 64 << 20
+WIDE = re.compile(r"\.(utf-\d\d-[bl]e)")
 
 
 class ByteStream(Protocol):
@@ -62,8 +65,9 @@ class _Stream:
 
 
 def file_format(path: str, name: str) -> str:
-    """One of jsonl, json, csv, tsv, parquet; with .gz or .zst behind it when compressed. Content beats the suffix.
+    """One of jsonl, json, csv, tsv, parquet; behind it .utf-16-le or the like, and .gz or .zst.
 
+    Content beats the suffix.
     Raises UsageError when the file can't be read.
     """
     lower = name.lower()
@@ -81,6 +85,10 @@ def file_format(path: str, name: str) -> str:
         compression = ".zst"
     if compression:
         lower = lower.removesuffix(compression)
+        head = open_bytes(path, compression).read(4096)[0]
+    encoding = wide_encoding(head)
+    if encoding:
+        compression = f".{encoding}{compression}"
         head = open_bytes(path, compression).read(4096)[0]
     if lower.endswith(".csv"):
         return "csv" + compression
@@ -107,7 +115,13 @@ def _is_whole(line: bytes) -> bool:
 
 
 def open_bytes(path: str, known: str) -> ByteStream:
-    """The decompressed bytes of a file of format `known`. Raises MachineNotFit when a package is missing."""
+    """The bytes of a file of format `known`, decompressed, as UTF-8. Raises MachineNotFit when a package is missing."""
+    found = WIDE.search(known)
+    stream = _decompressed(path, known)
+    return Transcoded(stream, found.group(1)) if found else stream
+
+
+def _decompressed(path: str, known: str) -> ByteStream:
     if known.endswith(".gz"):
         unpacked: Any = gzip.open(path, "rb")  # noqa: SIM115
         return _Stream(unpacked, (OSError, EOFError, zlib.error), _most_unpacked(path))
@@ -181,7 +195,7 @@ def _parquet_rows(path: str) -> Iterator[PlacedRow]:
             num_rows = file.metadata.num_rows
             for batch in file.iter_batches(batch_size=500):
                 for row in batch.to_pylist():
-                    yield place, "r", json.dumps(_plain(row), default=str)
+                    yield place, "r", json.dumps(_plain(row), default=str, ensure_ascii=False)
                     place += 1
     except (arrow.ArrowException, OSError, ValueError) as error:
         for lost in range(place, max(place, num_rows) + 1):

@@ -3,13 +3,14 @@
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
+from hivetune.data.rows.encodings import latin_text
 from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.layouts.columns import map_columns, maps_content
 from hivetune.data.rows.layouts.said import Conversation, Row
@@ -19,6 +20,8 @@ from hivetune.data.rows.sessions.detect import is_session_line
 from hivetune.records import Example, Message
 
 BOM = b"\xef\xbb\xbf"
+MARK = "\ufeff"
+ESCAPED_MARKS = ("\\ufeff", "\\uFEFF")
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
@@ -121,12 +124,37 @@ _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 def parse_row(payload: bytes) -> Row:
     """The JSON object in `payload`; a row from a quarantine file comes out of its wrapper. Raises RowRefused."""
+    return _parsed_row(row_text(payload)[0])
+
+
+def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
+    """(text, reasons of severity warn): UTF-8 without a byte order mark, or what `latin_text` reads.
+
+    Raises RowRefused.
+    """
     if b"\0" in payload:
         raise RowRefused("nul-byte")
+    changed: tuple[str, ...] = ()
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
-        raise _not_text(payload, error) from None
+        latin = latin_text(_original(payload))
+        if latin is None:
+            raise _not_text(payload, error) from None
+        text, changed = latin, ("decoded-windows-1252",)
+    marked = MARK in text or any(written in text for written in ESCAPED_MARKS)
+    return text.removeprefix(MARK), (*changed, "byte-order-mark") if marked else changed
+
+
+def _original(payload: bytes) -> bytes:
+    """Bytes that are no UTF-8 stand in converted files as halves of characters, one each."""
+    try:
+        return payload.decode("utf-8", "surrogatepass").encode("utf-8", "surrogateescape")
+    except UnicodeError:
+        return payload
+
+
+def _parsed_row(text: str) -> Row:
     try:
         value = _decode(text)
     except RecursionError:
@@ -175,13 +203,21 @@ def read_example(raw: RawRow, columns: Mapping[str, str]) -> ReadRow:
     """One row, by its layout. Raises RowRefused with the reason."""
     if raw.problem is not None:
         raise raw.problem
-    row = parse_row(raw.payload)
+    text, changed = row_text(raw.payload)
+    row = _parsed_row(text)
     if is_session_line(row):
         raise RowRefused("session-line")
     if columns:
         row = map_columns(row, columns)
     said = read_conversation(row, mapped=maps_content(columns))
-    return ReadRow(said.layout, _example(raw.source, row, said, raw.stored or {}), said.changed)
+    if "byte-order-mark" in changed:
+        said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
+    return ReadRow(said.layout, _example(raw.source, row, said, raw.stored or {}), (*changed, *said.changed))
+
+
+def _without_marks(message: Message) -> Message:
+    """A byte order mark inside a text is no character of it: a file was read with its mark and pasted."""
+    return replace(message, content=message.content.replace(MARK, ""))
 
 
 def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:

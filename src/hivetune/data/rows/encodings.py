@@ -1,0 +1,81 @@
+"""Text that is not UTF-8: which encoding it is in, and how it is read. What is ambiguous is refused, not guessed.
+
+UTF-16 and UTF-32 tell themselves by their byte order mark or by the zero bytes of their ASCII letters. One byte a
+character tells nothing: a row in such an encoding is read only where all encodings that people use for Latin letters
+agree on every byte of it (ä, ö, ü, ß, é, ó and typographic quotes, but not è or ñ, which are č and ń in Polish).
+"""
+
+import codecs
+import re
+from typing import Protocol
+
+# With a mark: longest first, since UTF-32's begins with UTF-16's.
+MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+LATIN = ("cp1250", "cp1254", "cp1257")  # of Central Europe, Turkey and the Baltic, beside cp1252 of the West
+WORD = re.compile(r"[^\W\d_]+")
+LEAST_ZEROS = 0.3  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
+BLOCK_BYTES = 1 << 16
+
+
+class ByteSource(Protocol):
+    def read(self, size: int) -> tuple[bytes, str | None]:
+        """At most `size` bytes and, at the end of what can be read, what went wrong."""
+
+
+def wide_encoding(head: bytes) -> str | None:
+    """utf-16-le, utf-16-be, utf-32-le or utf-32-be by the first bytes of a file, else None."""
+    for mark, name in MARKS:
+        if head.startswith(mark):
+            return name
+    if len(head) < 4:
+        return None
+    even, odd = head[0::2].count(0) / len(head), head[1::2].count(0) / len(head)
+    if odd > LEAST_ZEROS and even < 0.01:
+        return "utf-16-le"
+    return "utf-16-be" if even > LEAST_ZEROS and odd < 0.01 else None
+
+
+class Transcoded:
+    """A stream of a wide encoding as UTF-8. What is broken in it becomes U+FFFD, which the checks refuse."""
+
+    def __init__(self, source: ByteSource, encoding: str):
+        self._source = source
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self._started = False
+        self._rest = b""
+        self._problem: str | None = None
+        self._ended = False
+
+    def read(self, size: int) -> tuple[bytes, str | None]:
+        while len(self._rest) < size and not self._ended:
+            block, self._problem = self._source.read(BLOCK_BYTES)
+            self._ended = not block or self._problem is not None
+            text = self._decoder.decode(block, final=self._ended)
+            if text and not self._started:
+                text, self._started = text.removeprefix("\ufeff"), True
+            self._rest += text.encode("utf-8", "replace")
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken, self._problem if self._ended and not self._rest else None
+
+
+def latin_text(payload: bytes) -> str | None:
+    """Bytes of one Latin letter each as text, or None where encodings differ or the words are of another script."""
+    try:
+        text = payload.decode("cp1252")
+        if any(payload.decode(name) != text for name in LATIN):
+            return None
+    except UnicodeDecodeError:
+        return None
+    words = (word for word in WORD.findall(text) if not word.isascii())
+    return text if all(_is_latin(word) for word in words) else None
+
+
+def _is_latin(word: str) -> bool:
+    """Words of Cyrillic or Greek bytes are nothing but such letters; Latin words have a few among others."""
+    foreign = sum(not c.isascii() for c in word)
+    return len(word) > 1 and foreign <= len(word) / 2

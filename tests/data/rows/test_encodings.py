@@ -1,0 +1,119 @@
+"""Files that are not UTF-8 are read where that is certain, and refused with the way to convert them where it is not."""
+
+import codecs
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+from conftest import chat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.report import Report
+from hivetune.data.rows.encodings import LATIN, Transcoded, latin_text, wide_encoding
+
+GERMAN = "Größe, Übermut und “Café”, schön"
+WIDE = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE, "utf-32-le": codecs.BOM_UTF32_LE}
+
+
+def report_of(path: Path) -> Report:
+    return check(DataConfig(path=str(path), near_duplicates=0))
+
+
+def lines(*answers: str) -> str:
+    return "".join(json.dumps(chat(f"Question {i}?", a), ensure_ascii=False) + "\n" for i, a in enumerate(answers))
+
+
+def table() -> str:
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([["prompt", "completion"], ["Question?", GERMAN], ["Another?", "Das heißt: “ja”."]])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("encoding", WIDE)
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".json", ".jsonl.gz"])
+def test_wide_encodings(encoding: str, marked: bool, suffix: str, tmp_path: Path) -> None:
+    if not marked and encoding == "utf-32-le":
+        pytest.skip("without a mark UTF-32 is not looked for: nobody writes it")
+    text = {".csv": table(), ".json": "[" + ",".join(lines(GERMAN, "你好").splitlines()) + "]"}.get(suffix)
+    data = (WIDE[encoding] if marked else b"") + (text or lines(GERMAN, "你好")).encode(encoding)
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    report = report_of(path)
+    assert (report.rows_in, report.usable) == (2, 2), report.document["problems"]
+    assert report.document["encodings"] == {str(path): encoding}
+
+
+def test_latin_letters_that_every_encoding_reads_alike(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines("plain").encode() + lines(GERMAN).encode("cp1252") + lines("你好 " + GERMAN).encode())
+    report = report_of(path)
+    assert report.usable == 3
+    assert report.document["changed"] == {"decoded-windows-1252": 1}
+
+
+def test_a_table_as_excel_saves_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(table().encode("cp1252"))
+    report = report_of(path)
+    assert report.usable == 2
+    assert report.document["changed"] == {"decoded-windows-1252": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [("très à côté", "cp1252"), ("mañana", "latin-1"), ("Cześć, łódź", "cp1250"), ("Привет, как дела", "cp1251"),
+     ("Καλημέρα", "cp1253"), ("こんにちは", "shift-jis"), ("你好", "gb18030"), ("şoför", "cp1254")],
+)  # fmt: skip
+def test_what_could_be_several_texts_is_refused(text: str, encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines(text, "fine").encode(encoding))
+    report = report_of(path)
+    assert report.document["rejected"] == {"bad-utf8": 1}
+    assert report.usable == 1
+
+
+def test_byte_order_marks_anywhere(tmp_path: Path) -> None:
+    """Files that were joined have one in the middle; text that was pasted from a file may hold one."""
+    path = tmp_path / "rows.jsonl"
+    mark = codecs.BOM_UTF8
+    pasted = json.dumps(chat("\ufeffHi", "Ho \ufeffthere")) + "\n"
+    path.write_bytes(mark + lines("one").encode() + mark + lines("two").encode() + pasted.encode())
+    clean = tmp_path / "clean.jsonl"
+    report = check(DataConfig(path=str(path), near_duplicates=0), clean=clean)
+    assert report.usable == 3
+    assert report.document["changed"] == {"byte-order-mark": 2}
+
+
+@given(st.text(max_size=200))
+def test_latin_text_is_never_one_of_two_readings(text: str) -> None:
+    payload = text.encode("cp1252", "ignore")
+    read = latin_text(payload)
+    assert read is None or {payload.decode(name) for name in ("cp1252", *LATIN)} == {read}
+
+
+@given(st.text(max_size=300), st.sampled_from(list(WIDE)), st.integers(1, 50))
+def test_transcoding_gives_the_same_text_in_any_pieces(text: str, encoding: str, size: int) -> None:
+    class Source:
+        def __init__(self) -> None:
+            self.file = io.BytesIO(WIDE[encoding] + text.encode(encoding, "replace"))
+
+        def read(self, wanted: int) -> tuple[bytes, str | None]:
+            return self.file.read(min(wanted, 7)), None
+
+    stream, pieces = Transcoded(Source(), encoding), []
+    while block := stream.read(size)[0]:
+        pieces.append(block)
+    assert b"".join(pieces).decode() == text.encode(encoding, "replace").decode(encoding).removeprefix("\ufeff")
+
+
+@given(st.binary(max_size=64))
+def test_wide_encodings_are_only_seen_with_zero_bytes(head: bytes) -> None:
+    if wide_encoding(head):
+        assert 0 in head or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
