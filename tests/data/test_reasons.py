@@ -21,7 +21,7 @@ ROW = {"prompt": "Où est le café ?", "completion": "Là-bas, à côté."}
 CAUSES: dict[str, tuple[bytes, str, str, str, str]] = {
     "Latin-1 in JSONL": (json.dumps(ROW, ensure_ascii=False).encode("latin-1"), ".jsonl", "1", "bad-utf8", "Latin-1"),
     "Windows-1252 in JSONL": (
-        '{"prompt": "a", "completion": "it’s"}'.encode("cp1252"),
+        '{"prompt": "a", "completion": "it’s à côté"}'.encode("cp1252"),
         ".jsonl",
         "1",
         "bad-utf8",
