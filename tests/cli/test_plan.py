@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.cli.plan import guess_workload, make
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
+from hivetune.walk.plan import guess_workload, plan_run
 
 
 def run(config: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -60,14 +60,15 @@ def test_what_does_not_fit_ends_with_5_and_what_would(config: Path) -> None:
     assert "may be used on Instinct MI50" in ended.stderr
     document = json.loads(ended.stdout)
     assert document["fits"] is False and document["error"]["type"] == "DoesNotFit" and document["options"]
+    assert document["refusal"] in document["error"]["message"]
 
 
 def test_another_version_of_a_card_has_its_memory(config: Path) -> None:
     name = "Qwen/Qwen2.5-3B-Instruct"
     loaded = parse_config({"model": name, "data": {"path": "x"}})
-    assert make(loaded, card="MI50").choice is None
-    assert make(loaded, card="MI50", memory_gb=32).choice is not None
-    assert make(loaded, card="zen4", cores=48, memory_gb=256).device.name.endswith("48 cores")
+    assert plan_run(loaded, card="MI50").choice is None
+    assert plan_run(loaded, card="MI50", memory_gb=32).choice is not None
+    assert plan_run(loaded, card="zen4", cores=48, memory_gb=256).device.name.endswith("48 cores")
 
 
 def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) ->
 
 def test_an_unknown_model_names_the_command_that_gets_it() -> None:
     with pytest.raises(UsageError, match="not known yet") as refused:
-        make(parse_config({"model": "someone/some-model", "data": {"path": "x"}}))
+        plan_run(parse_config({"model": "someone/some-model", "data": {"path": "x"}}))
     assert "hivetune fetch someone/some-model" in refused.value.hint
 
 
@@ -100,5 +101,5 @@ def test_a_folder_with_a_config_is_enough(tmp_path: Path) -> None:
             }
         )
     )
-    planned = make(parse_config({"model": str(tmp_path), "data": {"path": "x"}}))
+    planned = plan_run(parse_config({"model": str(tmp_path), "data": {"path": "x"}}))
     assert planned.choice is not None and planned.architecture.layers == 2

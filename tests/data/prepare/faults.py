@@ -59,7 +59,10 @@ FAULTS: dict[str, tuple[str, Maker]] = {
         lambda r: b'{"prompt": "' + sentence(r, 3, 5).encode()[:9].replace(b'"', b"") + b'", "x": NaN}',
     ),
     "prose": ("bad-json", lambda r: b"just a sentence " + str(r.random()).encode()),
-    "latin-1": ("bad-utf8", lambda r: dump({"prompt": str(r.random()), "completion": "o@ es-tu"}).replace(b"@", b"\xf9")),
+    "latin-1": (
+        "bad-utf8",
+        lambda r: dump({"prompt": str(r.random()), "completion": "o@ es-tu"}).replace(b"@", b"\xf9"),
+    ),
     "NUL in the line": ("nul-byte", lambda r: dump(good_row(r)) + b"\0\0"),
     "NUL in a text": ("nul-byte", lambda r: _turns(("user", str(r.random())), ("assistant", "a\0b"))),
     "nested": ("too-deep", lambda r: b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),

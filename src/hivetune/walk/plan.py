@@ -1,0 +1,175 @@
+"""The station before a run: memory, time and disk of a config, from sizes alone, and what would fit instead."""
+
+import glob
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hivetune.config import DataConfig, RunConfig
+from hivetune.errors import DoesNotFit, UsageError
+from hivetune.machine.inventory import read_machine
+from hivetune.machine.knowledge import known_model
+from hivetune.machine.profile import read_profile
+from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
+from hivetune.models.prepared import find_prepared
+from hivetune.plan.choose import (
+    Case,
+    Choice,
+    Option,
+    Workload,
+    assumed_workload,
+    choose_dtype,
+    compared,
+    fastest_that_fits,
+    power_loss_s,
+    what_would_fit,
+)
+from hivetune.plan.device import Device, device_of_card, device_of_machine
+from hivetune.plan.memory import TrainingSetup, disk_bytes
+from hivetune.plan.speed import probe_key, read_probe
+
+BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
+ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
+LOOKED_AT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Everything that is shown. `choice` is None when nothing fits."""
+
+    config: RunConfig
+    architecture: Architecture
+    device: Device
+    work: Workload
+    setup: TrainingSetup
+    choice: Choice | None
+    why_not: str
+    options: Sequence[Option]
+
+
+def plan_run(
+    config: RunConfig,
+    *,
+    card: str | None = None,
+    cores: int | None = None,
+    memory_gb: float | None = None,
+    rows: int | None = None,
+    tokens: int | None = None,
+) -> Planned:
+    """The plan of a config. Raises UsageError for an unknown model or card."""
+    architecture = find_architecture(config.model)
+    machine = read_machine(folder=Path(config.output) if config.output else None)
+    profile = read_profile(machine.fingerprint)
+    if card:
+        device = device_of_card(card, cores=cores, memory_gb=memory_gb)
+    else:
+        device = device_of_machine(machine, profile, config.device)
+    work = guess_workload(config, rows, tokens)
+    setup = TrainingSetup(
+        architecture,
+        architecture.adapter_parameters(config.lora.r, config.lora.target_modules),
+        choose_dtype(config.dtype, device),
+        device.kind,
+        quantized=config.method == "qlora",
+        path="fast" if architecture.exact and config.method == "lora" else "general",
+    )
+    probe = None if card else profile.probes.get(probe_key(setup))
+    rate, correction = read_probe(setup, probe) if probe else (None, None)
+    setup = replace(setup, path=probe["path"]) if probe else setup
+    share = config.supervise.memory_share
+    choice, why_not = None, ""
+    try:
+        choice = fastest_that_fits(setup, device, work, memory_share=share, correction=correction, rate=rate)
+    except DoesNotFit as error:
+        why_not = error.message
+    own = Case(config.model, architecture, config.max_length, config.lora.r, precision_of(setup))
+    options = what_would_fit(own, device, work, compared(config.model, device), memory_share=share)
+    return Planned(config, architecture, device, work, setup, choice, why_not, options)
+
+
+def find_architecture(name: str) -> Architecture:
+    """Of a prepared model, a folder with config.json, or a model that is known by its sizes."""
+    if Path(name).is_dir():
+        return read_architecture(Path(name))
+    known = known_model(name)
+    prepared = None if known else find_prepared(name)
+    if prepared:
+        return read_architecture(prepared.folder)
+    if known is None:
+        raise UsageError(f"the sizes of model {name} are not known yet", hint=f"get it first: hivetune fetch {name}")
+    return parse_architecture(known, name)
+
+
+def guess_workload(config: RunConfig, rows: int | None, tokens: int | None) -> Workload:
+    """From what is said, else from the size of the data files, else from a stated assumption."""
+    counted = None if rows and tokens else _measure_files(config.data)
+    found_rows, found_tokens = counted or (ASSUMED_ROWS, ASSUMED_TOKENS)
+    train_share = 1 - config.data.validation - config.data.test
+    return assumed_workload(
+        longest=config.max_length,
+        mean=tokens or found_tokens,
+        rows=rows or max(1, round(found_rows * train_share)),
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+    )
+
+
+def _measure_files(data: DataConfig) -> tuple[int, float] | None:
+    """(rows, mean tokens) of JSON Lines files by their lines and bytes; None when there are none to look at."""
+    paths = [data.path] if isinstance(data.path, str) else data.path
+    files = [Path(name) for pattern in paths for name in sorted(glob.glob(pattern, recursive=True))]
+    files = [file for file in files if file.is_file() and file.suffix in (".jsonl", ".ndjson", ".json")]
+    size_bytes = sum(file.stat().st_size for file in files)
+    lines, looked_at = 0, 0
+    for file in files:
+        with open(file, "rb") as content:
+            while looked_at < LOOKED_AT_BYTES and (chunk := content.read(1 << 20)):
+                lines += chunk.count(b"\n")
+                looked_at += len(chunk)
+    if not lines:
+        return None
+    rows = round(lines * size_bytes / looked_at)
+    return rows, size_bytes / rows / BYTES_PER_TOKEN
+
+
+def precision_of(setup: TrainingSetup) -> str:
+    return "nf4" if setup.quantized else setup.dtype
+
+
+def case_of(planned: Planned) -> Case:
+    config = planned.config
+    return Case(config.model, planned.architecture, config.max_length, config.lora.r, precision_of(planned.setup))
+
+
+def plan_document(planned: Planned) -> dict[str, Any]:
+    """The one document of `plan --json`."""
+    config, setup, choice, device = planned.config, planned.setup, planned.choice, planned.device
+    content: dict[str, Any] = {
+        "model": config.model,
+        "parameters": planned.architecture.parameters,
+        "trained_parameters": setup.adapter_parameters,
+        "target": {name: getattr(device, name) for name in ("name", "kind", "memory_bytes", "free_bytes", "measured")},
+        "workload": {
+            name: getattr(planned.work, name)
+            for name in ("rows", "longest", "batch_size", "epochs", "steps", "assumed")
+        },
+        "fits": choice is not None,
+        "disk_bytes": disk_bytes(setup),
+        "options": [option.to_plain() for option in planned.options],
+    }
+    if choice is None:
+        return {**content, "refusal": planned.why_not}
+    hours = choice.step_s * planned.work.steps / 3600
+    every_s = config.supervise.checkpoint_every_s
+    return {
+        **content,
+        "choices": {**choice.to_choices().made(), "micro_batches": choice.micro_batches},
+        "memory": {"parts": dict(choice.peak.parts), "peak_bytes": choice.peak.bytes, "error": choice.peak.error},
+        "limit_bytes": choice.limit_bytes,
+        "step_s": choice.step_s,
+        "hours": hours,
+        "hours_range": [hours * (1 - choice.error), hours * (1 + choice.error)],
+        "power_loss_s": power_loss_s(choice.setup, choice.step_s, every_s),
+    }
