@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import eq
+from zlib import crc32
 
 from rensa import RMinHash
 
@@ -23,7 +24,7 @@ SEED = 1
 BAND_VALUES = 5
 # 25 bands of 5 values: a pair with 0.7 of its triples in common is a candidate with probability 0.99, with 0.85 always.
 NUM_BANDS = NUM_PERM // BAND_VALUES
-KEY_BYTES = 8 * NUM_BANDS
+KEY_BYTES = 4 * NUM_BANDS
 SKETCH_BYTES = KEY_BYTES + 2 * NUM_PERM
 LEAK_THRESHOLD = 0.7  # rows that share so much stay on one side of the split
 SLACK = 0.1  # the estimate may be so much too low (2.5 standard errors) before a pair is not looked at
@@ -32,7 +33,6 @@ CROWD_ROWS = 16
 CROWD_SAMPLE = 16
 CROWD_ESTIMATE = 0.5  # with a crowd's text left out few values remain, and the estimate is coarse
 PART_ROWS = 250_000  # keys of one band that are counted at a time: about 30 MB
-PRIME = (1 << 61) - 1
 MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Knuth, multiplicative hashing)
 MASK = (1 << 64) - 1
 NOBODY = 0xFFFFFFFF
@@ -88,7 +88,7 @@ class Table:
 
 
 def sketch(messages: Sequence[Message]) -> bytes:
-    """456 bytes: the keys of all bands (64 bits each) and 16 bits of each MinHash value."""
+    """356 bytes: the keys of all bands (32 bits each) and 16 bits of each MinHash value."""
     asked, learned, _ = texts_of(messages)
     pieces = [" ".join(triple) for triple in triples_of(words_of(asked))]
     pieces += ["=" + " ".join(triple) for triple in triples_of(words_of(learned))]
@@ -96,7 +96,7 @@ def sketch(messages: Sequence[Message]) -> bytes:
     minhash.update(pieces)
     values = array("I", minhash.digest()).tobytes()
     size = 4 * BAND_VALUES
-    keys = array("Q", [int.from_bytes(values[i * size : (i + 1) * size], "little") % PRIME for i in range(NUM_BANDS)])
+    keys = array("I", [crc32(values[start : start + size]) for start in range(0, size * NUM_BANDS, size)])
     return keys.tobytes() + memoryview(values).cast("H")[::2].tobytes()
 
 
@@ -145,7 +145,7 @@ class _Search:
     """The candidates, and the crowds: many rows with one text in common."""
 
     def __init__(self, sketches: memoryview, rows: Rows):
-        self._keys, self._values = sketches.cast("Q"), sketches.cast("H")
+        self._keys, self._values = sketches.cast("I"), sketches.cast("H")
         self._rows = rows
         self._num_rows = num_rows = len(sketches) // SKETCH_BYTES
         self._pairs: set[int] = set()  # one << 32 | other
@@ -162,7 +162,7 @@ class _Search:
 
     def buckets(self, band: int, skipped: bytes) -> Iterator[list[int]]:
         """Rows that have one key in this band: two or more."""
-        keys = self._keys[band :: SKETCH_BYTES // 8]
+        keys = self._keys[band :: SKETCH_BYTES // 4]
         num_parts = 1 + self._num_rows // PART_ROWS
         for part in range(num_parts):
             mine = keys if num_parts == 1 else [key for key in keys if key % num_parts == part]
