@@ -89,7 +89,8 @@ def decide(results: Sequence[Path], data: DataConfig, progress: Progress) -> Dec
     """The fate of every row. `results`: chunk results in input order. `progress` counts steps of the near search."""
     decisions, columns = Decisions(), _Columns()
     _first_pass(results, data, decisions, columns)
-    _drop_beginnings(results, decisions, columns)
+    _drop_beginnings(results, decisions, columns.lesson64)
+    columns.lesson64 = array("Q")  # 8 bytes a row that nobody needs any more
     _count_changed(results, decisions)
     alike = _drop_near(results, data.near_duplicates, decisions, columns, progress) if data.near_duplicates > 0 else []
     if data.quota_per_session is not None:
@@ -165,12 +166,12 @@ def _drop_exact(decisions: Decisions, ties: Ties, row: int, first: int) -> None:
         decisions.drop(row, stays, DUPLICATE)
 
 
-def _drop_beginnings(results: Sequence[Path], decisions: Decisions, columns: _Columns) -> None:
+def _drop_beginnings(results: Sequence[Path], decisions: Decisions, lesson64: Sequence[int]) -> None:
     """Rows whose every answer is trained, after the same words, in a longer row: a history that grows turn by turn."""
     ends = Table()
     for row, fate in enumerate(decisions.fate):
-        if fate == TRAIN and columns.lesson64[row]:
-            ends.put(columns.lesson64[row], row)
+        if fate == TRAIN and lesson64[row]:
+            ends.put(lesson64[row], row)
     for number, path in enumerate(results):
         with closing(open_result(path)) as database:
             for n, earlier in database.execute("SELECT n, earlier FROM rows WHERE earlier IS NOT NULL ORDER BY n"):

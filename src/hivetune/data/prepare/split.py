@@ -84,18 +84,6 @@ class Sides:
     too_large: int  # that are trained because their group is larger than all that may be held out
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """One way to group: the root of each row's group, the size of each group, and the largest that may be held out."""
-
-    root: array  # type: ignore[type-arg]
-    size: array  # type: ignore[type-arg]
-    limit: float
-
-    def fits(self, row: int) -> bool:
-        return bool(self.size[self.root[row]] <= self.limit)
-
-
 def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], data: DataConfig) -> Sides:
     """The side of each of `rows` (numbers of rows of the input). `alike`: pairs of rows that say nearly the same.
 
@@ -103,63 +91,63 @@ def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], dat
     together (the session, else the question, else what is read in all: one question about many documents, one greeting
     before many conversations); where that is still too large, or data.group_by asks for it, the group is trained.
     """
+    num_rows = len(ties.time)
     wanted = LEVELS[data.group_by]
-    levels = _levels(rows, ties, alike, data)
-    side, level_of, broken_up, too_large = bytearray(len(ties.time)), bytearray(len(ties.time)), 0, 0
-    group = array("I", bytes(4 * len(ties.time)))
-    for row in rows:
-        number = next((number for number in wanted if levels[number].fits(row)), wanted[-1])
-        level, first = levels[number], levels[wanted[0]]
-        level_of[row], group[row] = number, level.root[row]
-        broken_up += level.size[level.root[row]] != first.size[first.root[row]]
-        too_large += not level.fits(row)
-    anchors = _anchors(rows, ties, group, level_of, data.group_by)
-    for row in rows:
-        if levels[level_of[row]].fits(row):
-            side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
-    kept = _sizes(rows, group)
-    return Sides(side, sum(map(bool, kept)), max(kept, default=0), broken_up, too_large)
-
-
-def _levels(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], data: DataConfig) -> list[_Level]:
-    """What is read in all, then also the question, sessions, users; as far as data.group_by needs them."""
     limit = (data.validation + data.test) * len(rows)
-    parent = array("I", range(len(ties.time)))
-    member = bytearray(len(ties.time))
+    group, level_of, fits = array("I", bytes(4 * num_rows)), bytearray(num_rows), bytearray(num_rows)
+    roots, sizes = _tied(rows, alike, num_rows), array("I")
+    for level, tie in enumerate((ties.read, ties.question, ties.session, ties.user)[: wanted[0] + 1]):
+        _join_equal(roots, rows, tie)
+        if level not in wanted:
+            continue
+        sizes = _sizes(rows, roots)
+        largest = max(1.0, limit * USERS_SHARE if level == USER and data.group_by == "auto" else limit)
+        for row in rows:
+            if level == wanted[-1] or sizes[roots[row]] <= largest:
+                group[row], level_of[row], fits[row] = roots[row], level, sizes[roots[row]] <= largest
+    kept = _sizes(rows, group)
+    broken_up = sum(kept[group[row]] != sizes[roots[row]] for row in rows)
+    anchors = _anchors(rows, ties, group, level_of, data.group_by)
+    side = bytearray(num_rows)
+    for row in rows:
+        if fits[row]:
+            side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
+    return Sides(side, sum(map(bool, kept)), max(kept, default=0), broken_up, len(rows) - sum(fits))
+
+
+def _tied(rows: Sequence[int], alike: Iterable[tuple[int, int]], num_rows: int) -> array:  # type: ignore[type-arg]
+    """The root of each row's group, a row of it: so far only rows that say nearly the same are in one."""
+    roots = array("I", range(num_rows))
+    member = bytearray(num_rows)
     for row in rows:
         member[row] = 1
     for one, other in alike:
         if member[one] and member[other]:
-            _join(parent, one, other)
-    levels = []
-    for number, tie in enumerate((ties.read, ties.question, ties.session, ties.user)[: max(LEVELS[data.group_by]) + 1]):
-        _join_equal(parent, rows, tie)
-        roots = array("I", parent)
-        for row in rows:
-            roots[row] = _root(parent, row)
-        share = USERS_SHARE if number == USER and data.group_by == "auto" else 1.0
-        levels.append(_Level(roots, _sizes(rows, roots), max(1.0, share * limit)))
-    return levels
+            _join(roots, one, other)
+    return roots
 
 
-def _join_equal(parent: array, rows: Sequence[int], tie: array) -> None:  # type: ignore[type-arg]
+def _join_equal(roots: array, rows: Sequence[int], tie: array) -> None:  # type: ignore[type-arg]
+    """Join the groups of rows that have the same tie; then every row knows its root."""
     first = Table()
     for row in rows:
         value = tie[row]
         if value != NONE and (other := first.put(value, row)) is not None:
-            _join(parent, other, row)
+            _join(roots, other, row)
+    for row in rows:
+        roots[row] = _root(roots, row)
 
 
-def _root(parent: array, row: int) -> int:  # type: ignore[type-arg]
-    while (above := parent[row]) != row:
-        parent[row] = row = parent[above]
+def _root(roots: array, row: int) -> int:  # type: ignore[type-arg]
+    while (above := roots[row]) != row:
+        roots[row] = row = roots[above]
     return row
 
 
-def _join(parent: array, one: int, other: int) -> None:  # type: ignore[type-arg]
-    one, other = _root(parent, one), _root(parent, other)
+def _join(roots: array, one: int, other: int) -> None:  # type: ignore[type-arg]
+    one, other = _root(roots, one), _root(roots, other)
     if one != other:
-        parent[max(one, other)] = min(one, other)
+        roots[max(one, other)] = min(one, other)
 
 
 def _sizes(rows: Sequence[int], roots: array) -> array:  # type: ignore[type-arg]
