@@ -1,4 +1,4 @@
-"""Writes development.jsonl and sealed.jsonl from secrets.txt, personal.txt and clean.txt: `python make.py`.
+"""Writes development.jsonl, sealed.jsonl and published.jsonl from secrets.txt, personal.txt and clean.txt: `python make.py`.
 
 Every value is drawn from a fixed seed, partly by Faker (pip install faker): nobody's data, nobody's secret. Half of
 the lines of each label go to the sealed half, which was written before the rules and is not looked at while they are
@@ -304,6 +304,22 @@ def entry(kind: str, label: str, text: str) -> dict[str, object]:
     return {"kind": kind, "label": label, "text": broken, "values": [v[:2] + BREAK + v[2:] for v in values]}
 
 
+def published() -> None:
+    """published.jsonl: formats that others publish, in lines of our own, written when the rules were done."""
+    rng.seed(SEED + 1)
+    found = []
+    for line in (HERE / "published.txt").read_text(encoding="utf-8").splitlines():
+        if line.strip() and not line.startswith("#"):
+            kind, label, text = line.split(" | ", 2)
+            found.append(entry(kind, label, filled(text)))
+    _write("published", found)
+
+
+def _write(name: str, entries: list[dict[str, object]]) -> None:
+    text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in entries)
+    (HERE / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     halves: dict[str, list[dict[str, object]]] = {"development": [], "sealed": []}
     for kind in ("secrets", "personal", "clean"):
@@ -317,8 +333,8 @@ def main() -> None:
                 turn += 1
     for name, entries in halves.items():
         entries.sort(key=lambda one: (str(one["kind"]), str(one["label"])))
-        text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in entries)
-        (HERE / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        _write(name, entries)
+    published()
 
 
 if __name__ == "__main__":
