@@ -1,4 +1,4 @@
-"""Writes development.jsonl, sealed.jsonl and published.jsonl from secrets.txt, personal.txt and clean.txt: `python make.py`.
+"""Writes the .jsonl files of this folder from its .txt files: `python make.py`.
 
 Every value is drawn from a fixed seed, partly by Faker (pip install faker): nobody's data, nobody's secret. Half of
 the lines of each label go to the sealed half, which was written before the rules and is not looked at while they are

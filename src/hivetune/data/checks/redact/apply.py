@@ -9,7 +9,7 @@ from hivetune.data.checks.redact.contact import CONTACT_RULES, PHONE_RULES
 from hivetune.data.checks.redact.keyed import KEYED_RULES
 from hivetune.data.checks.redact.numbers import NUMBER_RULES
 from hivetune.data.checks.redact.rules import RuleSet, replace_finds
-from hivetune.data.checks.redact.secrets import SECRET_RULES
+from hivetune.data.checks.redact.secrets import LAST_RULES, SECRET_RULES
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 
@@ -19,7 +19,7 @@ NOT_TEXT = ("role", "weight")
 # Names of values that tell rows apart: a name such as session_id makes no secret of what stands behind it.
 ROW_NAMES = re.compile(r"(?:id|ids|session|user|uuid|hash|digest|checksum|time|timestamp)\Z")
 ADVICE = {"secret": "revoke it", "personal": "check that the row still makes sense"}
-SECRETS = RuleSet((*SECRET_RULES, *KEYED_RULES))
+SECRETS = RuleSet((*SECRET_RULES, *KEYED_RULES, *LAST_RULES))
 PERSONAL = RuleSet((*CONTACT_RULES, *NUMBER_RULES, *PHONE_RULES))
 MAX_NOTES = 5  # kinds of finds told of one row; more of them are counted
 

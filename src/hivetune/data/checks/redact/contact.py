@@ -51,7 +51,7 @@ def is_email(text: str, start: int, end: int) -> bool:
 
 # Phone numbers. Forms that stand for themselves; everything else needs a word in front.
 SEPARATED = r"(?:[ .\u00a0()/-]{0,3}\d){%d,%d}"
-INTERNATIONAL = rf"(?:\+|00(?=[1-9][\d ().-]))[1-9]\d{{0,2}}\)?{SEPARATED % (6, 13)}(?!\d)"
+INTERNATIONAL = rf"(?:\+|00(?=[1-9][\d ().-]))[1-9]\d{{0,2}}\)?{SEPARATED % (6, 13)}(?![.,]?\d)"
 FREE_FORMS: tuple[tuple[str, str], ...] = (
     # North America: area code and exchange begin with 2 to 9
     (
@@ -74,17 +74,17 @@ FREE_FORMS: tuple[tuple[str, str], ...] = (
     ("in", r"[6-9]\d{4} \d{5}"),
 )
 PHONE_WORDS = (
-    "phone|telephone|tel|tel.|telefon|telefoon|telefono|teléfono|telefone|téléphone|tél|tél.|"
+    "phone|telephone|cel|mob.|hp:|tel|tel.|telefon|telefoon|telefono|teléfono|telefone|téléphone|tél|tél.|"
     "telefonnummer|mobile|mobil|mob|"
     "mobiltelefon|cell|cellphone|cellulare|celular|handy|handynummer|rufnummer|fax|whatsapp|gsm|portable|numéro|móvil|"
     "telemóvel|tlf|tlf.|puh|puh.|puhelin|puhelinnumero|telefonisch|erreichen|anrufen|rufen|ruf mich|call|ring|text me|"
     "contact|reach me|hotline|meine nummer|my number|appelez|joindre|llámame|chiama|bel me|zadzwoń|zadzwon|ring meg|"
     "numer|cep|cep telefonum|телефон|тел.|τηλέφωνο|phone_number|"
-    "電話|電話番号|携帯|手机|手機|电话|휴대폰|전화|טלפון"
+    "κινητό|נייד|電話|電話番号|携帯|手机|手機|电话|휴대폰|전화|טלפון"
 )
 NAMED_PHONE = rf"(?<![\w.])(\(?\+?\d{SEPARATED % (6, 14)}(?:x\d{{1,5}})?)(?![\w]|[.,]\d)"
 DATE_FIRST = re.compile(r"(?:19|20)\d\d[-./]\d\d?[-./]\d|\d\d?[-./]\d\d?[-./](?:19|20)\d\d|(?:19|20)\d\d-(?:19|20)\d\d")
-VERSION_GROUPS = re.compile(r"\d{1,4}(?:\.\d{1,3}){2,4}")
+VERSION_GROUPS = re.compile(r"(?!0\d\.)\d{1,4}(?:\.\d{1,3}){2,4}")
 
 
 def is_phone(text: str, start: int, end: int) -> bool:
@@ -108,6 +108,10 @@ def is_international(text: str, start: int, end: int) -> bool:
     """A country's code and as many digits as its numbers have; North America's have ten."""
     shown = text[start:end]
     if text[start - 1 : start].isalnum() or (shown[0] == "0" and not begins(text, start)):
+        return False
+    if shown[0] == "0" and (
+        text[start - 1 : start] == "/" or OTHER_NUMBER.search(text[max(0, start - 40) : start].lower())
+    ):
         return False
     digits = digits_of(shown).removeprefix("00")
     code = COUNTRY_CODE.match(digits)
@@ -155,7 +159,7 @@ OWNER_WORDS = re.compile(
 )
 VERSION_WORDS = re.compile(
     r"(?:version|release|upgrade|build|section|chapter|firmware|driver|\bv|"
-    r"[=<>~^]=)\W{0,3}[\w.]{0,12}\W{0,4}\Z|\bto v?\Z"
+    r"[=<>~^]=)\W{0,3}[\w.]{0,12}\W{0,4}\Z"
 )
 WELL_KNOWN = frozenset(
     [

@@ -19,15 +19,28 @@ from hivetune.data.checks.redact.values import (
 )
 
 QUOTES = r"[\"'`\\]{0,4}"
-IS = r"(?:is|was|are|ist|war|lautet|est|es|era|é|e|jest|è|er|är|on)"
+IS = r"(?:is|was|are|ist|war|lautet|est|es|era|é|e|jest|è|er|är)"
 # name="value", name: value, name := value, name => value, <name>value, value="...", "name", "value", name is value
 ASSIGNED = (
     rf"{QUOTES}\s{{0,3}}(?:=>|:=|={{1,2}}|:|(?<!-)>|\s{IS}\s{{0,3}}:?|\"?\s{{1,3}}value=){{1}}\s{{0,3}}(?:b?{QUOTES})"
 )
+LONG_VALUE = r"([\w+/=.~-]{20,300})"
 GENERATED = r"([^\s\"'`<>,;&\\]{12,300})"
 VALUE = r"([^\s\"'`<>,;\\]{%d,300})"
 # A name that ends so; what stands in front of it is read by `_generated`.
-KEY_WORDS = ("key", "secret", "token", "credential", "_pat", "-pat", "_auth", "session_id", "sessionid", "signature")
+KEY_WORDS = (
+    "key",
+    "secret",
+    "token",
+    "credential",
+    "_pat",
+    "-pat",
+    "_auth",
+    "session_id",
+    "sessionid",
+    "sessid",
+    "signature",
+)
 WHOLE_KEY_WORDS = ("auth", "sid", "sig")
 NOT_SECRET_NAME = re.compile(
     r"(?:^|[^a-z])(?:public|page|primary|foreign|cache|sort|partition|index|idempot|next|prev|count|max|"
@@ -40,7 +53,20 @@ NOT_SECRET_NAME = re.compile(
 )
 PASS_WORDS = (
     *("pass", "pwd", "kennwort", "contraseña", "senha", "hasło", "haslo", "wachtwoord", "lösenord", "adgangskode"),
-    *("salasana", "пароль", "密码", "密碼", "パスワード", "비밀번호", "parola", "şifre", "heslo", "jelszó", "κωδικός"),
+    *(
+        "salasana",
+        "пароль",
+        "密码",
+        "密碼",
+        "パスワード",
+        "비밀번호",
+        "parola",
+        "şifre",
+        "heslo",
+        "jelszó",
+        "κωδικός",
+        "schlüssel",
+    ),
 )
 SHORT_PASS_WORDS = ("mdp", "clave", "pw")
 PASS_END = r"(?:word|wd|wort|ord|phrase|code|w|e)?"  # of what begins with "pass"
@@ -62,18 +88,17 @@ def _generated(text: str, start: int, end: int) -> bool:
     return looks_random(value) and not value.startswith(("sha256", "sha512", "sha1-", "http", "arn:"))
 
 
+NOT_PASSWORD_NAME = re.compile(
+    r"(?:(?:by|com|tres|sur|over|under)pass|reset|forgot|pass\w{0,8}[_-]?(?:file|path|hash|stdin|min|max|len|field|reset))"
+    r"\w{0,20}[\s\"':=(]{1,4}\Z"
+)
+COUNTED_PASS = re.compile(r"(?:[a-z]|^|\s)pass[\"']{0,2}\s{0,3}[:=]|tests? pass")  # "pass: 12, fail: 3"
+
+
 def _password(text: str, start: int, end: int) -> bool:
     value = text[start:end].rstrip(".?)")
     name = _name_before(text, start)
-    if re.search(
-        r"(?:(?:by|com|tres|sur|over|under)pass|reset|forgot|pass\w{0,8}[_-]?(?:file|path|hash|stdin|min|"
-        r"max|len|field|reset))\w{0,20}[\s\"':=]{1,4}\Z",
-        name,
-    ):
-        return False
-    if re.search(r"[a-z]pass[\"']{0,2}\s{0,3}[:=]|(?:^|\s)pass[:=]|tests? pass", name) and not has_digit_and_letter(
-        value
-    ):
+    if NOT_PASSWORD_NAME.search(name) or (COUNTED_PASS.search(name) and value.isdigit()):
         return False
     return looks_chosen(value)
 
@@ -92,6 +117,8 @@ def _quoted(text: str, start: int, end: int) -> bool:
 def _strong(text: str, start: int, end: int) -> bool:
     """Without a sign between name and value only what nobody would take for a word."""
     value = text[start:end]
+    if len(value) >= 16 and looks_random(value):
+        return True
     return looks_chosen(value) and has_digit_and_letter(value) and (any(c.isupper() for c in value) or "!" in value)
 
 
@@ -159,7 +186,10 @@ def _rule(
 
 ADDRESS, COMMAND = "password in an address", "password on a command line"
 NAME_END = r"[\w.\[\]-]{0,24}?"
-PASS_SIGN = rf"{PASS_END}\w{{0,4}}?{QUOTES}\s?(?:=>|:=|={{1,2}}|:|>|：)\s{{0,3}}{QUOTES}{VALUE % 4}"
+PASS_SIGN = (
+    rf"{PASS_END}(?:s|[_-]?\d{{1,3}}|[_-][a-z]{{1,8}})?{QUOTES}\s?(?:=>|:=|={{1,2}}|:|>|：)\s{{0,3}}{QUOTES}{VALUE % 4}"
+)
+PASS_CALL = rf"{PASS_END}(?:\(|[\"']\s?,\s?)[\"']([^\"'\s]{{6,60}})[\"']"
 PASS_SAID = rf"{PASS_END}(?: you gave me| again| now)?\s{{1,2}}{IS}:?\s{{1,2}}{VALUE % 4}"
 PASS_QUOTED = (
     rf"{PASS_END}(?:\s{{1,2}}{IS}:?\s{{1,2}}|(?<!pass)\s{{1,2}}|:\s{{1,2}})[\"'“«„`]([^\"'”»“`\n]{{4,60}})[\"'”»“`]"
@@ -200,7 +230,7 @@ KEYED_RULES: tuple[Rule, ...] = (
     _rule(
         "keyed",
         "access token",
-        ("client(", "login(", "search(", "auth(", "connect("),
+        ("client(", "login(", "search(", "auth(", "connect(", "credential("),
         r"(?:[\"'][^\"'\s]{1,40}[\"'],\s{0,3})?[\"']([\w-]{32,100})[\"']",
         _hex_or_random,
     ),
@@ -212,6 +242,14 @@ KEYED_RULES: tuple[Rule, ...] = (
         r":?\s{1,3}(?:token=)?[\"']?([\w+/.=~-]{16,2000})",
         _opaque,
     ),
+    _rule(
+        "bearer",
+        "credential in a header",
+        ("authorization",),
+        r"[\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:[a-z][\w-]{1,20} )?[\"']?([\w+/.=~-]{16,2000})",
+        _opaque,
+    ),
+    _rule("password", "password", (":5432:", ":3306:"), r"[^\s:]{1,60}:[^\s:]{1,60}:(\S{4,100})", _command_password),
     # name=value
     _coded(
         "keyed", "key or token", KEY_WORDS, rf"{NAME_END}{ASSIGNED}(?:base64:|bearer )?{GENERATED}", "behind-marker"
@@ -224,11 +262,14 @@ KEYED_RULES: tuple[Rule, ...] = (
         r"[\w-]{0,24}(?:key|token|secret|auth) [\"']?([^\s\"'`<>,;]{16,300})",
         _flag,
     ),
+    _coded("keyed", "key or token", ("key", "token", "secret"), rf"\s{{1,2}}{LONG_VALUE}", "behind-marker"),
     _rule("password", "password", PASS_WORDS, PASS_SIGN, _password),
+    _rule("password", "password", PASS_WORDS, PASS_CALL, _password),
     _rule("password", "password", SHORT_PASS_WORDS, PASS_SIGN, _password, "behind-word"),
     _rule("password", "password", PASS_WORDS, PASS_SAID, _said),
     _rule("password", "password", SHORT_PASS_WORDS, PASS_SAID, _said, "behind-word"),
     _rule("password", "password", PASS_WORDS, PASS_QUOTED, _quoted),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_QUOTED, _quoted, "behind-word"),
     _rule("password", "password", PASS_WORDS, PASS_NEXT, _strong),
     _rule("password", "password", SHORT_PASS_WORDS, PASS_NEXT, _strong, "behind-word"),
     # Short codes

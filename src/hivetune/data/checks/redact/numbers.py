@@ -156,6 +156,14 @@ NAMED: tuple[tuple[str, str, str, str], ...] = (
     ("ahv", "AHV number", "ahv|ahv-nummer|avs", r"756[. ]?\d{4}[. ]?\d{4}[. ]?\d\d"),
     ("aadhaar", "Aadhaar number", "aadhaar|aadhar|uidai", r"\d{4}[ -]?\d{4}[ -]?\d{4}"),
     ("pan", "PAN", "pan", r"[A-Za-z]{3}[ABCFGHLJPTabcfghljpt][A-Za-z]\d{4}[A-Za-z]"),
+    (
+        "national-id",
+        "national identity number",
+        "national id|national_id|national identity|citizen id|citizen-id|citizen_id|"
+        "personalausweis|ausweisnummer|id-nummer",
+        r"[A-Za-z]{0,3}\d{6,13}",
+    ),
+    ("ein", "US tax number", "ein|tax id|taxpayer", r"\d\d-\d{7}"),
     ("cn-id", "Chinese identity number", "身份证|身份證|id card|identity card", r"\d{17}[\dXx]"),
     ("rrn", "Korean resident number", "주민등록번호|주민번호", r"\d{6}[- ]?\d{7}"),
     ("my-number", "My Number", "マイナンバー|個人番号|my number", r"\d{4}[ -]?\d{4}[ -]?\d{4}"),
@@ -235,7 +243,8 @@ DATE = (
     r"(?:19|20)\d\d年\d{1,2}月\d{1,2}日"
 )
 BORN = (
-    "dob|date of birth|date_of_birth|dateofbirth|birth date|birthdate|birthday|born|geboren|geburtsdatum|geb.|né|née|"
+    "dob|d.o.b|date of birth|date_of_birth|dateofbirth|birth date|birthdate|birthday|born|"
+    "geboren|geburtsdatum|geb.|né|née|"
     "date de naissance|nacido|nacida|nacimiento|nascido|nascida|nascimento|nato il|nata il|nato a|data di nascita|"
     "geboortedatum|urodzony|urodzona|urodzenia|född|født|fødselsdato|syntynyt|生年月日|出生|생년월일|doğum|"
     "дата рождения|родился|родилась"

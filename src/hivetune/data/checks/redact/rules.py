@@ -22,7 +22,7 @@ Tried = Literal["anywhere", "at-marker", "behind-marker", "behind-word"]
 Check = Callable[[str, int, int], bool]  # the text as it came, and where the find begins and ends
 
 # What a text must hold for the rules of a gate to run at all.
-DIGITS = re.compile(r"\d(?:\d\d|[ .()/-]\d\d)")
+DIGITS = re.compile(r"\d[\dA-Za-z .()/-]{0,4}\d")
 NUMBER = re.compile(r"\d(?:[\d .()/-]{4,20}\d|\d[A-Za-z]\d\d[A-Za-z]\d)")
 ADDRESS = re.compile(
     r"[:.-](?:\d{1,3}\.\d|[0-9A-Fa-f]{0,4}:[0-9A-Fa-f]|[0-9A-Fa-f]{2}-[0-9A-Fa-f]|[0-9A-Fa-f]{4}\.[0-9A-Fa-f])"

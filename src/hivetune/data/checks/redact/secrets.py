@@ -116,6 +116,40 @@ PREFIXED: tuple[tuple[str, str, str, str], ...] = (
         "MD|MT|Mj|Mz|ND|NT|Nj|Nz|OD|OT|Oj|Oz",
         r"[MNO][A-Za-z\d_-]{23,27}\.[\w-]{6}\.[\w-]{27,40}",
     ),
+    ("alibaba", "Alibaba Cloud key id", "LTAI", r"LTAI[A-Za-z0-9]{16,24}(?![\w-])"),
+    ("adobe", "Adobe client secret", "p8e-", r"p8e-[A-Za-z0-9_-]{32}"),
+    ("clickhouse", "ClickHouse key", "4b1d", r"4b1d[A-Za-z0-9]{38}(?!\w)"),
+    ("clojars", "Clojars token", "CLOJARS_", r"CLOJARS_[A-Za-z0-9]{60}"),
+    ("circleci", "CircleCI token", "CCIPAT_|CCIPRJ_", r"CCIP(?:AT|RJ)_[A-Za-z0-9]{10,40}_[0-9a-f]{40}"),
+    ("buildkite", "Buildkite token", "bkua_", r"bkua_[0-9a-z]{40}"),
+    ("infracost", "Infracost key", "ico-", r"ico-[A-Za-z0-9]{32}"),
+    (
+        "launchdarkly",
+        "LaunchDarkly key",
+        "api-|sdk-|mob-",
+        r"(?:api|sdk|mob)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    ),
+    ("lob", "Lob key", "live_|test_", r"(?:live|test)_[0-9a-f]{35}"),
+    ("openshift", "OpenShift token", "sha256~", r"sha256~[\w-]{43}"),
+    ("scalingo", "Scalingo token", "tk-us-", r"tk-us-[\w-]{48}"),
+    ("shippo", "Shippo token", "shippo_", r"shippo_(?:live|test)_[0-9a-f]{40}"),
+    ("sourcegraph", "Sourcegraph token", "sgp_", r"sgp_(?:[0-9a-f]{16}_|local_)?[0-9a-f]{40}"),
+    ("aiven", "Aiven password", "AVNS_", r"AVNS_[\w-]{19}"),
+    ("yandex", "Yandex key", "AQVN|YCAJ", r"(?:AQVN[\w-]{35,38}|YCAJ[\w-]{21})"),
+    ("posthog", "PostHog key", "phx_", r"phx_[A-Za-z0-9]{40,60}"),
+    ("jina", "Jina key", "jina_", r"jina_[\w-]{40,70}"),
+    ("apify", "Apify token", "apify_api_", r"apify_api_[A-Za-z0-9]{30,50}"),
+    ("contentful", "Contentful token", "CFPAT-", r"CFPAT-[\w-]{40,50}"),
+    ("e2b", "E2B key", "e2b_", r"e2b_[0-9a-f]{40}"),
+    ("firecrawl", "Firecrawl key", "fc-", r"fc-[0-9a-f]{32}"),
+    ("trello", "Trello token", "ATTA", r"ATTA[0-9a-f]{64,76}"),
+    ("docker", "Docker Swarm token", "SWMTKN-", r"SWMTKN-1-[a-z0-9]{40,52}-[a-z0-9]{20,30}"),
+    (
+        "authress",
+        "Authress key",
+        "sc_|ext_|authress_",
+        r"(?:sc|ext|authress)_[A-Za-z0-9]{5,30}\.[A-Za-z0-9]{4,6}\.acc[_-][\w-]{10,32}\.[\w+/=-]{30,120}",
+    ),
     ("duffel", "Duffel token", "duffel_", r"duffel_(?:test|live)_[\w=-]{40,60}"),
     ("flutterwave", "Flutterwave key", "FLWSEC", r"FLWSECK(?:_TEST)?-[0-9a-f]{12,40}(?:-X)?"),
     ("razorpay", "Razorpay key", "rzp_", r"rzp_(?:live|test)_[A-Za-z0-9]{14,24}"),
@@ -141,6 +175,11 @@ PREFIXED: tuple[tuple[str, str, str, str], ...] = (
         r"(?<!-)eyJ[\w-]{10,1000}+\.[\w-]{0,700}+\.[\w-]{10,40}+\.[\w-]{10,4000}+\.[\w-]{10,40}",
     ),
 )
+
+CHECKSUM_NAME = re.compile(r"(?:sha\d{0,3}|md5|blake\w{0,3})[-_~]\Z", re.IGNORECASE)
+RUN_OF_LETTERS = re.compile(r"[a-z]{5}|[A-Z]{5}")
+# Any maker's token: a short name in front, and 24 characters or more that no person typed.
+NAMED_TOKEN = r"(?<![\w.-])[A-Za-z][A-Za-z0-9]{1,11}[_~-](?:[A-Za-z0-9]{1,10}[_-]){0,2}([A-Za-z0-9]{24,160})(?![\w-])"
 
 # The marker stands inside: these are searched for.
 INSIDE: tuple[tuple[str, str, str, str], ...] = (
@@ -170,6 +209,7 @@ PLACED: tuple[tuple[str, str, str, str], ...] = (
         "webhook.office.com",
         r"webhook\.office\.com/webhookb2/([0-9a-f-]{36}@[0-9a-f-]{36}/IncomingWebhook/[0-9a-f]{32}/[0-9a-f-]{36}[\w/-]{0,60})",
     ),
+    ("sumologic", "Sumo Logic collector address", "/receiver/v1/http/", r"/receiver/v1/http/([\w=-]{40,200})"),
     ("sentry-dsn", "Sentry DSN", "sentry", r"https://([0-9a-f]{32})(?::[0-9a-f]{32})?@[\w.-]{0,60}sentry"),
     ("azure-sas", "signed Azure address", "sig=", r"[?&]sig=([A-Za-z0-9%/+=]{40,100})"),
     ("aws-signature", "signed AWS address", "X-Amz-Signature=", r"X-Amz-Signature=([0-9a-f]{64})"),
@@ -215,6 +255,16 @@ def _has_key(text: str, start: int, end: int) -> bool:
     return "-----END" in block and len(body) > 12 and re.search(r"[a-z] [a-z]", body) is None
 
 
+def _is_generated(text: str, start: int, end: int) -> bool:
+    """Both cases, at least three digits and no words in a row: a hash has one case, a name has words."""
+    value = text[start:end]
+    digits = sum(c.isdigit() for c in value)
+    mixed = any(c.islower() for c in value) and any(c.isupper() for c in value)
+    if CHECKSUM_NAME.search(text[max(0, start - 12) : start]):
+        return False
+    return mixed and digits >= 3 and len(set(value)) >= 16 and RUN_OF_LETTERS.search(value) is None
+
+
 def _block(title: str, marker: str, pattern: str) -> Rule:
     shown = "[SECRET:private-key]"
     return Rule("private-key", title, shown, re.compile(pattern), (marker,), tried="at-marker", holds=_has_key)
@@ -226,4 +276,16 @@ SECRET_RULES: tuple[Rule, ...] = (
     *(_secret(*one, tried="at-marker") for one in PREFIXED),
     *(_secret(*one, tried="anywhere") for one in INSIDE),
     *(_secret(*one, tried="anywhere", group=1) for one in PLACED),
+)
+# Behind all others: they know more about what they find.
+LAST_RULES: tuple[Rule, ...] = (
+    Rule(
+        "token",
+        "access token",
+        "[SECRET:token]",
+        re.compile(NAMED_TOKEN, re.ASCII),
+        gate="long-word",
+        group=1,
+        holds=_is_generated,
+    ),
 )

@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 PLACEHOLDER_STARTS = (
     *("your", "my_", "my-", "my.", "example", "xxx", "***", "...", "•••", "changeme", "change_me", "change-me", "none"),
@@ -98,8 +99,10 @@ PLACEHOLDER_WORDS = frozenset(
 ENTROPY_BITS = 3.3
 HEX = re.compile(r"[0-9a-fA-F]{32,128}")
 DIGIT, LETTER = re.compile(r"\d"), re.compile(r"[A-Za-z]")
-CODE_SIGNS = re.compile(r"[(){}<>\[\];|\\]|\w\.\w{3,20}\.\w")
-_WORDS = re.compile(r"(?:\d{0,4}[A-Z]{0,2}[a-z]{3,20}[\d_.-]{0,4}){3,12}")  # an identifier made of words
+CODE_SIGNS = re.compile(r"[(){}<>\[\];\\]|\w\.\w{3,20}\.\w")
+_WORDS = re.compile(
+    r"(?:\d{0,4}[A-Z]{0,2}[a-z]{3,20}[\d_.-]{0,4}){2,12}(?:[A-Z]?[a-z]{0,2}\d?)|[A-Z]{2,20}(?:_[A-Z\d]{1,20}){1,8}"
+)  # an identifier made of words
 MIN_LETTERS_ALONE = 16  # "the password is correcthorsebattery": no sentence goes on with such a word
 MAX_LOOKED_AT = 200  # characters of a value whose entropy is counted
 
@@ -131,6 +134,12 @@ def looks_random(value: str) -> bool:
     return entropy_bits(value[:MAX_LOOKED_AT]) >= ENTROPY_BITS
 
 
+def _is_scrambled(value: str) -> bool:
+    """Letters only, with capitals where no words begin."""
+    steps = sum(a.islower() and b.isupper() for a, b in pairwise(value))
+    return steps >= 3 and len(value) / steps < 3.5
+
+
 def looks_chosen(value: str) -> bool:
     """A password that a person chose: letters and digits, or digits alone (six or more), or mixed with signs."""
     if is_placeholder(value) or CODE_SIGNS.search(value):
@@ -139,4 +148,6 @@ def looks_chosen(value: str) -> bool:
     signs = len(value) - digits - letters
     if letters == 0:
         return digits >= 6 and signs <= 2
+    if digits == signs == 0:
+        return _is_scrambled(value)
     return digits > 0 or (signs > 0 and any(c in "!@#$%^&*+=?" for c in value) and any(c.isupper() for c in value))
