@@ -163,10 +163,11 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 def read_yaml(path: Path) -> Any:
     """The values in a YAML file, at most LARGEST_YAML_BYTES and MOST_YAML_VALUES. Raises UsageError, OSError."""
-    return _parse_yaml(read_bounded(path, LARGEST_YAML_BYTES), str(path))
+    return parse_yaml(read_bounded(path, LARGEST_YAML_BYTES), str(path))
 
 
-def _parse_yaml(text: bytes | str, where: str) -> Any:
+def parse_yaml(text: bytes | str, where: str) -> Any:
+    """The values in a YAML text. Raises UsageError naming `where`."""
     try:
         _check_depth(text)
         loader = LOADER(text)
@@ -243,7 +244,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
             raise UsageError(f"--set {override}: {parent} has no settings")
         tree = child
     try:
-        tree[last] = _parse_yaml(text, repr(text))
+        tree[last] = parse_yaml(text, repr(text))
     except UsageError:
         raise UsageError(f"--set {override}: {text!r} is not a YAML value") from None
 

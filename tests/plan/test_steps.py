@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hivetune.errors import UsageError
 from hivetune.plan.steps import Amendment, Plan, PlanRow, append_amendment, make_plan, read_plan, write_plan
 from hivetune.records import Step
 
@@ -148,7 +149,7 @@ def test_damage_is_noticed(tmp_path: Path, damage: bytes | None) -> None:
     write_plan(tmp_path, a_plan())
     content = (tmp_path / "plan.bin").read_bytes()
     (tmp_path / "plan.bin").write_bytes(content[:-1] + b"\x07" if damage is None else damage)
-    with pytest.raises(ValueError, match=r"plan\.bin"):
+    with pytest.raises(UsageError, match=r"plan\.bin"):
         read_plan(tmp_path)
 
 

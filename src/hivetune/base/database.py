@@ -9,6 +9,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 from hivetune.base.disk import home
 from hivetune.base.private import make_folder
@@ -94,16 +95,30 @@ MIGRATIONS: tuple[str, ...] = (
 def open_database(path: Path | None = None) -> sqlite3.Connection:
     """`hive.db`, migrated to this version. WAL, so that readers never wait; commits survive a power cut.
 
-    Raises UsageError when a newer Hivetune wrote it.
+    On a file system that can only be read, so can it. Raises UsageError when a newer Hivetune wrote it, or when it is
+    damaged.
     """
     path = path or home() / "hive.db"
+    try:
+        return _open(path)
+    except sqlite3.OperationalError:  # locked, full, read-only: the file itself is whole
+        raise
+    except sqlite3.DatabaseError as error:
+        raise UsageError(f"{path} is damaged: {error}", hint="restore it from a copy, or move it away") from None
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    if path.exists() and not os.access(path.parent, os.W_OK):
+        return sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, isolation_level=None)
     make_folder(path.parent)
     if not path.exists():
         _create_private(path)
+    elif not path.is_file():  # a pipe: SQLite would wait for its other end
+        raise UsageError(f"{path} is not an ordinary file", hint="move it away, or set HIVETUNE_HOME")
     database = sqlite3.connect(path, timeout=30, isolation_level=None)
-    database.execute("PRAGMA journal_mode=WAL")
-    database.execute("PRAGMA synchronous=FULL")
     try:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
         if _migrations_done(database) != len(MIGRATIONS):
             _migrate(database, path)
     except BaseException:

@@ -96,7 +96,7 @@ def sha256_bytes(data: bytes | memoryview) -> str:
 
 def sha256_file(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open(open_plain(path, links=True), "rb") as file:
         while chunk := file.read(HASH_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
@@ -176,8 +176,12 @@ def lock_holder(folder: Path) -> LockHolder | None:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             words = file.read().split()
-            return LockHolder(pid=int(words[0]), boot_id=words[1]) if len(words) == 2 else None
+            return LockHolder(pid=int(words[0]), boot_id=words[1]) if _is_holder(words) else None
     return None
+
+
+def _is_holder(words: list[str]) -> bool:
+    return len(words) == 2 and words[0].isascii() and words[0].isdigit()
 
 
 def boot_id() -> str:

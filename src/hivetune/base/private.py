@@ -73,8 +73,11 @@ def check_own(folder: Path) -> None:
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(parent, name)
-            if path.is_symlink():
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
                 raise UsageError(
                     f"{path} is a symbolic link, which is not followed here",
                     hint="replace it with the file that it points to",
                 )
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise UsageError(f"{path} is neither a file nor a folder", hint="remove it")

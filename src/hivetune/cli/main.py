@@ -63,6 +63,11 @@ def main() -> None:
         _fail(error)
     except KeyboardInterrupt:
         _fail(Stopped("stopped", signal_number=signal.SIGINT))
+    except Exception as error:
+        explained = _explain(error)
+        if explained is None:
+            raise
+        _fail(explained)
 
 
 def _app(arguments: list[str]) -> typer.Typer:
@@ -108,6 +113,12 @@ def _unloaded() -> None:
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     raise Stopped("stopped", signal_number=number)
+
+
+def _explain(error: Exception) -> HivetuneError | None:
+    from hivetune.cli.explain import explain  # only now: `--help` loads no database
+
+    return explain(error)
 
 
 def _fail(error: HivetuneError) -> None:

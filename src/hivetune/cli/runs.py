@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.journal import read_journal
+from hivetune.base.private import open_plain
 from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
 from hivetune.cli.train import measure_and_train, show_training
@@ -48,6 +49,9 @@ def runs() -> None:
         for s in statuses
     ]
     table("", ("run", "state", "steps", "loss", "validation", "restarts", "folder"), rows, numeric=("steps", "loss"))
+    for status in statuses:
+        if status.problem:
+            say(f"{status.run.name}: {status.problem}")
     emit({"runs": [status.document() for status in statuses]})
 
 
@@ -120,7 +124,8 @@ def logs(
     for name in (SUPERVISOR_LOG, WORKER_LOG):
         path = folder / name
         if path.exists():
-            tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+            with open(open_plain(path), encoding="utf-8", errors="replace") as file:
+                tail = file.read().splitlines()[-lines:]
             documents[name] = tail
             display(f"{path}:")
             for line in tail:
@@ -182,6 +187,10 @@ def _line(status: RunStatus) -> str:
         parts.append(f"{status.restarts} restarts")
     if status.quarantined:
         parts.append(f"{status.quarantined} rows quarantined")
+    if status.damaged_lines:
+        parts.append(f"{status.damaged_lines} damaged lines of its journals left out")
+    if status.problem:
+        parts.append(status.problem)
     if status.state == "interrupted":
         parts.append(f"go on with: hivetune resume {status.run}")
     return ", ".join(parts)

@@ -105,7 +105,7 @@ def read_prepared(folder: Path) -> Prepared:
             bos_id=described["bos_id"],
             template_sha256=described["template_sha256"],
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{folder} is not a prepared model folder: {error}", hint="prepare it with: hivetune fetch MODEL"
         ) from None

@@ -17,8 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, overload
 
-from hivetune.base.disk import read_json, sha256_bytes, write_atomic, write_json
-from hivetune.base.journal import Journal, read_journal
+from hivetune.base.disk import sha256_bytes, write_atomic
+from hivetune.base.journal import DAMAGED, Journal, read_journal
+from hivetune.base.private import open_plain
+from hivetune.base.sealed import HINT, read_sealed, write_sealed
+from hivetune.errors import UsageError
 from hivetune.records import Step
 from hivetune.run.folder import AMENDMENTS, PLAN, PLAN_ROWS
 
@@ -240,14 +243,15 @@ def write_plan(run: Path, plan: Plan) -> None:
         "chunk_ends": list(plan.chunk_ends),
         "sha256": sha256_bytes(binary),
     }
-    write_json(run / PLAN, description)
+    write_sealed(run / PLAN, description)
 
 
 def read_plan(run: Path) -> Plan:
-    """The plan with its amendments applied. Raises OSError when it is missing, ValueError when it is damaged."""
+    """The plan with its amendments applied. Raises UsageError when it is missing or damaged."""
+    description = read_sealed(run / PLAN)
     try:
-        description = read_json(run / PLAN)
-        binary = (run / PLAN_ROWS).read_bytes()
+        with open(open_plain(run / PLAN_ROWS), "rb") as file:
+            binary = file.read()
         if sha256_bytes(binary) != description["sha256"]:
             raise ValueError("its hash is not the recorded one")
         entry_rows, entry_trained, step_ends = _decode(binary)
@@ -265,8 +269,10 @@ def read_plan(run: Path) -> Plan:
             amendments=tuple(read_amendments(run)),
             chunk_ends=tuple(description.get("chunk_ends", ())),
         )
+    except OSError as error:
+        raise UsageError(f"cannot read {run / PLAN_ROWS}: {error.strerror}", hint=HINT) from None
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{run / PLAN_ROWS}: {error}") from None
+        raise UsageError(f"{run / PLAN_ROWS} is damaged: {error!s}", hint=HINT) from None
 
 
 def append_amendment(run: Path, amendment: Amendment) -> None:
@@ -286,9 +292,14 @@ def append_amendment(run: Path, amendment: Amendment) -> None:
 
 
 def read_amendments(run: Path) -> list[Amendment]:
+    """Raises UsageError for a damaged line: without it, rows that were taken out would be trained again."""
+    entries = list(read_journal(run / AMENDMENTS))
+    damaged = [entry["line"] for entry in entries if entry["event"] == DAMAGED]
+    if damaged:
+        raise UsageError(f"{run / AMENDMENTS}:{damaged[0]}: this line is damaged", hint=HINT)
     return [
         Amendment(entry["from_step"], tuple(entry["rows"]), entry["reason"], entry["until_step"])
-        for entry in read_journal(run / AMENDMENTS)
+        for entry in entries
         if entry["event"] == "amendment"
     ]
 

@@ -27,7 +27,8 @@ from hivetune.records import Progress, silent
 from hivetune.release.gguf import write_gguf_adapter, write_gguf_model
 from hivetune.release.ollama import write_modelfile
 from hivetune.release.quantize import Recipe, find_recipe
-from hivetune.run.folder import ADAPTER, EXPORTS, RECORD
+from hivetune.run.folder import ADAPTER, EXPORTS
+from hivetune.run.record import read_record
 
 ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
 ADAPTER_FILES = ("adapter_config.json", ADAPTER)
@@ -63,9 +64,9 @@ def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = s
     """
     try:
         check_own(run)
-        record = read_json(run / RECORD)
     except FileNotFoundError:
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs") from None
+    record = read_record(run)
     source = Source(run, Path(record["model"]), Path(record["name"]).name)
     return export(source, run / EXPORTS, to, quant=quant, progress=progress)
 

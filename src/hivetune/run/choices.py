@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import yaml
 
-from hivetune.base.disk import write_atomic
+from hivetune.base.sealed import read_sealed_text, write_sealed_text
 from hivetune.base.typed import from_plain
-from hivetune.config import RunConfig, parse_config
+from hivetune.config import RunConfig, parse_config, parse_yaml
 from hivetune.errors import UsageError
 from hivetune.run.folder import CONFIG
 
@@ -63,10 +63,9 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
     """Settings and choices of a run folder. Raises UsageError when there are none to read, or a choice is unknown."""
     path = run / CONFIG
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="start the run with: hivetune train") from None
-    try:
+        tree = parse_yaml(read_sealed_text(path), str(path))
+        if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
+            raise ValueError("it holds no settings")
         choices = from_plain(Choices, tree.get("choices") or {})
     except ValueError as error:
         raise UsageError(f"{path}: {error}", hint="was it written by a newer hivetune, or changed by hand?") from None
@@ -76,4 +75,4 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
 def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
     """Replace both, in one atomic write."""
     tree = {"config": config.model_dump(mode="json"), "choices": choices.made()}
-    write_atomic(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode())
+    write_sealed_text(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))

@@ -1,6 +1,5 @@
 """Which run is meant: every command takes a folder, a name, the beginning of one, or `last`."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,5 +45,5 @@ def known_runs() -> Iterator[RunStatus]:
     for path in paths:
         try:
             yield run_status(path)
-        except (UsageError, OSError, json.JSONDecodeError):  # deleted or half-deleted by a person
+        except UsageError:  # deleted by a person; a damaged one is listed as such
             continue

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.disk import boot_id, lock_holder, read_json
-from hivetune.base.journal import read_journal
+from hivetune.base.disk import boot_id, lock_holder
+from hivetune.base.journal import DAMAGED, read_journal
+from hivetune.base.sealed import read_sealed
 from hivetune.errors import Busy, UsageError
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD
+from hivetune.run.record import read_record
 
-State = Literal["running", "done", "stopped", "failed", "interrupted", "new"]
+State = Literal["running", "done", "stopped", "failed", "interrupted", "new", "damaged"]
 RECENT_STEPS = 50
 
 
@@ -36,6 +38,8 @@ class RunStatus:
     quarantined: int = 0
     last_fault: str = ""
     created: float = 0.0
+    problem: str = ""
+    damaged_lines: int = 0
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -43,10 +47,22 @@ class RunStatus:
 
 
 def run_status(run: Path) -> RunStatus:
-    """Raises UsageError when `run` is not a run folder."""
-    if not (run / RECORD).exists():
+    """Raises UsageError when `run` is not a run folder. A damaged one has that state, and `problem` says where."""
+    if not os.path.lexists(run / RECORD):
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
-    record, plan = read_json(run / RECORD), read_json(run / PLAN)
+    try:
+        return _status(run)
+    except UsageError as error:
+        return RunStatus(run, run.name, "damaged", 0, 0, problem=error.message)
+    except OSError as error:
+        return RunStatus(run, run.name, "damaged", 0, 0, problem=f"{error.filename}: {error.strerror}")
+
+
+def _status(run: Path) -> RunStatus:
+    record, plan = read_record(run), read_sealed(run / PLAN)
+    total = plan.get("steps")
+    if not isinstance(total, int):
+        raise UsageError(f"{run / PLAN} is damaged: its 'steps' is {total!r}")
     metrics, events = list(read_journal(run / METRICS)), list(read_journal(run / EVENTS))
     steps = [entry for entry in metrics if entry["event"] == "step"]
     validations = [entry for entry in metrics if entry["event"] == "validation"]
@@ -61,16 +77,17 @@ def run_status(run: Path) -> RunStatus:
         name=record["name"],
         state=_state(record, events, running=running),
         step=done_steps,
-        steps=plan["steps"],
+        steps=total,
         pid=holder.pid if holder else None,
         loss=steps[-1]["loss"] if steps else None,
         validation_loss=validations[-1]["loss"] if validations else None,
         tokens_per_second=sum(entry.get("tokens", 0) for entry in recent) / seconds if seconds else None,
-        left_s=seconds / len(recent) * (plan["steps"] - done_steps) if running and recent else None,
+        left_s=seconds / len(recent) * (total - done_steps) if running and recent else None,
         restarts=len(failures),
         quarantined=quarantined(run),
         last_fault=failures[-1]["words"] if failures else "",
         created=record["created"],
+        damaged_lines=sum(entry["event"] == DAMAGED for entry in (*metrics, *events)),
     )
 
 
@@ -95,7 +112,8 @@ def stop_run(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.
 
 def quarantined(run: Path) -> int:
     """How many rows the plan's amendments have taken out for good."""
-    return len({row for a in read_journal(run / AMENDMENTS) if a["until_step"] is None for row in a["rows"]})
+    amendments = (entry for entry in read_journal(run / AMENDMENTS) if entry["event"] == "amendment")
+    return len({row for a in amendments if a["until_step"] is None for row in a["rows"]})
 
 
 def loss_curve(run: Path) -> list[tuple[int, float, str]]:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import write_json
 from hivetune.base.journal import DAMAGED, read_journal
+from hivetune.base.sealed import write_sealed
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.evaluate import evaluation_document, plan_evaluation
 from hivetune.process.parent import run_task
@@ -42,7 +42,7 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     result = run_task(task, folder, on_beat=on_beat).check("evaluation")
     about = {"run": str(run.folder), "model": run.config.model, "adapter_sha256": adapter_hash(run.folder)}
     evaluation = evaluation_document(run.snapshot, run.config.eval, read_scores(task.scores), result, about)
-    write_json(run.folder / EVALUATION, evaluation)
+    write_sealed(run.folder / EVALUATION, evaluation)
     return evaluation
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import MANIFEST, read_json, sha256_file
+from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
-from hivetune.run.folder import RECORD
+from hivetune.run.record import read_record
 
 # What says where or how carefully, not what: changing it does not make another run.
 NOT_IDENTITY = ("output", "supervise", "eval", "gate")
@@ -34,7 +34,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
     """Raises UsageError when the run in `folder` has another identity, naming each difference."""
-    known = read_json(folder / RECORD)["identity"]
+    known = read_record(folder).get("identity", {"settings": {}, "snapshot": None, "model": None})
     if known == identity:
         return
     differences = [

@@ -8,7 +8,7 @@ from typing import Any
 
 from hivetune import __version__
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, read_json, sha256_file, write_json
+from hivetune.base.disk import home, sha256_file
 from hivetune.base.private import check_own, make_folder
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
@@ -17,6 +17,7 @@ from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, 
 from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices, read_resolved, write_resolved
 from hivetune.run.folder import ADAPTER, RECORD
+from hivetune.run.record import read_record, write_record
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.identity import identity_hash, identity_of, refuse_other
 from hivetune.walk.prepare import prepare_data
@@ -34,8 +35,7 @@ class Run:
 
     @property
     def record(self) -> dict[str, Any]:
-        document: dict[str, Any] = read_json(self.folder / RECORD)
-        return document
+        return read_record(self.folder)
 
 
 def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
@@ -69,7 +69,7 @@ def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
         "identity": identity,
         "status": "new",
     }
-    write_json(folder / RECORD, record)
+    write_record(folder, record)
     with open_database() as database:
         database.execute(
             "INSERT OR REPLACE INTO runs (path, name, created, snapshot) VALUES (?, ?, ?, ?)",
@@ -80,22 +80,21 @@ def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
 
 def load_run(folder: Path) -> Run:
     """An existing run. Raises UsageError when the folder is none, may be planted, or lost its snapshot or model."""
-    if not (folder / RECORD).exists():
-        raise UsageError(f"{folder} is not a run folder", hint="see the runs: hivetune runs")
-    check_own(folder)
-    record = read_json(folder / RECORD)
+    if folder.is_dir():
+        check_own(folder)
+    record = read_record(folder)
     config, _ = read_resolved(folder)
-    model = Path(record["model"])
+    model = Path(record.get("model", "(not recorded)"))
     if not model.exists():
         raise UsageError(f"the model of {folder} is gone: {model}", hint=f"hivetune fetch {config.model}")
-    snapshot = open_snapshot(Path(record["snapshot"]))
+    snapshot = open_snapshot(Path(record.get("snapshot", "(not recorded)")))
     return Run(folder, config, model, snapshot, read_plan(folder))
 
 
 def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
     """Change fields of run.json atomically; only the process that holds the run's lock may."""
-    record = {**read_json(folder / RECORD), **changes}
-    write_json(folder / RECORD, record)
+    record = {**read_record(folder), **changes}
+    write_record(folder, record)
     return record
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from hivetune.base.disk import read_json, write_json
+from hivetune.base.disk import write_json
+from hivetune.base.sealed import read_sealed
 from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
 from hivetune.records import Verdict
@@ -13,7 +14,7 @@ from hivetune.walk.open import Run, adapter_hash
 def judge_run(run: Run) -> Verdict:
     """The verdict on `eval.json` by the config's thresholds: `gate.json`. Raises UsageError without an evaluation."""
     path = run.folder / EVALUATION
-    evaluation = read_json(path) if path.exists() else None
+    evaluation = read_sealed(path) if path.exists() else None
     if evaluation is None or evaluation.get("adapter_sha256") != adapter_hash(run.folder):
         raise UsageError(f"{run.folder} has no evaluation of its present adapter", hint=f"hivetune eval {run.folder}")
     verdict = judge(evaluation, run.config.gate)

@@ -1,0 +1,266 @@
+"""Any file of a home, a run, a snapshot or a model removed, cut, flipped, linked or replaced, any command: one message
+and a documented exit code, never a traceback, and never another run in silence."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from supervise.scripted import make_run, supervise
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import sha256_file, write_json, write_manifest
+from hivetune.base.sealed import write_sealed
+from hivetune.cli import main as cli
+from hivetune.cli.output import MODE
+from hivetune.config import RunConfig
+from hivetune.errors import UsageError
+from hivetune.plan.steps import Amendment, append_amendment
+from hivetune.run.choices import Choices, write_resolved
+from hivetune.run.record import write_record
+from hivetune.walk.identity import settings_of
+from hivetune.walk.open import load_run
+
+DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 75}
+NAME = "mine-abc"
+
+
+def make_home(home: Path) -> Path:
+    """A home with a finished run that was evaluated, its snapshot and its model."""
+    folder = home / "all"
+    config = make_run(folder, [])
+    supervise(folder, config).check()
+    run = folder / "run"
+    (run / "adapter_config.json").write_text("{}")
+    (run / "adapter_model.safetensors").write_bytes(bytes(100))
+    (run / "child.log").write_text("a line of the log\n")
+    append_amendment(run, Amendment(20, (3,), "rows.jsonl:4: its loss is not finite"))
+    write_resolved(run, config, Choices(device="cpu"))
+    write_record(run, record(folder, config))
+    evaluation = {"rows": [], "answers": [], "base": {}, "tuned": {}, "problems": [], "schema": 1}
+    write_sealed(run / "eval.json", {**evaluation, "adapter_sha256": sha256_file(run / "adapter_model.safetensors")})
+    write_json(folder / "model/hivetune.json", {"schema": 1, "name": "none", "kind": "folder", "source": "none"})
+    write_manifest(folder / "model")
+    with open_database(home / "hive.db") as database:
+        database.execute("INSERT INTO runs VALUES (?, 'mine', 5.0, 'h')", (str(run),))
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    return run
+
+
+def record(folder: Path, config: RunConfig) -> dict[str, object]:
+    rows = {"rows_in": 96, "trained": 96, "rejected": {}}
+    result = {"run": str(folder / "run"), "status": "done", "steps": 24, "rows": rows, "quarantined": [], "restarts": 0}
+    result |= dict.fromkeys(("loss_first", "loss_last", "tokens_per_second", "adapter_step"), 1.0)
+    result |= {"peak_memory_bytes": 5, "train_seconds": 1.0}
+    identity = {"settings": settings_of(config), "snapshot": "h", "model": "m"}
+    paths = {"model": str(folder / "model"), "snapshot": str(folder / "snapshot")}
+    return {
+        "schema": 1,
+        "name": "mine",
+        "created": 5.0,
+        "status": "done",
+        "identity": identity,
+        "result": result,
+        **paths,
+    }
+
+
+def remove(path: Path, where: int, bit: int) -> None:
+    path.unlink()
+
+
+def cut(path: Path, where: int, bit: int) -> None:
+    os.truncate(path, where % max(1, path.stat().st_size))
+
+
+def flip(path: Path, where: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    if content:
+        content[where % len(content)] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def garble(path: Path, where: int, bit: int) -> None:
+    path.write_bytes(os.urandom(where % 5000))
+
+
+def link_to_nothing(path: Path, where: int, bit: int) -> None:
+    path.unlink()
+    path.symlink_to("/nowhere/at/all")
+
+
+def link_to_another(path: Path, where: int, bit: int) -> None:
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
+def link_to_itself(path: Path, where: int, bit: int) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def folder_instead(path: Path, where: int, bit: int) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def pipe_instead(path: Path, where: int, bit: int) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def other_json(path: Path, where: int, bit: int) -> None:
+    path.write_text(["[]", "{}", "null", '{"schema": 1}', "[" * 100_000, '{"event": "step"}\n', "1e999"][where % 7])
+
+
+def close_to_its_owner(path: Path, where: int, bit: int) -> None:
+    path.chmod(0)  # root reads it all the same
+
+
+DAMAGES: list[Callable[[Path, int, int], None]] = [
+    *(remove, cut, flip, flip, garble, other_json, close_to_its_owner),
+    *(link_to_nothing, link_to_another, link_to_itself, folder_instead, pipe_instead),
+]
+COMMANDS = [
+    ["runs"],
+    ["runs", "--json"],
+    ["show", "RUN"],
+    ["show", "RUN", "--json"],
+    ["watch", "RUN"],
+    ["logs", "RUN"],
+    ["stop", "RUN"],
+    ["resume", "RUN", "--unit"],
+    ["resume", "RUN"],
+    ["gate", "RUN"],
+    ["export", "RUN", "--to", "adapter", "--no-check"],
+    ["registry"],
+    ["data", "check", "store"],
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(a whole home, where its copy lies when a test spoils it: paths in it are absolute)."""
+    place = tmp_path_factory.mktemp("place") / "home"
+    make_home(place)
+    kept = place.with_name("kept")
+    shutil.copytree(place, kept)
+    return kept, place
+
+
+def files(home: Path) -> list[str]:
+    return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
+
+
+def fresh(whole: tuple[Path, Path]) -> Path:
+    kept, place = whole
+    shutil.rmtree(place)
+    shutil.copytree(kept, place)
+    return place
+
+
+def exit_code(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """As the program ends; any other exception is the traceback that must not be."""
+    monkeypatch.setattr(sys, "argv", ["hivetune", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    MODE.json = False
+    return int(ended.value.code or 0)
+
+
+def test_the_whole_home_is_read_without_a_complaint(
+    whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = fresh(whole)
+    monkeypatch.setenv("HIVETUNE_HOME", str(home))
+    codes = {
+        " ".join(c): exit_code([w.replace("RUN", str(home / "all/run")) for w in c], monkeypatch) for c in COMMANDS
+    }
+    expected = {name: 0 for name in codes} | {"gate RUN": 6, "data check store": 3}
+    assert codes == expected, capsys.readouterr().err
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    file=st.integers(0, 1000),
+    damage=st.sampled_from(DAMAGES),
+    where=st.integers(0, 1 << 20),
+    bit=st.integers(0, 7),
+    command=st.sampled_from(COMMANDS),
+)
+def test_no_damage_is_a_traceback(
+    whole: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    file: int,
+    damage: Callable[[Path, int, int], None],
+    where: int,
+    bit: int,
+    command: list[str],
+) -> None:
+    home = fresh(whole)
+    names = files(home)
+    damage(home / names[file % len(names)], where, bit)
+    monkeypatch.setenv("HIVETUNE_HOME", str(home))
+    assert exit_code([word.replace("RUN", str(home / "all/run")) for word in command], monkeypatch) in DOCUMENTED
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(file=st.integers(0, 1000), damage=st.sampled_from(DAMAGES), where=st.integers(0, 1 << 20), bit=st.integers(0, 7))
+def test_no_damage_makes_another_run_in_silence(
+    whole: tuple[Path, Path], file: int, damage: Callable[[Path, int, int], None], where: int, bit: int
+) -> None:
+    """Settings, plan and amendments are what they were, or the run is refused."""
+    home = fresh(whole)
+    before = load_run(home / "all/run")
+    names = [name for name in files(home) if name.startswith("all/run/")]
+    damage(home / names[file % len(names)], where, bit)
+    try:
+        after = load_run(home / "all/run")
+    except (UsageError, OSError):
+        return
+    assert after.config == before.config
+    assert (after.model, after.snapshot.folder) == (before.model, before.snapshot.folder)
+    # Amendments that were cut off whole look like those of a writer that died; the rows fail and are taken out again.
+    kept = after.plan.amendments
+    assert kept == before.plan.amendments[: len(kept)]
+    assert replace(after.plan, amendments=()) == replace(before.plan, amendments=())
+    assert after.record["result"] == before.record["result"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES[:6], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("name", ["run.json", "plan.json", "metrics.jsonl", "events.jsonl", "config.resolved.yaml"])
+def test_a_list_of_runs_does_not_die_of_one(
+    whole: tuple[Path, Path],
+    damage: Callable[[Path, int, int], None],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = fresh(whole)
+    shutil.copytree(home / "all/run", home / "other")
+    with open_database(home / "hive.db") as database:
+        database.execute("INSERT INTO runs VALUES (?, 'other', 6.0, 'h')", (str(home / "other"),))
+    database.close()
+    damage(home / "all/run" / name, 77, 3)
+    monkeypatch.setenv("HIVETUNE_HOME", str(home))
+    assert exit_code(["runs", "--json"], monkeypatch) == 0
+    listed = {entry["run"]: entry for entry in json.loads(capsys.readouterr().out)["runs"]}
+    assert listed[str(home / "other")]["state"] == "done"
+    if (name, damage) != ("run.json", remove):  # then it is not a run any more
+        entry = listed[str(home / "all/run")]
+        assert entry["state"] != "damaged" or name in entry["problem"]
