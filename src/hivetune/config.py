@@ -84,6 +84,11 @@ class GateConfig(Section):
     success_gain: float | None = Field(default=None, description="smallest gain in the share of prompts that succeed")
     latency_ratio: float | None = Field(default=1.5, gt=0, description="largest ratio of the answer time, tuned / base")
     memory_ratio: float | None = Field(default=1.5, gt=0, description="largest ratio of the peak memory, tuned / base")
+    look: int | None = Field(
+        default=None,
+        gt=0,
+        description="number of this candidate among those against one champion; later ones need more",
+    )
     tolerance: float = Field(
         default=0.02, ge=0, description="how much worse a required metric may be before the verdict is abort"
     )

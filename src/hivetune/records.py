@@ -93,7 +93,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of the verdict's table. `difference` is tuned - base; `passed` is None for what is only reported."""
+    """One line of the verdict's table. `difference` is tuned - base; `passed` is None for what is only reported;
+    `anytime95` holds at every n at once (loss only), `ci95` at this n."""
 
     name: str
     base: float | None
@@ -104,6 +105,7 @@ class Metric:
     threshold: float | None
     passed: bool | None
     required: bool = False
+    anytime95: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,18 @@ import time
 import pytest
 
 from hivetune.judge.statistics import (
+    Estimate,
+    alpha_of_look,
+    anytime_interval,
     by_group,
     discordant,
+    holm,
     mcnemar_p,
+    p_value,
     paired_bootstrap,
     paired_proportions,
     rows_needed,
-    t_quantile_975,
+    t_quantile,
 )
 
 
@@ -113,4 +118,96 @@ def test_mcnemar_is_the_exact_binomial() -> None:
 
 @pytest.mark.parametrize(("degrees", "table"), [(4, 2.7764), (10, 2.2281), (30, 2.0423), (1000, 1.9623)])
 def test_student_quantiles(degrees: int, table: float) -> None:
-    assert math.isclose(t_quantile_975(degrees), table, rel_tol=5e-3)
+    assert math.isclose(t_quantile(0.975, degrees), table, rel_tol=5e-3)
+
+
+def test_holm_is_the_step_down_of_bonferroni() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == [] and holm([0.5]) == [0.5] and holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_all_looks_together_spend_alpha() -> None:
+    spent = math.fsum(alpha_of_look(look) for look in range(1, 100_000))
+    assert 0.0499 < spent < 0.05
+
+
+@pytest.mark.slow
+def test_an_equal_model_is_promoted_in_few_of_many_lives_of_thirty_nights() -> None:
+    """Each night another candidate that is no better, 40 rows, promoted when its bound is below 0. With 95 % intervals
+    every night about half of the lives have a false promotion."""
+    careful = careless = 0
+    for life in range(50):
+        nights = [paired_rows(1000 * life + night, 40, 0.0) for night in range(30)]
+        careful += any(
+            (paired_bootstrap(rows, ratio, resamples=400, alpha=alpha_of_look(night)).ci95 or (0, 0))[1] < 0
+            for night, rows in enumerate(nights, 1)
+        )
+        careless += any((paired_bootstrap(rows, ratio, resamples=400).ci95 or (0, 0))[1] < 0 for rows in nights[:15])
+    assert careful <= 4  # one-sided 2.5 % of 50 are 1.25; three standard errors are 3.3
+    assert careless >= 7  # 1 - 0.975^15 is 32 % of 50; three standard errors are 10
+
+
+def test_a_real_improvement_is_found_on_any_night() -> None:
+    """0.1 nats with a spread of 0.2 a row, 200 rows: found on the first night and on the thirtieth."""
+    for look in (1, 30):
+        found = sum(
+            (
+                paired_bootstrap(paired_rows(seed, 200, -0.1), ratio, resamples=400, alpha=alpha_of_look(look)).ci95
+                or (0, 0)
+            )[1]
+            < 0
+            for seed in range(40)
+        )
+        assert found >= 36
+
+
+def test_an_interval_for_every_n_at_once_holds_while_rows_come_in() -> None:
+    """One pair, looked at after every 20 rows up to 600: outside at any look in at most 5 % of the lives."""
+    outside = 0
+    for life in range(150):
+        rows = paired_rows(life, 600, 0.0)
+        for n in range(20, 601, 20):
+            part = [column[:n] for column in rows]
+            low, high = anytime_interval(linear_estimate(part), expected_units=200) or (-1.0, 1.0)
+            if not low <= 0 <= high:
+                outside += 1
+                break
+    assert outside <= 15  # 5 % of 150 are 7.5; three standard errors are 8
+
+
+def linear_estimate(rows: list[list[float]]) -> Estimate:
+    """The ratio's estimate without a bootstrap: thousands of looks are taken."""
+    n, tokens = len(rows[0]), math.fsum(rows[2])
+    value = (math.fsum(rows[1]) - math.fsum(rows[0])) / tokens
+    deviations = [(tuned - base - value * length) * n / tokens for base, tuned, length in zip(*rows, strict=True)]
+    return Estimate(value, None, n, math.sqrt(math.fsum(x * x for x in deviations) / (n - 1)))
+
+
+@pytest.mark.parametrize("n", [10, 30, 100])
+def test_coverage_with_clustered_sessions(n: int) -> None:
+    """Rows come in sessions of one to five that share an effect; sessions are resampled whole."""
+    inside, lives = 0, 200
+    for seed in range(lives):
+        rng = random.Random(seed)
+        columns: list[list[float]] = [[], [], []]
+        groups: list[int] = []
+        for session in range(n):
+            effect = rng.gauss(0, 0.15)
+            for _ in range(rng.randint(1, 5)):
+                tokens = float(rng.randint(5, 60))
+                base = tokens * (2.0 + rng.gauss(0, 0.3))
+                for column, value in zip(
+                    columns, (base, base + tokens * (-0.1 + effect + rng.gauss(0, 0.1)), tokens), strict=True
+                ):
+                    column.append(value)
+                groups.append(session)
+        low, high = paired_bootstrap(by_group(columns, groups), ratio, resamples=400, seed=seed).ci95 or (1, 0)
+        inside += low <= -0.1 <= high
+    assert inside >= 0.95 * lives - 3 * math.sqrt(0.95 * 0.05 * lives)
+
+
+@pytest.mark.parametrize(("t", "degrees", "table"), [(2.7764, 4, 0.05), (2.2281, 10, 0.05), (3.6460, 30, 0.001)])
+def test_p_values_are_students(t: float, degrees: int, table: float) -> None:
+    estimate = Estimate(t, None, degrees + 1, math.sqrt(degrees + 1))
+    assert p_value(estimate) == pytest.approx(table, rel=0.015)  # as the function says
+    assert p_value(Estimate(0.5, None, 3, 1.0)) == 1.0

@@ -66,13 +66,14 @@ def show_evaluation(evaluation: dict[str, Any]) -> None:
             line["rows"],
             number(line["base_loss"]),
             number(line["tuned_loss"]),
+            number(line["p_holm"]),
             line["answers"],
             _share(line["base_success"]),
             _share(line["tuned_success"]),
         )
         for line in by_agent(evaluation)
     ]
-    columns = ("agent", "rows", "loss base", "loss tuned", "answers", "success base", "success tuned")
+    columns = ("agent", "rows", "loss base", "loss tuned", "p (Holm)", "answers", "success base", "success tuned")
     table("", columns, rows, numeric=columns[1:])
     for problem in evaluation["problems"][:5]:
         say(f"{problem['source']} ({problem['model']}): {problem['problem']}")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hivetune.config import EvalConfig
 from hivetune.errors import UsageError
 from hivetune.judge.checkers import answer_succeeds, find_checker
+from hivetune.judge.statistics import by_group, holm, p_value, paired_bootstrap
 from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
 
@@ -113,9 +114,15 @@ def evaluation_document(
 
 
 def by_agent(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Loss and success of each agent, for people: [{"agent", "rows", "answers", "base_loss", ...}]. No intervals."""
+    """Loss and success of each agent: [{"agent", "rows", "answers", "base_loss", "tuned_loss", ..., "p_holm"}].
+
+    `p_holm`: of no difference in its loss, adjusted for the number of agents, so that the one that happens to look best
+    or worst of many is not taken for a finding.
+    """
     agents = sorted({row["agent"] or "" for row in evaluation["rows"]})
-    return [_agent_summary(agent, evaluation) for agent in agents]
+    found = [_agent_summary(agent, evaluation) for agent in agents]
+    adjusted = holm([summary.pop("p") for summary in found])
+    return [{**summary, "p_holm": p} for summary, p in zip(found, adjusted, strict=True)]
 
 
 def _agent_summary(agent: str, evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +139,15 @@ def _agent_summary(agent: str, evaluation: Mapping[str, Any]) -> dict[str, Any]:
         usable = tokens > 0 and all(isinstance(value, float) for value in values)
         summary[f"{side}_loss"] = math.fsum(values) / tokens if usable else None
         summary[f"{side}_success"] = sum(a[side]["success"] for a in answers) / len(answers) if answers else None
-    return summary
+    return {**summary, "p": _p_of(rows)}
+
+
+def _p_of(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Two-sided p of "no difference in loss" on these rows, whole sessions together; 1 where a loss is missing."""
+    if not rows or not all(isinstance(row[side], float) for row in rows for side in SIDES):
+        return 1.0
+    columns = by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])
+    return p_value(paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / sums[2]))
 
 
 def _loss_row(info: HeldOutRow, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:

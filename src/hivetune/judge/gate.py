@@ -13,9 +13,12 @@ from typing import Any, Literal
 
 from hivetune.config import GateConfig
 from hivetune.judge.statistics import (
+    ALPHA,
     FEWEST_UNITS,
     Estimate,
     Interval,
+    alpha_of_look,
+    anytime_interval,
     by_group,
     discordant,
     mcnemar_p,
@@ -72,11 +75,21 @@ def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     if isinstance(columns, str):
         return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
     base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
-    estimate = paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / sums[2])
+    estimate = paired_bootstrap(columns, _difference)
     metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))
+    metric = replace(metric, anytime95=anytime_interval(estimate, estimate.units))
+    deciding = estimate if config.look is None else paired_bootstrap(columns, _difference, alpha=_alpha(config))
     return _gain_finding(
-        metric, estimate, _negative(estimate.ci95), -estimate.value, config.loss_gain, config.tolerance
+        metric, estimate, _negative(deciding.ci95), -estimate.value, config.loss_gain, config.tolerance
     )
+
+
+def _difference(sums: Sequence[float]) -> float:
+    return (sums[1] - sums[0]) / sums[2]
+
+
+def _alpha(config: GateConfig) -> float:
+    return ALPHA if config.look is None else alpha_of_look(config.look)
 
 
 def _perplexity(evaluation: Evaluation) -> Finding:
@@ -97,10 +110,12 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
     if not pairs:
         return _failed("success", "no held-out row has a checker and both answers", 0, threshold, required)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
-    estimate = _proportions(base, tuned, [group for _, _, group in pairs])
+    groups = [group for _, _, group in pairs]
+    estimate = _proportions(base, tuned, groups)
+    deciding = estimate if config.look is None else _proportions(base, tuned, groups, alpha=_alpha(config))
     n = len(pairs)
     metric = _measured("success", sum(base) / n, sum(tuned) / n, n)
-    finding = _gain_finding(metric, estimate, estimate.ci95, estimate.value, threshold, config.tolerance)
+    finding = _gain_finding(metric, estimate, deciding.ci95, estimate.value, threshold, config.tolerance)
     gained, lost = discordant(base, tuned)
     detail = f"; {gained} gained, {lost} lost, McNemar p = {mcnemar_p(gained, lost):.3g}"
     return Finding(finding.metric, finding.outcome, finding.reason + detail if finding.reason else "")
@@ -264,12 +279,12 @@ def _answer_pairs(evaluation: Evaluation, key: str) -> list[tuple[Any, Any, str]
     ]
 
 
-def _proportions(base: Sequence[bool], tuned: Sequence[bool], groups: Sequence[str]) -> Estimate:
+def _proportions(base: Sequence[bool], tuned: Sequence[bool], groups: Sequence[str], alpha: float = ALPHA) -> Estimate:
     """Rows of one session are not independent: then whole sessions are resampled."""
     if len(set(groups)) == len(groups):
-        return paired_proportions(base, tuned)
+        return paired_proportions(base, tuned, alpha=alpha)
     columns = by_group([[float(b) for b in base], [float(t) for t in tuned], [1.0] * len(base)], groups)
-    return paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / sums[2])
+    return paired_bootstrap(columns, _difference, alpha=alpha)
 
 
 def _negative(interval: Interval | None) -> Interval | None:
