@@ -20,7 +20,7 @@ class Rollbacks:
 
 def watched(rollbacks: Rollbacks) -> Watch:
     """v1 answered 300 times, with 3 errors; then v2 became champion."""
-    watch = Watch(rollbacks, open_database)
+    watch = Watch(rollbacks, open_database, busy=lambda: False)
     watch.champions({"a": "a@1"}, {})
     for number in range(300):
         watch.answered("a@1", error=number % 100 == 0, seconds=1.0, tokens=100)
@@ -70,3 +70,14 @@ def test_counts_outlive_the_gateway() -> None:
     with closing(open_database()) as database:
         assert isinstance(database, sqlite3.Connection)
         assert database.execute("SELECT answers FROM served WHERE release = 'a@1'").fetchone() == (300,)
+
+
+def test_a_busy_machine_and_short_answers_say_nothing_of_speed() -> None:
+    rollbacks = Rollbacks()
+    watch = watched(rollbacks)
+    for _ in range(60):
+        watch.answered("a@2", error=False, seconds=10.0, tokens=2)
+    watch.busy = lambda: True
+    for _ in range(60):
+        watch.answered("a@2", error=False, seconds=10.0, tokens=100)
+    assert rollbacks.told == []

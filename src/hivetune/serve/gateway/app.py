@@ -96,7 +96,7 @@ class Gateway:
             upstream = await stack.enter_async_context(
                 ask(self.keeper, request.url.path, body, session=exchange.session, pick=str(body.get("model") or ""))
             )
-            exchange.label = upstream.route.label
+            exchange.label, exchange.sent_s = upstream.route.label, upstream.sent_s
             if body.get("stream") is True:
                 return _Stream(exchange.stream(upstream), stack.pop_all(), exchange.label)
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -209,6 +209,7 @@ class _Exchange:
     session: str = ""
     id: str = ""
     started: float = field(default_factory=time.monotonic)
+    sent_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.id = f"hive-{secrets.token_hex(12)}"
@@ -258,7 +259,7 @@ class _Exchange:
         seconds = time.monotonic() - self.started
         tokens = int(usage.get("completion_tokens") or 0)
         self.gateway.metrics.answered(self.id, self.label, seconds, tokens)
-        self.gateway.watch.answered(self.label, error=False, seconds=seconds, tokens=tokens)
+        self.gateway.watch.answered(self.label, error=False, seconds=time.monotonic() - self.sent_s, tokens=tokens)
         if self.gateway.capture is None or not self._wants_capture():
             return
         self.gateway.capture.put(

@@ -6,6 +6,7 @@ nothing of it. After the first byte of a stream there is no second try, only an 
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +37,11 @@ class Refused(UsageError):
 
 @dataclass(frozen=True)
 class Upstream:
-    """An answer that has begun. `route`: who gives it."""
+    """An answer that has begun. `route`: who gives it; `sent_s` (of monotonic): when its turn came."""
 
     route: Route
     response: httpx2.Response
+    sent_s: float
 
     async def document(self) -> dict[str, Any]:
         """The whole answer. Raises Broken."""
@@ -87,6 +89,7 @@ async def ask(
         async with contextlib.AsyncExitStack() as stack:
             try:
                 pinned = await stack.enter_async_context(live.turn(chosen.label if chosen.adapted else None, session))
+                sent_s = time.monotonic()
                 sent = live.client.stream("POST", path, json={**request, **pinned, "reasoning_format": "none"})
                 response = await stack.enter_async_context(sent)
             except (Retired, httpx2.TransportError) as error:
@@ -95,7 +98,7 @@ async def ask(
                 continue
             if response.status_code != 200:
                 raise Refused(*await _refusal(response))
-            yield Upstream(chosen, response)
+            yield Upstream(chosen, response, sent_s)
             return
 
 

@@ -1,10 +1,12 @@
 """Watches a new champion by its own answers, and asks for a rollback when it is worse than the one before.
 
 Three rates, each held against what the champion before had (alarm.py): answers that failed, answers that were slow
-(seconds a token above twice that champion's median), complaints. The counts of each release are kept in hive.db, so
+(seconds a token above twice that champion's median, waiting for a slot aside), complaints. Speed is not judged while
+the machine has more to do than cores: then every release is slow. The counts of each release are kept in hive.db, so
 that a restarted gateway knows them.
 """
 
+import os
 import sqlite3
 import statistics
 import threading
@@ -20,6 +22,12 @@ FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
 WORDS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
 SLOW_FACTOR = 2.0
 KEPT_SPEEDS = 500
+FEWEST_TOKENS = 8  # of shorter answers the prompt's time says more than the tokens'
+
+
+def _is_busy() -> bool:
+    """More runnable threads than cores over the last minute."""
+    return os.getloadavg()[0] > len(os.sched_getaffinity(0))
 
 
 @dataclass
@@ -38,6 +46,7 @@ class Watch:
 
     roll_back: Callable[[str, str], None]
     open_database: Callable[[], sqlite3.Connection]
+    busy: Callable[[], bool] = _is_busy
     tallies: dict[str, ReleaseCounts] = field(default_factory=dict)
     _champions: dict[str, str] = field(default_factory=dict)
     _before: dict[str, str] = field(default_factory=dict)
@@ -81,7 +90,7 @@ class Watch:
             }
 
     def answered(self, label: str, *, error: bool, seconds: float = 0.0, tokens: int = 0) -> None:
-        speed = seconds / tokens if tokens else None
+        speed = seconds / tokens if tokens >= FEWEST_TOKENS and not self.busy() else None
         slow = speed is not None and self._is_slow(label, speed)
         tally = self.tallies.setdefault(label, ReleaseCounts())
         tally.answers += 1
