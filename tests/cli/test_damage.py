@@ -4,6 +4,7 @@ and a documented exit code, never a traceback, and never another run in silence.
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -264,3 +265,23 @@ def test_a_list_of_runs_does_not_die_of_one(
     if (name, damage) != ("run.json", remove):  # then it is not a run any more
         entry = listed[str(home / "all/run")]
         assert entry["state"] != "damaged" or name in entry["problem"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_home_that_can_only_be_read_can_be_looked_at(
+    whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = fresh(whole)
+    monkeypatch.setenv("HIVETUNE_HOME", str(home))
+    if subprocess.run(["mount", "--bind", home, home], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mounts here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", home], check=True)
+        codes = {c[0]: exit_code([w.replace("RUN", str(home / "all/run")) for w in c], monkeypatch) for c in COMMANDS}
+    finally:
+        subprocess.run(["umount", "--lazy", home], check=True)
+    assert {name: codes[name] for name in ("runs", "show", "watch", "logs", "stop", "registry")} == dict.fromkeys(
+        ("runs", "show", "watch", "logs", "stop", "registry"), 0
+    )
+    assert {codes["gate"], codes["export"]} == {2}
+    assert "Read-only file system" in capsys.readouterr().err
