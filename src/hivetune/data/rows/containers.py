@@ -12,7 +12,7 @@ from hivetune.data.rows.sessions.claude_code import claude_code_rows
 
 # Looked for in the bytes of a row before it is parsed, since nearly no row is a container.
 KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "resourceSpans", "batches", "runs")
-_ALSO = ("loglines",)
+_ALSO = ("loglines", "post")
 _MARKS = tuple(f'"{key}"'.encode() for key in (*KEYS, *_ALSO))
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
@@ -41,6 +41,9 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return [json.loads(text) for _, _, text in claude_code_rows(iter(enumerate(lines, 1)))]
     if "instruction" in record and objects(record.get("instances")) is not None:  # self-instruct
         return [{**record, "instances": None, **instance} for instance in record["instances"]]
+    if objects(record.get("post")) is not None:  # what LangSmith's client sends: runs begun, then what came of them
+        ends = {run.get("dotted_order"): run for run in objects(record.get("patch")) or []}
+        return [{**run, **ends.get(run.get("dotted_order"), {})} for run in record["post"]]
     for key in KEYS:
         rows = objects(record.get(key))
         if rows is None or all(any(name in row for name in ROLE_KEYS[:5]) for row in rows):
