@@ -75,6 +75,11 @@ REASONS: dict[str, Reason] = {
         "one message of a conversation: its turns are in rows of their own",
         "join the messages of each conversation to one row with a list `messages`",
     ),
+    "rendered-text": Reason(
+        "reject",
+        "a text that holds a conversation with the marks of a template: learned whole, its questions would be too",
+        "give the turns as a list `messages`, or --columns text=text if the whole text is the lesson",
+    ),
     "session-line": Reason(
         "reject",
         "one line of a coding agent's session, whose other lines are elsewhere",
@@ -200,6 +205,11 @@ REASONS: dict[str, Reason] = {
     # Used, but changed; always counted
     "merged-turns": Reason(
         "warn", "consecutive turns of one role were joined to one, with an empty line between them", "nothing to do"
+    ),
+    "turns-from-text": Reason(
+        "warn",
+        "a text with speakers or a template's marks in it was read as the turns of a conversation",
+        "nothing to do",
     ),
     "leading-answer": Reason("warn", "turns of the assistant before the first question were left out", "nothing to do"),
     "trailing-turns": Reason("warn", "turns after the last answer were left out", "add the answer, if there is one"),

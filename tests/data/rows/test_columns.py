@@ -230,3 +230,42 @@ def test_what_a_user_said_is_not_who_they_are() -> None:
     row = {"user": QUESTION, "assistant": ANSWER, "session_id": "s"}
     example = read_example(RawRow("f:1", json.dumps(row).encode()), {}).example
     assert (example.session, example.user) == ("s", None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "### Human: Which river?\n### Assistant: The Seine.",
+        "### Human: Which river?### Assistant: The Seine.",
+        "<s>Human: Which river?\n</s><s>Assistant: The Seine.\n</s>",
+        "USER: Which river?\nASSISTANT: The Seine.",
+        "\n\nHuman: Which river?\n\nAssistant: The Seine.",
+        "<|im_start|>user\nWhich river?<|im_end|>\n<|im_start|>assistant\nThe Seine.<|im_end|>",
+        "<s>[INST] Which river? [/INST] The Seine.</s>",
+    ],
+)
+def test_a_text_that_is_a_chat_is_read_as_one(text: str) -> None:
+    found = read_conversation({"text": text})
+    assert [(m.role, m.content) for m in found.messages] == [("user", "Which river?"), ("assistant", "The Seine.")]
+    assert found.changed == ("turns-from-text",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Below is a task.\n\n### Instruction:\nName a river.\n\n### Response:\nThe Seine.",
+        "User: a\nUser: b\nAssistant: c",
+        "Assistant: c\nUser: a",
+        "<|im_start|>user\na<|im_end|> stray <|im_start|>assistant\nb<|im_end|>",
+        "text before [INST] a [/INST] b",
+    ],
+)
+def test_a_text_with_marks_that_cannot_be_told_apart_is_refused(text: str) -> None:
+    with pytest.raises(RowRefused) as refused:
+        read_conversation({"text": text})
+    assert refused.value.reason == "rendered-text"
+
+
+@pytest.mark.parametrize("text", ["User: the manual of our device", "He said: User: no", "plain words"])
+def test_documents_stay_documents(text: str) -> None:
+    assert [(m.role, m.content) for m in read_conversation({"text": text}).messages] == [("assistant", text)]

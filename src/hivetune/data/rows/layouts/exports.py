@@ -232,6 +232,36 @@ def _opencode_answer(parts: list[dict[str, Any]]) -> list[Message]:
     return messages
 
 
+def _gemini_cli(name: str, row: Row) -> Conversation:
+    """Gemini CLI's sessions: turns by `type`, calls with their results and thoughts beside the text."""
+    messages: list[Message] = []
+    notes = False
+    for turn in row["messages"]:
+        kind = one_of(turn, "type")
+        if kind in ("info", "error", "warning"):
+            notes = True
+        elif kind == "gemini":
+            messages += _gemini_answer(turn)
+        else:
+            messages += read_turn({"role": kind, "content": turn.get("content")})
+    ordered, changed = in_order(messages)
+    return Conversation(name, ordered, changed=(("program-notes",) if notes else ()) + changed)
+
+
+def _gemini_answer(turn: Mapping[str, Any]) -> list[Message]:
+    thoughts = [f"{one_of(t, 'subject') or ''}: {one_of(t, 'description') or ''}" for t in turn.get("thoughts") or []]
+    calls = objects(turn.get("toolCalls")) or []
+    parts = [{"type": "text", "text": turn.get("content") or ""}, *({"functionCall": call} for call in calls)]
+    messages = read_turn({"role": "assistant", "content": parts, "reasoning": "\n".join(thoughts)})
+    for call in calls:
+        result = call.get("result")
+        if result is None:
+            raise RowRefused("bad-tool-call", f"the call of {str(call.get('name'))[:40]} has no result")
+        content = result if isinstance(result, list) else [{"functionResponse": {"response": result}}]
+        messages += read_turn({"role": "tool", "content": content})
+    return messages
+
+
 def _is_opencode(row: Row) -> bool:
     turns = objects(row.get("messages"))
     return turns is not None and isinstance(row.get("info"), dict) and "parts" in turns[0] and "info" in turns[0]
@@ -265,5 +295,13 @@ CLAUDE = RowLayout(
 OPEN_WEBUI = RowLayout("open-webui", frozenset(("chat",)), _is_open_webui, _open_webui, frozenset(("chat",)))
 LM_STUDIO = RowLayout(
     "lm-studio", frozenset(("messages",)), _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes"))
+)
+GEMINI_CLI = RowLayout(
+    "gemini-cli",
+    frozenset(("project_hash",)),
+    lambda row: objects(row.get("messages")) is not None,
+    _gemini_cli,
+    frozenset(("messages",)),
+    frozenset(("summary",)),
 )
 OPENCODE = RowLayout("opencode", frozenset(("info",)), _is_opencode, _opencode, frozenset(("messages", "info")))

@@ -17,6 +17,7 @@ from hivetune.data.rows.layouts.columns import (
 )
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, objects, parsed, said, text_of
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, in_order, read_messages, read_system
+from hivetune.data.rows.sessions.rendered import is_rendered, spoken_turns, turns_of
 from hivetune.records import Message
 
 QUESTION = ("user_query", "user_request", "input", "query")
@@ -138,7 +139,15 @@ def _tool(name: str, row: Row) -> Conversation:
 
 
 def _plain(name: str, row: Row) -> Conversation:
-    return Conversation(name, (said("assistant", row["text"], "text"),))
+    text = text_of(row["text"], "text")
+    turns = turns_of(text)
+    turns = spoken_turns(text) if turns is None else turns
+    if turns == [] or (turns is None and is_rendered(text)):
+        raise RowRefused("rendered-text")
+    if turns is None:
+        return Conversation(name, (Message("assistant", text),))
+    messages, changed = in_order(read_messages(turns, None))
+    return Conversation(name, messages, changed=("turns-from-text", *changed))
 
 
 def _is_prompt_completion(row: Row) -> bool:

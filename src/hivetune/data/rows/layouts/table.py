@@ -16,6 +16,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
     exports.OPEN_WEBUI,
     exports.LM_STUDIO,
     exports.OPENCODE,
+    exports.GEMINI_CLI,
     traces.SPAN,
     traces.RUN,
     traces.OBSERVATION,

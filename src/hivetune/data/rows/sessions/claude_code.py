@@ -43,7 +43,7 @@ class _Session:
 def is_claude_code(row: dict[str, Any]) -> bool:
     """Whether an object is a line of such a session."""
     if row.get("type") in _SPOKEN:
-        return "sessionId" in row and "uuid" in row and isinstance(row.get("message"), dict)
+        return isinstance(row.get("message"), dict) and ("sessionId" in row or "timestamp" in row)
     if row.get("type") == "summary":
         return "leafUuid" in row
     return row.get("type") in _OTHER_TYPES and ("sessionId" in row or "snapshot" in row)

@@ -14,6 +14,10 @@ _ITEM_TYPES = (
 )
 
 
+# Items that say nothing to a model. A kind that nobody knows stays, so that the row is refused for it.
+_SILENT_ITEMS = ("ghost_snapshot", "compaction", "compaction_summary", "other")
+
+
 @dataclass(slots=True)
 class _Session:
     """Items since the session began or was compacted. `place`: the line of the first one."""
@@ -76,14 +80,14 @@ def _add(session: _Session, number: int, kind: str, payload: dict[str, Any], tim
         _unlearn_last(session.items)
     elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
         _roll_back(session, payload.get("num_turns"))
-    elif kind == "response_item" and payload.get("type") in _ITEM_TYPES:
+    elif kind == "response_item" and payload.get("type") not in _SILENT_ITEMS:
         session.place = session.place or number
         session.items.append(_item(payload))
 
 
 def _item(payload: dict[str, Any]) -> dict[str, Any]:
     """An item as the Responses API has it."""
-    if payload["type"] == "local_shell_call":
+    if payload.get("type") == "local_shell_call":
         action = payload.get("action")
         command = action.get("command") if isinstance(action, dict) else None
         name = {"name": "local_shell", "arguments": {"command": command}}

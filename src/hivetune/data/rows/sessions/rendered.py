@@ -11,6 +11,11 @@ _INST = re.compile(r"\[INST\]\s*(?:<<SYS>>\n(.*?)\n<</SYS>>\n\n)?(.*?)\s*\[/INST
 _ANY = re.compile(r"<\|\w+\|>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>")
 _NO_THOUGHTS = re.compile(r"\A\s*(?:<think>\s*(?:</think>)?\s*)?\Z")
 _LLAMA_DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")
+_SPEAKERS = {"human": "user", "user": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
+_NAMES = r"(Human|User|USER|Assistant|ASSISTANT|GPT|System|SYSTEM) ?: ?"
+_LINE = r"(?:\A|\n)[ \t]*"
+_SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
+_INSTRUCTION = re.compile(r"^### ?Instruction:.*^### ?(?:Response|Output|Answer):", re.S | re.M)
 _FRAME = re.compile(r"\A(?:\s|<s>|</s>|<bos>|<\|begin_of_text\|>|<\|endoftext\|>)*\Z")
 
 
@@ -36,6 +41,34 @@ def turns_of(prompt: str) -> list[dict[str, str]] | None:
             turns += [{"role": "user", "content": m.group(2)}, {"role": "assistant", "content": m.group(3).strip()}]
         return _clean(turns) if _FRAME.match(_INST.sub("", prompt)) else None
     return None
+
+
+def spoken_turns(text: str) -> list[dict[str, str]] | None:
+    """The turns of a text that begins with a speaker and has another one: `### Human: ..`, `USER: .. ASSISTANT: ..`.
+
+    None when it begins otherwise or only one side speaks: a document. Empty when the speakers do not take turns, so
+    that a line of somebody's text may look like a speaker.
+    """
+    first = _SPEAKER.match(text)
+    if first is None:
+        return None
+    lead = first.group(1)
+    border = r"<s>\s*" if lead.startswith("<s>") else r"### ?" if lead else _LINE
+    pieces = re.split(border + _NAMES, text.lstrip())[1:]
+    roles = [_SPEAKERS[name.lower()] for name in pieces[::2]]
+    if not {"user", "assistant"} <= set(roles):
+        return None
+    said = [piece.replace("</s>", "").strip() for piece in pieces[1::2]]
+    spoken = roles[1:] if roles[0] == "system" else roles
+    in_turn = all(role == ("user", "assistant")[i % 2] for i, role in enumerate(spoken))
+    if not in_turn or any(_ANY.search(piece) for piece in said):
+        return []
+    return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
+
+
+def is_rendered(text: str) -> bool:
+    """Whether a text holds the marks of a template, so that learning it whole would teach the questions too."""
+    return bool(_ANY.search(text)) or bool(_INSTRUCTION.search(text))
 
 
 def _clean(turns: list[dict[str, str]]) -> list[dict[str, str]] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import conversation
-from hivetune.data.rows.sessions.rendered import turns_of
+from hivetune.data.rows.sessions.rendered import is_rendered, turns_of
 
 _LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 SERVER_REQUEST = re.compile(
@@ -75,7 +75,7 @@ def _llama_row(place: int, request: Any, response: Any) -> Iterator[PlacedRow]:
 def _vllm(place: int, prompt: str, answer: str | None, finish: str | None) -> Iterator[PlacedRow]:
     turns = turns_of(prompt)
     if turns is None:
-        turns = [{"role": "user", "content": prompt}] if not looks_rendered(prompt) else None
+        turns = [{"role": "user", "content": prompt}] if not is_rendered(prompt) else None
     if turns is None:
         yield place, "r", json.dumps({"prompt_of_unknown_template": prompt, "completion": answer})
         return
@@ -86,8 +86,3 @@ def _vllm(place: int, prompt: str, answer: str | None, finish: str | None) -> It
         yield place, "r", json.dumps({"request": {"messages": turns[:-1]}, "response": response})
         return
     yield from conversation("vllm", place, turns, ())
-
-
-def looks_rendered(prompt: str) -> bool:
-    """Whether a prompt holds the marks of some template."""
-    return bool(re.search(r"<\|\w+\|>|\[/?INST\]|<start_of_turn>|<\uff5c", prompt))
