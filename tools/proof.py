@@ -25,8 +25,8 @@ WORK = ROOT / ".cache" / "proof"
 # name: (what it proves, pytest arguments)
 PROOFS: dict[str, tuple[str, list[str]]] = {
     "sample-files": (
-        "sample files of 33 projects and of the logs that people have: at least 95 % of the rows that a person would use "
-        "are used, none is read otherwise than it says",
+        "sample files of 33 projects and logs that people have: 95 % of the rows that a person would use are used, "
+        "none is read otherwise than it says",
         ["tests/data/rows/test_samples.py", "tests/data/rows/test_logs.py", "tests/data/rows/sessions"],
     ),
     "planted-faults": (

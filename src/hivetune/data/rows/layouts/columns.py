@@ -90,7 +90,7 @@ _NOTE_STARTS = tuple(names("num_ is_ has_ n_ original_ raw_ gen_ meta_ metadata_
 
 MIN_WORDS = 3
 MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
-WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 MAX_VALUES = 200  # looked at inside one list or object
 
 
@@ -191,7 +191,7 @@ def _is_prose(text: str) -> bool:
         return True
     words = text.split(None, MIN_WORDS)
     return (len(words) >= MIN_WORDS and any(c.isalpha() for c in text[:200])) or (
-        not text.isascii() and len(WIDE.findall(text)) >= MIN_WIDE_CHARS
+        not text.isascii() and len(_WIDE.findall(text)) >= MIN_WIDE_CHARS
     )
 
 
