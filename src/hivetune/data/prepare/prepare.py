@@ -32,7 +32,7 @@ from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
 from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.work import ChunkJob
 from hivetune.data.render.folder import RENDER_FILES
-from hivetune.data.rows.formats import WIDE
+from hivetune.data.rows.formats import WIDE_FORMAT
 from hivetune.data.snapshot import DROPPED_FILE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
@@ -176,7 +176,7 @@ def _examine(inputs: Inputs, job: ChunkJob, data: DataConfig, work: Path, progre
     decisions = decide(results, data, silent)
     report = make_report(results, decisions, data, model=job.model_folder, max_length=job.max_length)
     report.document["encodings"] = {
-        name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE.search(known))
+        name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE_FORMAT.search(known))
     }
     return ExaminedRows(inputs, results, decisions, report)
 

@@ -19,7 +19,7 @@ MARKS = (
 LATIN = ("cp1250", "cp1254", "cp1257")  # of Central Europe, Turkey and the Baltic, beside cp1252 of the West
 WORD = re.compile(r"[^\W\d_]+")
 LEAST_ZEROS = 0.3  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
-BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 16
 
 
 class ByteSource(Protocol):
@@ -53,7 +53,7 @@ class Transcoded:
 
     def read(self, size: int) -> tuple[bytes, str | None]:
         while len(self._rest) < size and not self._ended:
-            block, self._problem = self._source.read(BLOCK_BYTES)
+            block, self._problem = self._source.read(_BLOCK_BYTES)
             self._ended = not block or self._problem is not None
             text = self._decoder.decode(block, final=self._ended)
             if text and not self._started:

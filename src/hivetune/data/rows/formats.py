@@ -26,7 +26,7 @@ BLOCK_CHARS = 1 << 20
 # Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
 MAX_RATIO = 300
 ALWAYS_UNPACKED_BYTES = 64 << 20
-WIDE = re.compile(r"\.(utf-\d\d-[bl]e)")
+WIDE_FORMAT = re.compile(r"\.(utf-\d\d-[bl]e)")
 
 
 class ByteStream(Protocol):
@@ -116,7 +116,7 @@ def _is_whole(line: bytes) -> bool:
 
 def open_bytes(path: str, known: str) -> ByteStream:
     """The bytes of a file of format `known`, decompressed, as UTF-8. Raises MachineNotFit when a package is missing."""
-    found = WIDE.search(known)
+    found = WIDE_FORMAT.search(known)
     stream = _decompressed(path, known)
     return Transcoded(stream, found.group(1)) if found else stream
 

@@ -20,8 +20,8 @@ from hivetune.data.rows.sessions.detect import is_session_line
 from hivetune.records import Example, Message
 
 BOM = b"\xef\xbb\xbf"
-MARK = "\ufeff"
-ESCAPED_MARKS = ("\\ufeff", "\\uFEFF")
+BYTE_ORDER_MARK = "\ufeff"
+WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
@@ -142,8 +142,8 @@ def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
         if latin is None:
             raise _not_text(payload, error) from None
         text, changed = latin, ("decoded-windows-1252",)
-    marked = MARK in text or any(written in text for written in ESCAPED_MARKS)
-    return text.removeprefix(MARK), (*changed, "byte-order-mark") if marked else changed
+    marked = BYTE_ORDER_MARK in text or any(written in text for written in WRITTEN_MARKS)
+    return text.removeprefix(BYTE_ORDER_MARK), (*changed, "byte-order-mark") if marked else changed
 
 
 def _original(payload: bytes) -> bytes:
@@ -217,7 +217,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str]) -> ReadRow:
 
 def _without_marks(message: Message) -> Message:
     """A byte order mark inside a text is no character of it: a file was read with its mark and pasted."""
-    return replace(message, content=message.content.replace(MARK, ""))
+    return replace(message, content=message.content.replace(BYTE_ORDER_MARK, ""))
 
 
 def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:
