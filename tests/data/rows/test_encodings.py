@@ -35,12 +35,12 @@ def table() -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("encoding", WIDE)
-@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(
+    ("encoding", "marked"),
+    [("utf-16-le", True), ("utf-16-be", True), ("utf-32-le", True), ("utf-16-le", False), ("utf-16-be", False)],
+)
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".json", ".jsonl.gz"])
 def test_wide_encodings(encoding: str, marked: bool, suffix: str, tmp_path: Path) -> None:
-    if not marked and encoding == "utf-32-le":
-        pytest.skip("without a mark UTF-32 is not looked for: nobody writes it")
     text = {".csv": table(), ".json": "[" + ",".join(lines(GERMAN, "你好").splitlines()) + "]"}.get(suffix)
     data = (WIDE[encoding] if marked else b"") + (text or lines(GERMAN, "你好")).encode(encoding)
     path = tmp_path / f"rows{suffix}"
