@@ -86,7 +86,10 @@ FAULTS: dict[str, tuple[str, Maker]] = {
     ),
     "text and label": ("unexplained-column", lambda r: dump({"text": str(r.random()), "label": 1})),
     "one message": ("one-message", lambda r: dump({"role": "user", "content": str(r.random())})),
-    "result first": ("role-order", lambda r: _turns(("tool", str(r.random())), ("user", "b"), ("assistant", "c"))),
+    "result first": (
+        "earlier-turns-missing",
+        lambda r: _turns(("tool", str(r.random())), ("user", "b"), ("assistant", "c")),
+    ),
     "tool unasked": (
         "role-order",
         lambda r: _turns(("user", str(r.random())), ("assistant", "b"), ("tool", "c"), ("assistant", "d")),
