@@ -53,10 +53,28 @@ def test_rows_that_are_no_containers(record: dict[str, Any]) -> None:
     assert inside(record) is None
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_a_file_with_one_object(tmp_path: Path, indent: int | None) -> None:
+@pytest.mark.parametrize(("indent", "line"), [(None, 1), (1, 12)])
+def test_a_file_with_one_object(tmp_path: Path, indent: int | None, line: int) -> None:
     path = tmp_path / "rows.json"
-    path.write_text(json.dumps({"data": [PAIR, OTHER, {"prompt": "x"}]}, indent=indent))
+    path.write_text(json.dumps({"version": "1.0", "data": [PAIR, OTHER, {"prompt": "x"}], "n": 3}, indent=indent))
     report = check(DataConfig(path=str(path))).document
     assert (report["rows_in"], report["usable"]) == (3, 2)
-    assert report["problems"][0]["source"] == f"{path}:1"
+    assert report["problems"][0]["source"] == f"{path}:{line}"
+
+
+def test_a_file_with_one_object_larger_than_any_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    rows = [{"prompt": f"question {i}", "completion": "a" * 700} for i in range(25_000)]
+    path.write_text(json.dumps({"data": rows}, indent=0))
+    report = check(DataConfig(path=str(path), near_duplicates=0)).document
+    assert report["rows_in"] == 25_000
+    assert not report["rejected"].get("line-too-large")
+
+
+def test_what_stands_behind_the_rows_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"data": [PAIR], "test": [OTHER]}, indent=1))
+    report = check(DataConfig(path=str(path))).document
+    assert report["rejected"] == {"broken-file": 1}
+    path.write_text(json.dumps({"question": "Which?", "data": [{"a": 1}]}, indent=1))
+    assert check(DataConfig(path=str(path))).document["rows_in"] == 1

@@ -1,6 +1,6 @@
-"""Rows of a JSON document: the elements of an array, or objects one after the other, one of them in memory at a time.
+"""Rows of a JSON document: elements of an array (maybe below a key: {"data": [..]}), or objects one after the other.
 
-Where an element is broken, reading goes on at the next object whose first key is that of a row seen before; the broken
+One of them is in memory at a time. Where an element is broken, reading goes on at the next object whose first key is that of a row seen before; the broken
 text is a row of its own, which the checks refuse. So a missing brace or quote costs the row that it is in.
 """
 
@@ -8,12 +8,19 @@ import json
 import re
 from collections.abc import Iterator
 
+from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.layouts.columns import column_kind
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
 
 _KEPT_CHARS = 1 << 20  # of a broken element
 _MAX_KEY_CHARS = 1024
 _NEAR_END_CHARS = 64  # an error so close to the end of what was read may be the end
 _FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.){0,200}+)"\s*:')
+_SCALAR = r'(?:"[^"\\]{0,400}"|-?[0-9.eE+-]{1,40}|true|false|null)'
+_WRAPPER = re.compile(
+    rf'\{{(?:\s*"[^"\\]{{1,60}}"\s*:\s*{_SCALAR}\s*,){{0,20}}\s*"(?:data|rows|examples|records)"\s*:\s*\[(?=\s*\{{)'
+)
+_KEY = re.compile(r'"([^"\\]{1,60})"\s*:')
 _SEPARATORS = re.compile(r"[\s,]*")
 _scan = json.JSONDecoder().raw_decode
 
@@ -56,13 +63,16 @@ class _Document:
 
 def json_rows(source: TextSource) -> Iterator[PlacedRow]:
     document = _Document(source)
-    in_array = False
+    in_array = wrapped = _skip_wrapper(document)
     first_keys: set[str] = set()
     while first := document.at_value():
         line = document.line
         if first in "[]" and in_array == (first == "]"):
             in_array = first == "["
             document.skip(document.position + 1)
+            if wrapped and not in_array:
+                yield from _behind(document)
+                return
             continue
         end = _end_of_value(document)
         if end is None:
@@ -81,6 +91,31 @@ def json_rows(source: TextSource) -> Iterator[PlacedRow]:
         yield line, "r", one_line(text)
     if source.problem or in_array:
         yield document.line, "p", source.problem or "the JSON array breaks off here"
+
+
+def _skip_wrapper(document: _Document) -> bool:
+    """Whether the rows are below a key, as in {"version": 1, "data": [..]}; then goes on behind the bracket."""
+    if document.at_value() != "{":
+        return False
+    found = _WRAPPER.match(document.buffer, document.position)
+    beside = _KEY.findall(found.group())[:-1] if found else []
+    if found is None or any(column_kind(plain_name(name)) == "content" for name in beside):
+        return False
+    document.skip(found.end())
+    return True
+
+
+def _behind(document: _Document) -> Iterator[PlacedRow]:
+    """What follows the rows of a wrapper: its end, and notes; anything else is said."""
+    while len(document.buffer) - document.position < _KEPT_CHARS and document.read_more():
+        pass
+    line, rest = document.line, document.buffer[document.position :].strip()
+    try:
+        notes = json.loads("{" + rest.removeprefix(",")) if document.source.ended else None
+    except (ValueError, RecursionError):
+        notes = None
+    if notes is None or any(isinstance(value, list | dict) and value for value in notes.values()):
+        yield line, "p", document.source.problem or "what stands behind the list of rows was not read"
 
 
 def _end_of_value(document: _Document) -> int | None:
