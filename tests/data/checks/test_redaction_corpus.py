@@ -9,6 +9,10 @@ from collections.abc import Callable
 import pytest
 from redaction_corpus import load, share_found
 
+from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, apply_policy
+from hivetune.data.checks.redact.rules import RuleSet, redact_text
+from hivetune.records import Example, Message
+
 PARTS = ("development", "sealed", "published")
 Record = Callable[[str, object], None]
 
@@ -33,3 +37,13 @@ def test_the_corpus_is_large_and_its_parts_do_not_overlap() -> None:
     assert len(texts["published"]) >= 100
     assert not set(texts["development"]) & set(texts["sealed"])
     assert not (set(texts["development"]) | set(texts["sealed"])) & set(texts["published"])
+
+
+@pytest.mark.parametrize("rules", [SECRETS, PERSONAL], ids=["secrets", "personal"])
+def test_a_row_looked_at_in_one_piece_hides_nothing(rules: RuleSet) -> None:
+    """Rows without tools are searched as one text first: whatever stands beside it, what is found alone is found."""
+    texts = [one.text for one in load("development")]
+    for text, beside in zip(texts, reversed(texts), strict=True):
+        turns = (Message("user", beside), Message("assistant", text), Message("user", beside))
+        cleaned, _ = apply_policy(Example("", "rows.jsonl:1", turns), rules, "redact", "secret")
+        assert cleaned.messages[1].content == redact_text(text, rules)

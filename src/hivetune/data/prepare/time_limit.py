@@ -10,23 +10,26 @@ from hivetune.data.reasons import RowRefused
 ROW_LIMIT_S = 20.0  # a row of 1 MB takes 0.5 s on a slow core
 
 
+def can_limit_rows() -> bool:
+    """Makes this thread ready for `row_time_limit`; False where it can't be interrupted: only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    signal.signal(signal.SIGVTALRM, _too_slow)
+    return True
+
+
 @contextlib.contextmanager
 def row_time_limit(limit_s: float = ROW_LIMIT_S) -> Iterator[None]:
     """Raises RowRefused("too-slow") inside the block after so much processor time of this process.
 
-    A template of a model, for one, may take any time. Only the main thread can be interrupted (a worker's rows are
-    there), and only between two steps of Python or of a regular expression; in other threads there is no limit.
+    A template of a model, for one, may take any time. What is interrupted is Python and its regular expressions; a call
+    into other native code ends first.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGVTALRM, _too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def _too_slow(_signal: int, _frame: object) -> None:

@@ -24,7 +24,7 @@ from hivetune.data.intake import interactions
 from hivetune.data.intake.files import Chunk
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw
 from hivetune.data.prepare.split import tie_hashes
-from hivetune.data.prepare.time_limit import row_time_limit
+from hivetune.data.prepare.time_limit import can_limit_rows, row_time_limit
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import RenderedView, Renderer
@@ -102,6 +102,7 @@ class Worker:
         else:
             checks.append(control_token_check(self._renderer.control_tokens))
         self._checks = tuple(checks)
+        self._timed = can_limit_rows()
         self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)
 
     def run(self, chunk: Chunk, out: Path) -> int:
@@ -176,7 +177,7 @@ class Worker:
 
     def _examine_safely(self, raw: RawRow) -> ExaminedRow:
         try:
-            with row_time_limit():
+            with row_time_limit() if self._timed else contextlib.nullcontext():
                 return self.examine(raw)
         except RecursionError:  # JSON, Jinja and our own walks all have their limits near each other
             raise RowRefused("too-deep") from None

@@ -16,6 +16,8 @@ from hivetune.records import Example, Message
 Policy = Literal["redact", "reject", "keep"]
 PLACES = {"system": "the system prompt", "user": "the question", "assistant": "the answer", "tool": "a tool's result"}
 NOT_TEXT = ("role", "weight")
+TEXT_FIELDS = tuple(field.name for field in fields(Message) if field.name not in NOT_TEXT)
+BORDER = "\n\0\n"  # no find crosses it: a row without tools is looked at in one piece, and most have nothing to find
 # Names of values that tell rows apart: a name such as session_id makes no secret of what stands behind it.
 ROW_NAMES = re.compile(r"(?:id|ids|session|user|uuid|hash|digest|checksum|time|timestamp)\Z")
 ADVICE = {"secret": "revoke it", "personal": "check that the row still makes sense"}
@@ -30,7 +32,7 @@ def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) 
     The very same example when there was nothing to do. Covers messages with all their fields, tool definitions and the
     checker (whose expected value must go the way of the answer's). Raises RowRefused(reason) under "reject".
     """
-    if policy == "keep":
+    if policy == "keep" or (_is_plain(example) and not rules.find(BORDER.join(_texts(example)))):
         return example, ()
     walk = _Walk(rules)
     messages = [walk.message(message, number) for number, message in enumerate(example.messages, start=1)]
@@ -42,6 +44,16 @@ def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) 
     if policy == "reject":
         raise RowRefused(reason, f"{', '.join(notes)}: remove it" + (" and revoke it" if reason == "secret" else ""))
     return replace(example, messages=tuple(messages), tools=tuple(tools), checker=checker), notes
+
+
+def _is_plain(example: Example) -> bool:
+    """Whether all that reaches tokens is text, without names that say what a value is."""
+    values = [getattr(message, name) for message in example.messages for name in TEXT_FIELDS]
+    return not example.tools and not example.checker and all(not value or isinstance(value, str) for value in values)
+
+
+def _texts(example: Example) -> list[str]:
+    return [value for message in example.messages for name in TEXT_FIELDS if (value := getattr(message, name))]
 
 
 def redact_value(value: Any, rules: RuleSet) -> Any:
@@ -65,14 +77,14 @@ class _Walk:
     def message(self, message: Message, number: int) -> Message:
         place = PLACES[message.role]
         changed: dict[str, Any] = {}
-        for field in fields(message):  # whatever a message will hold one day is covered too
-            value = getattr(message, field.name)
-            if not value or field.name in NOT_TEXT:
+        for name in TEXT_FIELDS:  # whatever a message will hold one day is covered too
+            value = getattr(message, name)
+            if not value:
                 continue
-            inside = place if field.name == "content" else f"{_spoken(field.name)} of {place}"
+            inside = place if name == "content" else f"{_spoken(name)} of {place}"
             cleaned = self.value(value, f"{inside} (message {number})")
             if cleaned is not value:
-                changed[field.name] = cleaned
+                changed[name] = cleaned
         return replace(message, **changed) if changed else message
 
     def value(self, value: Any, place: str, key: str = "") -> Any:

@@ -288,7 +288,8 @@ def _named(name: str, title: str, words: str, pattern: str) -> Rule:
 
 def named_rule(name: str, title: str, placeholder: str, words: str, pattern: str, holds: Check | None) -> Rule:
     """One of `words` (with | between, in lower case), at most 28 characters that are no digit, and the pattern."""
-    behind = re.compile(rf"[^\d\n]{{0,28}}?{pattern}")
+    # A digit must be near at all: most words that could name a number name none.
+    behind = re.compile(rf"(?=[^\d\n]{{0,34}}+\d)[^\d\n]{{0,28}}?{pattern}")
     return Rule(name, title, placeholder, behind, tuple(words.split("|")), "digits", "behind-word", 1, True, holds)
 
 

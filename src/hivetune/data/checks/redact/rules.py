@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-Gate = Literal["none", "digits", "number", "address", "coded-word", "long-word"]
+Gate = Literal["none", "digits", "number", "address", "coded-word", "long-word", "mixed-word"]
 Tried = Literal["anywhere", "at-marker", "behind-marker", "behind-word"]
 Check = Callable[[str, int, int], bool]  # the text as it came, and where the find begins and ends
 
@@ -109,6 +109,13 @@ def _long_words(text: str) -> str:
     return " ".join([word for word in text.split() if len(word) >= LONG_WORD_CHARS])
 
 
+def _mixed_words(text: str) -> str:
+    """The whole text, when a long word has a digit and letters of both cases."""
+    long = [word for word in text.split() if len(word) >= LONG_WORD_CHARS]
+    mixed = any(CODED.search(word) and not word.islower() and not word.isupper() for word in long)
+    return text if mixed else ""
+
+
 # The part of a text in which the markers of a gate are looked for; empty: none of its rules can match.
 GATES: dict[Gate, Callable[[str], str]] = {
     "none": lambda text: text,
@@ -117,6 +124,7 @@ GATES: dict[Gate, Callable[[str], str]] = {
     "address": lambda text: text if ADDRESS.search(text) else "",
     "coded-word": _coded_words,
     "long-word": _long_words,
+    "mixed-word": _mixed_words,
 }
 
 

@@ -284,7 +284,7 @@ LAST_RULES: tuple[Rule, ...] = (
         "access token",
         "[SECRET:token]",
         re.compile(NAMED_TOKEN, re.ASCII),
-        gate="long-word",
+        gate="mixed-word",
         group=1,
         holds=_is_generated,
     ),
