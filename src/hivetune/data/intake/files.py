@@ -17,6 +17,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.data.rows.formats import convert_lines, file_format, open_bytes
+from hivetune.data.rows.sessions.batches import Side, batch_side, join_batches
 from hivetune.data.rows.sessions.detect import convert_session, is_session, session_format
 from hivetune.errors import UsageError
 
@@ -97,6 +98,8 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
     digest = hashlib.sha256()
     chunks: list[Chunk] = []
     formats: dict[str, str] = {}
+    batches: list[tuple[str, str, Side, str]] = []
+    names: dict[str, str] = {}
     for number, name in enumerate(sources):
         digest.update(f"\0{name}\0".encode("utf-8", "surrogateescape"))
         if name == "store":
@@ -108,6 +111,13 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
             path = str(spill / f"{number:06d}.piped")
             _spool(name, path)
         known = formats[name] = session_format(path, name, file_format(path, name))
+        side = batch_side(path, known)
+        if side is not None:
+            _hash_file(path, digest)
+            spilled = str(spill / f"{number:06d}.lines")
+            batches.append((path, known, side, spilled))
+            names[spilled] = name
+            continue
         if known == "jsonl":
             chunks += _cut(path, name, "lines", chunk_bytes, digest)
             continue
@@ -122,6 +132,10 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
         else:
             (convert_session if is_session(known) else convert_lines)(path, known, spilled)
             chunks += _cut(spilled, name, "numbered", chunk_bytes, None)
+    if batches:  # when all of them are known: a question may be in any of them
+        join_batches(batches)
+        for *_, spilled in batches:
+            chunks += _cut(spilled, names[spilled], "numbered", chunk_bytes, None)
     return Inputs(tuple(chunks), digest.hexdigest(), formats)
 
 

@@ -1,7 +1,8 @@
 """Rows of a JSON document: elements of an array (maybe below a key: {"data": [..]}), or objects one after the other.
 
-One of them is in memory at a time. Where an element is broken, reading goes on at the next object whose first key is that of a row seen before; the broken
-text is a row of its own, which the checks refuse. So a missing brace or quote costs the row that it is in.
+One of them is in memory at a time. Where an element is broken, reading goes on at the next object whose first key is
+that of a row seen before; the broken text is a row of its own, which the checks refuse. So a missing brace or quote
+costs the row that it is in.
 """
 
 import json

@@ -60,6 +60,8 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
             raise RowRefused("unexplained-column", _advice(layout, column))
         return conversation
     _refuse_single_message(None, row)
+    if "custom_id" in row:
+        raise _half_of_a_batch(row)
     raise RowRefused("unknown-layout", f"columns {_names(row)}: name yours with --columns prompt=...,completion=...")
 
 
@@ -90,6 +92,12 @@ def _refuse_single_message(layout: RowLayout | None, row: Row) -> None:
     spoken = next((name for name in _SPOKEN if isinstance(row.get(name), str)), None)
     if speaker and spoken:
         raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
+
+
+def _half_of_a_batch(row: Row) -> RowRefused:
+    if row.get("body") or row.get("params"):
+        return RowRefused("no-answer", "a question of a batch: give the file with its answers too")
+    return RowRefused("earlier-turns-missing", "an answer of a batch: give the file with its questions too")
 
 
 def _refuse_media_tags(conversation: Conversation) -> None:
