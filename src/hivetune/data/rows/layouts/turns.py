@@ -56,8 +56,9 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
     after_item = False
     called: set[str] = set()
     for turn in turns:
-        if isinstance(turn, dict) and turn.get("role") in called:  # LangGraph gives a result the name of its tool
-            turn = {**turn, "role": "tool", "name": turn["role"]}
+        role = turn.get("role") if isinstance(turn, dict) else None
+        if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
+            turn = {**turn, "role": "tool", "name": role}
         read, item = read_turn(turn), isinstance(turn, dict) and is_item(turn)
         if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
