@@ -118,6 +118,71 @@ def test_one_row_that_is_missing_or_not_finite_fails_the_loss(value: object, exp
     assert "f:7" in verdict.reasons[0]
 
 
+def loaded(order: str, load: float = 4.0) -> dict[str, Any]:
+    """Equal models on a machine that becomes `load` times slower half-way through; `order` of the two models' turns."""
+    document = evaluation(seconds=(1.0, 1.0))
+    turns = [(b, side) for b in range(13) for side in (("base", "tuned") if b % 2 == 0 else ("tuned", "base"))]
+    if order == "one after the other":
+        turns = [(b, side) for side in ("base", "tuned") for b in range(13)]
+    for place, (block, side) in enumerate(turns):
+        for answer in document["answers"][block * 5 : block * 5 + 5]:
+            answer[side]["block"] = block
+            answer[side]["seconds"] *= load if place >= 13 else 1
+    document["noise"] = load
+    return document
+
+
+def test_a_load_that_comes_half_way_does_not_change_the_verdict_but_is_named() -> None:
+    """The situation is a real one: evaluated one after the other, the same adapter was aborted as four times slower."""
+    assert judge(loaded("one after the other"), GateConfig()).verdict == "abort"
+    verdict = judge(loaded("in turns"), GateConfig())
+    assert verdict.verdict == "deploy", verdict.reasons
+    latency = next(reason for reason in verdict.reasons if reason.startswith("latency_s"))
+    assert latency.endswith("the machine was busy: equal work took up to 4 x")
+
+
+def test_moments_are_the_units_of_latency_so_that_noise_widens_the_interval() -> None:
+    """Each moment in which the machine was busy slows five answers of one model."""
+    rng = random.Random(7)
+    document = loaded("in turns", 1.0)
+    for block in range(13):
+        for side in ("base", "tuned"):
+            busy = rng.choice((1.0, 1.0, 3.0))
+            for answer in document["answers"][block * 5 : block * 5 + 5]:
+                answer[side]["seconds"] *= busy
+
+    def width(of: dict[str, Any]) -> float:
+        latency = next(metric for metric in judge(of, GateConfig()).metrics if metric.name == "latency_s")
+        assert latency.ci95 is not None and latency.n == 64
+        return latency.ci95[1] - latency.ci95[0]
+
+    noisy = width(document)
+    for answer in document["answers"]:
+        for side in ("base", "tuned"):
+            del answer[side]["block"]
+    assert noisy > 1.5 * width(document)
+
+
+def test_too_few_moments_are_told_in_answers() -> None:
+    document = loaded("in turns", 1.0)
+    for block, answer in enumerate(document["answers"]):
+        for side in ("base", "tuned"):
+            answer[side]["block"] = block % 3
+    verdict = judge(document, GateConfig())
+    assert verdict.verdict == "not-enough-evidence"
+    assert verdict.reasons[0].startswith("latency_s: 64 answers are too few for an interval")
+
+
+def test_a_deploy_without_a_checked_answer_says_so() -> None:
+    document = evaluation()
+    assert not any("checked" in reason for reason in judge(document, GateConfig()).reasons)
+    for answer in document["answers"]:
+        answer["base"]["success"] = answer["tuned"]["success"] = None
+    verdict = judge(document, GateConfig())
+    assert verdict.verdict == "deploy"
+    assert verdict.reasons[-1] == "no answer was checked: neither the held-out rows nor eval.checker name a checker"
+
+
 def test_abort_comes_before_everything() -> None:
     document = evaluation(n=3, rates=(0.9, 0.1))
     assert judge(document, GateConfig(success_gain=0.0)).verdict == "abort"

@@ -23,6 +23,7 @@ EMPTY_ANSWER: Mapping[str, Any] = {
     "ended": None,
     "seconds": None,
     "new_tokens": None,
+    "block": None,
     "success": None,
 }
 
@@ -109,6 +110,7 @@ def evaluation_document(
         "rows": [_loss_row(snapshot.info(row), found) for row in rows],
         "answers": [_answer_row(snapshot.info(row), found, config, problems) for row in generate.rows],
         **{side: dict(outcome.get(side) or {}) for side in SIDES},
+        "noise": outcome.get("noise"),
         "problems": problems,
     }
 

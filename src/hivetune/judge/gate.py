@@ -7,7 +7,7 @@ deploy               else: the 95 % bound of each required metric is on the righ
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,6 +29,8 @@ from hivetune.judge.statistics import (
 from hivetune.records import Metric, Verdict
 
 Evaluation = Mapping[str, Any]
+# Equal work that takes so many times as long (90th / 10th percentile) is named; a quiet laptop stays below 1.2.
+NOISY = 1.3
 FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
 
 
@@ -65,7 +67,14 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         return Verdict("iterate", reasons["missed"] + reasons["undecided"], metrics)
     if reasons["undecided"]:
         return Verdict("not-enough-evidence", reasons["undecided"], metrics)
-    return Verdict("deploy", reasons["passed"], metrics)
+    return Verdict("deploy", reasons["passed"] + _unchecked(evaluation), metrics)
+
+
+def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
+    """What a `deploy` does not rest on: a lower loss alone does not say that a single answer is right."""
+    if _answer_pairs(evaluation, "success"):
+        return ()
+    return ("no answer was checked: neither the held-out rows nor eval.checker name a checker",)
 
 
 def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
@@ -132,18 +141,35 @@ def _ended(evaluation: Evaluation) -> Finding:
 
 
 def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
-    """Seconds per answer; the threshold is on tuned / base."""
+    """Seconds per answer; the threshold is on tuned / base.
+
+    The units are the blocks that both models answered one right after the other, or sessions where those are fewer: a
+    moment in which the machine was busy is one piece of evidence, however many answers fell into it.
+    """
     pairs = [pair for pair in _answer_pairs(evaluation, "seconds") if pair[0] and pair[1]]
     limit, required = config.latency_ratio, config.latency_ratio is not None
     if not pairs or not _all_finite(value for base, tuned, _ in pairs for value in (base, tuned)):
         return _failed("latency_s", "seconds per answer were not measured", len(pairs), limit, required)
-    columns = by_group([[b for b, _, _ in pairs], [t for _, t, _ in pairs]], [group for _, _, group in pairs])
+    times = [[b for b, _, _ in pairs], [t for _, t, _ in pairs]]
+    columns = min((by_group(times, groups) for groups in _latency_groups(evaluation)), key=lambda c: len(c[0]))
     ratio = paired_bootstrap(columns, lambda sums: sums[1] / sums[0])
     n = len(pairs)
     # The interval of the difference in seconds comes from the same units: mean of tuned - base.
     shown = paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / n)
     metric = _measured("latency_s", sum(columns[0]) / n, sum(columns[1]) / n, n)
-    return _ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance)
+    finding = _ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance)
+    noise = _positive(evaluation.get("noise"))
+    if finding.reason and noise is not None and noise > NOISY:
+        return replace(finding, reason=f"{finding.reason}; the machine was busy: equal work took up to {noise:.2g} x")
+    return finding
+
+
+def _latency_groups(evaluation: Evaluation) -> list[list[Hashable]]:
+    """Two ways to see which answers with both times belong together: their sessions, and when they were written."""
+    timed = [a for a in evaluation["answers"] if a["base"]["seconds"] and a["tuned"]["seconds"]]
+    sessions: list[Hashable] = [answer["group"] for answer in timed]
+    blocks: list[Hashable] = [answer["base"].get("block") for answer in timed]
+    return [sessions] if None in blocks else [sessions, blocks]
 
 
 def _speed(evaluation: Evaluation) -> Finding:
@@ -206,8 +232,11 @@ def _ratio_finding(
     if limit is None:
         return make("reported", "")
     needed = rows_needed(ratio, max(tolerance, abs(ratio.value - limit))) or FEWEST_UNITS
+    answers_needed = math.ceil(needed * metric.n / max(1, ratio.units))
     if ratio.ci95 is None:
-        return make("undecided", f"{metric.name}: {ratio.units} answers are too few for an interval, {needed} needed")
+        return make(
+            "undecided", f"{metric.name}: {metric.n} answers are too few for an interval, {answers_needed} needed"
+        )
     low, high = ratio.ci95
     seen = f"{metric.name}: {ratio.value:.3g} times the base (95 % interval {low:.3g} to {high:.3g})"
     if high <= limit:
@@ -215,7 +244,7 @@ def _ratio_finding(
     if low > limit * (1 + tolerance):
         return make("abort", f"{seen}: beyond {limit:g}")
     if low <= limit and ratio.units < needed:
-        return make("undecided", f"{seen} straddles {limit:g}; n = {ratio.units}, about {needed} needed to decide")
+        return make("undecided", f"{seen} straddles {limit:g}; n = {metric.n}, about {answers_needed} needed to decide")
     return make("missed", f"{seen}: not shown to stay within {limit:g}")
 
 

@@ -1,6 +1,7 @@
 """Scores are what the models say: losses of both, and answers that equal transformers' own greedy ones."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from hivetune.engine.convert.merge import merge
 from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.general import load_general, load_module
 from hivetune.engine.model.protocol import Document
-from hivetune.engine.score import score
+from hivetune.engine.score import score, turns
 from hivetune.engine.score.generate import Completion, answer_prompts, settle_module
 from hivetune.engine.train.feed import read_documents
+from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Generate, Score
 from hivetune.run.choices import Choices
@@ -146,6 +148,43 @@ def test_tuned_answers_are_those_of_the_merged_model(trained: Path, tiny_model_f
             tokens, ended = plain_answer(module, prompt, ends | {answer[-1]}, 8)
             assert (line["answer"], line["ended"], line["new_tokens"]) == (tokenizer.decode(tokens), ended, len(tokens))
             assert line["seconds"] > 0
+
+
+@pytest.mark.parametrize("room", [1 << 50, 0], ids=["both in memory", "one at a time"])
+def test_both_models_take_turns_and_answer_as_if_alone(
+    room: int, trained: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_free_bytes", lambda device: room)
+    wanted = Generate(tuple(range(0, 75, 6)), new_tokens=4, slots=2)
+    result, lines = run_score(trained, tiny_model_folder, tmp_path / "score", generate=wanted)
+    answers = [line for line in lines if "answer" in line]
+    order = [(line["block"], line["model"]) for line in answers]
+    changes = [turn for turn, before in zip(order, [None, *order], strict=False) if turn != before]
+    sides = ("base", "tuned")
+    assert changes == [(block, side) for block in range(13) for side in (sides if block % 2 == 0 else sides[::-1])]
+    assert result["noise"] >= 1
+    merge(tiny_model_folder, trained / "run", tmp_path / "merged", "float32", Heartbeat(None))
+    shutil.copy(tiny_model_folder / DESCRIPTION, tmp_path / "merged")
+    found: dict[str, dict[int, str]] = {side: {} for side in sides}
+    for line in answers:
+        found[line["model"]][line["row"]] = line["answer"]
+    for side, model in (("base", tiny_model_folder), ("tuned", tmp_path / "merged")):
+        _, alone = run_score(trained, model, tmp_path / side, adapter=False, dtype="float32", generate=wanted)
+        assert found[side] == {line["row"]: line["answer"] for line in alone if "answer" in line}
+    assert found["base"] != found["tuned"]
+
+
+def test_the_waiting_model_is_not_counted_as_memory_of_the_other(
+    trained: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score, "peak_memory_bytes", lambda device: 1 << 30)
+    result, _ = run_score(trained, tiny_model_folder, tmp_path / "score")
+    _, tensors = read_adapter(trained / "run")
+    widths = {name: tensor.shape for name, tensor in tensors.items()}
+    adapted = sum(
+        widths[name.replace("lora_A", "lora_B")][0] * shape[1] * 4 for name, shape in widths.items() if "lora_A" in name
+    )
+    assert result["base"]["peak_memory_bytes"] == result["tuned"]["peak_memory_bytes"] == (1 << 30) - adapted
 
 
 def test_a_base_model_alone_is_scored_without_an_adapter(

@@ -1,7 +1,7 @@
 """Base and tuned model on the same rows: loss of each row, greedy answers, latency and memory.
 
 The loss is that of the adapter beside the base, as trained. Answers of the tuned model come from the merged weights,
-as they are shipped; they are merged in place, so there is never a second model in memory.
+as they are shipped. Both models are asked in turns (turns.py).
 """
 
 import gc
@@ -15,19 +15,18 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import write_atomic
 from hivetune.base.journal import Journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.engine.convert.merge import add_delta, pair_up
 from hivetune.engine.device import complete, peak_memory_bytes, reset_peak_memory, start_with
-from hivetune.engine.model.adapter import fill, read_adapter, scaling
+from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.general import load_module
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document
-from hivetune.engine.score.generate import Completion, answer_prompts, settle_module
+from hivetune.engine.score.generate import Completion, answer_prompts
+from hivetune.engine.score.turns import BothModels, SideName, blocks, in_turns, noise_of
 from hivetune.engine.train.feed import read_documents
 from hivetune.models.prepared import read_prepared
 from hivetune.process.child import Heartbeat, run_child
@@ -74,7 +73,7 @@ class Scoring:
     device: torch.device
     dtype: torch.dtype
     choices: Choices
-    sides: Mapping[str, Side]
+    sides: Mapping[SideName, Side]
     lines: Journal
     heartbeat: Heartbeat
 
@@ -92,15 +91,15 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
             device=device,
             dtype=dtype,
             choices=choices,
-            sides={name: Side() for name in (("base", "tuned") if task.adapter else ("base",))},
+            sides={"base": Side(), "tuned": Side()} if task.adapter else {"base": Side()},
             lines=lines,
             heartbeat=heartbeat,
         )
         path = score_losses(scoring, task.rows) if task.rows else None
         gc.collect()
-        if task.generate.rows:
-            score_answers(scoring, task.generate)
-    return {**{name: side.summary() for name, side in scoring.sides.items()}, "path": path, "choices": choices.made()}
+        noise = score_answers(scoring, task.generate) if task.generate.rows else None
+    summaries: dict[str, Any] = {name: side.summary() for name, side in scoring.sides.items()}
+    return {**summaries, "path": path, "noise": noise, "choices": choices.made()}
 
 
 def choices_of(adapter: Path | None) -> Choices:
@@ -123,63 +122,72 @@ def score_losses(scoring: Scoring, rows: Sequence[int]) -> str:
     )
     if tensors is not None:
         fill(model.adapter, tensors, str(scoring.adapter))
-    for name, side in scoring.sides.items():
-        for start in range(0, len(rows), ROWS_TOGETHER):
-            documents = read_documents(scoring.snapshot, rows[start : start + ROWS_TOGETHER])
-            started = time.perf_counter()
-            sums = model.nll(documents, adapter=name == "tuned").tolist()
-            side.loss_seconds += time.perf_counter() - started
-            for document, nll in zip(documents, sums, strict=True):
-                tokens = int(document.trained_L.sum())
-                finite = nll if math.isfinite(nll) else None
-                scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
-                side.nll += nll
-                side.tokens += tokens
-                scoring.heartbeat.beat(Beat.ITEM)
+    starts = range(0, len(rows), ROWS_TOGETHER)
+    for block, name in in_turns(tuple(scoring.sides), len(starts)):
+        side = scoring.sides[name]
+        documents = read_documents(scoring.snapshot, rows[starts[block] : starts[block] + ROWS_TOGETHER])
+        started = time.perf_counter()
+        sums = model.nll(documents, adapter=name == "tuned").tolist()
+        side.loss_seconds += time.perf_counter() - started
+        for document, nll in zip(documents, sums, strict=True):
+            tokens = int(document.trained_L.sum())
+            finite = nll if math.isfinite(nll) else None
+            scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
+            side.nll += nll
+            side.tokens += tokens
+            scoring.heartbeat.beat(Beat.ITEM)
     return model.path
 
 
-def score_answers(scoring: Scoring, wanted: Generate) -> None:
-    """A line {"model", "row", "answer", "ended", "seconds", "new_tokens"} for each row and model."""
-    module = load_module(scoring.model, dtype=scoring.dtype, device=scoring.device, choices=scoring.choices)
-    tokenizer = Tokenizer.from_file(str(scoring.model / "tokenizer.json"))
-    documents = read_documents(scoring.snapshot, wanted.rows)
-    asked = [split_last_answer(document) for document in documents]
-    ends = set(read_prepared(scoring.model).eos_ids) | {answer[-1] for _, answer in asked}
-    cached = settle_module(module, [prompt for prompt, _ in asked])  # and the warm-up
-    for name, side in scoring.sides.items():
-        if name == "tuned":
-            merge_in_place(module, scoring.adapter)
-        reset_peak_memory(scoring.device)
-        started = time.perf_counter()
+def score_answers(scoring: Scoring, wanted: Generate) -> float | None:
+    """A line {"model", "row", "answer", "ended", "seconds", "new_tokens", "block"} for each row and model.
 
-        def write(answer: Completion, name: str = name, side: Side = side) -> None:
-            text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
+    Returns the noise of the machine (turns.py).
+    """
+    tokenizer = Tokenizer.from_file(str(scoring.model / "tokenizer.json"))
+    asked = [split_last_answer(document) for document in read_documents(scoring.snapshot, wanted.rows)]
+    prompts = [prompt for prompt, _ in asked]
+    ends = set(read_prepared(scoring.model).eos_ids) | {answer[-1] for _, answer in asked}
+
+    def load() -> nn.Module:
+        return load_module(scoring.model, dtype=scoring.dtype, device=scoring.device, choices=scoring.choices)
+
+    both = BothModels(load, scoring.adapter, prompts)
+    parts = blocks(prompts, wanted.slots)
+    probes_s = []
+    for block, name in in_turns(tuple(scoring.sides), len(parts)):
+        side, part = scoring.sides[name], parts[block]
+        both.turn_to(name)
+        probes_s.append(both.probe_s())
+        reset_peak_memory(scoring.device)
+        finished: list[Completion] = []
+        started = time.perf_counter()
+        answer_prompts(
+            both.module,
+            [prompts[index] for index in part],
+            ends=ends,
+            new_tokens=wanted.new_tokens,
+            slots=wanted.slots,
+            cached=both.cached,
+            on_answer=finished.append,
+        )
+        side.answer_seconds += time.perf_counter() - started
+        side.peak_memory_bytes = max(side.peak_memory_bytes, peak_memory_bytes(scoring.device) - both.idle_bytes)
+        for answer in finished:
             side.latencies.append(answer.seconds)
             side.new_tokens += len(answer.tokens) + answer.ended
             scoring.lines.append(
                 "answer",
                 model=name,
-                row=wanted.rows[answer.prompt],
-                answer=text,
+                row=wanted.rows[part[answer.prompt]],
+                answer=tokenizer.decode(answer.tokens, skip_special_tokens=True),
                 ended=answer.ended,
                 seconds=round(answer.seconds, 6),
                 new_tokens=len(answer.tokens),
+                block=block,
             )
             scoring.heartbeat.beat(Beat.ITEM)
-
-        prompts = [prompt for prompt, _ in asked]
-        answer_prompts(
-            module,
-            prompts,
-            ends=ends,
-            new_tokens=wanted.new_tokens,
-            slots=wanted.slots,
-            cached=cached,
-            on_answer=write,
-        )
-        side.answer_seconds = time.perf_counter() - started
-        side.peak_memory_bytes = peak_memory_bytes(scoring.device)
+    return noise_of(probes_s)
 
 
 def split_last_answer(document: Document) -> tuple[list[int], list[int]]:
@@ -190,15 +198,6 @@ def split_last_answer(document: Document) -> tuple[list[int], list[int]]:
     while trained[start - 1]:
         start -= 1
     return tokens[:start], tokens[start:end]
-
-
-@torch.no_grad()
-def merge_in_place(module: nn.Module, adapter: Path) -> None:
-    """W + scale * B A for every adapted weight, rounded once to the weight's precision."""
-    lora, tensors = read_adapter(adapter)
-    for name, delta in pair_up(tensors, scaling(lora)).items():
-        owner = module.get_submodule(name.removesuffix(".weight"))
-        owner.weight.copy_(add_delta(owner.weight, delta, transposed=isinstance(owner, Conv1D)))
 
 
 if __name__ == "__main__":
