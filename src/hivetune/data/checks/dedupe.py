@@ -32,7 +32,7 @@ SLACK = 0.1  # the estimate may be so much too low (2.5 standard errors) before 
 CROWD_ROWS = 16
 CROWD_SAMPLE = 16
 CROWD_ESTIMATE = 0.5  # with a crowd's text left out few values remain, and the estimate is coarse
-PART_ROWS = 250_000  # keys of one band that are counted at a time: about 30 MB
+MOST_PLACES = 1 << 24  # 16 MB; with 1,000,000 rows one key in 17 shares its place by chance
 MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Knuth, multiplicative hashing)
 MASK = (1 << 64) - 1
 NOBODY = 0xFFFFFFFF
@@ -147,7 +147,8 @@ class _Search:
     def __init__(self, sketches: memoryview, rows: Rows):
         self._keys, self._values = sketches.cast("I"), sketches.cast("H")
         self._rows = rows
-        self._num_rows = num_rows = len(sketches) // SKETCH_BYTES
+        num_rows = len(sketches) // SKETCH_BYTES
+        self._num_places = min(MOST_PLACES, 1 << (16 * num_rows).bit_length())
         self._pairs: set[int] = set()  # one << 32 | other
         self._crowd_of = array("I", [NOBODY]) * num_rows
         self._crowds: list[list[int]] = []  # a sample of each
@@ -161,19 +162,23 @@ class _Search:
         self._values.release()
 
     def buckets(self, band: int, skipped: bytes) -> Iterator[list[int]]:
-        """Rows that have one key in this band: two or more."""
-        keys = self._keys[band :: SKETCH_BYTES // 4]
-        num_parts = 1 + self._num_rows // PART_ROWS
-        for part in range(num_parts):
-            mine = keys if num_parts == 1 else [key for key in keys if key % num_parts == part]
-            several = {key for key, count in Counter(mine).items() if count > 1}
-            if not several:
-                continue
-            found: dict[int, list[int]] = {}
-            for row, key in enumerate(keys):
-                if key in several and not (skipped and skipped[row]):
-                    found.setdefault(key, []).append(row)
-            yield from (bucket for bucket in found.values() if len(bucket) > 1)
+        """Rows that have one key in this band: two or more.
+
+        Which keys come again is found with a byte for each of many places, so that only those need a dict.
+        """
+        keys = array("I", self._keys[band :: SKETCH_BYTES // 4])
+        seen, again = bytearray(self._num_places), set()
+        mask = self._num_places - 1
+        for key in keys:
+            if seen[key & mask]:
+                again.add(key)
+            else:
+                seen[key & mask] = 1
+        found: dict[int, list[int]] = {}
+        for row, key in enumerate(keys):
+            if key in again and not (skipped and skipped[row]):
+                found.setdefault(key, []).append(row)
+        yield from (bucket for bucket in found.values() if len(bucket) > 1)
 
     def take(self, bucket: list[int]) -> None:
         """Few rows: each with the best of them and with the one before it. Many: a crowd, and only equal questions."""

@@ -75,7 +75,10 @@ class Decisions:
 
 @dataclass
 class _Columns:
-    """What later passes need of each usable row, in flat arrays of one entry a row of the input (about 60 bytes)."""
+    """What later passes need of each usable row, in flat arrays of one entry a row of the input (about 60 bytes).
+
+    `label` and `source` stay empty where nothing asks for them.
+    """
 
     hash64: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
     lesson64: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
@@ -126,9 +129,11 @@ def _first_pass(results: Sequence[Path], data: DataConfig, decisions: Decisions,
                 row = decisions.num_rows
                 name = source.rpartition(":")[0] or source
                 decisions.files.setdefault(name, Counter())[layout or "-"] += 1
-                columns.source.append(sources.setdefault(name, len(sources)))
-                label = (agent if data.balance == "agent" else category) or NO_VALUE
-                columns.label.append(labels.setdefault(label, len(labels)))
+                if data.quota_per_source is not None:
+                    columns.source.append(sources.setdefault(name, len(sources)))
+                if data.balance != "none":
+                    label = (agent if data.balance == "agent" else category) or NO_VALUE
+                    columns.label.append(labels.setdefault(label, len(labels)))
                 _append(columns, hash64, length, ties, lesson, time)
                 decisions.stays.append(row)
                 decisions.fate.append(TRAIN if reason is None else REFUSED)
