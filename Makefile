@@ -19,7 +19,7 @@ WORKERS ?= -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 	@touch $@
 
 .venv/.ready-dev: $(SETUP_INPUTS)
-	@$(PYTHON) tools/setup.py train export serve redis parquet zst qlora dev
+	@$(PYTHON) tools/setup.py train export serve redis parquet zst qlora judge dev
 	@touch .venv/.ready-demo $@
 
 demo: .venv/.ready-demo

@@ -25,6 +25,18 @@ SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
 FOREIGN_OPTIONS = {
     *("--lora", "--alias", "--host", "--port", "--parallel", "--ctx-size", "--jinja", "--no-webui"),  # llama-server
     *("--user", "--now"),  # systemctl
+    *("--norc", "--noprofile"),  # bash
+    *(
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+        "--cap-drop",
+        "--symlink",
+        "--ro-bind",
+        "--proc",
+    ),
+    *("--dev", "--size", "--tmpfs", "--chdir"),  # bubblewrap
     "--api-key",  # of any program whose command line holds a secret
     *("--no-deps", "--dry-run", "--report"),  # pip
     *("--torch-backend", "--shm-size", "--ipc", "--nproc-per-node"),  # uv, docker, torchrun

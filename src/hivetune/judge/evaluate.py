@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hivetune.config import EvalConfig
-from hivetune.errors import UsageError
-from hivetune.judge.checkers import answer_succeeds, find_checker
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.judge.checkers.find import answer_succeeds, find_checker
 from hivetune.judge.statistics import by_group, holm, p_value, paired_bootstrap
 from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
@@ -175,7 +175,7 @@ def _answer_row(
         row[side] = {key: line.get(key) for key in EMPTY_ANSWER}
         try:
             success = None if checker is None else answer_succeeds(line["answer"], checker, ended=bool(line["ended"]))
-        except UsageError as error:
+        except (UsageError, MachineNotFit) as error:
             problems.append({"row": info.row, "source": info.source, "model": side, "problem": error.message})
             success = None
         row[side]["success"] = success

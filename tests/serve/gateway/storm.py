@@ -24,9 +24,9 @@ PROMPTS = ("hello", "what is a hive", "name three trees")
 
 @dataclass
 class Outcomes:
-    """What became of the requests of all clients. `answers`: label, prompt and text of each whole one."""
+    """What became of the requests of all clients. `answers`: (label, prompt, streamed) and text of each whole one."""
 
-    answers: list[tuple[str, str, str]] = field(default_factory=list)
+    answers: list[tuple[tuple[str, str, bool], str]] = field(default_factory=list)
     broken: int = 0
     lost: list[str] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
@@ -50,9 +50,10 @@ def storm(running: Running, work: Path, *, requests: int, clients: int, swaps: i
                     if next(left, None) is None:
                         return
                 prompt = draw.choice(PROMPTS)
-                answer = _ask(client, prompt, stream=draw.random() < 0.5)
+                stream = draw.random() < 0.5
+                answer = _ask(client, "helpdesk", prompt, stream=stream)
                 with guard:
-                    _record(outcomes, prompt, *answer)
+                    _record(outcomes, prompt, stream, *answer)
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(clients)]
     for thread in threads:
@@ -86,10 +87,10 @@ def _disturb(running: Running, work: Path, outcomes: Outcomes, requests: int, sw
             promote(database, target, by="test", reason="storm", force=True)
 
 
-def _ask(client: httpx2.Client, prompt: str, *, stream: bool) -> tuple[str, str, str, str]:
+def _ask(client: httpx2.Client, model: str, prompt: str, *, stream: bool) -> tuple[str, str, str, str]:
     """(outcome, label, text, id); outcome: whole, broken (a stream that ended with an error event), lost."""
     messages = [{"role": "user", "content": prompt}]
-    body = {"model": "helpdesk", "messages": messages, "max_tokens": 2, "temperature": 0, "stream": stream}
+    body = {"model": model, "messages": messages, "max_tokens": 2, "temperature": 0, "stream": stream}
     try:
         if not stream:
             response = client.post("/v1/chat/completions", json=body)
@@ -123,9 +124,9 @@ def _collect(events: list[dict[str, Any] | None]) -> tuple[str, str, str, str]:
     return "whole", labels.pop(), text, ids.pop()
 
 
-def _record(outcomes: Outcomes, prompt: str, outcome: str, label: str, text: str, identity: str) -> None:
+def _record(outcomes: Outcomes, prompt: str, stream: bool, outcome: str, label: str, text: str, identity: str) -> None:
     if outcome == "whole":
-        outcomes.answers.append((label, prompt, text))
+        outcomes.answers.append(((label, prompt, stream), text))
         assert identity not in outcomes.ids
         outcomes.ids.add(identity)
     elif outcome == "broken":
@@ -134,16 +135,18 @@ def _record(outcomes: Outcomes, prompt: str, outcome: str, label: str, text: str
         outcomes.lost.append(text)
 
 
-def truth_of(running: Running, outcomes: Outcomes) -> dict[tuple[str, str], str]:
-    """What each release answers to each prompt when nobody else asks."""
+def truth_of(running: Running, outcomes: Outcomes) -> dict[tuple[str, str, bool], str]:
+    """What each release answers to each prompt when nobody else asks. A stream leaves out a character that is cut at
+    the last token, a whole answer has a mark for it."""
     found = {}
-    for label, prompt in {(label, prompt) for label, prompt, _ in outcomes.answers}:
-        body = {"max_tokens": 2}
-        found[label, prompt] = running.chat(prompt, label, **body)["choices"][0]["message"]["content"]
+    with running.client() as client:
+        for label, prompt, stream in {kind for kind, _ in outcomes.answers}:
+            outcome, _, found[label, prompt, stream], _ = _ask(client, label, prompt, stream=stream)
+            assert outcome == "whole"
     return found
 
 
 def counts(outcomes: Outcomes) -> dict[str, int]:
-    return {"whole": len(outcomes.answers), "broken": outcomes.broken, "lost": len(outcomes.lost)} | dict(
-        Counter(label for label, _, _ in outcomes.answers)
-    )
+    """By outcome, and by release."""
+    by_release = Counter(label for (label, _, _), _ in outcomes.answers)
+    return {"whole": len(outcomes.answers), "broken": outcomes.broken, "lost": len(outcomes.lost), **by_release}

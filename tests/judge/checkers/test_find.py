@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.errors import UsageError
-from hivetune.judge.checkers import CHECKERS, answer_succeeds, find_checker
+from hivetune.judge.checkers.find import CHECKERS, answer_succeeds, find_checker
 
 KEYERROR = {"name": "contains_any", "any": ["KeyError", "mapping"]}
 
@@ -39,6 +39,18 @@ KEYERROR = {"name": "contains_any", "any": ["KeyError", "mapping"]}
         ('{"b": 1}', {"name": "json_valid", "keys": ["a"]}, False),
         ("{a: 1}", {"name": "json_valid"}, False),
         ("[" * 100_000, {"name": "json_valid"}, False),
+        (
+            '{"a": 1}',
+            {"name": "json_schema", "schema": {"required": ["a"], "properties": {"a": {"type": "integer"}}}},
+            True,
+        ),
+        ('{"a": "x"}', {"name": "json_schema", "schema": {"properties": {"a": {"type": "integer"}}}}, False),
+        ("no json", {"name": "json_schema", "schema": {}}, False),
+        ("Use:\n```python\nx = [1, 2\n```", {"name": "python_parses"}, False),
+        ("Use:\n```python\nx = [1, 2]\n```", {"name": "python_parses"}, True),
+        ("(" * 100_000, {"name": "python_parses"}, False),
+        ("```bash\nfor f in *; do echo $f; done\n```", {"name": "shell_parses"}, True),
+        ("```bash\nfor f in *; do echo $f\n```", {"name": "shell_parses"}, False),
         ("so it is 1,234.5", {"name": "number_close", "value": 1234.5}, True),
         ("so it is 3.2", {"name": "number_close", "value": 3.14, "tolerance": 0.1}, True),
         ("1e999", {"name": "number_close", "value": 3}, False),
@@ -102,5 +114,5 @@ def test_no_answer_breaks_a_checker(answer: str) -> None:
 
 
 def test_every_checker_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "evaluate.md").read_text(encoding="utf-8")
     assert not [name for name in CHECKERS if f"`{name}`" not in text]

@@ -1,0 +1,107 @@
+"""The table of checkers, and which one a row's or the config's `checker` names.
+
+    {"name": "contains_any", "any": ["KeyError", "mapping"], "must_end": true}
+
+Every checker also takes `must_end`: the answer must have ended by itself, not been cut at the longest answer.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hivetune.errors import UsageError
+from hivetune.judge.checkers.code import python_parses, python_passes, shell_parses
+from hivetune.judge.checkers.structure import json_schema, json_valid, number_close
+from hivetune.judge.checkers.words import (
+    Arguments,
+    check_pattern,
+    contains_all,
+    contains_any,
+    contains_none,
+    exact,
+    not_empty,
+    regex,
+    shorter_than,
+    starts_with,
+)
+
+
+@dataclass(frozen=True)
+class Checker:
+    """`arguments` name: (type, required). `test` gets the answer and the arguments."""
+
+    test: Callable[[str, Arguments], bool]
+    arguments: Mapping[str, tuple[type | tuple[type, ...], bool]]
+
+
+def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True) -> bool:
+    """Whether `answer` succeeds. `ended`: the model ended it by itself.
+
+    Raises UsageError for an unknown checker or wrong arguments, naming the nearest, and for a pattern
+    that takes too long: neither may count as the model's failure.
+    """
+    known = find_checker(checker)
+    must_end = checker["name"] == "ends_by_itself" or checker.get("must_end", False)
+    if must_end and not ended:
+        return False
+    return known.test(answer, checker)
+
+
+def find_checker(checker: Arguments, where: str = "checker") -> Checker:
+    """The checker that these arguments name. Raises UsageError; nothing is run."""
+    name = checker.get("name")
+    if not isinstance(name, str) or name not in CHECKERS:
+        near = difflib.get_close_matches(str(name), CHECKERS, 1)
+        known = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(CHECKERS))}"
+        raise UsageError(f"{where}: unknown checker {name!r}", hint=known)
+    found = CHECKERS[name]
+    allowed = {**found.arguments, "name": (str, True), "must_end": (bool, False)}
+    for key in checker:
+        if key not in allowed:
+            near = difflib.get_close_matches(key, allowed, 1)
+            raise UsageError(
+                f"{where}: '{name}' takes no '{key}'",
+                hint=f"did you mean '{near[0]}'?" if near else f"it takes: {', '.join(sorted(allowed))}",
+            )
+    for key, (kind, required) in allowed.items():
+        _check_argument(checker, key, kind, required, f"{where}: '{name}'")
+    return found
+
+
+def _check_argument(checker: Arguments, key: str, kind: type | tuple[type, ...], required: bool, where: str) -> None:
+    if key not in checker:
+        if required:
+            raise UsageError(f"{where} needs '{key}'")
+        return
+    value = checker[key]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise UsageError(f"{where}: '{key}' has the wrong type: {value!r}")
+    if isinstance(value, list) and (not value or not all(isinstance(item, str) and item for item in value)):
+        raise UsageError(f"{where}: '{key}' must list at least one text, none of them empty")
+    if key == "pattern":
+        check_pattern(str(value), where)
+
+
+_WORDS: dict[str, tuple[type | tuple[type, ...], bool]] = {
+    "ignore_case": (bool, False),
+    "whole_words": (bool, False),
+}
+_CASE: dict[str, tuple[type | tuple[type, ...], bool]] = {"ignore_case": (bool, False)}
+
+CHECKERS: Mapping[str, Checker] = {
+    "contains_any": Checker(contains_any, {"any": (list, True), **_WORDS}),
+    "contains_all": Checker(contains_all, {"all": (list, True), **_WORDS}),
+    "contains_none": Checker(contains_none, {"none": (list, True), **_WORDS}),
+    "exact": Checker(exact, {"text": (str, True), **_CASE}),
+    "starts_with": Checker(starts_with, {"text": (str, True), **_CASE}),
+    "regex": Checker(regex, {"pattern": (str, True), **_CASE}),
+    "json_valid": Checker(json_valid, {"keys": (list, False)}),
+    "json_schema": Checker(json_schema, {"schema": (dict, True)}),
+    "python_parses": Checker(python_parses, {}),
+    "python_passes": Checker(python_passes, {"tests": (str, True), "timeout_s": ((int, float), False)}),
+    "shell_parses": Checker(shell_parses, {}),
+    "number_close": Checker(number_close, {"value": ((int, float), True), "tolerance": ((int, float), False)}),
+    "not_empty": Checker(not_empty, {}),
+    "shorter_than": Checker(shorter_than, {"characters": (int, True)}),
+    "ends_by_itself": Checker(not_empty, {}),
+}

@@ -1,0 +1,91 @@
+"""Code of a model runs in a sandbox: no network, nobody's files, limits of time, memory, processes and output."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+from programs import require_program
+
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.judge.checkers.find import answer_succeeds
+from hivetune.judge.checkers.limited import TooSlow, run_limited
+
+TRIES = """
+def tries(work):
+    try:
+        work()
+    except BaseException:
+        return "refused"
+    return "done"
+"""
+
+
+@pytest.fixture
+def bwrap() -> None:
+    require_program("bwrap", "bubblewrap")
+
+
+def passes(answer: str, tests: str = "", timeout_s: float = 10) -> bool:
+    return answer_succeeds(answer, {"name": "python_passes", "tests": tests, "timeout_s": timeout_s})
+
+
+def test_code_passes_or_fails_by_its_tests(bwrap: None) -> None:
+    answer = "Here:\n```python\ndef add(a, b):\n    return a + b\n```\nThat is all."
+    assert passes(answer, "assert add(1, 2) == 3")
+    assert not passes(answer, "assert add(1, 2) == 4")
+    assert not passes("```python\ndef add(a, b) return\n```", "assert add(1, 2) == 3")
+    assert not passes("no code", "assert True")
+
+
+def test_it_reaches_neither_network_nor_files_nor_processes(bwrap: None, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("private")
+    tests = f"""
+import os, socket
+assert tries(lambda: socket.create_connection(("127.0.0.1", 22), 1)) == "refused"
+assert tries(lambda: open({str(secret)!r})) == "refused"
+assert tries(lambda: open("/usr/x", "w")) == "refused"
+assert tries(lambda: os.kill({__import__("os").getpid()}, 0)) == "refused"
+assert "HOME" not in os.environ
+open("own.txt", "w").write("its own folder")
+"""
+    assert passes(TRIES, tests)
+    assert secret.read_text() == "private"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        "x = bytearray(4 << 30)",
+        "import os\nwhile True: os.fork()",
+        "while True: print('x' * 1000)",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
+        "import sys\nsys.exit(3)",
+        "import os\nopen('large', 'wb').write(b'x' * (64 << 20))",
+    ],
+)
+def test_hostile_code_fails_and_leaves_nothing(bwrap: None, code: str) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    assert not passes(code, "assert True", timeout_s=3)
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=5)
+    assert left == []
+
+
+def test_without_bubblewrap_it_is_refused_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MachineNotFit, match="needs bubblewrap"):
+        passes("x = 1", "assert x == 1")
+    with pytest.raises(MachineNotFit, match="needs bash"):
+        answer_succeeds("ls", {"name": "shell_parses"})
+
+
+def test_a_time_limit_is_plausible() -> None:
+    with pytest.raises(UsageError, match="at most 60"):
+        passes("x = 1", "", timeout_s=1e9)
+
+
+def test_what_is_run_is_ended_in_time() -> None:
+    with pytest.raises(TooSlow):
+        run_limited(["sleep", "60"], "", 0.2)
