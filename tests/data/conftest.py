@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from models import make_model
 
+from hivetune.data.prepare.report import Report
+
 
 @pytest.fixture(scope="session")
 def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -19,3 +21,9 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
     turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"messages": turns, **more}
+
+
+def adds_up(report: Report) -> bool:
+    d = report.document
+    placed = d["usable"] + d["duplicates"] + sum(d["rejected"].values()) + sum(d["set_aside"].values())
+    return bool(d["rows_in"] == placed and d["usable"] == sum(d["splits"].values()))

@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import chat
+from conftest import adds_up, chat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_faults import adds_up
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check

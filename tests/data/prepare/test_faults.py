@@ -5,18 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import adds_up
 from faults import FAULTS, NEEDS_MODEL, planted
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
-from hivetune.data.prepare.report import Report
 from hivetune.data.reasons import REASONS
-
-
-def adds_up(report: Report) -> bool:
-    d = report.document
-    placed = d["usable"] + d["duplicates"] + sum(d["rejected"].values()) + sum(d["set_aside"].values())
-    return bool(d["rows_in"] == placed and d["usable"] == sum(d["splits"].values()))
 
 
 def run(tmp_path: Path, model: Path, num_rows: int, num_faults: int) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat
+from conftest import adds_up, chat
 from faults import planted
 from models import make_family
-from test_faults import adds_up
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, manifest_problems, read_json

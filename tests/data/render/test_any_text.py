@@ -52,7 +52,8 @@ def test_what_is_trained_is_the_answer(name: str, renderers: dict[str, Renderer]
     texts = texts[: len(texts) // 2 * 2]
     if any(token in text for text in texts for token in renderer.control_tokens):
         return  # the check for control tokens refuses such rows before they are rendered
-    messages = tuple(Message("assistant" if i % 2 else "user", text) for i, text in enumerate(texts))
+    said = [text if i % 2 else f"{text}Question{i}" for i, text in enumerate(texts)]
+    messages = tuple(Message("assistant" if i % 2 else "user", text) for i, text in enumerate(said))
     try:
         views = renderer.detail(Example("", "", messages)).views
     except RenderError as error:
@@ -64,7 +65,6 @@ def test_what_is_trained_is_the_answer(name: str, renderers: dict[str, Renderer]
         assert view.rendered.tokens[: len(prompt)] == prompt
         trained = renderer.decode(view.rendered.tokens[len(prompt) :])
         answer = messages[view.num_messages - 1].content
-        said = answer.partition("</think>")[2] if answer.lstrip().startswith("<think>") else answer
-        assert said.strip() in trained
-        others = (message.content for message in messages[: view.num_messages - 1])
-        assert not any(len(other) > 12 and other in trained and other not in answer for other in others)
+        behind_thought = answer.partition("</think>")[2] if answer.lstrip().startswith("<think>") else answer
+        assert behind_thought.strip() in trained
+        assert "Question" not in trained
