@@ -8,7 +8,10 @@ import pytest
 from conftest import chat
 
 from hivetune.config import DataConfig
+from hivetune.data.checks.rules import check_messages
 from hivetune.data.prepare.prepare import check
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import RawRow, read_example
 
 
 def problems(path: Path, **settings: Any) -> list[tuple[str, str, str]]:
@@ -107,3 +110,141 @@ def test_the_size_of_a_row_is_said_in_bytes(tmp_path: Path) -> None:
     ((line, reason, hint),) = problems(path)
     assert (line, reason) == ("1", "line-too-large")
     assert "18.0 MiB" in hint
+
+
+ASK, SAY = {"role": "user", "content": "Which river?"}, {"role": "assistant", "content": "The Seine."}
+CALL = {"name": "find", "arguments": {}}
+
+
+def turns(*messages: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": list(messages), **more}
+
+
+def calls(call: Any) -> dict[str, Any]:
+    return turns(ASK, {"role": "assistant", "content": None, "tool_calls": [call]})
+
+
+def part(**one: Any) -> dict[str, Any]:
+    return turns({"role": "user", "content": [{"type": "text", "text": "Look:"}, one]}, SAY)
+
+
+# Ten causes that people have, of each reason that a row's own shape can give.
+TEN_CAUSES: dict[str, list[Any]] = {
+    "bad-json": [
+        '{"prompt": "a", "completion": "b",}',
+        "{'prompt': 'a'}",
+        '{"prompt": "a" "completion": "b"}',
+        '{"prompt": NaN}',
+        '{"prompt": "a", "completion": undefined}',
+        '{"prompt": "a", "completion": "b"}}',
+        '{"a": 1} {"a": 2}',
+        'data: {"prompt": "a"}',
+        '{"prompt": "a\tb"}',
+        '{"prompt": "\\x41"}',
+    ],
+    "not-an-object": ["1", '"text"', "null", "true", "[]", "[1]", '["a", "b"]', "[[1]]", '[{"a": 1}]', "0.5"],
+    "unknown-layout": [
+        {"question": "q"},
+        {"prompt": "q"},
+        {"instruction": "q", "input": ""},
+        {"foo": "a", "bar": "b"},
+        {},
+        {"article": "a", "highlights": "b"},
+        {"premise": "a", "hypothesis": "b", "label": 1},
+        {"id": 1, "url": "u"},
+        {"system_prompt": "s"},
+        {"prompt": "q", "completions": [{"model": "m", "completion": "a"}]},
+    ],
+    "wrong-type": [
+        {"messages": "hello"},
+        {"messages": {"a": 1}},
+        {"messages": ["hello"]},
+        {"messages": [1]},
+        {"prompt": {"a": 1}, "completion": "b"},
+        {"prompt": "a", "completion": {"b": 1}},
+        {"question": "a", "answer": False},
+        turns({"role": "user", "content": {"a": 1}}, SAY),
+        {"instruction": "a", "output": "b", "history": ["a", "b"]},
+        {**turns(ASK, SAY), "tools": "find"},
+    ],
+    "unknown-role": [
+        turns({"role": role, "content": "q"}, SAY)
+        for role in ("boss", "narrator", "", None, 7, "customer_1", "USER2", "critic", "bob", ["user"])
+    ],
+    "role-order": [
+        turns(ASK, SAY, {"role": "tool", "content": "r"}, SAY),
+        turns(SAY),
+        turns({"role": "system", "content": "s"}, SAY),
+        turns(ASK, {"role": "tool", "content": "r"}, SAY),
+        turns(ASK, {**SAY, "tool_calls": [CALL]}, SAY),
+        turns(ASK, {**SAY, "weight": 0}, SAY),
+        turns({"role": "user", "content": [{"type": "tool_use", "name": "f", "input": {}}]}, SAY),
+        {"conversations": [{"from": "gpt", "value": "a"}]},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "observation", "value": "r"}, {"from": "gpt"}]},
+        {"prompt": [SAY], "completion": [SAY]},
+    ],
+    "no-answer": [
+        turns(ASK),
+        turns(ASK, ASK),
+        turns({"role": "system", "content": "s"}, ASK),
+        {"conversations": [{"from": "human", "value": "q"}]},
+        {"agent": "a", "task": "t"},
+        {"request": {"messages": [ASK]}, "response": {"choices": []}},
+        {"custom_id": "a", "body": {"messages": [ASK]}},
+        {"contents": [{"role": "user", "parts": [{"text": "q"}]}]},
+        {**turns(ASK), "response": None},
+        {"request": {"messages": [ASK]}, "response": {"candidates": []}},
+    ],
+    "bad-tool-call": [
+        calls({"arguments": "{}"}),
+        calls({"name": "", "arguments": {}}),
+        calls({"name": 7}),
+        calls({"function": {"name": "f", "arguments": "{"}}),
+        calls({"function": {"name": "f", "arguments": "[1]"}}),
+        calls({"function": {"name": "f", "arguments": 3}}),
+        calls("f()"),
+        calls(None),
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": "f()"}]},
+        turns(ASK, {"role": "assistant", "content": [{"type": "tool_use", "input": {}}]}),
+    ],
+    "unsupported-content": [
+        part(type="image_url", image_url={"url": "u"}),
+        part(type="input_audio", input_audio={}),
+        part(type="image", source={}),
+        part(type="file", file={}),
+        part(inlineData={"data": "x"}),
+        part(image={"format": "png"}),
+        {"prompt": "q", "completion": "a", "image": "x.png"},
+        {**turns(ASK, SAY), "images": [{"bytes": "x"}]},
+        {"query": "<img>https://example.org/a.png</img>What is it?", "response": "A cat."},
+        {"conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]},
+    ],
+    "empty-answer": [
+        {"prompt": "q", "completion": ""},
+        {"prompt": "q", "completion": None},
+        {"prompt": "q", "completion": " \n"},
+        {"instruction": "q", "input": "", "output": ""},
+        {"question": "q", "answer": "\u00a0"},
+        turns(ASK, {"role": "assistant", "content": ""}),
+        turns(ASK, {"role": "assistant", "content": None}),
+        turns(ASK, {"role": "assistant", "content": []}),
+        turns(ASK, {"role": "assistant"}),
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": ""}]},
+    ],
+    "no-messages": [{"messages": []}, {"conversations": []}, {"messages": "[]"}, {"conversations": "[]"}],
+    "bad-weight": [turns(ASK, {**SAY, "weight": weight}) for weight in (2, 0.5, -1, "1", [1], {}, "high", 1.5, 9, 1e9)],
+}
+
+
+@pytest.mark.parametrize("reason", TEN_CAUSES)
+def test_ten_causes_of_a_reason(reason: str) -> None:
+    found = {}
+    for cause in TEN_CAUSES[reason]:
+        text = cause if isinstance(cause, str) else json.dumps(cause)
+        try:
+            check_messages(read_example(RawRow("f:1", text.encode()), {}).example.messages)
+            found[text] = "usable"
+        except RowRefused as error:
+            found[text] = error.reason
+            assert error.hint, text
+    assert {text: why for text, why in found.items() if why != reason} == {}

@@ -42,8 +42,8 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     if "instruction" in record and objects(record.get("instances")) is not None:  # self-instruct
         return [{**record, "instances": None, **instance} for instance in record["instances"]]
     if objects(record.get("post")) is not None:  # what LangSmith's client sends: runs begun, then what came of them
-        ends = {run.get("dotted_order"): run for run in objects(record.get("patch")) or []}
-        return [{**run, **ends.get(run.get("dotted_order"), {})} for run in record["post"]]
+        ends = {str(run.get("dotted_order")): run for run in objects(record.get("patch")) or []}
+        return [{**run, **ends.get(str(run.get("dotted_order")), {})} for run in record["post"]]
     for key in KEYS:
         rows = objects(record.get(key))
         if rows is None or all(any(name in row for name in ROLE_KEYS[:5]) for row in rows):

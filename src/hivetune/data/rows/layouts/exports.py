@@ -8,7 +8,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.parts import split_thoughts
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, objects, one_of
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, listed, objects, one_of
 from hivetune.data.rows.layouts.turns import in_order, read_system, read_turn
 from hivetune.records import Message
 
@@ -21,7 +21,7 @@ def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
     path: list[str] = []
     seen: set[str] = set()
     node: str | None = leaf
-    while node is not None and node in parents:
+    while isinstance(node, str) and node in parents:
         if node in seen:
             raise RowRefused("wrong-type", "the messages' parents go in a circle")
         seen.add(node)
@@ -40,11 +40,11 @@ def _chatgpt(name: str, row: Row) -> Conversation:
     mapping = row["mapping"]
     nodes = {key: node for key, node in mapping.items() if isinstance(node, dict)}
     parents = {key: node.get("parent") for key, node in nodes.items()}
-    leaf = row.get("current_node")
+    leaf = str(row.get("current_node"))
     if leaf not in nodes:
         leaves = [key for key, node in nodes.items() if not node.get("children")]
         leaf = max(leaves, key=lambda key: one_of(nodes[key].get("message"), "create_time") or 0, default="")
-    path = branch(parents, str(leaf))
+    path = branch(parents, leaf)
     messages: list[Message] = []
     for key in path:
         messages += _chatgpt_turn(nodes[key].get("message"))
@@ -68,7 +68,7 @@ def _chatgpt_turn(message: Any) -> list[Message]:
     if kind in _SILENT_CONTENT:
         return []
     if kind == "thoughts":
-        thoughts = [str(one_of(item, "content", "summary") or "") for item in content.get("thoughts") or []]
+        thoughts = [str(one_of(item, "content", "summary") or "") for item in listed(content.get("thoughts"))]
         return [Message("assistant", "", reasoning="\n".join(thoughts) or None)]
     _refuse_unfinished(message, role)
     text = _chatgpt_text(content)
@@ -105,8 +105,8 @@ def _claude(name: str, row: Row) -> Conversation:
     ids = [str(turn.get("uuid")) for turn in turns]
     path = turns
     by_id = dict(zip(ids, turns, strict=True))
-    if len(by_id) == len(turns) and any(turn.get("parent_message_uuid") in by_id for turn in turns):
-        leaf = row.get("current_leaf_message_uuid")
+    if len(by_id) == len(turns) and any(str(turn.get("parent_message_uuid")) in by_id for turn in turns):
+        leaf = str(row.get("current_leaf_message_uuid"))
         kept = branch({i: by_id[i].get("parent_message_uuid") for i in by_id}, leaf if leaf in by_id else ids[-1])
         path = [by_id[one] for one in kept]
     messages: list[Message] = []
@@ -118,7 +118,7 @@ def _claude(name: str, row: Row) -> Conversation:
 def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
     if turn.get("files") or turn.get("files_v2"):
         raise RowRefused("unsupported-content", "a message with files that the export does not hold")
-    texts = [one_of(item, "extracted_content") for item in turn.get("attachments") or []]
+    texts = [one_of(item, "extracted_content") for item in listed(turn.get("attachments"))]
     if not all(isinstance(text, str) for text in texts):
         raise RowRefused("unsupported-content", "an attachment without its text")
     content = turn.get("content") or turn.get("text")
@@ -139,15 +139,15 @@ def _open_webui(name: str, row: Row) -> Conversation:
     nodes = one_of(history, "messages")
     turns: Iterable[Any]
     others = 0
-    if isinstance(nodes, dict) and one_of(history, "currentId") in nodes:
+    if isinstance(nodes, dict) and str(one_of(history, "currentId")) in nodes:
         parents = {key: one_of(node, "parentId") for key, node in nodes.items()}
-        path = branch(parents, history["currentId"])
+        path = branch(parents, str(history["currentId"]))
         turns, others = (
             [nodes[key] for key in path],
             sum(one_of(node, "role") == "assistant" for key, node in nodes.items() if key not in path),
         )
     else:
-        turns = chat.get("messages") or []
+        turns = listed(chat.get("messages"))
     messages = read_system(one_of(chat, "system") or one_of(chat.get("params"), "system"))
     for turn in turns:
         messages += _webui_turn(turn)
@@ -197,7 +197,7 @@ def _opencode(name: str, row: Row) -> Conversation:
     messages: list[Message] = []
     failed = 0
     for turn in row["messages"]:
-        info, parts = one_of(turn, "info"), [part for part in turn.get("parts") or [] if isinstance(part, dict)]
+        info, parts = one_of(turn, "info"), [part for part in listed(one_of(turn, "parts")) if isinstance(part, dict)]
         if one_of(info, "error"):
             failed += 1
             continue
@@ -249,7 +249,7 @@ def _gemini_cli(name: str, row: Row) -> Conversation:
 
 
 def _gemini_answer(turn: Mapping[str, Any]) -> list[Message]:
-    thoughts = [f"{one_of(t, 'subject') or ''}: {one_of(t, 'description') or ''}" for t in turn.get("thoughts") or []]
+    thoughts = [f"{one_of(t, 'subject') or ''}: {one_of(t, 'description') or ''}" for t in listed(turn.get("thoughts"))]
     calls = objects(turn.get("toolCalls")) or []
     parts = [{"type": "text", "text": turn.get("content") or ""}, *({"functionCall": call} for call in calls)]
     messages = read_turn({"role": "assistant", "content": parts, "reasoning": "\n".join(thoughts)})

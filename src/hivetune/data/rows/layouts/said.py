@@ -94,6 +94,11 @@ def objects(value: Any) -> list[dict[str, Any]] | None:
     return value if isinstance(value, list) and value and all(isinstance(item, dict) for item in value) else None
 
 
+def listed(value: Any) -> list[Any]:
+    """`value` if it is a list, else nothing."""
+    return value if isinstance(value, list) else []
+
+
 def one_of(value: Any, *names: str) -> Any:
     """The first of these keys of an object that has a value, else None."""
     if isinstance(value, dict):

@@ -14,7 +14,7 @@ from hivetune.data.rows.layouts.answers import is_response, read_answer, read_re
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
 from hivetune.data.rows.layouts.records import joined
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, Tools, first_of, one_of, parsed
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, Tools, first_of, listed, one_of, parsed
 from hivetune.data.rows.layouts.turns import in_order, read_messages, read_system
 from hivetune.records import Message
 
@@ -123,7 +123,7 @@ def _refuse_more(asked: Mapping[str, Any]) -> None:
 def _span(name: str, row: Row) -> Conversation:
     """OpenTelemetry's semantic conventions for generative AI, their older forms, OpenInference and the AI SDK."""
     flat = {**attributes(row.get("attributes"))}
-    events = [event for event in row.get("events") or [] if isinstance(event, dict)]
+    events = [event for event in listed(row.get("events")) if isinstance(event, dict)]
     for event in events:
         if str(event.get("name")) in ("gen_ai.client.inference.operation.details", *GEN_AI_CONTENT):
             flat |= attributes(event.get("attributes"))
@@ -146,7 +146,7 @@ GEN_AI_CONTENT = ("gen_ai.content.prompt", "gen_ai.content.completion")
 def _span_tools(flat: Mapping[str, Any]) -> Tools:
     tools = parsed(next((flat[key] for key in OTEL_TOOLS if flat.get(key)), None))
     if tools is None:
-        tools = [one_of(one_of(tool, "tool"), "json_schema") for tool in _tree(flat, "llm.tools.") or []]
+        tools = [one_of(one_of(tool, "tool"), "json_schema") for tool in listed(_tree(flat, "llm.tools."))]
     return read_tools(tools) if isinstance(tools, list) else ()
 
 
@@ -196,7 +196,7 @@ def attributes(value: Any) -> dict[str, Any]:
     """Attributes as OTLP writes them, a list of keys with typed values, or as an object."""
     if isinstance(value, dict):
         return value
-    pairs = [pair for pair in value or [] if isinstance(pair, dict) and isinstance(pair.get("key"), str)]
+    pairs = [pair for pair in listed(value) if isinstance(pair, dict) and isinstance(pair.get("key"), str)]
     return {pair["key"]: _typed(pair.get("value")) for pair in pairs}
 
 
@@ -204,7 +204,7 @@ def _typed(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "arrayValue" in value:
-        return [_typed(item) for item in one_of(value["arrayValue"], "values") or []]
+        return [_typed(item) for item in listed(one_of(value["arrayValue"], "values"))]
     if "kvlistValue" in value:
         return attributes(one_of(value["kvlistValue"], "values"))
     return next(iter(value.values()), None)
@@ -244,8 +244,8 @@ def _as_lists(value: Any) -> Any:
 def _turn(turn: dict[str, Any]) -> dict[str, Any]:
     """OpenInference's names for the parts of a turn."""
     said = turn["message"] if isinstance(turn.get("message"), dict) else turn
-    calls = [one_of(call, "tool_call") or call for call in said.get("tool_calls") or []]
-    contents = [one_of(part, "message_content") or part for part in said.get("contents") or []]
+    calls = [one_of(call, "tool_call") or call for call in listed(said.get("tool_calls"))]
+    contents = [one_of(part, "message_content") or part for part in listed(said.get("contents"))]
     plain = {**said, "content": contents or said.get("content")}
     return {**plain, "tool_calls": calls} if calls else plain
 

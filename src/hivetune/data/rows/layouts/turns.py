@@ -210,7 +210,7 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(turn.get("kwargs"), dict) and isinstance(turn.get("id"), list) and turn["id"]:
         kind = str(turn["id"][-1]).removesuffix("Chunk").removesuffix("Message").lower()
         return {**turn["kwargs"], "role": LANGCHAIN.get(kind, kind)}
-    if turn.get("type") in LANGCHAIN and "role" not in turn:
+    if isinstance(turn.get("type"), str) and turn["type"] in LANGCHAIN and "role" not in turn:
         inner = turn["data"] if isinstance(turn.get("data"), dict) else turn
         return {**inner, "role": LANGCHAIN[turn["type"]]}
     inner = turn.get("message")
@@ -245,11 +245,11 @@ def _refuse_media(turn: Mapping[str, Any]) -> None:
 
 def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """(messages, what was changed): consecutive turns of one role as one, the conversation from its first question to
-    its last answer. Raises RowRefused("role-order") when nobody asks anything.
+    its last answer. Raises RowRefused: no-answer, role-order when nobody asks anything, earlier-turns-missing.
     """
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
     if not answers:
-        return tuple(messages), ()
+        raise RowRefused("no-answer")
     changed = []
     last = answers[-1] + 1
     kept = list(messages[:last])

@@ -138,13 +138,13 @@ def _chain(session: _Session) -> None:
 
 def _row(session: _Session, uuids: list[str], spoken: list[str]) -> Iterator[PlacedRow]:
     path = _path(session, spoken[-1])
-    calls = {part.get("id") for uuid in path for part in _parts(session.events[uuid], "tool_use")}
+    calls = {str(part.get("id")) for uuid in path for part in _parts(session.events[uuid], "tool_use")}
     kept, left_out = [], set()
     for uuid in uuids:  # in the order of the file
         event = session.events[uuid]
         if event.noise and uuid in path:
             left_out.add("program-notes")
-        elif uuid in path or any(part.get("tool_use_id") in calls for part in _parts(event, "tool_result")):
+        elif uuid in path or any(str(part.get("tool_use_id")) in calls for part in _parts(event, "tool_result")):
             kept.append(event)  # results of calls that were made at once hang beside the path
         elif event.role == "assistant" and not event.noise:
             left_out.add("other-branches")
