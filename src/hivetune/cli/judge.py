@@ -1,6 +1,6 @@
 """`hivetune eval` and `hivetune gate`: measure base and tuned model on held-out rows, and say what follows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_agent
-from hivetune.records import Metric, Verdict
+from hivetune.records import Verdict
 from hivetune.run.find import find_run
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.open import Run, load_run
@@ -83,11 +83,16 @@ def show_evaluation(evaluation: dict[str, Any]) -> None:
 
 def show_verdict(verdict: Verdict) -> None:
     """The table of the verdict: base | tuned | difference with interval | threshold | passed."""
-    columns = ("metric", "base", "tuned", "difference", "95 % interval", "n", "threshold", "passed")
-    table("", columns, [_line(metric) for metric in verdict.metrics], numeric=columns[1:7])
+    show_metrics(verdict_document(verdict)["metrics"], ("base", "tuned"))
     show(f"verdict: {verdict.verdict}")
     for reason in verdict.reasons:
         show(f"  {reason}")
+
+
+def show_metrics(metrics: Sequence[Mapping[str, Any]], sides: tuple[str, str]) -> None:
+    """The metrics of gate.json as a table."""
+    columns = ("metric", *sides, "difference", "95 % interval", "n", "threshold", "passed")
+    table("", columns, [_line(metric) for metric in metrics], numeric=columns[1:7])
 
 
 NAMES = {
@@ -99,30 +104,30 @@ NAMES = {
 }
 
 
-def _line(metric: Metric) -> tuple[object, ...]:
-    passed = {True: "yes", False: "NO", None: "reported"}[metric.passed]
-    interval = "-" if metric.ci95 is None else " to ".join(_value(metric.name, end, sign=True) for end in metric.ci95)
+def _line(metric: Mapping[str, Any]) -> tuple[object, ...]:
+    name, interval = metric["name"], metric["ci95"]
     return (
-        NAMES.get(metric.name, metric.name),
-        _value(metric.name, metric.base),
-        _value(metric.name, metric.tuned),
-        _value(metric.name, metric.difference, sign=True),
-        interval,
-        metric.n,
+        NAMES.get(name, name),
+        metric_value(name, metric["base"]),
+        metric_value(name, metric["tuned"]),
+        metric_value(name, metric["difference"], sign=True),
+        "-" if interval is None else " to ".join(metric_value(name, end, sign=True) for end in interval),
+        metric["n"],
         _threshold(metric),
-        passed,
+        {True: "yes", False: "NO", None: "reported"}[metric["passed"]],
     )
 
 
-def _threshold(metric: Metric) -> str:
-    if metric.threshold is None:
+def _threshold(metric: Mapping[str, Any]) -> str:
+    if metric["threshold"] is None:
         return "-"
-    if metric.name in ("latency_s", "peak_memory_bytes"):
-        return f"at most {metric.threshold:g} x"
-    return f"gain > {metric.threshold:g}"
+    if metric["name"] in ("latency_s", "peak_memory_bytes"):
+        return f"at most {metric['threshold']:g} x"
+    return f"gain > {metric['threshold']:g}"
 
 
-def _value(name: str, value: float | None, *, sign: bool = False) -> str:
+def metric_value(name: str, value: float | None, *, sign: bool = False) -> str:
+    """A metric as people read it, in its unit."""
     if value is None:
         return "-"
     prefix = "+" if sign and value > 0 else ""

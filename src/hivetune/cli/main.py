@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "verify-resume": ("verify", "verify_resume", "Kill and replay a short run, compare bit for bit."),
     "eval": ("judge", "evaluate", "Base and tuned model on the held-out rows."),
     "gate": ("judge", "gate", "The verdict: deploy, iterate, abort or not-enough-evidence."),
+    "compare": ("compare", "compare_sides", "Any two releases, runs, GGUF files or endpoints on the same rows."),
     "export": ("release", "export", "Adapter, merged model or GGUF."),
     "register": ("registry", "register", "Keep a run as the next version of a name."),
     "registry": ("registry", "show_registry", "All releases, their aliases and verdicts."),

@@ -101,18 +101,23 @@ def evaluation_document(
     for line in scores:
         found[line["model"], "answer" if "answer" in line else "nll", int(line["row"])] = line
     problems: list[dict[str, Any]] = []
-    rows, generate = plan_evaluation(snapshot, config)
+    _, generate = plan_evaluation(snapshot, config)
     return {
         "schema": 1,
         "snapshot": snapshot.hash,
         **about,
         "settings": config.model_dump(mode="json"),
-        "rows": [_loss_row(snapshot.info(row), found) for row in rows],
+        "rows": loss_rows(snapshot, found),
         "answers": [_answer_row(snapshot.info(row), found, config, problems) for row in generate.rows],
         **{side: dict(outcome.get(side) or {}) for side in SIDES},
         "noise": outcome.get("noise"),
         "problems": problems,
     }
+
+
+def loss_rows(snapshot: HeldOut, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A line of eval.json's `rows` for each held-out test row. `found`: (side, "nll", row) -> {"nll", "tokens"}."""
+    return [_loss_row(snapshot.info(row), found) for row in snapshot.rows("test")]
 
 
 def by_agent(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:

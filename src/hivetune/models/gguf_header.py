@@ -4,6 +4,7 @@ Files come from outside, so every count and length is checked against what the f
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 """
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,13 @@ UINT32, UINT64 = 4, 10
 MAX_STRING_BYTES = 16 << 20
 MAX_ENTRIES = 1 << 24  # of an array or of the tensors: far above any real file, far below what would fill memory
 MAX_DIMENSIONS = 8
+DEFAULT_ALIGNMENT = 32
+# Types of tensors by GGUF's number: (values, bytes) of a block. Of others only that a byte is there is checked.
+BLOCKS = {
+    **{0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36)},
+    **{10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292)},
+    **{24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2)},
+}
 
 
 @dataclass(frozen=True)
@@ -38,8 +46,24 @@ class Header:
         return self.settings.get("general.type") == "adapter"
 
 
+def adapter_problem(base: Header, adapter: Header) -> str | None:
+    """Why an adapter can't be applied to a base, in words: another architecture, or weights of other shapes."""
+    theirs, its = (header.settings.get("general.architecture") for header in (base, adapter))
+    if its != theirs:
+        return f"it is for the architecture {its!r}, the model is {theirs!r}"
+    for name, shape in adapter.tensors.items():
+        stem, _, half = name.rpartition(".lora_")
+        weight = base.tensors.get(stem)
+        if weight is None:
+            return f"the model has no weight {stem or name}"
+        side = {"a": 0, "b": 1}.get(half)
+        if side is None or len(shape) != 2 or len(weight) != 2 or shape[side] != weight[side]:
+            return f"{name} has the shape {shape}, the weight {weight}"
+    return None
+
+
 def read_header(path: Path) -> Header:
-    """Raises UsageError for a file that is not GGUF, or is damaged or truncated within its header.
+    """Raises UsageError for a file that is not GGUF, is damaged in its header, or ends before its last tensor does.
 
     Takes 0.1 s on SmolLM2's file, where gguf.GGUFReader takes 4 s: it makes an array of each of 100,000 words.
     """
@@ -52,6 +76,11 @@ def read_header(path: Path) -> Header:
         raise UsageError(
             f"{path} is not a GGUF file, or is damaged: {error}", hint="copy or download it again"
         ) from None
+
+
+def _tensor_bytes(kind: int, shape: tuple[int, ...]) -> int:
+    values, size_bytes = BLOCKS.get(kind, (1, 0))
+    return max(1, math.prod(shape) // values * size_bytes)
 
 
 class _Reader:
@@ -74,14 +103,25 @@ class _Reader:
             key = self._string()
             values[key] = self._value(self._scalar(UINT32))
         shapes = {}
+        end = 0
         for _ in range(tensors):
             name = self._string()
             dimensions = self._scalar(UINT32)
             if dimensions > MAX_DIMENSIONS:
                 raise ValueError(f"{name} has {dimensions} dimensions")
             shapes[name] = struct.unpack(f"<{dimensions}Q", self._take(8 * dimensions))
-            self._take(12)  # type and offset
+            kind, offset = struct.unpack("<IQ", self._take(12))
+            end = max(end, offset + _tensor_bytes(kind, shapes[name]))
+        self._check_end(values.get("general.alignment", DEFAULT_ALIGNMENT), end)
         return Header(values, shapes)
+
+    def _check_end(self, alignment: Any, tensors_end: int) -> None:
+        """The tensors begin behind the header, at a multiple of the alignment."""
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise ValueError(f"general.alignment is {alignment!r}")
+        begin = -(-self.file.tell() // alignment) * alignment
+        if tensors_end and begin + tensors_end > self.size_bytes:
+            raise ValueError(f"it is truncated: {self.size_bytes:,} of at least {begin + tensors_end:,} bytes")
 
     def _value(self, kind: int) -> Any:
         if kind == STRING:

@@ -27,8 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
+from hivetune.serve.ask import TimedAnswer, Unanswered, read_answer, streamed
 from hivetune.serve.llama.child import SocketConnection
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
@@ -165,6 +168,22 @@ class Backend:
                     for choice in json.loads(data).get("choices", []):
                         yield choice["delta"].get("content") or ""
 
+    def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> TimedAnswer:
+        """One greedy answer with the time of its first token. Raises Unanswered when the server is lost."""
+        path = "/v1/chat/completions"
+        request = {**self._chat_request(messages, max_tokens, 0.0), **streamed(max_tokens, tools)}
+        started = time.perf_counter()
+        try:
+            with contextlib.closing(self._open(path, request, REQUEST_TIMEOUT_S)) as connection:
+                return read_answer(connection.getresponse(), started, "the llama.cpp server")
+        except (OSError, http.client.HTTPException) as error:
+            raise Unanswered(f"the llama.cpp server is lost: {error or type(error).__name__}") from None
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory that the server's processes held so far, the mapped pages of the file included."""
+        own = psutil.Process(self.process.pid)
+        return sum(_peak_memory_bytes(process) for process in (own, *own.children(recursive=True)))
+
     def prompt_ids(self, messages: ApiMessages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The token ids that this server makes of a chat, up to where the answer begins."""
         body: dict[str, Any] = {"messages": list(messages)}
@@ -228,6 +247,15 @@ class Backend:
             text = response.read(2000).decode(errors="replace")
             raise UsageError(f"the server refused {path} ({response.status}): {_error_text(text)}")
         return response
+
+
+def _peak_memory_bytes(process: psutil.Process) -> int:
+    """Linux keeps the peak; elsewhere what is held now, after all answers."""
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return int(process.memory_info().rss)
 
 
 def _error_text(text: str) -> str:

@@ -1,0 +1,95 @@
+"""`hivetune compare A B`: any two releases, runs, GGUF files or endpoints on the same rows."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hivetune.base.disk import write_json
+from hivetune.cli.judge import show_metrics
+from hivetune.cli.output import emit, number, progress, say, show, size, table
+from hivetune.config import EvalConfig, GateConfig
+from hivetune.errors import UsageError
+from hivetune.judge.gate import judge
+from hivetune.judge.sides import parse_side
+from hivetune.run.find import find_run
+from hivetune.walk.compare.station import Comparison, compare_pair
+from hivetune.walk.open import Run, load_run
+from hivetune.walk.register import SERVED_QUANT
+from hivetune.walk.verdict import verdict_document
+
+SIDE_HELP = "base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL, or a .yaml file of figures."
+
+
+def compare_sides(
+    first: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP)],
+    second: Annotated[str, typer.Argument(metavar="B", help="The same; differences are B - A.")],
+    rows: Annotated[list[str] | None, typer.Option("--rows", metavar="DATA", help="Files of rows to answer.")] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Answer this run's held-out rows.")] = None,
+    prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Most rows that are answered.")] = None,
+    new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Longest answer, in tokens.")] = None,
+    latency_prompts: Annotated[
+        int | None, typer.Option("--latency-prompts", min=1, help="Rows answered alone and in turns, for the times.")
+    ] = None,
+    quant: Annotated[str, typer.Option("--quant", help="Number type of a base that adapters are served on.")] = (
+        SERVED_QUANT
+    ),
+) -> None:
+    """Two of anything on the same rows, as they are served: success, times, memory, and loss where both have one."""
+    opened = None if rows else _rows_from(run, first, second)
+    known = opened.config.eval if opened else EvalConfig()
+    changes = {"prompts": prompts, "new_tokens": new_tokens, "latency_prompts": latency_prompts}
+    settings = known.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    with progress("answering", "answers") as report:
+        made = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
+    document = _document(made)
+    _show(document)
+    emit(document)
+
+
+def _rows_from(run: str | None, first: str, second: str) -> Run:
+    """The run that --run names, else the run among the sides: the later one, if both are."""
+    named = run or next((text for text in (second, first) if parse_side(text).kind == "run"), None)
+    if named is None:
+        raise UsageError("neither side is a run, so it is not known which rows to ask", hint="--rows FILE or --run RUN")
+    return load_run(find_run(named))
+
+
+def _document(made: Comparison) -> dict[str, Any]:
+    """What was measured, with its metrics, written into the folder of the comparison."""
+    nothing_required = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None)
+    metrics = verdict_document(judge(made.document, nothing_required))["metrics"]
+    document = {**made.document, "metrics": metrics}
+    write_json(made.folder / "compare.json", document)
+    return {**document, "folder": str(made.folder)}
+
+
+def _show(document: dict[str, Any]) -> None:
+    labels = [document[side]["label"] for side in ("base", "tuned")]
+    show(f"A: {labels[0]}\nB: {labels[1]}")
+    show_metrics(document["metrics"], ("A", "B"))
+    columns = ("side", "answers", "time p50", "p95", "first token p50", "p95", "tokens/s", "cold start", "memory")
+    table("", columns, [_costs(name, document[side]) for name, side in (("A", "base"), ("B", "tuned"))])
+    for what, why in document["not_compared"].items():
+        say(f"{what} is not compared: {why}")
+    refused = document["rows_refused"]
+    if refused:
+        say(f"{sum(refused.values())} rows can't be asked: {', '.join(f'{why} {n}' for why, n in refused.items())}")
+    for problem in document["problems"][:5]:
+        say(f"{problem['source']} ({problem['model']}): {problem['problem']}")
+    if len(document["problems"]) > 5:
+        say(f"and {len(document['problems']) - 5} more problems, all in compare.json")
+    show(f"all of it: {Path(document['folder']) / 'compare.json'}")
+
+
+def _costs(name: str, side: dict[str, Any]) -> tuple[object, ...]:
+    memory = side.get("peak_memory_bytes")
+    times = ("latency_p50_s", "latency_p95_s", "first_token_p50_s", "first_token_p95_s")
+    return (
+        name,
+        side.get("answers", "recorded"),
+        *(number(side.get(key)) for key in times),
+        number(side.get("tokens_per_second"), 1),
+        number(side.get("cold_start_s"), 2),
+        "-" if memory is None else size(memory),
+    )

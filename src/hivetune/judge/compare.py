@@ -1,0 +1,143 @@
+"""Two sides on the same prompts, as one document of the form of eval.json: the first is `base`, the second `tuned`.
+
+Pure: which prompts, what their answers are worth, and what each side cost. Getting the answers is walk/compare.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.errors import UsageError
+from hivetune.judge.checkers import answer_succeeds
+from hivetune.judge.evaluate import SIDES
+from hivetune.records import Message
+
+COSTS = ("tokens_per_second", "peak_memory_bytes", "cold_start_s")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A held-out conversation up to its last answer, which is `reference`. Messages and tools as a server takes them.
+
+    `group`: rows of one group are one piece of evidence. `said`: the last thing that the user said, for people.
+    """
+
+    row: int
+    id: str
+    source: str
+    agent: str | None
+    category: str | None
+    group: str
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+    checker: Mapping[str, Any] | None
+    said: str
+    reference: str | None
+
+    @property
+    def key(self) -> str:
+        """The hash of all that a server is asked."""
+        asked = json.dumps([self.messages, self.tools], ensure_ascii=False, sort_keys=True)
+        return hashlib.blake2b(asked.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class PromptAnswer:
+    """What one side answered. Times are None unless the prompt was asked alone, with no other answer beside it."""
+
+    text: str
+    ended: bool
+    new_tokens: int | None
+    seconds: float | None = None
+    first_token_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SideAnswers:
+    """One side: its answers by the key of the prompt, what it cost, and the figures that were recorded elsewhere."""
+
+    label: str
+    kind: str
+    answers: Mapping[str, PromptAnswer]
+    costs: Mapping[str, float | None]
+    figures: Mapping[str, float] | None = None
+
+
+def last_said(messages: Sequence[Message]) -> str:
+    return next((message.content for message in reversed(messages) if message.role == "user"), "")
+
+
+def comparison_document(
+    prompts: Sequence[Prompt],
+    first: SideAnswers,
+    second: SideAnswers,
+    losses: Sequence[Mapping[str, Any]] | str,
+    about: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The document of compare.json, and with a run as the second side of eval.json (docs/formats.md).
+
+    `losses`: the rows of eval.json, or why these two sides have no loss that can be compared.
+    """
+    problems: list[dict[str, Any]] = []
+    sides = dict(zip(SIDES, (first, second), strict=True))
+    answers = [_answer_row(prompt, number, sides, problems) for number, prompt in enumerate(prompts)]
+    return {
+        "schema": 1,
+        **about,
+        "rows": [] if isinstance(losses, str) else list(losses),
+        "answers": answers,
+        **{name: _summary(side, name, answers) for name, side in sides.items()},
+        "not_compared": {"loss": losses} if isinstance(losses, str) else {},
+        "problems": problems,
+    }
+
+
+def _answer_row(
+    prompt: Prompt, number: int, sides: Mapping[str, SideAnswers], problems: list[dict[str, Any]]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **{key: getattr(prompt, key) for key in ("row", "id", "source", "agent", "category", "group")},
+        "checker": None if prompt.checker is None else dict(prompt.checker),
+        "prompt": prompt.said,
+        "reference": prompt.reference,
+    }
+    for name, side in sides.items():
+        answer = side.answers.get(prompt.key)
+        row[name] = {
+            "answer": answer.text if answer else None,
+            "ended": answer.ended if answer else None,
+            "seconds": answer.seconds if answer else None,
+            "first_token_s": answer.first_token_s if answer else None,
+            "new_tokens": answer.new_tokens if answer else None,
+            "block": number if answer and answer.seconds is not None else None,
+            "success": None,
+        }
+        if answer is None:
+            if side.figures is None:
+                problems.append({"row": prompt.row, "source": prompt.source, "model": name, "problem": "no answer"})
+        elif prompt.checker is not None:
+            try:
+                row[name]["success"] = answer_succeeds(answer.text, prompt.checker, ended=answer.ended)
+            except UsageError as error:
+                problems.append({"row": prompt.row, "source": prompt.source, "model": name, "problem": error.message})
+    return row
+
+
+def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"label": side.label, "kind": side.kind, **{key: side.costs.get(key) for key in COSTS}}
+    if side.figures is not None:
+        return {**summary, **side.figures, "recorded": True}
+    for key, short in (("seconds", "latency"), ("first_token_s", "first_token")):
+        times = sorted(answer[name][key] for answer in answers if answer[name][key] is not None)
+        for share in (50, 95):
+            summary[f"{short}_p{share}_s"] = _percentile(times, share / 100)
+    written = [answer for answer in answers if answer[name]["answer"] is not None]
+    return {**summary, "answers": len(written), "recorded": False}
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least this share of all does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None

@@ -1,0 +1,109 @@
+"""What can be compared: a side as it is named on the command line or in the config. Pure; nothing is opened here.
+
+base                          the model that a run was trained on, without its adapter
+helpdesk@3, helpdesk@champion a release
+last, my-run, FOLDER          a run
+model-q8_0.gguf               a GGUF file
+http://HOST:PORT/v1#MODEL     any server that speaks OpenAI's chat API
+figures.yaml, figures.json    figures that were measured elsewhere
+"""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from hivetune.errors import UsageError
+
+SideKind = Literal["base", "release", "run", "gguf", "endpoint", "recorded"]
+BASE = "base"
+# What a file of recorded figures may say: its name, the metric, and what one of it is in the metric's unit.
+FIGURES: Mapping[str, tuple[str, float]] = {
+    "success": ("success", 1.0),
+    "ended": ("ended", 1.0),
+    "latency_s": ("latency_s", 1.0),
+    "first_token_s": ("first_token_s", 1.0),
+    "cold_start_s": ("cold_start_s", 1.0),
+    "tokens_per_second": ("tokens_per_second", 1.0),
+    "memory_gb": ("peak_memory_bytes", 1e9),
+}
+SHARES = ("success", "ended")
+
+
+@dataclass(frozen=True)
+class NamedSide:
+    """`name` is what the user wrote, without the model of an endpoint, which is `model`."""
+
+    kind: SideKind
+    name: str
+    model: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}#{self.model}" if self.model else self.name
+
+
+def parse_side(text: str, where: str = "") -> NamedSide:
+    """Raises UsageError for what can't be a side. Whether it exists is found when it is opened."""
+    said = f"{where}: " if where else ""
+    if text == BASE:
+        return NamedSide("base", BASE)
+    if text.startswith(("http://", "https://")):
+        return _endpoint(text, said)
+    suffix = text.lower().rpartition(".")[2]
+    if suffix == "gguf":
+        return NamedSide("gguf", text)
+    if suffix in ("json", "yaml", "yml"):
+        return NamedSide("recorded", text)
+    if not text or text.startswith("-"):
+        raise UsageError(
+            f"{said}{text!r} is not something that can be compared",
+            hint="give base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL or a .yaml file of figures",
+        )
+    if "@" in text and "/" not in text:
+        return NamedSide("release", text)
+    return NamedSide("run", text)
+
+
+def _endpoint(text: str, said: str) -> NamedSide:
+    url, _, model = text.partition("#")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"{said}{url} is not a URL: {error}") from None
+    if not host or parts.query:
+        raise UsageError(f"{said}{url} is not the URL of a server", hint="for example http://localhost:8080/v1#MODEL")
+    if parts.username or parts.password:
+        raise UsageError(
+            f"{said}the URL of {host} holds a password", hint="put the key into HIVETUNE_ENDPOINT_KEY instead"
+        )
+    if not model:
+        raise UsageError(f"{said}{url} names no model", hint=f"put it behind '#': {url}#MODEL")
+    return NamedSide("endpoint", url.rstrip("/"), model)
+
+
+def read_figures(document: Any, where: str) -> dict[str, float]:
+    """Metric -> value of a file of recorded figures. Raises UsageError naming the key that is wrong."""
+    if not isinstance(document, Mapping) or not document:
+        raise UsageError(f"{where} holds no figures", hint=f"one a line, such as 'latency_s: 20.1'; {_known_figures()}")
+    found = {}
+    for key, value in document.items():
+        if key not in FIGURES:
+            near = difflib.get_close_matches(str(key), FIGURES, 1)
+            raise UsageError(
+                f"{where}: unknown figure {str(key)!r}", hint=f"did you mean {near[0]!r}?" if near else _known_figures()
+            )
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            raise UsageError(f"{where}: {key} is {value!r}, not a number of at least 0")
+        if key in SHARES and value > 1:
+            raise UsageError(f"{where}: {key} is {value:g}; it is a share between 0 and 1", hint="98 % is 0.98")
+        metric, unit = FIGURES[key]
+        found[metric] = float(value) * unit
+    return found
+
+
+def _known_figures() -> str:
+    return f"known: {', '.join(FIGURES)}"

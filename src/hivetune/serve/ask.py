@@ -1,0 +1,203 @@
+"""One chat request to any server that speaks OpenAI's API, its answer read as it is written, and timed."""
+
+import contextlib
+import http.client
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from hivetune.errors import UsageError
+
+ENDPOINT_KEY = "HIVETUNE_ENDPOINT_KEY"  # the environment variable: a key on a command line is seen by every user
+SILENCE_TIMEOUT_S = 300.0
+LONGEST_LINE_BYTES = 1 << 20
+LONGEST_ANSWER_BYTES = 8 << 20
+SHOWN_CHARS = 200
+LATER = (408, 425, 429)  # and 500 to 599: a server that may answer the same request later
+
+
+class Unanswered(Exception):
+    """A request was lost, or the server can't answer now: another try may help."""
+
+
+@dataclass(frozen=True)
+class TimedAnswer:
+    """What a server answered. `new_tokens` is None where it does not say; times are seconds since the request.
+
+    `first_token_s` is None for an answer that came in one piece.
+    """
+
+    text: str
+    ended: bool
+    new_tokens: int | None
+    first_token_s: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server over HTTP. Safe to call from several threads: each request has its own connection."""
+
+    url: str
+    model: str
+    timeout_s: float = SILENCE_TIMEOUT_S
+
+    def timed(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> TimedAnswer:
+        """One greedy answer. Raises Unanswered where another try may help, UsageError where it can't."""
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        body = {"model": self.model, "messages": [_as_sent(message) for message in messages]}
+        body |= streamed(max_tokens, tools)
+        key = os.environ.get(ENDPOINT_KEY, "")
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        path = parts.path.removesuffix("/chat/completions") + "/chat/completions"
+        started = time.perf_counter()
+        with contextlib.closing(kind(parts.hostname, parts.port, timeout=self.timeout_s)) as connection:
+            try:
+                connection.request("POST", path, json.dumps(body).encode(), headers)
+                return read_answer(connection.getresponse(), started, self.url)
+            except (OSError, http.client.HTTPException) as error:
+                raise Unanswered(f"{self.url}: {error or type(error).__name__}") from None
+
+
+def streamed(max_tokens: int, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The part of a request that asks for one greedy answer, piece by piece, with the number of its tokens."""
+    request: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, "stream": True}
+    request["stream_options"] = {"include_usage": True}
+    return {**request, "tools": list(tools)} if tools else request
+
+
+def read_answer(response: http.client.HTTPResponse, started: float, where: str) -> TimedAnswer:
+    """The answer to a request that was sent at `started` (time.perf_counter). Raises as `Endpoint.timed` does."""
+    if response.status != 200:
+        raise _refusal(response, where)
+    kind = response.headers.get_content_type()
+    said = _Said(where, started)
+    if kind == "text/event-stream":
+        for document in _events(response, where):
+            said.take(document, "delta")
+    elif kind == "application/json":
+        text = response.read(LONGEST_ANSWER_BYTES)
+        try:
+            said.take(json.loads(text), "message")
+        except ValueError:
+            raise _other_format(where, text) from None
+        said.first_token_s = None
+    else:
+        raise _other_format(where, response.read(SHOWN_CHARS), kind)
+    return said.answer()
+
+
+@dataclass
+class _Said:
+    """An answer as far as it has come."""
+
+    where: str
+    started: float
+    text: str = ""
+    finish: str | None = None
+    new_tokens: int | None = None
+    first_token_s: float | None = None
+    calls: dict[int, list[str]] = field(default_factory=dict)
+
+    def take(self, document: Any, part: str) -> None:
+        """One document of the stream, or the whole answer."""
+        try:
+            if "error" in document:
+                raise Unanswered(f"{self.where} failed in the middle of an answer: {str(document['error'])[:200]}")
+            usage = document.get("usage")
+            if usage:
+                self.new_tokens = int(usage["completion_tokens"])
+            for choice in document.get("choices") or ():
+                self._take_piece(choice.get(part) or {})
+                self.finish = choice.get("finish_reason") or self.finish
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise _other_format(self.where, json.dumps(document).encode()) from None
+        if len(self.text) > LONGEST_ANSWER_BYTES:
+            raise UsageError(f"{self.where} wrote an answer of more than {LONGEST_ANSWER_BYTES >> 20} MiB")
+
+    def _take_piece(self, piece: Mapping[str, Any]) -> None:
+        content, calls = piece.get("content"), piece.get("tool_calls") or ()
+        if not isinstance(content, str | None):
+            raise TypeError
+        if self.first_token_s is None and (content or calls or piece.get("reasoning_content")):
+            self.first_token_s = time.perf_counter() - self.started
+        self.text += content or ""
+        for number, call in enumerate(calls):
+            known = self.calls.setdefault(int(call.get("index", number)), ["", ""])
+            known[0] += call["function"].get("name") or ""
+            known[1] += call["function"].get("arguments") or ""
+
+    def answer(self) -> TimedAnswer:
+        """Raises Unanswered when the stream broke off, UsageError when nothing of it was an answer."""
+        if self.finish is None:
+            if self.first_token_s is None and self.new_tokens is None:
+                raise _other_format(self.where, b"no choices")
+            raise Unanswered(f"{self.where}: the answer broke off")
+        calls = [f'{{"name": {json.dumps(name)}, "arguments": {said or "{}"}}}' for name, said in self.calls.values()]
+        text = "\n".join(part for part in (self.text, *calls) if part)
+        seconds = time.perf_counter() - self.started
+        return TimedAnswer(text, self.finish != "length", self.new_tokens, self.first_token_s, seconds)
+
+
+def _events(response: http.client.HTTPResponse, where: str) -> Iterator[Any]:
+    """The JSON documents of server-sent events."""
+    while line := response.readline(LONGEST_LINE_BYTES + 1):
+        if len(line) > LONGEST_LINE_BYTES:
+            raise _other_format(where, line)
+        name, _, data = line.strip().partition(b":")
+        data = data.strip()
+        if name == b"error":
+            raise Unanswered(f"{where} failed: {data[:SHOWN_CHARS].decode(errors='replace')}")
+        if name != b"data" or data == b"[DONE]":
+            continue
+        try:
+            yield json.loads(data)
+        except ValueError:
+            raise _other_format(where, data) from None
+
+
+def _refusal(response: http.client.HTTPResponse, where: str) -> Exception:
+    text = response.read(2000).decode(errors="replace")
+    try:
+        error = json.loads(text)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        text = " ".join(text.split())[:SHOWN_CHARS]
+    said = f"{where} answered {response.status}: {text}"
+    if response.status >= 500 or response.status in LATER:
+        return Unanswered(said)
+    hints = {401: f"put the key into {ENDPOINT_KEY}", 404: "is the URL the one that ends in /v1, and the model there?"}
+    return UsageError(said, hint=hints.get(response.status, "is this the URL of a server with OpenAI's chat API?"))
+
+
+def _other_format(where: str, shown: bytes, kind: str = "") -> UsageError:
+    text = " ".join(shown[:SHOWN_CHARS].decode(errors="replace").split())
+    return UsageError(
+        f"{where} answers in another format{f' ({kind})' if kind else ''}: {text}",
+        hint="it has to answer POST .../chat/completions as OpenAI's chat API does",
+    )
+
+
+def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's API takes the arguments of a call as text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _as_text(call["function"].get("arguments"))}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else dict(message)
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)

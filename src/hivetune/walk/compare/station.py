@@ -1,0 +1,154 @@
+"""The station: two sides, the same prompts, one document."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import home, lock
+from hivetune.config import EvalConfig
+from hivetune.errors import UsageError
+from hivetune.judge.compare import Prompt, SideAnswers, comparison_document
+from hivetune.records import Progress, silent
+from hivetune.serve.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
+from hivetune.walk.compare.answers import (
+    TIMES,
+    KeptAnswers,
+    ask_all,
+    kept_answers,
+    time_in_turns,
+    with_times,
+)
+from hivetune.walk.compare.artefacts import Artefact, Asked, check_memory, find_artefact, open_artefact
+from hivetune.walk.compare.losses import compared_losses
+from hivetune.walk.compare.prompts import prompts_hash, prompts_of_rows, prompts_of_run, timed_first
+from hivetune.walk.open import Run
+from hivetune.walk.register import SERVED_QUANT
+
+COMPARISONS, ANSWERED = "comparisons", "answers"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured, and the folder below the home that is its own."""
+
+    document: dict[str, Any]
+    folder: Path
+
+
+def compare_pair(
+    first: str,
+    second: str,
+    settings: EvalConfig,
+    *,
+    run: Run | None = None,
+    rows: Sequence[str] = (),
+    quant: str = SERVED_QUANT,
+    progress: Progress = silent,
+) -> Comparison:
+    """Both sides on the held-out rows of `run`, or on `rows`. The first is `base` in the document, the other `tuned`.
+
+    Raises UsageError for sides that are not there, damaged or the same; HivetuneError when one fails half-way: its
+    answers are kept and not asked again.
+    """
+    if (run is None) == (not rows):
+        raise UsageError("name the rows that both sides answer", hint="--run RUN for its held-out rows, or --rows FILE")
+    sides = [find_artefact(text, run, quant) for text in (first, second)]
+    if all(side.figures is not None for side in sides):
+        raise UsageError("both sides are recorded figures: there is nothing to measure")
+    if sides[0].identity and sides[0].identity == sides[1].identity:
+        raise UsageError(f"{first} and {second} are the same model: there is nothing to compare")
+    prompts, refused = (prompts_of_run(run, settings), {}) if run else prompts_of_rows(rows, settings)
+    key = _key(sides, prompts, settings)
+    folder = home() / COMPARISONS / key[:16]
+    with lock(folder):
+        answered = _answer(sides, prompts, settings, _context_tokens(run, settings), folder, progress)
+    about = {
+        "comparison": key,
+        "snapshot": run.snapshot.hash if run else None,
+        "rows_from": str(run.folder) if run else ", ".join(rows),
+        "rows_refused": refused,
+        "quant": quant,
+        "settings": settings.model_dump(mode="json"),
+    }
+    losses = compared_losses(run, sides, progress)
+    return Comparison(comparison_document(prompts, answered[0], answered[1], losses, about), folder)
+
+
+def _answer(
+    sides: Sequence[Artefact],
+    prompts: Sequence[Prompt],
+    settings: EvalConfig,
+    context_tokens: int,
+    folder: Path,
+    progress: Progress,
+) -> list[SideAnswers]:
+    """Times first, in turns, since those answers count too; then what is left of each side, many at once."""
+    asked_sides = [side for side in sides if side.figures is None]
+    check_memory(asked_sides)
+    timed = timed_first(prompts, settings.latency_prompts)
+    server = ServerSettings(slots=settings.slots, context_tokens=context_tokens)
+    with ExitStack() as stack:
+        kept = [stack.enter_context(_kept(side, settings)) for side in asked_sides]
+        left = sum(prompt.key not in each.answers for each in kept for prompt in prompts)
+        on_answer = _counter(progress, len(timed) + left)
+        opened: list[tuple[Asked, float | None]] = [
+            stack.enter_context(open_artefact(side, server)) for side in asked_sides
+        ]
+        pairs = list(zip((asked for asked, _ in opened), kept, strict=True))
+        times = time_in_turns(pairs, timed, folder / TIMES, new_tokens=settings.new_tokens, on_answer=on_answer)
+        for (asked, cold_start_s), each in zip(opened, kept, strict=True):
+            ask_all(asked, each, prompts, slots=settings.slots, new_tokens=settings.new_tokens, on_answer=on_answer)
+            memory = asked.peak_memory_bytes() if isinstance(asked, Backend) else None
+            each.note_served(cold_start_s=cold_start_s, peak_memory_bytes=memory)
+        measured = iter(zip(kept, times, strict=True))
+        return [
+            SideAnswers(side.label, side.kind, {}, {}, side.figures)
+            if side.figures is not None
+            else _side(side, *next(measured))
+            for side in sides
+        ]
+
+
+def _side(side: Artefact, kept: KeptAnswers, times: Mapping[str, tuple[float, float | None]]) -> SideAnswers:
+    costs = {**kept.served, "tokens_per_second": kept.tokens_per_second}
+    return SideAnswers(side.label, side.kind, with_times(kept.answers, times), costs)
+
+
+@contextmanager
+def _kept(side: Artefact, settings: EvalConfig) -> Iterator[KeptAnswers]:
+    """What this side answered before under these settings, for this process alone."""
+    folder = home() / ANSWERED / _hash([side.identity, settings.new_tokens, settings.slots])[:16]
+    with lock(folder), kept_answers(folder, side.label) as kept:
+        yield kept
+
+
+def _counter(progress: Progress, total: int) -> Callable[[], None]:
+    """Called by several threads."""
+    guard, done = threading.Lock(), 0
+
+    def count() -> None:
+        nonlocal done
+        with guard:
+            done += 1
+            progress(min(done, total), total)
+
+    return count
+
+
+def _key(sides: Sequence[Artefact], prompts: Sequence[Prompt], settings: EvalConfig) -> str:
+    figures = [dict(side.figures) if side.figures is not None else side.identity for side in sides]
+    return _hash([figures, prompts_hash(prompts), settings.model_dump(mode="json")])
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _context_tokens(run: Run | None, settings: EvalConfig) -> int:
+    """Per slot: the longest row and the longest answer."""
+    return max(CONTEXT_TOKENS, run.config.max_length + settings.new_tokens if run else 0)

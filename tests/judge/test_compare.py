@@ -1,0 +1,77 @@
+"""Two sides' answers become one document that the gate reads like an evaluation."""
+
+from typing import Any
+
+from hivetune.config import GateConfig
+from hivetune.judge.compare import Prompt, PromptAnswer, SideAnswers, comparison_document
+from hivetune.judge.gate import judge
+
+CHECKER = {"name": "contains_any", "any": ["yes"]}
+NOTHING = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None)
+
+
+def prompt(number: int, **changes: Any) -> Prompt:
+    fields = {"row": number, "id": f"id{number}", "source": f"f:{number}", "group": f"g{number}", "agent": "a"}
+    asked = {"messages": ({"role": "user", "content": f"question {number}"},), "tools": (), "checker": CHECKER}
+    return Prompt(**{**fields, **asked, "category": None, "said": f"question {number}", "reference": "yes", **changes})
+
+
+def side(label: str, texts: list[str | None], seconds: float, **costs: float) -> SideAnswers:
+    answers = {
+        prompt(number).key: PromptAnswer(text, True, 3, seconds if number < 10 else None, seconds / 2)
+        for number, text in enumerate(texts)
+        if text is not None
+    }
+    return SideAnswers(label, "release", answers, costs)
+
+
+def metrics(document: dict[str, Any]) -> dict[str, Any]:
+    return {metric.name: metric for metric in judge(document, NOTHING).metrics}
+
+
+def test_success_and_times_are_paired_by_row() -> None:
+    prompts = [prompt(number) for number in range(20)]
+    document = comparison_document(
+        prompts,
+        side("a@1", ["no"] * 10 + ["yes"] * 10, 2.0, tokens_per_second=10.0, peak_memory_bytes=1e9),
+        side("a@2", ["yes"] * 20, 1.0, tokens_per_second=20.0, peak_memory_bytes=2e9),
+        "no loss here",
+        {},
+    )
+    found = metrics(document)
+    assert (found["success"].base, found["success"].tuned, found["success"].n) == (0.5, 1.0, 20)
+    assert (found["latency_s"].base, found["latency_s"].tuned, found["latency_s"].n) == (2.0, 1.0, 10)
+    assert found["peak_memory_bytes"].difference == 1e9
+    assert document["tuned"]["latency_p95_s"] == 1.0 and document["tuned"]["first_token_p50_s"] == 0.5
+    assert document["not_compared"] == {"loss": "no loss here"} and document["problems"] == []
+
+
+def test_an_answer_that_is_missing_is_a_problem_and_no_failure() -> None:
+    document = comparison_document(
+        [prompt(number) for number in range(6)],
+        side("a", ["yes"] * 5 + [None], 1.0),
+        side("b", ["yes"] * 6, 1.0),
+        "none",
+        {},
+    )
+    assert [problem["problem"] for problem in document["problems"]] == ["no answer"]
+    assert metrics(document)["success"].n == 5
+
+
+def test_a_broken_checker_of_a_row_is_listed() -> None:
+    broken = prompt(0, checker={"name": "contains_all"})
+    document = comparison_document([broken], side("a", ["yes"], 1.0), side("b", ["yes"], 1.0), "none", {})
+    assert len(document["problems"]) == 2 and "needs 'all'" in document["problems"][0]["problem"]
+    assert document["answers"][0]["base"]["success"] is None
+
+
+def test_recorded_figures_stand_in_for_a_side() -> None:
+    figures = SideAnswers("before.yaml", "recorded", {}, {}, {"latency_s": 20.1, "success": 0.987})
+    document = comparison_document([prompt(0)], figures, side("b", ["yes"], 1.0), "none", {})
+    assert document["base"]["latency_s"] == 20.1 and document["base"]["recorded"] and document["problems"] == []
+
+
+def test_the_key_of_a_prompt_is_all_that_is_asked() -> None:
+    other = ({"role": "user", "content": "else"},)
+    keys = {prompt(0).key, prompt(0, messages=other).key, prompt(0, tools=({"type": "function"},)).key}
+    assert len(keys) == 3 and prompt(0, reference="x", row=7).key == prompt(0).key
