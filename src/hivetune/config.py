@@ -72,11 +72,6 @@ class EvalConfig(Section):
     prompts: int = Field(default=64, ge=0, description="held-out rows that base and tuned model answer")
     new_tokens: int = Field(default=64, gt=0, description="longest answer, in tokens")
     slots: int = Field(default=8, gt=0, le=1024, description="answers written at the same time")
-    baseline: str = Field(
-        default="base",
-        min_length=1,
-        description="what the run is compared with: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, a .yaml file",
-    )
     latency_prompts: int = Field(
         default=50, gt=0, description="prompts that two served sides answer alone and in turns, for their times"
     )

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from hivetune.errors import UsageError
 
 ENDPOINT_KEY = "HIVETUNE_ENDPOINT_KEY"  # the environment variable: a key on a command line is seen by every user
-SILENCE_TIMEOUT_S = 300.0
+ANSWER_TIMEOUT_S = 300.0
 LONGEST_LINE_BYTES = 1 << 20
 LONGEST_ANSWER_BYTES = 8 << 20
 SHOWN_CHARS = 200
@@ -44,7 +44,7 @@ class Endpoint:
 
     url: str
     model: str
-    timeout_s: float = SILENCE_TIMEOUT_S
+    timeout_s: float = ANSWER_TIMEOUT_S
 
     def timed(
         self,
@@ -66,7 +66,7 @@ class Endpoint:
         with contextlib.closing(kind(parts.hostname, parts.port, timeout=self.timeout_s)) as connection:
             try:
                 connection.request("POST", path, json.dumps(body).encode(), headers)
-                return read_answer(connection.getresponse(), started, self.url)
+                return read_timed(connection.getresponse(), started, self.url)
             except (OSError, http.client.HTTPException) as error:
                 raise Unanswered(f"{self.url}: {error or type(error).__name__}") from None
 
@@ -78,7 +78,7 @@ def streamed(max_tokens: int, tools: Sequence[Mapping[str, Any]]) -> dict[str, A
     return {**request, "tools": list(tools)} if tools else request
 
 
-def read_answer(response: http.client.HTTPResponse, started: float, where: str) -> TimedAnswer:
+def read_timed(response: http.client.HTTPResponse, started: float, where: str) -> TimedAnswer:
     """The answer to a request that was sent at `started` (time.perf_counter). Raises as `Endpoint.timed` does."""
     if response.status != 200:
         raise _refusal(response, where)

@@ -31,7 +31,7 @@ import psutil
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
-from hivetune.serve.ask import TimedAnswer, Unanswered, read_answer, streamed
+from hivetune.serve.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.serve.llama.child import SocketConnection
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
@@ -175,7 +175,7 @@ class Backend:
         started = time.perf_counter()
         try:
             with contextlib.closing(self._open(path, request, REQUEST_TIMEOUT_S)) as connection:
-                return read_answer(connection.getresponse(), started, "the llama.cpp server")
+                return read_timed(connection.getresponse(), started, "the llama.cpp server")
         except (OSError, http.client.HTTPException) as error:
             raise Unanswered(f"the llama.cpp server is lost: {error or type(error).__name__}") from None
 

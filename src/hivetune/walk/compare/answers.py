@@ -20,7 +20,7 @@ from hivetune.serve.ask import TimedAnswer, Unanswered
 from hivetune.walk.compare.artefacts import Asked
 
 ANSWERS, TIMES = "answers.jsonl", "times.jsonl"
-TRIES = 3
+_TRIES = 3
 FIRST_PAUSE_S = 2.0  # doubled: a server that restarts or limits requests is often back within seconds
 OnAnswer = Callable[[], None]
 
@@ -95,7 +95,7 @@ def ask_all(
         if stopped.is_set():
             return
         try:
-            found = ask(asked, kept.label, prompt, new_tokens, stopped.wait)
+            found = ask_prompt(asked, kept.label, prompt, new_tokens, stopped.wait)
         except BaseException:
             stopped.set()
             raise
@@ -117,16 +117,16 @@ def ask_all(
             kept.add_batch(tokens, done_at - started)
 
 
-def ask(
+def ask_prompt(
     asked: Asked, label: str, prompt: Prompt, new_tokens: int, pause: Callable[[float], object] = time.sleep
 ) -> TimedAnswer:
     """One answer, with a few tries. Raises HivetuneError when all failed, UsageError for what was refused."""
-    for attempt in range(TRIES):
+    for attempt in range(_TRIES):
         try:
             return asked.timed(prompt.messages, max_tokens=new_tokens, tools=prompt.tools)
         except Unanswered as error:
-            if attempt == TRIES - 1:
-                raise HivetuneError(f"{label} failed {TRIES} times on {prompt.source}: {error}") from None
+            if attempt == _TRIES - 1:
+                raise HivetuneError(f"{label} failed {_TRIES} times on {prompt.source}: {error}") from None
             pause(FIRST_PAUSE_S * 2**attempt)
         except UsageError as error:
             raise UsageError(f"{label} on {prompt.source}: {error.message}", hint=error.hint) from None
@@ -149,7 +149,7 @@ def time_in_turns(
     known = {entry["prompt"]: entry["times"] for entry in read_journal(times) if entry["event"] == "timed"}
     if any(prompt.key not in known for prompt in prompts):
         for asked, kept in sides:  # the first answer of a server pays for what the later ones find ready
-            ask(asked, kept.label, prompts[0], 1)
+            ask_prompt(asked, kept.label, prompts[0], 1)
     with Journal(times) as journal:
         for number, prompt in enumerate(prompts):
             if prompt.key not in known:
@@ -174,7 +174,7 @@ def _time_one(
     for side in order:
         asked, kept = sides[side]
         try:
-            answer = ask(asked, kept.label, prompt, new_tokens)
+            answer = ask_prompt(asked, kept.label, prompt, new_tokens)
         except HivetuneError as error:
             raise _unfinished(kept, prompts, error) from None
         kept.keep(prompt, answer)
