@@ -10,8 +10,8 @@ OF_THE_PATH = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.ENAMETOOLONG}
     | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY, errno.EEXIST, errno.EFBIG}
 )
-READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def explain(error: Exception) -> HivetuneError | None:
@@ -21,9 +21,9 @@ def explain(error: Exception) -> HivetuneError | None:
     if not isinstance(error, OSError) or error.errno is None:
         return None
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-    if error.errno in FULL:
+    if error.errno in _FULL:
         return DoesNotFit(f"the disk is full: {what}", hint="free some space, then give the same command again")
-    if error.errno in READ_ONLY:
+    if error.errno in _READ_ONLY:
         return UsageError(what, hint="give yourself the right to it, or set HIVETUNE_HOME to a folder of your own")
     if error.errno in OF_THE_PATH:
         return UsageError(what)

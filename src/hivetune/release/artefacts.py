@@ -21,7 +21,7 @@ from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXP
 
 EXPORTED = "exports"
 REQUIRED = (ADAPTER_CONFIG, ADAPTER, CONFIG, RECORD)
-OPTIONAL = (EVALUATION, VERDICT)
+_OPTIONAL = (EVALUATION, VERDICT)
 SPARE_BYTES = 16 << 20
 
 
@@ -90,7 +90,7 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
     missing = [name for name in REQUIRED if not (run / name).is_file()]
     if missing:
         raise HivetuneError(f"{run} has no {missing[0]}", hint=f"train it to its end: hivetune resume {run}")
-    files = {name: run / name for name in (*REQUIRED, *OPTIONAL) if (run / name).is_file()}
+    files = {name: run / name for name in (*REQUIRED, *_OPTIONAL) if (run / name).is_file()}
     for folder in sorted((run / EXPORTS).glob("*")):
         if folder.name.startswith(".") or not (folder / MANIFEST).is_file():
             continue

@@ -18,7 +18,7 @@ from hivetune.run.checkpoints import STATE, TENSORS, Files
 
 MAGIC = b"HTSTBY1\n"
 # magic, sequence number, step, bytes and SHA-256 of the two files; then the SHA-256 of all that
-FIELDS = struct.Struct("<8sQQQ32sQ32s")
+_FIELDS = struct.Struct("<8sQQQ32sQ32s")
 HEADER_BYTES = 4096
 
 
@@ -46,7 +46,7 @@ class Standby:
             _write_all(handle, files[name], offset)
             offset += len(files[name])
             described += [len(files[name]), hashlib.sha256(files[name]).digest()]
-        header = FIELDS.pack(MAGIC, sequence, step, *described)
+        header = _FIELDS.pack(MAGIC, sequence, step, *described)
         os.pwrite(handle, header + hashlib.sha256(header).digest(), 0)
         self._sequence = sequence
 
@@ -95,11 +95,11 @@ def persist(run: Path, standby: Standby, *, disk: Disk = DISK) -> int | None:
 
 
 def _header(handle: int) -> tuple[Any, ...] | None:
-    block = os.pread(handle, FIELDS.size + 32, 0)
-    packed, checksum = block[: FIELDS.size], block[FIELDS.size :]
+    block = os.pread(handle, _FIELDS.size + 32, 0)
+    packed, checksum = block[: _FIELDS.size], block[_FIELDS.size :]
     if len(checksum) < 32 or hashlib.sha256(packed).digest() != checksum:
         return None
-    fields = FIELDS.unpack(packed)
+    fields = _FIELDS.unpack(packed)
     return fields if fields[0] == MAGIC else None
 
 

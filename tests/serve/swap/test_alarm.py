@@ -2,7 +2,7 @@
 
 import random
 
-from hivetune.serve.swap.alarm import ALPHA, FEWEST, Alarm, usual_rate
+from hivetune.serve.swap.alarm import FALSE_ALARMS, FEWEST, Alarm, usual_rate
 
 
 def test_ten_bad_answers_decide_nothing() -> None:
@@ -25,7 +25,7 @@ def test_what_is_usual_raises_it_in_few_of_many_lives() -> None:
             if bad and alarm.raised:  # a good answer only lowers the evidence
                 raised += 1
                 break
-    assert raised <= 400 * ALPHA + 3 * (400 * ALPHA) ** 0.5
+    assert raised <= 400 * FALSE_ALARMS + 3 * (400 * FALSE_ALARMS) ** 0.5
 
 
 def test_three_times_as_bad_is_noticed() -> None:

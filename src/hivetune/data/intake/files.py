@@ -17,7 +17,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.data.rows.formats import convert_lines, file_format, open_bytes
-from hivetune.data.rows.sessions.batches import Side, batch_side, join_batches
+from hivetune.data.rows.sessions.batches import BatchSide, batch_side, join_batches
 from hivetune.data.rows.sessions.detect import convert_session, is_session, session_format
 from hivetune.errors import UsageError
 
@@ -98,7 +98,7 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
     digest = hashlib.sha256()
     chunks: list[Chunk] = []
     formats: dict[str, str] = {}
-    batches: list[tuple[str, str, Side, str]] = []
+    batches: list[tuple[str, str, BatchSide, str]] = []
     names: dict[str, str] = {}
     for number, name in enumerate(sources):
         digest.update(f"\0{name}\0".encode("utf-8", "surrogateescape"))

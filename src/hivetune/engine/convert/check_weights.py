@@ -20,21 +20,21 @@ EXPONENTS = {
     "BF16": ("<u2", 0x7F80),
 }
 _CHUNK_BYTES = 16 << 20
-HINT = "download or convert it again"
+_HINT = "download or convert it again"
 
 
 def check_weights(folder: Path, name: str) -> None:
     """Raises UsageError, naming the tensor, for weights that are cut, not finite, all zero, or of another shape."""
     tensors = open_weights(folder)
     if not tensors:
-        raise UsageError(f"model {name} has no weights in its safetensors files", hint=HINT)
+        raise UsageError(f"model {name} has no weights in its safetensors files", hint=_HINT)
     architecture = read_architecture(folder)
     if architecture.exact:
         _check_shapes(tensors, architecture, name)
     for tensor_name, tensor in tensors.items():
         problem = _problem(tensor)
         if problem:
-            raise UsageError(f"model {name}: {tensor_name} {problem}", hint=HINT)
+            raise UsageError(f"model {name}: {tensor_name} {problem}", hint=_HINT)
 
 
 def _check_shapes(tensors: dict[str, Stored], architecture: Architecture, name: str) -> None:
@@ -44,12 +44,12 @@ def _check_shapes(tensors: dict[str, Stored], architecture: Architecture, name: 
     for linear in architecture.adapted():
         stored = tensors.get(f"{linear.name}.weight")
         if stored is None:
-            raise UsageError(f"model {name}: its weights lack {linear.name}.weight", hint=HINT)
+            raise UsageError(f"model {name}: its weights lack {linear.name}.weight", hint=_HINT)
         if stored.shape != (linear.outputs, linear.inputs):
             raise UsageError(
                 f"model {name}: {linear.name}.weight is {list(stored.shape)}, by config.json it is "
                 f"{[linear.outputs, linear.inputs]}",
-                hint=HINT,
+                hint=_HINT,
             )
 
 

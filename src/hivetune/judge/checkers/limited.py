@@ -24,7 +24,7 @@ MEMORY_BYTES = 1 << 30
 FILE_BYTES = 16 << 20
 OUTPUT_BYTES = 1 << 20
 MOST_PROCESSES = 32
-LOOK_S = 0.1
+_LOOK_S = 0.1
 
 
 class TooSlow(Exception):
@@ -61,7 +61,7 @@ def _watch(process: "subprocess.Popen[bytes]", timeout_s: float) -> int:
     deadline = time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(min(left, LOOK_S))
+            return process.wait(min(left, _LOOK_S))
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
             if len(family) > MOST_PROCESSES or _memory_bytes(family) > MEMORY_BYTES:

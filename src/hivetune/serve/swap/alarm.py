@@ -9,7 +9,7 @@ at 1, so by Ville's inequality it ever reaches 1 / alpha with probability at mos
 import math
 from dataclasses import dataclass
 
-ALPHA = 0.01
+FALSE_ALARMS = 0.01
 FEWEST = 20  # answers: ten requests decide nothing, whatever they say
 GRID = 64
 
@@ -19,7 +19,7 @@ class Alarm:
     """`usual`: the rate of bad answers that is still right, such as what the champion before had, and then some."""
 
     usual: float
-    alpha: float = ALPHA
+    alpha: float = FALSE_ALARMS
     answers: int = 0
     bad: int = 0
 

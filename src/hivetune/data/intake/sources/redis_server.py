@@ -101,7 +101,7 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, passing)
 
 
-def explain(error: Exception, server: Server, stream: str) -> Exception:
+def explain_redis(error: Exception, server: Server, stream: str) -> Exception:
     """What the user did wrong, for an answer that will stay the same; anything else as it is."""
     wrong = load_redis().exceptions
     if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError) or str(error).startswith("NOAUTH"):

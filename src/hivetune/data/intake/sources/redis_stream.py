@@ -21,7 +21,7 @@ from hivetune.data.intake.sources.redis_server import (
     Server,
     check_eviction,
     connect,
-    explain,
+    explain_redis,
     info,
     is_passing,
     known_hosts,
@@ -92,7 +92,7 @@ class RedisReader:
                 self._client.xack(self._stream, self._group, *ids)
         except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
             if not is_passing(error) and not _is_no_group(error):
-                raise explain(error, self._server, self._stream) from error
+                raise explain_redis(error, self._server, self._stream) from error
             self._drop()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class RedisReader:
             except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
                 self._drop()
                 if not is_passing(error) and not _is_no_group(error):
-                    raise explain(error, self._server, self._stream) from error
+                    raise explain_redis(error, self._server, self._stream) from error
                 if time.monotonic() - started > self._patience_s and not (self._follow and self._ever_connected):
                     raise MachineNotFit(
                         f"{self._server.shown} cannot be used: {error}", hint="is the server running and reachable?"

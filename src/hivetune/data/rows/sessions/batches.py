@@ -14,11 +14,11 @@ from typing import Any, Literal
 from hivetune.data.rows.formats import open_bytes, text_lines
 from hivetune.data.rows.sessions.events import events
 
-Side = Literal["questions", "answers"]
+BatchSide = Literal["questions", "answers"]
 _HEAD_BYTES = 256 << 10
 
 
-def batch_side(path: str, known: str) -> Side | None:
+def batch_side(path: str, known: str) -> BatchSide | None:
     """Which side of a batch a JSONL file is, by its first line; None: no batch, or both sides in one file."""
     kind, _, packed = known.partition(".")
     if kind != "jsonl":
@@ -34,7 +34,7 @@ def batch_side(path: str, known: str) -> Side | None:
     return None if asks == answers else "questions" if asks else "answers"
 
 
-def join_batches(sides: Sequence[tuple[str, str, Side, str]]) -> None:
+def join_batches(sides: Sequence[tuple[str, str, BatchSide, str]]) -> None:
     """Write the rows of batch files as numbered lines. `sides`: (path, format, side, file to write), all of them."""
     folder = Path(sides[0][3]).parent
     with contextlib.closing(sqlite3.connect(folder / "batches.sqlite", isolation_level=None)) as database:
@@ -59,7 +59,7 @@ def _lines(path: str, known: str) -> Iterator[tuple[int, dict[str, Any] | None, 
     yield from events(text_lines(open_bytes(path, f".{packed}" if packed else "")))
 
 
-def _index(database: sqlite3.Connection, path: str, known: str, side: Side) -> None:
+def _index(database: sqlite3.Connection, path: str, known: str, side: BatchSide) -> None:
     for _, row, _ in _lines(path, known):
         identity = row.get("custom_id") if row else None
         if row is None or not isinstance(identity, str):
@@ -73,7 +73,7 @@ def _index(database: sqlite3.Connection, path: str, known: str, side: Side) -> N
         )
 
 
-def _joined(database: sqlite3.Connection, row: dict[str, Any], side: Side) -> str | None:
+def _joined(database: sqlite3.Connection, row: dict[str, Any], side: BatchSide) -> str | None:
     """The row of one line; None for a question that its answer's row holds. An id of two questions joins nothing."""
     identity = row.get("custom_id")
     found = database.execute("SELECT body, files FROM questions WHERE id = ?", (identity,)).fetchone()
