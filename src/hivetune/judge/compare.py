@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hivetune.errors import UsageError
-from hivetune.judge.checkers import answer_succeeds
+from hivetune.judge.checkers.find import answer_succeeds
 from hivetune.judge.evaluate import SIDES
 from hivetune.records import Message
 

@@ -33,7 +33,7 @@ MOST_OPEN = 2048  # requests at once, waiting ones included
 MOST_PER_CLIENT = 1024
 RETRY_AFTER_S = 5
 RELEASE_HEADER = "X-Hivetune-Release"
-ANSWER_TIMEOUT_S = 1800.0
+LONGEST_ANSWER_S = 1800.0
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Gateway:
             exchange.label, exchange.sent_s = upstream.route.label, upstream.sent_s
             if body.get("stream") is True:
                 return _Stream(exchange.stream(upstream), stack.pop_all(), exchange.label)
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(LONGEST_ANSWER_S):
                 document = await _unless_gone(request, upstream.document())
             if document is None:
                 self.metrics.vanished(exchange.label)
@@ -112,7 +112,7 @@ class Gateway:
         except (HivetuneError, TimeoutError) as error:
             exchange.failed()
             if isinstance(error, TimeoutError):
-                raise MachineNotFit(f"no answer after {ANSWER_TIMEOUT_S:.0f} s") from None
+                raise MachineNotFit(f"no answer after {LONGEST_ANSWER_S:.0f} s") from None
             raise
         finally:
             await stack.aclose()

@@ -14,7 +14,7 @@ from hivetune.data.render.dialect import template_message
 from hivetune.data.rows.read import content_id, read_example, read_rows
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
-from hivetune.judge.checkers import find_checker
+from hivetune.judge.checkers.find import find_checker
 from hivetune.judge.compare import Prompt, last_said
 from hivetune.judge.evaluate import choose_prompts, plan_evaluation
 from hivetune.records import Example, Message
