@@ -74,7 +74,7 @@ def _disturb(running: Running, work: Path, outcomes: Outcomes, requests: int, sw
         due = requests * number // (len(things) + 1)
         wait_until(lambda due=due: outcomes.num >= due, timeout_s=1800)
         if thing == "kill":
-            for pid in running.backends()[:1]:
+            for pid in running.backends():  # the one that answers, and what is kept of the one before
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             continue
