@@ -1,6 +1,7 @@
 """A home with a tiny real model, releases whose adapters answer differently, and a gateway as a process of its own."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -139,6 +140,16 @@ def gateway(log: Path, *arguments: str, token: str = "") -> Iterator[Running]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+
+
+def stub_on_path(folder: Path) -> str:
+    """A PATH on which `llama-server` is the stand-in that knows no model (llama/stub_server.py)."""
+    program = folder / "stub" / "llama-server"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    source = Path(__file__).with_name("llama") / "stub_server.py"
+    program.write_text(f"#!{sys.executable}\n" + source.read_text(encoding="utf-8"))
+    program.chmod(0o755)
+    return f"{program.parent}:{os.environ['PATH']}"
 
 
 def health(running: Running) -> int:

@@ -1,11 +1,17 @@
 """A conversation's turns, without a model: what is sent, what is kept, what the commands do."""
 
+import json
+import random
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from hivetune.serve.chat import Chat, run_chat
+from hivetune.base.database import open_database
+from hivetune.errors import UsageError
+from hivetune.serve.chat import Chat, Talk
+from hivetune.serve.gateway.capture import Capture
 
 
 class Echo:
@@ -22,9 +28,9 @@ class Echo:
 
 def talk(lines: list[str], **settings: Any) -> tuple[Echo, Chat, str]:
     backend, written = Echo(), []
-    conversation = Chat(backend, **settings)  # type: ignore[arg-type]
+    conversation = Chat(backend, **settings)
     queue = iter(lines)
-    run_chat(conversation, lambda: next(queue, None), written.append)
+    Talk([conversation], lambda: next(queue, None), written.append).run()
     return backend, conversation, "".join(written)
 
 
@@ -57,9 +63,9 @@ def test_an_answer_that_is_interrupted_is_kept_as_far_as_it_came() -> None:
             raise KeyboardInterrupt
 
     written: list[str] = []
-    conversation = Chat(Interrupted())  # type: ignore[arg-type]
+    conversation = Chat(Interrupted())
     queue = iter(["go on"])
-    run_chat(conversation, lambda: next(queue, None), written.append)
+    Talk([conversation], lambda: next(queue, None), written.append).run()
     assert "".join(written) == "half (stopped)\n"
     assert conversation.messages[-1] == {"role": "assistant", "content": "half"}
 
@@ -71,4 +77,91 @@ def test_a_failing_server_ends_the_chat_with_its_error() -> None:
             yield ""
 
     with pytest.raises(RuntimeError):
-        run_chat(Chat(Broken()), lambda: "hi", lambda text: None)  # type: ignore[arg-type]
+        Talk([Chat(Broken())], lambda: "hi", lambda text: None).run()
+
+
+class Says(Echo):
+    """Answers with a text of its own, and remembers how it was asked."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.temperatures: list[float] = []
+
+    def stream(self, messages: list[dict[str, Any]], **asked: Any) -> Iterator[str]:
+        self.sent.append([dict(message) for message in messages])
+        self.temperatures.append(asked["temperature"])
+        yield self.text
+
+
+def compare(lines: list[str], **settings: Any) -> tuple[Talk, str]:
+    """Two sides, "base" and "tuned", that answer with their own names in capitals."""
+    written: list[str] = []
+    queue = iter(lines)
+    sides = [Chat(Says(label.upper()), label=label) for label in ("base", "tuned")]
+    side_by_side = Talk(sides, lambda: next(queue, None), written.append, **settings)
+    side_by_side.run()
+    return side_by_side, "".join(written)
+
+
+def test_retry_asks_the_same_again_and_draws_another_answer() -> None:
+    voice = Says("hi")
+    queue = iter(["one", "/retry", "/retry"])
+    side = Chat(voice)
+    Talk([side], lambda: next(queue, None), lambda text: None).run()
+    assert voice.sent == [[{"role": "user", "content": "one"}]] * 3
+    assert voice.temperatures[0] == 0 and min(voice.temperatures[1:]) > 0
+    assert len(side.messages) == 2
+
+
+def test_two_sides_answer_one_question_and_preferences_are_counted_once_a_turn() -> None:
+    two, text = compare(["hello", "+2", "again", "+1", "+2", "third", "=", "fourth", "+", "+2", "/retry", "+1"])
+    assert text.startswith("[1] base\nBASE\n[2] tuned\nTUNED\n") and "which of the two" in text
+    assert two.preferences == {"tuned": 2, "": 1, "base": 1}  # a retry takes the place of the turn before
+    assert [len(side.messages) for side in two.sides] == [8, 8]
+
+
+def test_blind_sides_have_no_names_and_change_places() -> None:
+    two, text = compare([f"question {number}" if number % 2 == 0 else "+1" for number in range(40)], blind=True)
+    assert "base" not in text and "tuned" not in text
+    assert text.count("[1]\nBASE") + text.count("[1]\nTUNED") == 20
+    assert min(two.preferences["base"], two.preferences["tuned"]) > 0  # 2 ** -19: not by chance
+    again, same = compare(["a", "b"], blind=True, draw=random.Random(3))
+    assert same == compare(["a", "b"], blind=True, draw=random.Random(3))[1] and not again.preferences
+
+
+def test_answers_and_feedback_are_stored_when_asked_for() -> None:
+    capture = Capture()
+    queue = iter(["my mail is ann.miller@posteo.de", "+", "/new", "two", "-", "three"])
+    Talk(
+        [Chat(Says("fine"), "be brief", label="helpdesk@1")], lambda: next(queue, None), lambda text: None, capture
+    ).run()
+    capture.close()
+    with closing(open_database()) as database:
+        found = database.execute("SELECT source, feedback, row FROM interactions ORDER BY rowid").fetchall()
+    assert [(source, feedback) for source, feedback, _ in found] == [
+        ("gateway:helpdesk@1", 1),
+        ("gateway:helpdesk@1", -1),
+        ("gateway:helpdesk@1", None),
+    ]
+    rows = [json.loads(row) for *_, row in found]
+    assert [message["role"] for message in rows[0]["messages"]] == ["system", "user", "assistant"]
+    assert rows[0]["answered_by"] == "helpdesk@1" and "ann.miller@posteo.de" not in json.dumps(rows[0])
+    assert len({row["session_id"] for row in rows}) == 1
+
+
+def test_what_cannot_be_rated_or_asked_is_said_and_the_chat_goes_on() -> None:
+    class Full(Echo):
+        def stream(self, messages: list[dict[str, Any]], **asked: object) -> Iterator[str]:
+            if messages[-1]["content"] == "long":
+                raise UsageError("the context is full")
+            return super().stream(messages, **asked)
+
+    written: list[str] = []
+    queue = iter(["+", "long", "short", "+2", "+"])
+    side = Chat(Full())
+    Talk([side], lambda: next(queue, None), written.append).run()
+    text = "".join(written)
+    assert "no answer to rate" in text and "the context is full; /new" in text
+    assert "there is one answer" in text and "--capture" in text
+    assert [message["content"] for message in side.messages] == ["short", "you sent 1"]

@@ -1,6 +1,9 @@
-"""`hivetune chat`: talk to a run or to a GGUF file, on a terminal or once from a script."""
+"""`hivetune chat`: talk to a run, a release or a GGUF file, or to two side by side, on a terminal or from a script."""
 
+import contextlib
+import importlib
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,43 +11,54 @@ import typer
 
 from hivetune.cli.output import MODE, emit, progress, say, write
 from hivetune.errors import UsageError
-from hivetune.release.export import export_run
-from hivetune.run.find import find_run
-from hivetune.serve.chat import HELP, Chat, run_chat
-from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
-from hivetune.walk.export import check_prompts, run_of_export
+from hivetune.serve.chat import Chat, Talk, Voice, open_voices
+from hivetune.serve.gateway.capture import Capture
+from hivetune.serve.llama.backend import Backend
+from hivetune.walk.export import check_prompts
 from hivetune.walk.open import load_run
+from hivetune.walk.voices import find_pair, find_voice
+
+_BLOCK = '"""'
 
 
-def chat(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Run (name, folder or 'last') or GGUF file.")],
+def chat(  # noqa: PLR0913 (each is an option)
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Run (name, folder or 'last'), release or GGUF file.")],
+    beside: Annotated[
+        str | None, typer.Option("--beside", metavar="NAME", help="Side by side with this one, or with 'base'.")
+    ] = None,
+    blind: Annotated[bool, typer.Option("--blind", help="Hide which of the two answers; told at the end.")] = False,
+    capture: Annotated[bool, typer.Option("--capture", help="Keep answers and feedback in the store.")] = False,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this once, print the answer and end.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="System prompt of this agent of the run.")] = None,
-    quant: Annotated[str, typer.Option("--quant", help="Number type of a run's GGUF.")] = "f16",
+    quant: Annotated[str, typer.Option("--quant", help="Number type of the model that is exported.")] = "f16",
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 512,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0: always the likeliest token.")] = 0.0,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
 ) -> None:
-    """Talk to a run or a GGUF file through llama.cpp, on this machine alone."""
+    """Talk to a run, a release or a GGUF file through llama.cpp, on this machine alone; with --beside, to two."""
     if MODE.json and prompt is None:
         raise UsageError("--json needs --prompt", hint="without it, chat is a conversation on a terminal")
-    given = Path(name).expanduser()
-    run = None if given.is_file() or given.suffix == ".gguf" else find_run(name)
-    system = _system_prompt(run, system, agent)
-    model = given if run is None else _export(run, quant)
-    with open_backend(model, ServerSettings(threads=threads)) as backend:
-        _compare_prompts(run or run_of_export(model), backend)
-        if prompt is None:
-            _converse(Chat(backend, system, max_tokens, temperature))
-        else:
-            emit(_ask_once(backend, system, prompt, max_tokens, temperature))
-
-
-def _export(run: Path, quant: str) -> Path:
-    """The run's GGUF file, made now when it is not there."""
+    if blind and (beside is None or prompt is not None):
+        raise UsageError("--blind is for a conversation with two", hint="hivetune chat NAME --beside base --blind")
     with progress("exporting", "tensors") as report:
-        return export_run(run, "gguf", quant=quant, progress=report).path
+        if beside is None:
+            voice, run = find_voice(name, quant, report)
+            voices: Sequence[Voice] = (voice,)
+        else:
+            *voices, run = find_pair(name, beside, quant, report)
+    system = _system_prompt(run, system, agent)
+    with open_voices(voices, threads) as opened:
+        _compare_prompts(run if beside is None else None, opened[0][0])
+        sides = [
+            Chat(backend, system, max_tokens, temperature, voice.label, adapter)
+            for voice, (backend, adapter) in zip(voices, opened, strict=True)
+        ]
+        if prompt is not None:
+            emit(_ask_once(sides, opened, prompt))
+            return
+        with _capturing(capture) as kept:
+            _converse(Talk(sides, _ask, write, kept, blind))
 
 
 def _compare_prompts(run: Path | None, backend: Backend) -> None:
@@ -68,30 +82,70 @@ def _system_prompt(run: Path | None, system: str | None, agent: str | None) -> s
     return known[agent]
 
 
-def _ask_once(backend: Backend, system: str | None, prompt: str, max_tokens: int, temperature: float) -> dict[str, Any]:
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompt})
-    answer = backend.complete(messages, max_tokens=max_tokens, temperature=temperature)
-    if not MODE.json:
-        write(answer.text + "\n")
-    return {
-        "answer": answer.text,
-        "ended": answer.ended,
-        "prompt_tokens": answer.prompt_tokens,
-        "new_tokens": answer.new_tokens,
-        "seconds": round(answer.seconds, 3),
-    }
+def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]], prompt: str) -> dict[str, Any]:
+    answers = []
+    for side, (backend, adapter) in zip(sides, opened, strict=True):
+        answer = backend.complete(
+            [*side.messages, {"role": "user", "content": prompt}],
+            max_tokens=side.max_tokens,
+            temperature=side.temperature,
+            adapter=adapter,
+        )
+        if not MODE.json:
+            write(f"[{side.label}]\n{answer.text}\n" if len(sides) > 1 else f"{answer.text}\n")
+        answers.append(
+            {
+                "label": side.label,
+                "answer": answer.text,
+                "ended": answer.ended,
+                "prompt_tokens": answer.prompt_tokens,
+                "new_tokens": answer.new_tokens,
+                "seconds": round(answer.seconds, 3),
+            }
+        )
+    return answers[0] if len(answers) == 1 else {"answers": answers}
 
 
-def _converse(talk: Chat) -> None:
+@contextlib.contextmanager
+def _capturing(wanted: bool) -> Iterator[Capture | None]:
+    if not wanted:
+        yield None
+        return
+    kept = Capture()
+    try:
+        yield kept
+    finally:
+        kept.close()
+        lost = f"; {kept.left_out} could not be: {kept.problem}" if kept.left_out else ""
+        say(f"{kept.captured} answers are in the store{lost}")
+
+
+def _converse(talk: Talk) -> None:
     if sys.stdin.isatty():
-        say(HELP)
-    run_chat(talk, _ask, write)
+        with contextlib.suppress(ImportError):  # a Python without it has no arrow keys
+            importlib.import_module("readline")
+        say(talk.help)
+    preferences = talk.run()
+    if talk.blind or preferences:
+        for side in talk.sides:
+            say(f"{side.label}: preferred {preferences[side.label]} times")
+        say(f"neither: {preferences['']} times")
 
 
 def _ask() -> str | None:
-    """A line from the terminal or a pipe; None at its end or on Ctrl-C at the prompt."""
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except (EOFError, KeyboardInterrupt):
-        return None
+    """A line from the terminal or a pipe, or the lines between two that are three quotation marks; None at the end.
+    Ctrl-C takes back what was typed."""
+    shown = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> " if shown else "")
+            if line.strip() != _BLOCK:
+                return line
+            lines = []
+            while (line := input(". " if shown else "")).strip() != _BLOCK:
+                lines.append(line)
+            return "\n".join(lines)
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            write("\n")

@@ -73,7 +73,8 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
                 f"no row has the id or place {value}",
                 hint="an id or source as in the table interactions, or a place as data check prints it: FILE:LINE",
             )
-        database.executemany("DELETE FROM interactions WHERE id = ?", [(identity,) for identity, _, _ in found])
+        for table, column in (("interactions", "id"), ("feedback", "answer")):
+            database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity, _, _ in found])
         _bury(database, kind, value, found, contents, raws)
     unchecked = _record_taints(database, kind, value, found)
     if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # the log still holds the old pages

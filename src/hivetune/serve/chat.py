@@ -1,21 +1,58 @@
-"""A conversation with a served model: what was said so far, and one turn more. Reads and prints nothing itself."""
+"""A conversation with one served model, or two side by side: turns, commands, feedback. Reads and prints nothing."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
-from hivetune.serve.llama.backend import Backend
+from hivetune.errors import UsageError
+from hivetune.serve.gateway.capture import Capture, Captured, Feedback, Rating
+from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
 
-HELP = "/exit or Ctrl-D ends the chat, /new starts a new one, /undo removes the last turn"
+HELP = (
+    '/exit or Ctrl-D ends the chat, /new starts a new one, /undo removes the last turn, /retry asks again; """ begins '
+    "and ends a text of several lines"
+)
+HELP_ONE = "+ or - after an answer says that it was good or bad"
+HELP_TWO = "+1 or +2 names the better answer, = says that neither is, -1 or -2 that one is bad"
+# A likeliest answer would only be the same again.
+RETRY_TEMPERATURE = 0.7
+_RATINGS: Mapping[str, Rating] = {"+": "up", "-": "down"}
+
+
+@dataclass(frozen=True)
+class Voice:
+    """Who answers: a GGUF model, alone or with an adapter on it, and the name that is shown and stored."""
+
+    label: str
+    model: Path
+    adapter: Path | None = None
+
+
+class Speaks(Protocol):
+    """Streams answers to messages in the API's form, as llama.backend.Backend does."""
+
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int, temperature: float, adapter: int | None
+    ) -> Iterator[str]: ...
 
 
 @dataclass
 class Chat:
-    """Messages of a chat in the API's form. `system` stays first through `/new`."""
+    """One side's messages in the API's form. `system` stays first through `/new`; `adapter`: its number on the backend,
+    None for the scales that the server was started with."""
 
-    backend: Backend
+    backend: Speaks
     system: str | None = None
     max_tokens: int = 1024
     temperature: float = 0.0
+    label: str = ""
+    adapter: int | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -24,40 +61,163 @@ class Chat:
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def undo(self) -> None:
-        """Take the last question and its answer back."""
+    def undo(self) -> str | None:
+        """Take the last question and its answer back; the question."""
         while self.messages and self.messages[-1]["role"] != "system":
-            if self.messages.pop()["role"] == "user":
-                return
+            last = self.messages.pop()
+            if last["role"] == "user":
+                return last["content"]
+        return None
 
-    def say(self, text: str) -> Iterator[str]:
+    def say(self, text: str, temperature: float | None = None) -> Iterator[str]:
         """Pieces of the answer to `text`. What was said of an answer that broke off stays, its question with it."""
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []
+        drawn = self.temperature if temperature is None else temperature
         try:
-            for piece in self.backend.stream(self.messages, max_tokens=self.max_tokens, temperature=self.temperature):
+            for piece in self.backend.stream(
+                self.messages, max_tokens=self.max_tokens, temperature=drawn, adapter=self.adapter
+            ):
                 pieces.append(piece)
                 yield piece
         finally:
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
 
-def run_chat(talk: Chat, ask: Callable[[], str | None], write: Callable[[str], None]) -> None:
-    """Turn after turn until `ask` returns None or `/exit`. Ctrl-C ends the answer, not the chat."""
-    while (text := ask()) is not None:
-        command = text.strip()
-        if command == "/exit":
-            return
+@contextlib.contextmanager
+def open_voices(voices: Sequence[Voice], threads: int | None = None) -> Iterator[list[tuple[Backend, int | None]]]:
+    """A backend for each voice, with the number of its adapter. Voices on the same model share one process.
+
+    Raises what `open_backend` raises.
+    """
+    with contextlib.ExitStack() as stack:
+        backends: dict[Path, Backend] = {}
+        adapters: dict[Path, list[Path]] = {}
+        for voice in voices:
+            mine = adapters.setdefault(voice.model, [])
+            if voice.adapter is not None and voice.adapter not in mine:
+                mine.append(voice.adapter)
+        for model, files in adapters.items():
+            # All scales are 0: who names no adapter gets the base.
+            settings = ServerSettings(adapters=tuple((file, 0.0) for file in files), threads=threads)
+            backends[model] = stack.enter_context(open_backend(model, settings))
+        yield [
+            (backends[voice.model], None if voice.adapter is None else adapters[voice.model].index(voice.adapter))
+            for voice in voices
+        ]
+
+
+@dataclass
+class Talk:
+    """A chat at a terminal or a pipe. `ask` gives the next text, None at the end; `capture` None: nothing is kept.
+
+    With two sides, `blind` shows them without names and in an order that is drawn for each turn; `preferences` counts
+    by label, "" for neither, and is what `run` returns.
+    """
+
+    sides: Sequence[Chat]
+    ask: Callable[[], str | None]
+    write: Callable[[str], None]
+    capture: Capture | None = None
+    blind: bool = False
+    draw: random.Random = field(default_factory=random.Random)
+    session: str = field(default_factory=lambda: f"chat-{secrets.token_hex(8)}")
+    preferences: Counter[str] = field(default_factory=Counter)
+    _shown: list[Chat] = field(default_factory=list)
+    _answers: dict[int, str] = field(default_factory=dict)  # place on the screen -> id of the stored answer
+    _preferred: str | None = None
+
+    @property
+    def help(self) -> str:
+        return f"{HELP}; {HELP_ONE if len(self.sides) == 1 else HELP_TWO}"
+
+    def run(self) -> Counter[str]:
+        """Turn after turn until `ask` returns None or `/exit`. Ctrl-C ends the answer, not the chat."""
+        while (text := self.ask()) is not None:
+            command = text.strip()
+            if command == "/exit":
+                break
+            self._obey(command, text)
+        self._count_preference()
+        return self.preferences
+
+    def _obey(self, command: str, text: str) -> None:
         if command == "/new":
-            talk.clear()
-        elif command == "/undo":
-            talk.undo()
+            self._forget_turn()
+            for side in self.sides:
+                side.clear()
+        elif command in ("/undo", "/retry"):
+            self._forget_turn(counted=command == "/undo")
+            questions = [side.undo() for side in self.sides]
+            if command == "/retry" and questions[0] is not None:
+                self._turn(questions[0], max(self.sides[0].temperature, RETRY_TEMPERATURE))
+        elif command == "=" and len(self.sides) == 2 and self._shown:
+            self._preferred = ""
+        elif command[:1] in _RATINGS and command[1:] in ("", "1", "2"):
+            self._rate(_RATINGS[command[0]], command[1:])
         elif command.startswith("/"):
-            write(f"{HELP}\n")
+            self.write(f"{self.help}\n")
         elif command:
+            self._forget_turn()
+            self._turn(text, None)
+
+    def _turn(self, text: str, temperature: float | None) -> None:
+        self._shown = list(self.sides)
+        if self.blind:
+            self.draw.shuffle(self._shown)
+        for place, side in enumerate(self._shown, 1):
+            if len(self.sides) > 1:
+                self.write(f"[{place}]{'' if self.blind else f' {side.label}'}\n")
+            started, ended = time.monotonic(), False
             try:
-                for piece in talk.say(text):
-                    write(piece)
+                for piece in side.say(text, temperature):
+                    self.write(piece)
+                ended = True
             except KeyboardInterrupt:
-                write(" (stopped)")
-            write("\n")
+                self.write(" (stopped)")
+            except UsageError as error:  # such as a conversation that is longer than the context
+                side.undo()
+                self.write(f"({error.message}; /new starts a new conversation)")
+            self.write("\n")
+            if ended:
+                self._keep(place, side, time.monotonic() - started)
+
+    def _keep(self, place: int, side: Chat, seconds: float) -> None:
+        if self.capture is None:
+            return
+        self._answers[place] = f"hive-{secrets.token_hex(12)}"
+        *asked, answer = [dict(message) for message in side.messages]
+        self.capture.put(
+            Captured(self._answers[place], side.label, asked, answer, session=self.session, seconds=seconds)
+        )
+
+    def _rate(self, rating: Rating, which: str) -> None:
+        """One key of a person, for an answer that was given just now."""
+        if not self._shown:
+            self.write("(there is no answer to rate)\n")
+            return
+        if len(self.sides) == 2 and not which:
+            self.write("(which of the two: 1 or 2?)\n")
+            return
+        place = int(which or "1")
+        if place > len(self._shown):
+            self.write("(there is one answer)\n")
+            return
+        side = self._shown[place - 1]
+        if rating == "up":
+            self._preferred = side.label
+        if self.capture is not None and place in self._answers:
+            self.capture.put(Feedback(self._answers[place], side.label, "chat", rating))
+        elif len(self.sides) == 1:
+            self.write("(not kept: answers and feedback are stored with --capture)\n")
+
+    def _forget_turn(self, *, counted: bool = True) -> None:
+        """The answers on the screen are no longer what `+` and `-` mean."""
+        if counted:
+            self._count_preference()
+        self._preferred, self._shown, self._answers = None, [], {}
+
+    def _count_preference(self) -> None:
+        if self._preferred is not None and len(self.sides) > 1:
+            self.preferences[self._preferred] += 1
+        self._preferred = None

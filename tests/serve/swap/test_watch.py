@@ -40,10 +40,10 @@ def test_errors_complaints_and_slowness_roll_back_with_the_reason() -> None:
     for kind, words in (("error", "answers failed"), ("slow", "twice as long"), ("down", "complained about")):
         rollbacks = Rollbacks()
         watch = watched(rollbacks)
-        for _ in range(40):
+        for number in range(40):
             watch.answered("a@2", error=kind == "error", seconds=3.0 if kind == "slow" else 1.0, tokens=100)
             if kind == "down":
-                watch.complained("a@2")
+                watch.complained("a@2", f"answer-{number}")
         assert rollbacks.came.wait(5)
         ((label, reason),) = rollbacks.told  # once, not forty times
         assert label == "a@2" and words in reason and "a@1" in reason
@@ -81,3 +81,12 @@ def test_a_busy_machine_and_short_answers_say_nothing_of_speed() -> None:
     for _ in range(60):
         watch.answered("a@2", error=False, seconds=10.0, tokens=100)
     assert rollbacks.told == []
+
+
+def test_a_thumb_down_that_is_sent_forty_times_is_one_complaint() -> None:
+    rollbacks = Rollbacks()
+    watch = watched(rollbacks)
+    for _ in range(40):
+        watch.answered("a@2", error=False, seconds=1.0, tokens=100)
+        watch.complained("a@2", "the same answer")
+    assert watch.tallies["a@2"].complaints == 1 and rollbacks.told == []

@@ -227,7 +227,7 @@ def _store(database: sqlite3.Connection, delivery: Delivery, identity: str, cont
             delivery.time if fields.time is None else fields.time,
             fields.success,
             fields.feedback,
-            _dump(delivery.row),
+            dump_row(delivery.row),
         ),
     ).rowcount
     return changed == 1
@@ -261,7 +261,8 @@ def _count(database: sqlite3.Connection, source: str, tally: Tally) -> None:
     )
 
 
-def _dump(row: Mapping[str, Any]) -> str:
+def dump_row(row: Mapping[str, Any]) -> str:
+    """The row as the column `row` holds it: JSON that is valid UTF-8."""
     text = json.dumps(row, ensure_ascii=False)
     return text if _storable(text) is text else json.dumps(row)  # escapes keep a lone surrogate as it came
 

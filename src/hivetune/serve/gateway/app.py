@@ -9,22 +9,22 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.serve.gateway import metrics
 from hivetune.serve.gateway.capture import Capture, Captured, Feedback
 from hivetune.serve.gateway.guard import TooLarge, error_body
 from hivetune.serve.gateway.metrics import Metrics
-from hivetune.serve.gateway.upstream import Refused, Upstream, ask
+from hivetune.serve.gateway.upstream import Broken, Refused, Upstream, ask
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.router import served_names
 from hivetune.serve.swap.watch import Watch
@@ -34,6 +34,10 @@ MOST_PER_CLIENT = 1024
 RETRY_AFTER_S = 5
 RELEASE_HEADER = "X-Hivetune-Release"
 LONGEST_ANSWER_S = 1800.0
+BODY_TIMEOUT_S = 60.0
+SLOW_CLIENT_S = 60.0
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass
@@ -64,6 +68,9 @@ class Gateway:
                 HivetuneError: _say,
                 TooLarge: lambda request, error: JSONResponse(error_body(413, "the request is too large"), 413),
                 404: lambda request, error: JSONResponse(error_body(404, f"no such path: {request.url.path}"), 404),
+                Exception: lambda request, error: JSONResponse(
+                    error_body(500, "an unexpected error; see the log"), 500
+                ),
                 405: lambda request, error: JSONResponse(error_body(405, f"{request.method} is not allowed"), 405),
             },
             lifespan=self._lifespan,
@@ -80,42 +87,53 @@ class Gateway:
                 await looking
             if self.capture is not None:
                 await asyncio.to_thread(self.capture.close)
-            self.watch.save()
+            await asyncio.to_thread(self.watch.save)
 
     async def complete(self, request: Request) -> Response:
         """Chat, completions and embeddings: the body goes on as it is, but for what is the gateway's to say."""
-        body = await _body(request)
-        exchange = _Exchange(self, request, body)
         client = request.scope["client_name"] or ""
         if sum(self._open.values()) >= MOST_OPEN or self._open.get(client, 0) >= MOST_PER_CLIENT:
             raise _Busy("too many requests are open")
         self._open[client] = self._open.get(client, 0) + 1
-        stack = contextlib.AsyncExitStack()
-        stack.callback(self._close, client)
-        try:
-            upstream = await stack.enter_async_context(
-                ask(self.keeper, request.url.path, body, session=exchange.session, pick=str(body.get("model") or ""))
-            )
-            exchange.label, exchange.sent_s = upstream.route.label, upstream.sent_s
-            if body.get("stream") is True:
-                return _Stream(exchange.stream(upstream), stack.pop_all(), exchange.label)
-            async with asyncio.timeout(LONGEST_ANSWER_S):
-                document = await _unless_gone(request, upstream.document())
-            if document is None:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._close, client)
+            body = await _body(request)
+            _one_answer(body)
+            exchange = _Exchange(self, request, body)
+            try:
+                async with asyncio.timeout(LONGEST_ANSWER_S):
+                    # A server sends nothing, no header either, before an answer is whole or the first piece of a stream
+                    # is there; so from here on somebody looks whether the client is still there.
+                    answer = await _unless_gone(request, self._answer(exchange, request.url.path, stack))
+            except UsageError:  # the client's mistake, not the release's
+                raise
+            except HivetuneError:
+                exchange.failed()
+                raise
+            except TimeoutError:
+                exchange.failed()
+                raise MachineNotFit(f"no answer after {LONGEST_ANSWER_S:.0f} s") from None
+            if answer is None:
                 self.metrics.vanished(exchange.label)
                 return Response(status_code=499)  # nobody reads it
-            document = exchange.labelled(document)
-            exchange.ended(document)
-            return JSONResponse(document, headers={RELEASE_HEADER: exchange.label})
-        except UsageError:  # the client's mistake, not the release's
-            raise
-        except (HivetuneError, TimeoutError) as error:
-            exchange.failed()
-            if isinstance(error, TimeoutError):
-                raise MachineNotFit(f"no answer after {LONGEST_ANSWER_S:.0f} s") from None
-            raise
-        finally:
-            await stack.aclose()
+            if isinstance(answer, Upstream):
+                return _Stream(exchange.stream(answer), stack.pop_all(), exchange.label)
+            return JSONResponse(answer, headers={RELEASE_HEADER: exchange.label})
+
+    async def _answer(
+        self, exchange: "_Exchange", path: str, stack: contextlib.AsyncExitStack
+    ) -> Upstream | dict[str, Any]:
+        """The whole answer, counted and captured, or the beginning of a stream. `stack` holds the slot."""
+        body = exchange.body
+        upstream = await stack.enter_async_context(
+            ask(self.keeper, path, body, session=exchange.session, pick=str(body.get("model") or ""))
+        )
+        exchange.label, exchange.sent_s = upstream.route.label, upstream.sent_s
+        if body.get("stream") is True:
+            return upstream
+        document = exchange.labelled(await upstream.document())
+        exchange.ended(document)
+        return document
 
     def _close(self, client: str) -> None:
         self._open[client] -= 1
@@ -132,9 +150,10 @@ class Gateway:
             )
         recent = self.metrics.label_of(entry.id)
         label = recent if recent is not None else await asyncio.to_thread(self.find_answer, entry.id)
-        self.capture.put(Feedback(entry.id, label, entry.client, entry.rating, entry.correction, entry.reason))
+        if not self.capture.put(Feedback(entry.id, label, entry.client, entry.rating, entry.correction, entry.reason)):
+            raise MachineNotFit("feedback can't be stored now", hint="try again later; /health says what is wrong")
         if entry.rating == "down":
-            self.watch.complained(label)
+            self.watch.complained(label, entry.id)
         return JSONResponse({"id": entry.id, "release": label}, status_code=202)
 
     async def models(self, request: Request) -> Response:
@@ -166,18 +185,24 @@ class Gateway:
 
 
 class _Stream(StreamingResponse):
-    """A stream that gives its slot back however it ends, also when its client goes away before the first byte."""
+    """A stream that gives its slot back however it ends: read to its end, its client gone before the first byte or in
+    the middle, or too slow: who does not read for `SLOW_CLIENT_S` would hold up everybody else's adapter."""
 
-    def __init__(self, content: AsyncIterator[bytes], stack: contextlib.AsyncExitStack, label: str):
+    def __init__(self, content: AsyncGenerator[bytes], stack: contextlib.AsyncExitStack, label: str):
         super().__init__(content, media_type="text/event-stream", headers={RELEASE_HEADER: label})
-        self._stack = stack
+        self._stack, self._content = stack, content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._stack:
-            await super().__call__(scope, receive, send)
+        async def send_soon(message: Message) -> None:
+            async with asyncio.timeout(SLOW_CLIENT_S):
+                await send(message)
+
+        async with self._stack, contextlib.aclosing(self._content):
+            with contextlib.suppress(TimeoutError):  # it is told by its connection, which is closed now
+                await super().__call__(scope, receive, send_soon)
 
 
-async def _unless_gone(request: Request, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
+async def _unless_gone(request: Request, answer: Coroutine[Any, Any, _Answer]) -> _Answer | None:
     """The answer, or None when the client went away first: then the backend is told to stop as well."""
     answering = asyncio.ensure_future(answer)
     going = asyncio.ensure_future(_gone(request))
@@ -187,11 +212,19 @@ async def _unless_gone(request: Request, answer: Coroutine[Any, Any, dict[str, A
     finally:
         for task in (answering, going):
             task.cancel()
+        await asyncio.wait({answering, going})  # so that what they hold is given back before anything else is
 
 
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _one_answer(body: Mapping[str, Any]) -> None:
+    """Several answers to a request would take slots of the backend that nobody gave it."""
+    for key in ("n", "n_cmpl"):
+        if body.get(key) not in (None, 1):
+            raise UsageError(f'"{key}" is 1: one request gets one answer')
 
 
 class _Busy(HivetuneError):
@@ -219,7 +252,7 @@ class _Exchange:
         """The backend's document under the names that clients know."""
         return {**document, "id": self.id, "model": self.label, "system_fingerprint": self.label}
 
-    async def stream(self, upstream: Upstream) -> AsyncIterator[bytes]:
+    async def stream(self, upstream: Upstream) -> AsyncGenerator[bytes]:
         """Server-sent events; an answer that breaks off ends with an error event, never in silence."""
         text: list[str] = []
         calls: list[Any] = []
@@ -232,18 +265,18 @@ class _Exchange:
                     calls += delta.get("tool_calls") or ()
                 usage = event.get("usage") or usage
                 yield _event(self.labelled(event))
-            yield b"data: [DONE]\n\n"
+            message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
+            if calls:
+                message["tool_calls"] = _joined(calls)
         except HivetuneError as error:
             self.failed(broken=True)
             yield _event(error_body(502, error.message))
             return
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             self.gateway.metrics.vanished(self.label)
             raise
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
-        if calls:
-            message["tool_calls"] = _joined(calls)
-        self._count(message, usage)
+        self._count(message, usage)  # before the client is told: whoever saw the end finds it captured
+        yield b"data: [DONE]\n\n"
 
     def ended(self, document: Mapping[str, Any]) -> None:
         choices = document.get("choices") or [{}]
@@ -282,11 +315,14 @@ class _Exchange:
 
 async def _body(request: Request) -> dict[str, Any]:
     try:
-        found = json.loads(await request.body())
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            found = json.loads(await request.body())
     except (ValueError, RecursionError):
         raise UsageError("the body is not JSON") from None
     except ClientDisconnect:
         raise UsageError("the client went away") from None
+    except TimeoutError:
+        raise UsageError(f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
     if not isinstance(found, dict):
         raise UsageError("the body is not a JSON object")
     return found
@@ -319,16 +355,19 @@ def _event(document: Mapping[str, Any]) -> bytes:
 
 
 def _joined(deltas: list[Any]) -> list[dict[str, Any]]:
-    """Tool calls of a stream: the pieces of each call's arguments in their order."""
+    """Tool calls of a stream: the pieces of each call's arguments in their order. Raises Broken for nonsense."""
     calls: dict[int, dict[str, Any]] = {}
-    for delta in deltas:
-        call = calls.setdefault(int(delta.get("index") or 0), {"type": "function", "function": {"arguments": ""}})
-        function = delta.get("function") or {}
-        call["function"]["arguments"] += function.get("arguments") or ""
-        if function.get("name"):
-            call["function"]["name"] = function["name"]
-        if delta.get("id"):
-            call["id"] = delta["id"]
+    try:
+        for delta in deltas:
+            call = calls.setdefault(int(delta.get("index") or 0), {"type": "function", "function": {"arguments": ""}})
+            function = delta.get("function") or {}
+            call["function"]["arguments"] += function.get("arguments") or ""
+            if function.get("name"):
+                call["function"]["name"] = function["name"]
+            if delta.get("id"):
+                call["id"] = delta["id"]
+    except (AttributeError, TypeError, ValueError):
+        raise Broken("the model server's tool calls are not those of the OpenAI API") from None
     return [calls[index] for index in sorted(calls)]
 
 

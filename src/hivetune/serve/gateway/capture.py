@@ -4,19 +4,19 @@ One thread writes, so that no answer waits for a disk. What it has not committed
 another process holds the database, up to `MOST_WAITING`; above, answers are not captured, and are counted as that.
 """
 
+import contextlib
 import json
 import queue
 import sqlite3
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hivetune.base.database import open_database, transaction
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
-from hivetune.data.intake.interactions import Batch, Delivery, commit_batch
+from hivetune.data.intake.interactions import Batch, Delivery, commit_batch, dump_row
 from hivetune.errors import HivetuneError, UsageError
 
 SOURCE = "gateway"
@@ -24,6 +24,9 @@ BATCH = 200
 GATHER_S = 0.2
 _RETRY_S = 1.0
 MOST_WAITING = 10_000
+
+# What redaction or the database raise for a value that no row can hold.
+_UNSTORABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, sqlite3.DataError)
 
 Rating = Literal["up", "down"]
 
@@ -56,61 +59,80 @@ class Feedback:
 
 
 class Capture:
-    """The writing thread and what waits for it. `captured`: exchanges that are durable; `left_out`: that never will."""
+    """The writing thread and what waits for it. `captured`: exchanges that are durable; `left_out`: what never will be;
+    `problem`: why what waits can't be written now."""
 
-    def __init__(self) -> None:
+    def __init__(self, retry_s: float = _RETRY_S) -> None:
         self.captured = self.left_out = 0
         self.problem = ""
-        self._queue: queue.Queue[Captured | Feedback | None] = queue.Queue(MOST_WAITING)
+        self._in_hand = 0
+        self._retry_s = retry_s
+        self._ending = threading.Event()
+        self._queue: queue.Queue[Captured | Feedback] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        return self._queue.qsize()
+        return self._queue.qsize() + self._in_hand
 
-    def put(self, entry: Captured | Feedback) -> None:
-        """Never waits."""
+    def put(self, entry: Captured | Feedback) -> bool:
+        """Whether it was taken. Never waits."""
         try:
             self._queue.put_nowait(entry)
         except queue.Full:
             self.left_out += 1
+            return False
+        return True
 
     def close(self) -> None:
         """Write what waits, then end. What can't be written within a last try is counted as left out."""
-        self._queue.put(None)
+        self._ending.set()
         self._thread.join()
 
     def _run(self) -> None:
-        with closing(open_database()) as database:
-            closing_down = False
-            while not closing_down:
-                entries, closing_down = self._gather()
-                while entries:
-                    try:
-                        self.captured += store_entries(database, entries)
-                        self.problem, entries = "", []
-                    except (HivetuneError, sqlite3.Error) as error:
-                        self.problem = str(error)
-                        if closing_down:
-                            self.left_out += len(entries)
-                            return
-                        time.sleep(_RETRY_S)
+        entries: list[Captured | Feedback] = []
+        database: sqlite3.Connection | None = None
+        while entries or not self._ending.is_set() or not self._queue.empty():
+            entries = entries or self._gather()
+            self._in_hand = len(entries)
+            try:
+                database = database or open_database()
+                self._store(database, entries)
+                self.problem = ""
+            except (HivetuneError, sqlite3.Error, OSError) as error:  # a full disk, a busy database: it stays in hand
+                self.problem = str(error)
+                if self._ending.wait(self._retry_s):
+                    self.left_out += len(entries) + self._queue.qsize()
+                    break
+            self._in_hand = len(entries)
+        if database is not None:
+            database.close()
 
-    def _gather(self) -> tuple[list[Captured | Feedback], bool]:
-        first = self._queue.get()
-        if first is None:
-            return [], True
-        entries, deadline = [first], time.monotonic() + GATHER_S
+    def _store(self, database: sqlite3.Connection, entries: list[Captured | Feedback]) -> None:
+        """Takes from `entries` what is durable, so that nothing is counted twice when the rest is tried again. What
+        can't be a row at all is left out alone, and holds up nothing behind it."""
+        if not any(isinstance(entry, Feedback) for entry in entries):
+            with contextlib.suppress(*_UNSTORABLE):
+                self.captured += store_entries(database, entries)
+                entries.clear()
+        while entries:
+            try:
+                self.captured += store_entries(database, entries[:1])
+            except _UNSTORABLE:
+                self.left_out += 1
+            del entries[0]
+
+    def _gather(self) -> list[Captured | Feedback]:
+        """What came within `GATHER_S` after the first; empty when nothing did for as long."""
+        entries: list[Captured | Feedback] = []
+        deadline = time.monotonic() + GATHER_S
         while len(entries) < BATCH and (left := deadline - time.monotonic()) > 0:
             try:
-                entry = self._queue.get(timeout=left)
+                entries.append(self._queue.get(timeout=left))
             except queue.Empty:
                 break
-            if entry is None:
-                return entries, True
-            entries.append(entry)
-        return entries, False
+        return entries
 
 
 def store_entries(database: sqlite3.Connection, entries: Sequence[Captured | Feedback]) -> int:
@@ -151,27 +173,36 @@ def _delivery(entry: Captured) -> Delivery:
 
 
 def _join(database: sqlite3.Connection, entry: Feedback) -> None:
-    """The feedback beside its answer and in it. A correction takes the place of the answer, now `rejected_answer`."""
+    """The feedback beside its answer and in it. A correction takes the place of the answer, now `rejected_answer`. Of
+    an answer that is not in the store (it was not to be captured, or was forgotten) nothing is kept."""
+    correction, reason = _clean(entry.correction), _clean(entry.reason)
     with transaction(database):
         found = database.execute("SELECT row FROM interactions WHERE id = ?", (entry.id,)).fetchone()
+        if found is None:
+            return
         database.execute(
             "INSERT INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (answer) DO UPDATE SET"
             " rating = coalesce(excluded.rating, rating), correction = coalesce(excluded.correction, correction),"
             " reason = coalesce(excluded.reason, reason), client = excluded.client, time = excluded.time",
-            (entry.id, entry.label, entry.rating, entry.correction, entry.reason, entry.client, time.time()),
+            (entry.id, entry.label, entry.rating, correction, reason, entry.client, time.time()),
         )
-        if found is None:
-            return
         row = json.loads(found[0])
         if entry.rating is not None:
             row["feedback"] = 1 if entry.rating == "up" else -1
-        if entry.correction is not None:
-            clean: Any = redact_value(redact_value(entry.correction, SECRETS), PERSONAL)
+        if correction is not None:
             row.setdefault("rejected_answer", row["messages"][-1])
-            row["messages"][-1] = {"role": "assistant", "content": clean}
+            row["messages"][-1] = {"role": "assistant", "content": correction}
             row.pop("answered_by", None)  # a person's words now
             row["feedback"] = 1
         database.execute(
             "UPDATE interactions SET row = ?, feedback = ? WHERE id = ?",
-            (json.dumps(row, ensure_ascii=False), row.get("feedback"), entry.id),
+            (dump_row(row), row.get("feedback"), entry.id),
         )
+
+
+def _clean(text: str | None) -> str | None:
+    """Redacted, and without what UTF-8 can't say."""
+    if text is None:
+        return None
+    clean: Any = redact_value(redact_value(text, SECRETS), PERSONAL)
+    return str(clean).encode("utf-8", "replace").decode()

@@ -21,7 +21,7 @@ HEADERS = (
     (b"cache-control", b"no-store"),
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         b"form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     ),
 )
@@ -54,7 +54,7 @@ class Guard:
         if origin is not None and origin.lower().partition("://")[2] not in self.hosts:
             return 403, "requests from other sites are refused"
         size = headers.get("content-length", "0")
-        if not size.isdigit() or int(size) > LIMIT_BYTES:
+        if not size.isdecimal() or int(size) > LIMIT_BYTES:
             return 413, f"a request holds at most {LIMIT_BYTES:,} bytes"
         client = self.client_of(token_of(headers))
         if client is None and scope["path"] not in OPEN:

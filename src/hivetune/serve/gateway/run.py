@@ -27,7 +27,7 @@ from hivetune.serve.llama.backend import CONTEXT_TOKENS, Engine, ServerSettings,
 from hivetune.serve.llama.recorded import compare_answers
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import Live
-from hivetune.serve.swap.wanted import Deployment, Wanted, wanted
+from hivetune.serve.swap.wanted import Checks, Deployment, Wanted, wanted
 from hivetune.serve.swap.watch import Watch
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -67,7 +67,7 @@ def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None] = lam
         watch = Watch(_roll_back, open_database)
         watch.load()
         keeper = Keeper(
-            partial(_read, settings.names, watch), partial(start_live, settings), settings.canary, _has_room
+            partial(_read, settings.names, watch, Checks()), partial(start_live, settings), settings.canary, _has_room
         )
         gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None)
         config = uvicorn.Config(
@@ -116,9 +116,9 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
         return Live(deployment, backend, settings.slots, stack.pop_all().close)
 
 
-def _read(names: Sequence[str], watch: Watch) -> Wanted:
+def _read(names: Sequence[str], watch: Watch, checks: Checks) -> Wanted:
     with closing(open_database()) as database:
-        found = wanted(database, names)
+        found = wanted(database, names, checks)
         previous = {release.name: release.label for release in releases(database) if "previous" in release.aliases}
     watch.champions(found.champions, previous)
     return found

@@ -4,6 +4,7 @@ A request whose backend is replaced or dies before the first byte of an answer g
 nothing of it. After the first byte of a stream there is no second try, only an error event that says so.
 """
 
+import asyncio
 import contextlib
 import json
 import time
@@ -15,10 +16,15 @@ import httpx2
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.serve.swap.keeper import Keeper
-from hivetune.serve.swap.live import Retired
-from hivetune.serve.swap.router import Route, Routes, route
+from hivetune.serve.swap.live import Live, Retired
+from hivetune.serve.swap.router import Route, route
 
 TRIES = 3
+# After a lost connection: how long until the process, if it died, is seen as dead. Its sockets close before that.
+DEATH_SEEN_S = 2.0
+_POLL_S = 0.05
+# What a server says of the request, not of itself. 501: it has no such thing, as embeddings.
+_THE_CLIENTS = frozenset({400, 404, 405, 413, 415, 422, 501})
 # What a request may not say: it belongs to the gateway, or would reach into the backend.
 OURS = ("lora", "id_slot", "cache_prompt", "slot_id", "return_tokens", "post_sampling_probs")
 
@@ -47,11 +53,9 @@ class Upstream:
         """The whole answer. Raises Broken."""
         try:
             found = json.loads(await self.response.aread())
-        except (httpx2.HTTPError, ValueError) as error:
+        except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
             raise Broken(f"the model server's answer broke off: {type(error).__name__}") from None
-        if not isinstance(found, dict):
-            raise Broken("the model server's answer is not a JSON object")
-        return found
+        return _checked(found, "message")
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The answer piece by piece, up to [DONE]. Raises Broken when it ends without."""
@@ -66,10 +70,10 @@ class Upstream:
                 if data == "[DONE]":
                     return
                 event = json.loads(data)
-                if "error" in event:
+                if isinstance(event, dict) and "error" in event:
                     raise Broken(f"the model server failed: {_message(event)}")
-                yield event
-        except (httpx2.HTTPError, ValueError, TypeError) as error:
+                yield _checked(event, "delta")
+        except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
             raise Broken(f"the model server's answer broke off: {type(error).__name__}") from None
         raise Broken("the model server's answer ended early")
 
@@ -84,39 +88,77 @@ async def ask(
     """
     request = {key: value for key, value in body.items() if key not in OURS}
     for attempt in range(TRIES):
-        chosen = _route(keeper.routes, pick, session)
+        chosen = _route(keeper, pick, session)
         live = await keeper.live(chosen)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 pinned = await stack.enter_async_context(live.turn(chosen.label if chosen.adapted else None, session))
                 sent_s = time.monotonic()
-                sent = live.client.stream("POST", path, json={**request, **pinned, "reasoning_format": "none"})
+                # Escaped: a lone surrogate, which JSON can say, has no UTF-8.
+                content = json.dumps({**request, **pinned, "reasoning_format": "none"}).encode()
+                sent = live.client.stream("POST", path, content=content, headers={"Content-Type": "application/json"})
                 response = await stack.enter_async_context(sent)
+                if response.status_code != 200:
+                    raise _refusal(response.status_code, await response.aread())
             except (Retired, httpx2.TransportError) as error:
                 if attempt == TRIES - 1:
                     raise Broken(f"the model server is lost: {type(error).__name__}") from None
+                if not isinstance(error, Retired):
+                    await _until_dead(live)
                 continue
-            if response.status_code != 200:
-                raise Refused(*await _refusal(response))
             yield Upstream(chosen, response, sent_s)
             return
 
 
-def _route(routes: Routes, pick: str, session: str) -> Route:
-    if not routes.bases:
-        raise MachineNotFit("no model is loaded yet", hint="try again in a few seconds")
+def _route(keeper: Keeper, pick: str, session: str) -> Route:
+    """Raises MachineNotFit for a model that is wanted and not loaded, UsageError for one that is not served at all."""
+    routes = keeper.routes
+    wanted = {label for deployment in keeper.wanted.deployments for label in deployment.labels}
+    wanted |= keeper.wanted.champions.keys()
+    loaded = routes.labels.keys() | routes.champions.keys()
+    if not routes.bases or pick.partition("@champion")[0] in wanted - loaded:
+        why = "; ".join(keeper.problems)
+        raise MachineNotFit(
+            f"{pick or 'the model'} is not loaded{why and ': '}{why}", hint="try again in a few seconds"
+        )
     return route(routes, pick, session)
 
 
-async def _refusal(response: httpx2.Response) -> tuple[int, dict[str, Any]]:
-    raw = await response.aread()
+async def _until_dead(live: Live) -> None:
+    for _ in range(round(DEATH_SEEN_S / _POLL_S)):
+        if live.dead or live.retired:
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _refusal(status: int, raw: bytes) -> HivetuneError:
+    """Refused for what is wrong with the request, Broken for what is wrong with the server: that counts against it."""
     try:
         found = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = {}
     message = _message(found) or raw[:500].decode(errors="replace") or "refused"
-    status = response.status_code if 400 <= response.status_code < 500 else 502
-    return status, {"message": message}
+    if status in _THE_CLIENTS:
+        return Refused(status, {"message": message})
+    return Broken(f"the model server failed ({status}): {message}")
+
+
+def _checked(document: Any, part: str) -> dict[str, Any]:
+    """An answer whose choices are what everything behind this relies on. `part`: `message`, or `delta` in a stream."""
+    choices = document.get("choices", []) if isinstance(document, dict) else None
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise Broken("the model server's answer is not one of the OpenAI API")
+    for choice in choices:
+        said = choice.get(part)
+        text = said.get("content") if isinstance(said, dict) else None
+        if not isinstance(said, dict | None) or not isinstance(text, str | None):
+            raise Broken("the model server's answer is not one of the OpenAI API")
+        if not isinstance(choice.get("text"), str | None):
+            raise Broken("the model server's answer is not one of the OpenAI API")
+    if not isinstance(document.get("usage"), dict | None):
+        raise Broken("the model server's answer is not one of the OpenAI API")
+    found: dict[str, Any] = document
+    return found
 
 
 def _message(document: Any) -> str:

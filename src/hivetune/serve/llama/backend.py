@@ -18,6 +18,7 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -134,39 +135,34 @@ class Backend:
     ) -> Answer:
         """One answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one included.
         `adapter`: with this one alone, by its number, instead of the scales that the server was started with."""
-        request = self._chat_request(messages, max_tokens, temperature)
-        if adapter is not None:
-            request["lora"] = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in self.lora]
+        request = self._chat_request(messages, max_tokens, temperature, adapter)
         if logprobs:
             request |= {"logprobs": True, "top_logprobs": 1}
         if tools:
             request["tools"] = list(tools)
         started = time.monotonic()
         document = self.request("/v1/chat/completions", request)
-        choice, usage = document["choices"][0], document["usage"]
-        found = ((choice.get("logprobs") or {}).get("content")) or []
-        return Answer(
-            text=choice["message"].get("content") or "",
-            ended=choice["finish_reason"] != "length",
-            prompt_tokens=usage["prompt_tokens"],
-            new_tokens=usage["completion_tokens"],
-            seconds=time.monotonic() - started,
-            logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in found),
-        )
+        return _answer(document, time.monotonic() - started)
 
-    def stream(self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0) -> Iterator[str]:
+    def stream(
+        self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0, adapter: int | None = None
+    ) -> Iterator[str]:
         """The answer piece by piece, with the slot's prompt cache: it is emptied when the scales change."""
-        request = {**self._chat_request(messages, max_tokens, temperature), "stream": True, "cache_prompt": True}
+        request = self._chat_request(messages, max_tokens, temperature, adapter)
+        request |= {"stream": True, "cache_prompt": True}
         connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
         with contextlib.closing(connection):
             response = self._response(connection, "/v1/chat/completions")
-            for line in response:
-                kind, _, data = line.strip().partition(b": ")
-                if kind == b"error":
-                    raise HivetuneError(f"the server failed: {data.decode(errors='replace')}")
-                if kind == b"data" and data != b"[DONE]":
-                    for choice in json.loads(data).get("choices", []):
-                        yield choice["delta"].get("content") or ""
+            with _explained():
+                for line in response:
+                    kind, _, data = line.strip().partition(b": ")
+                    if kind == b"error":
+                        raise HivetuneError(f"the server failed: {data.decode(errors='replace')}")
+                    if kind == b"data" and data == b"[DONE]":
+                        return
+                    if kind == b"data":
+                        yield _piece(json.loads(data))
+        raise HivetuneError("the llama.cpp server ended in the middle of an answer")
 
     def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> TimedAnswer:
         """One greedy answer with the time of its first token. Raises Unanswered when the server is lost."""
@@ -200,8 +196,12 @@ class Backend:
     ) -> dict[str, Any]:
         """One JSON exchange. Raises UsageError for what the server refuses, HivetuneError when it is gone."""
         with contextlib.closing(self._open(path, body, timeout_s)) as connection:
-            found: dict[str, Any] = json.loads(self._response(connection, path).read())
-            return found
+            response = self._response(connection, path)
+            with _explained():
+                found = json.loads(response.read())
+                if not isinstance(found, dict):
+                    raise TypeError(f"a JSON {type(found).__name__}")
+                return found
 
     def stop(self) -> None:
         """End the server and wait for it. Calling it twice is fine."""
@@ -214,7 +214,14 @@ class Backend:
             self.process.kill()
             self.process.wait()
 
-    def _chat_request(self, messages: ApiMessages, max_tokens: int, temperature: float) -> dict[str, Any]:
+    def kill(self) -> None:
+        """SIGKILL to the server and all that it started: for one that hangs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _chat_request(
+        self, messages: ApiMessages, max_tokens: int, temperature: float, adapter: int | None = None
+    ) -> dict[str, Any]:
         request: dict[str, Any] = {
             "messages": list(messages),
             "max_tokens": max_tokens,
@@ -223,7 +230,10 @@ class Backend:
             "reasoning_format": "none",  # thoughts stay in the text, as they were trained
         }
         # Naming every adapter on every request is what keeps two of them apart (finding in the module's first lines).
-        return {**request, "lora": self.lora} if self.lora else request
+        scales = self.lora
+        if adapter is not None:
+            scales = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in self.lora]
+        return {**request, "lora": scales} if scales else request
 
     def _open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> http.client.HTTPConnection:
         connection = SocketConnection(self.socket_path, timeout_s)
@@ -256,6 +266,38 @@ def _peak_memory_bytes(process: psutil.Process) -> int:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         return int(process.memory_info().rss)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """What a server that dies or is no llama.cpp answers with, as a HivetuneError."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise HivetuneError(f"the llama.cpp server's answer broke off: {error or type(error).__name__}") from None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise HivetuneError(f"the llama.cpp server's answer can't be understood: {what}") from None
+
+
+def _answer(document: Mapping[str, Any], seconds: float) -> Answer:
+    with _explained():
+        choice, usage = document["choices"][0], document["usage"]
+        found = ((choice.get("logprobs") or {}).get("content")) or []
+        return Answer(
+            text=choice["message"].get("content") or "",
+            ended=choice["finish_reason"] != "length",
+            prompt_tokens=usage["prompt_tokens"],
+            new_tokens=usage["completion_tokens"],
+            seconds=seconds,
+            logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in found),
+        )
+
+
+def _piece(event: Mapping[str, Any]) -> str:
+    if "error" in event:
+        raise HivetuneError(f"the server failed: {event['error']}")
+    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
 
 
 def _error_text(text: str) -> str:
@@ -298,8 +340,9 @@ def _start(
     backend = Backend(process, socket_path, token, [scale for _, scale in settings.adapters])
     try:
         assert process.stdin is not None
-        process.stdin.write(json.dumps(document).encode() + b"\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it died at once: its log tells why
+            process.stdin.write(json.dumps(document).encode() + b"\n")
+            process.stdin.flush()
         _wait_until_ready(process, reader, log, timeout_s)
         backend.request("/health", timeout_s=timeout_s)
     except BaseException:

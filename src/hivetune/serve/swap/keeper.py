@@ -6,6 +6,8 @@ change of routes alone and takes effect at once.
 """
 
 import asyncio
+import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,9 @@ DRAIN_S = 60.0
 KEEP_S = 600.0  # a replaced backend is kept this long for an instant return, where memory allows
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
 READY_TIMEOUT_S = 120.0
+# A server that computes still answers /health, from another thread; one that is stopped or stuck does not.
+LOOK_AT_HEALTH_S = 5.0
+HUNG_S = 30.0
 
 # Starts a backend and returns it warm and checked; raises HivetuneError. Runs in a thread.
 Start = Callable[[Deployment], Live]
@@ -36,6 +41,14 @@ class _Retry:
 
 
 @dataclass
+class _Starting:
+    """A deployment that a thread is starting."""
+
+    deployment: Deployment
+    live: "asyncio.Future[Live]"
+
+
+@dataclass
 class Keeper:
     """The backends of a gateway and the routes to them. All methods but `Start` and `Read` run in one event loop."""
 
@@ -43,36 +56,54 @@ class Keeper:
     start: Start
     canary: float = 0.0
     keep_old: Callable[[], bool] = lambda: True
+    hung_s: float = HUNG_S
     lives: dict[str, Live] = field(default_factory=dict)
     routes: Routes = field(default_factory=Routes)
     wanted: Wanted = field(default_factory=Wanted)
     swaps: int = 0
     restarts: int = 0
+    unread: str = ""
     _old: list[tuple[Live, float]] = field(default_factory=list)
+    _lost: dict[str, Deployment] = field(default_factory=dict)  # died, and is started again: requests wait for it
+    _starting: dict[str, _Starting] = field(default_factory=dict)
     _retries: dict[Deployment, _Retry] = field(default_factory=dict)
+    _closing: "set[asyncio.Task[None]]" = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Look, mend, and look again, until cancelled; then every backend is ended."""
+        watching = asyncio.create_task(self._watch_health())
         try:
             while True:
                 await self.look()
                 await asyncio.sleep(_POLL_S)
         finally:
-            for live in [*self.lives.values(), *(live for live, _ in self._old)]:
-                await live.close()
+            watching.cancel()
+            for starting in self._starting.values():
+                starting.live.cancel()
+            lives = [*self.lives.values(), *(live for live, _ in self._old)]
+            await asyncio.gather(*(live.close() for live in lives), *self._closing)
 
     async def look(self) -> None:
-        """One comparison of what is wanted with what runs, and the work that follows from it."""
-        self.wanted = await asyncio.to_thread(self.read)
+        """One comparison of what is wanted with what runs, and the work that follows from it. It waits for no start: a
+        rollback during a slow one takes effect at once. A registry that can't be read leaves things as they are."""
+        try:
+            self.wanted, self.unread = await asyncio.to_thread(self.read), ""
+        except (HivetuneError, sqlite3.Error, OSError) as error:
+            self.unread = f"the registry can't be read: {error}"
         self._set_routes()
         for deployment in self.wanted.deployments:
-            await self._mend(deployment)
+            self._mend(deployment)
         models = {deployment.model for deployment in self.wanted.deployments}
         for model in [model for model in self.lives if model not in models]:
             self._put_aside(self.lives.pop(model))
+        self._lost = {model: lost for model, lost in self._lost.items() if model in models}
+        for model in [model for model, one in self._starting.items() if model not in models and one.live.done()]:
+            unwanted = self._starting.pop(model).live
+            if unwanted.exception() is None:
+                self._put_aside(unwanted.result())
         self._set_routes()
-        await self._end_old()
+        self._end_old()
 
     async def live(self, route: Route) -> Live:
         """The backend of a route. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`."""
@@ -82,7 +113,7 @@ class Keeper:
             if live is not None and not live.retired and not live.dead:
                 return live
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or (live is None and route.model not in self._lost):
                 raise MachineNotFit("the model is not loaded", hint="; ".join(self.problems) or "try again later")
             self._changed.clear()
             try:
@@ -93,42 +124,61 @@ class Keeper:
     @property
     def problems(self) -> list[str]:
         """What is wanted and can't be served, in words."""
-        return [*self.wanted.problems, *(retry.why for retry in self._retries.values())]
+        unread = [self.unread] if self.unread else []
+        return [*unread, *self.wanted.problems, *(retry.why for retry in self._retries.values())]
 
     @property
     def ready(self) -> bool:
-        return bool(self.lives) and all(not live.dead for live in self.lives.values())
+        """Whether every wanted model answers."""
+        models = [deployment.model for deployment in self.wanted.deployments]
+        return bool(models) and all(model in self.lives and not self.lives[model].dead for model in models)
 
-    async def _mend(self, deployment: Deployment) -> None:
+    def _mend(self, deployment: Deployment) -> None:
         live = self.lives.get(deployment.model)
         if live is not None and live.dead:
             live.retire()
             self.restarts += 1
             self._old.append((live, 0.0))
+            self._lost[deployment.model] = live.deployment
             del self.lives[deployment.model]
-            live = None
-        if live is not None and live.deployment == deployment:
+        self._take_started(deployment)
+        live = self.lives.get(deployment.model)
+        if deployment.model in self._starting or (live is not None and live.deployment == deployment):
             return
         kept = next((old for old, _ in self._old if old.deployment == deployment and not old.dead), None)
-        if kept is not None and kept.retired and not kept.turns.num_running:
+        if kept is not None:
             self._old = [(old, until) for old, until in self._old if old is not kept]
-            self._switch(Live(deployment, kept.backend, kept.slots, kept.end))
+            kept.restore()
+            self._switch(kept)
             return
         retry = self._retries.get(deployment)
-        if retry is not None and time.monotonic() < retry.at_s:
+        if retry is None or time.monotonic() >= retry.at_s:
+            self._starting[deployment.model] = _Starting(deployment, _in_thread(self.start, deployment))
+
+    def _take_started(self, deployment: Deployment) -> None:
+        """Switch to the backend that was started for this model, if it is ready and still wanted."""
+        starting = self._starting.get(deployment.model)
+        if starting is None or not starting.live.done():
             return
+        del self._starting[deployment.model]
         try:
-            green = await asyncio.to_thread(self.start, deployment)
-        except HivetuneError as error:
+            green = starting.live.result()
+        except (HivetuneError, OSError) as error:
+            retry = self._retries.get(starting.deployment)
             wait_s = FIRST_RETRY_S if retry is None else min(2 * retry.wait_s, LONGEST_RETRY_S)
-            self._retries[deployment] = _Retry(time.monotonic() + wait_s, wait_s, error.message)
+            self._lost.pop(deployment.model, None)
+            self._retries[starting.deployment] = _Retry(time.monotonic() + wait_s, wait_s, str(error))
             return
-        self._retries = {}
-        self._switch(green)
+        self._retries = {known: retry for known, retry in self._retries.items() if known.model != deployment.model}
+        if starting.deployment == deployment:
+            self._switch(green)
+        else:
+            self._put_aside(green)  # what is wanted changed meanwhile
 
     def _switch(self, green: Live) -> None:
         blue = self.lives.get(green.deployment.model)
         self.lives[green.deployment.model] = green
+        self._lost.pop(green.deployment.model, None)
         self._set_routes()
         if blue is not None:
             self.swaps += 1
@@ -136,23 +186,36 @@ class Keeper:
         self._changed.set()
 
     def _put_aside(self, live: Live) -> None:
+        """Keep it for a return, where memory allows; of each model the last one only."""
         live.retire()
-        self._old.append((live, time.monotonic() + (KEEP_S if self.keep_old() else 0.0)))
+        now = time.monotonic()
+        same = live.deployment.model
+        self._old = [(old, min(until, now) if old.deployment.model == same else until) for old, until in self._old]
+        self._old.append((live, now + (KEEP_S if self.keep_old() else 0.0)))
 
-    async def _end_old(self) -> None:
+    def _end_old(self) -> None:
         """End what was replaced: when its time is over and its last answer, but no later than `DRAIN_S` after that."""
         now, left = time.monotonic(), []
         for live, until_s in self._old:
             over = live.dead or (now >= until_s and not live.turns.num_running) or now >= until_s + DRAIN_S
             if over:
-                await live.close()
+                closing = asyncio.create_task(live.close())  # up to ten seconds for one that hangs
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
             else:
                 left.append((live, until_s))
         self._old = left
 
+    async def _watch_health(self) -> None:
+        """Kill a backend that has not answered /health for `hung_s`; the next look starts another one."""
+        while True:
+            await asyncio.sleep(min(LOOK_AT_HEALTH_S, self.hung_s / 4))
+            await asyncio.gather(*(live.look_at_health(self.hung_s) for live in list(self.lives.values())))
+
     def _set_routes(self) -> None:
         """Routes to what is loaded. A champion that is still loading is answered for by the one before it."""
-        labels = {label: model for model, live in self.lives.items() for label in live.deployment.labels}
+        loaded = self._lost | {model: live.deployment for model, live in self.lives.items()}
+        labels = {label: model for model, deployment in loaded.items() for label in deployment.labels}
         champions = {}
         for name, label in self.wanted.champions.items():
             known = label if label in labels else self.routes.champions.get(name)
@@ -160,9 +223,40 @@ class Keeper:
                 champions[name] = known
         self.routes = replace(
             self.routes,
-            bases=tuple(sorted(self.lives)),
+            bases=tuple(sorted(loaded)),
             labels=labels,
             champions=champions,
             candidates={name: label for name, label in self.wanted.candidates.items() if label in labels},
             canary=self.canary,
         )
+
+
+def _in_thread(start: Start, deployment: Deployment) -> "asyncio.Future[Live]":
+    """`start` in a thread that does not outlive the process: a model that loads for minutes must not hold up its end.
+    What comes when nobody waits for it any more is ended."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Live] = loop.create_future()
+
+    def deliver(live: Live | None, error: Exception | None) -> None:
+        if future.cancelled():
+            if live is not None:
+                live.end()
+        elif live is not None:
+            future.set_result(live)
+        elif error is not None:
+            future.set_exception(error)
+
+    def run() -> None:
+        live, problem = None, None
+        try:
+            live = start(deployment)
+        except Exception as error:  # noqa: BLE001 (it is raised again where the result is asked for)
+            problem = error
+        try:
+            loop.call_soon_threadsafe(deliver, live, problem)
+        except RuntimeError:  # the loop is closed: the gateway has ended
+            if live is not None:
+                live.end()
+
+    threading.Thread(target=run, name="start", daemon=True).start()
+    return future

@@ -32,6 +32,7 @@ class Live:
     slots: int
     end: Callable[[], None]
     retired: bool = False
+    silent_since: float | None = None
     turns: Turns = field(init=False)
     client: httpx2.AsyncClient = field(init=False)
     _starts: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
@@ -64,6 +65,8 @@ class Live:
         try:
             self._start()
             await start
+            if self.client.is_closed:
+                raise Retired
             yield {"id_slot": ticket.slot, "lora": self._scales(label), "cache_prompt": True}
         finally:
             self._starts.pop(ticket, None)
@@ -76,6 +79,23 @@ class Live:
         for start in self._starts.values():
             if not start.done():
                 start.set_exception(Retired())
+
+    def restore(self) -> None:
+        """Take requests again: what was replaced is wanted again. What still runs in it goes on."""
+        self.retired = False
+        self.silent_since = None
+
+    async def look_at_health(self, hung_s: float) -> None:
+        """Kill the process when it has not answered for `hung_s`."""
+        asked = time.monotonic()
+        try:
+            await self.client.get("/health", timeout=httpx2.Timeout(hung_s / 3))
+        except httpx2.TransportError:
+            self.silent_since = asked if self.silent_since is None else self.silent_since
+            if time.monotonic() - self.silent_since >= hung_s and not self.dead:
+                self.backend.kill()
+        else:
+            self.silent_since = None
 
     async def close(self) -> None:
         """End the process. Requests that still run break off."""

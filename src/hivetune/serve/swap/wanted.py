@@ -50,12 +50,39 @@ class Wanted:
     problems: tuple[str, ...] = ()
 
 
-def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
+class Checks:
+    """Whether a release's files are as they were registered; hashed again only when one of them changed. The gateway
+    asks four times a second, and adapters are large."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[list[tuple[str, int, int]], HivetuneError | None]] = {}
+
+    def check(self, release: Release) -> None:
+        """Raises what `release.check` raises."""
+        seen = [
+            (str(path), status.st_size, status.st_mtime_ns)
+            for path in sorted(release.folder.rglob("*"))
+            for status in [path.stat()]
+        ]
+        known = self._known.get(release.label)
+        if known is None or known[0] != seen:
+            problem = None
+            try:
+                release.check()
+            except HivetuneError as error:
+                problem = error
+            known = self._known[release.label] = (seen, problem)
+        if known[1] is not None:
+            raise known[1]
+
+
+def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Checks | None = None) -> Wanted:
     """What the registry says should be served, of `names` or of every name with a champion.
 
     A release that is damaged or has no GGUF adapter is left out and named in `problems`; a champion that can't be
     served is replaced by the previous one. Raises UsageError for a name that is not registered or has no champion.
     """
+    checks = checks or Checks()
     for name in names:
         find(database, name)
     served: dict[tuple[str, str], list[Served]] = {}
@@ -67,7 +94,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
         usable: list[Release] = []
         for release in sorted(known, key=lambda r: (r.version != version, not r.aliases, -r.version))[:MOST_RELEASES]:
             try:
-                loadable = _load(release)
+                loadable = load_release(release, checks)
             except HivetuneError as error:
                 problems.append(error.message)
                 continue
@@ -87,8 +114,9 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
     return Wanted(deployments, champions, candidates, tuple(problems))
 
 
-def _load(release: Release) -> Served:
-    release.check()
+def load_release(release: Release, checks: Checks | None = None) -> Served:
+    """Its adapter as a GGUF file. Raises HivetuneError when it is damaged, UsageError when it has none."""
+    (checks or Checks()).check(release)
     files = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
     if not files:
         raise UsageError(

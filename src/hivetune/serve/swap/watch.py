@@ -10,7 +10,7 @@ import os
 import sqlite3
 import statistics
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
 WORDS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
 SLOW_FACTOR = 2.0
 KEPT_SPEEDS = 500
+KEPT_COMPLAINTS = 10_000
 FEWEST_TOKENS = 8  # of shorter answers the prompt's time says more than the tokens'
 
 
@@ -51,6 +52,7 @@ class Watch:
     _champions: dict[str, str] = field(default_factory=dict)
     _before: dict[str, str] = field(default_factory=dict)
     _alarms: dict[str, dict[str, Alarm]] = field(default_factory=dict)
+    _complained: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _speeds: dict[str, deque[float]] = field(default_factory=dict)
 
     def load(self) -> None:
@@ -100,8 +102,14 @@ class Watch:
             self._speeds.setdefault(label, deque(maxlen=KEPT_SPEEDS)).append(speed)
         self._add(label, errors=error, slow=slow, complaints=False)
 
-    def complained(self, label: str) -> None:
-        """A thumb down. The answer itself was counted as no complaint when it ended; this one more is."""
+    def complained(self, label: str, answer: str) -> None:
+        """A thumb down for `answer`, counted once however often it is sent. The answer itself was counted as no
+        complaint when it ended; this one more is."""
+        if answer in self._complained:
+            return
+        self._complained[answer] = None
+        if len(self._complained) > KEPT_COMPLAINTS:
+            self._complained.popitem(last=False)
         self.tallies.setdefault(label, ReleaseCounts()).complaints += 1
         self._add(label, complaints=True)
 

@@ -2,20 +2,23 @@
 "use strict";
 
 const element = (id) => document.getElementById(id);
-const session = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-let messages = [];
-let running = null;
+const newSession = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+let talk = { session: newSession(), messages: [], running: null };
+let captured = false; // whether the gateway keeps answers, so that feedback has something to join
 
 async function start() {
   const answer = await fetch("/v1/models");
   const known = answer.status !== 401;
   element("login").hidden = known;
-  element("ask").hidden = !known;
+  element("ask").hidden = element("new").hidden = element("pick").hidden = !known;
   if (!known) { element("token").focus(); return; }
   const models = (await answer.json()).data.map((model) => model.id);
   element("model").replaceChildren(...models.map((id) => new Option(id, id)));
   element("model").disabled = models.length === 0;
-  say(models.length ? "" : "No model is loaded yet.");
+  const health = await (await fetch("/health")).json();
+  captured = Boolean(health.capture);
+  say(models.length ? "" : ["No model is loaded yet.", ...(health.problems || [])].join(" "), models.length === 0);
   element("text").focus();
 }
 
@@ -29,6 +32,7 @@ function addTurn(role, text) {
   turn.className = `turn ${role}`;
   turn.setAttribute("aria-label", role === "user" ? "You" : "Model");
   const body = document.createElement("pre");
+  body.dir = "auto";
   body.textContent = text;
   turn.append(body);
   element("log").append(turn);
@@ -36,21 +40,27 @@ function addTurn(role, text) {
   return turn;
 }
 
+function show(running) {
+  element("stop").hidden = !running;
+  element("send").hidden = running;
+  element("log").setAttribute("aria-busy", String(running));
+}
+
 async function ask(text) {
-  messages.push({ role: "user", content: text });
-  addTurn("user", text);
+  const mine = talk; // "New chat" may come while this is answered
+  const question = { role: "user", content: text };
+  const asked = addTurn("user", text);
   const turn = addTurn("assistant", "");
-  running = new AbortController();
-  element("stop").hidden = false;
-  element("send").disabled = true;
+  mine.running = new AbortController();
+  show(true);
   say("");
-  let answer = "", id = null, release = "";
+  let answer = "", id = null, release = "", whole = false;
   try {
     const response = await fetch("/v1/chat/completions", {
       method: "POST",
-      headers: { "Content-Type": "application/json", "X-Session-Id": session },
-      body: JSON.stringify({ model: element("model").value, messages, stream: true }),
-      signal: running.signal,
+      headers: { "Content-Type": "application/json", "X-Session-Id": mine.session },
+      body: JSON.stringify({ model: element("model").value, messages: [...mine.messages, question], stream: true }),
+      signal: mine.running.signal,
     });
     if (!response.ok) throw new Error((await response.json()).error.message);
     release = response.headers.get("X-Hivetune-Release");
@@ -61,15 +71,21 @@ async function ask(text) {
       turn.firstChild.textContent = answer;
       turn.scrollIntoView({ block: "end" });
     }
+    whole = true;
   } catch (error) {
-    if (error.name === "AbortError") say("Stopped.");
-    else say(error.message, true);
+    if (mine === talk) say(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
   }
-  running = null;
-  element("stop").hidden = true;
-  element("send").disabled = false;
-  messages.push({ role: "assistant", content: answer });
-  addMeta(turn, release, id);
+  mine.running = null;
+  if (mine !== talk) return;
+  show(false);
+  if (whole || answer) {
+    mine.messages.push(question, { role: "assistant", content: answer });
+    addMeta(turn, release, whole && captured ? id : null);
+  } else { // nothing was said: the question goes back to where it can be sent again
+    asked.remove();
+    turn.remove();
+    element("text").value ||= text;
+  }
   element("text").focus();
 }
 
@@ -78,7 +94,7 @@ async function* events(body) {
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) return;
+    if (done) throw new Error("The connection was lost in the middle of the answer.");
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
@@ -106,15 +122,21 @@ function addMeta(turn, release, id) {
     }
   }
   turn.append(meta);
+  turn.scrollIntoView({ block: "end" });
 }
 
 async function rate(id, rating, meta, button) {
-  const response = await fetch("/v1/feedback", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ id, rating }),
-  });
-  if (!response.ok) { say((await response.json()).error.message, true); return; }
+  try {
+    const response = await fetch("/v1/feedback", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ id, rating }),
+    });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+  } catch (error) {
+    say(error.message, true);
+    return;
+  }
   for (const other of meta.querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button));
   say("Thank you: the feedback is kept beside the answer.");
 }
@@ -123,7 +145,7 @@ element("login").addEventListener("submit", async (event) => {
   event.preventDefault();
   const response = await fetch("/login", {
     method: "POST",
-    headers: { Authorization: `Bearer ${element("token").value}` },
+    headers: { Authorization: `Bearer ${encodeURIComponent(element("token").value.trim())}` },
   });
   element("token").value = "";
   if (response.ok) start();
@@ -132,7 +154,7 @@ element("login").addEventListener("submit", async (event) => {
 element("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = element("text").value.trim();
-  if (!text || running) return;
+  if (!text || talk.running) return;
   element("text").value = "";
   ask(text);
 });
@@ -142,12 +164,13 @@ element("text").addEventListener("keydown", (event) => {
     element("ask").requestSubmit();
   }
 });
-element("stop").addEventListener("click", () => running && running.abort());
+element("stop").addEventListener("click", () => talk.running && talk.running.abort());
 element("new").addEventListener("click", () => {
-  if (running) running.abort();
-  messages = [];
+  if (talk.running) talk.running.abort();
+  talk = { session: newSession(), messages: [], running: null };
+  show(false);
   element("log").replaceChildren();
   say("");
   element("text").focus();
 });
-start();
+start().catch((error) => say(error.message, true));

@@ -1,0 +1,85 @@
+"""`chat` with releases, as a person in a terminal and a program at a pipe meet it."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve.hive import add_release, stored
+
+pytestmark = pytest.mark.slow
+SMALL = ("--quant", "q8_0", "--threads", "1", "--max-tokens", "3")
+
+
+def call(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "hivetune", "chat", *arguments, *SMALL]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_releases_side_by_side_and_what_they_said_in_the_store(own_home: Path, tmp_path: Path) -> None:
+    first = add_release(tmp_path, "helpdesk", 1, champion=True)
+    second = add_release(tmp_path, "helpdesk", 2)
+    code, out, err = call("helpdesk", "--beside", second, "--prompt", "hello", "--json")
+    assert code == 0, err
+    two: Any = json.loads(out)["answers"]
+    assert [answer["label"] for answer in two] == [first, second] and two[0]["answer"] != two[1]["answer"]
+    code, out, _ = call("helpdesk", "--beside", "base", "--prompt", "hello", "--json")
+    beside_base = json.loads(out)["answers"]
+    assert beside_base[0]["answer"] == two[0]["answer"] and beside_base[1]["label"] == "base"
+    assert beside_base[1]["answer"] not in (two[0]["answer"], two[1]["answer"])
+    said = '"""\nhello\nyou\n"""\n+2\n/retry\n=\n/exit\n'
+    code, out, err = call("helpdesk", "--beside", second, "--blind", "--capture", stdin=said)
+    assert code == 0 and out.count("[1]\n") == 2 and first not in out
+    assert f"{first}: preferred 0 times" in err and "neither: 1 times" in err and "4 answers are in the store" in err
+    rows = [(source, json.loads(row)) for _, source, row in stored()]
+    assert {source for source, _ in rows} == {f"gateway:{first}", f"gateway:{second}"}
+    assert rows[0][1]["messages"][0] == {"role": "user", "content": "hello\nyou"}
+    assert sorted(row["feedback"] for _, row in rows if "feedback" in row) == [1]
+    for arguments, words in (
+        (("helpdesk", "--beside", first, "--prompt", "x"), "are the same"),
+        (("helpdesk@9", "--prompt", "x"), "no such release"),
+        (("helpdesk", "--blind"), "--blind is for"),
+    ):
+        code, _, err = call(*arguments)
+        assert code == 2 and words in err and "Traceback" not in err, err
+
+
+def test_in_a_terminal_ctrl_c_ends_the_answer_and_not_the_chat(own_home: Path, tmp_path: Path) -> None:
+    add_release(tmp_path, "helpdesk", 1, champion=True)
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "hivetune", "chat", "helpdesk", *SMALL[:4], "--max-tokens", "100000"]
+    environment = {**os.environ, "TERM": "dumb"}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment, close_fds=True)
+    os.close(slave)
+
+    def read_until(text: str) -> str:
+        found, deadline = "", time.monotonic() + 60
+        while text not in found:
+            assert time.monotonic() < deadline, found
+            if select.select([master], [], [], 1)[0]:
+                found += os.read(master, 65536).decode(errors="replace")
+        return found
+
+    try:
+        assert "+ or - after an answer" in read_until("> ")
+        process.send_signal(signal.SIGINT)  # at the prompt: what was typed is taken back
+        read_until("> ")
+        os.write(master, b"hello\n")
+        read_until("hello\r\n")
+        os.read(master, 1)  # the answer has begun
+        process.send_signal(signal.SIGINT)
+        read_until("> ")
+        os.write(master, b"/exit\n")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)

@@ -1,0 +1,210 @@
+"""The keeper's loop, with backends that are objects: what it starts, switches to, keeps, ends, and survives."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.serve.swap.keeper import Keeper
+from hivetune.serve.swap.live import Live
+from hivetune.serve.swap.router import Route
+from hivetune.serve.swap.wanted import Deployment, Served, Wanted
+
+
+class FakeProcess:
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+class FakeBackend:
+    """`answers`: whether /health is answered."""
+
+    def __init__(self) -> None:
+        self.process = FakeProcess()
+        self.socket_path = Path("/nowhere")
+        self.token = ""
+
+    def kill(self) -> None:
+        self.process.code = -9
+
+
+def deployment(*versions: int, model: str = "m") -> Deployment:
+    return Deployment(model, "0" * 64, tuple(Served(f"a@{version}", Path("x")) for version in versions))
+
+
+def wants(champion: int, *versions: int) -> Wanted:
+    return Wanted((deployment(*versions),), {"a": f"a@{champion}"})
+
+
+class Stage:
+    """A keeper, what the registry says, and what was started and ended."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now: Wanted | Exception = Wanted()
+        self.started: list[Deployment] = []
+        self.ended: list[Deployment] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failing = ""
+        self.keeper = Keeper(self.read, self.start, **settings)
+
+    def read(self) -> Wanted:
+        if isinstance(self.now, Exception):
+            raise self.now
+        return self.now
+
+    def start(self, wanted: Deployment) -> Live:
+        self.started.append(wanted)
+        self.gate.wait(10)
+        if self.failing:
+            raise HivetuneError(self.failing)
+        return Live(wanted, FakeBackend(), 1, lambda: self.ended.append(wanted))  # type: ignore[arg-type]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        for _ in range(500):
+            await self.keeper.look()
+            if holds():
+                return
+            await asyncio.sleep(0.002)
+        raise AssertionError("it did not come about")
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scene, 20))
+
+
+def test_a_return_during_a_slow_start_takes_effect_at_once() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        keeper = stage.keeper
+        stage.now = wants(1, 1, 2)
+        await stage.until(lambda: keeper.ready)
+        stage.gate.clear()
+        stage.now = wants(3, 1, 2, 3)
+        await stage.until(lambda: len(stage.started) == 2)
+        assert keeper.routes.champions == {"a": "a@1"}  # answered for by the one before
+        stage.now = wants(2, 1, 2)
+        await keeper.look()
+        assert keeper.routes.champions == {"a": "a@2"}
+        stage.gate.set()  # what was started is not wanted any more: it takes no request
+        for _ in range(20):
+            await keeper.look()
+            await asyncio.sleep(0.002)
+        assert keeper.lives["m"].deployment == deployment(1, 2) and keeper.swaps == 0
+
+    play(scene())
+
+
+def test_what_was_replaced_comes_back_at_once_while_it_still_answers() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        keeper = stage.keeper
+        stage.now = wants(1, 1)
+        await stage.until(lambda: keeper.ready)
+        blue = keeper.lives["m"]
+        async with blue.turn("a@1", "s"):
+            stage.now = wants(2, 2)
+            await stage.until(lambda: keeper.routes.champions == {"a": "a@2"})
+            stage.now = wants(1, 1)
+            await keeper.look()
+            assert keeper.lives["m"] is blue and not blue.retired and len(stage.started) == 2
+            assert blue.turns.num_running == 1  # its one slot is still taken
+        async with blue.turn("a@1", "s"):
+            pass
+
+    play(scene())
+
+
+def test_only_the_last_one_replaced_is_kept() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        for version in (1, 2, 3, 4):
+            stage.now = wants(version, version)
+            await stage.until(lambda version=version: stage.keeper.routes.champions == {"a": f"a@{version}"})
+        await stage.until(lambda: len(stage.ended) == 2)
+        assert stage.ended == [deployment(1), deployment(2)]
+
+    play(scene())
+
+
+def test_a_registry_that_cannot_be_read_changes_nothing_and_is_told() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        stage.now = wants(1, 1)
+        await stage.until(lambda: stage.keeper.ready)
+        stage.now = sqlite3.OperationalError("disk I/O error")
+        await stage.keeper.look()
+        assert stage.keeper.ready and stage.keeper.problems == ["the registry can't be read: disk I/O error"]
+        stage.now = wants(1, 1)
+        await stage.keeper.look()
+        assert stage.keeper.problems == []
+
+    play(scene())
+
+
+def test_what_does_not_start_is_told_and_tried_again_later() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        stage.now, stage.failing = wants(1, 1), "no tensors"
+        await stage.until(lambda: stage.keeper.problems == ["no tensors"])
+        for _ in range(20):
+            await stage.keeper.look()
+        assert len(stage.started) == 1 and not stage.keeper.ready
+        with pytest.raises(MachineNotFit, match="not loaded"):
+            await stage.keeper.live(Route("m", "a@1"))  # at once, not after two minutes
+
+    play(scene())
+
+
+def test_a_dead_backend_is_replaced_and_a_silent_one_is_killed() -> None:
+    async def scene() -> None:
+        stage = Stage(hung_s=0.05)
+        keeper = stage.keeper
+        stage.now = wants(1, 1)
+        await stage.until(lambda: keeper.ready)
+        first = keeper.lives["m"]
+
+        async def silent(request: httpx2.Request) -> httpx2.Response:
+            raise httpx2.ReadTimeout("silent")
+
+        first.client = httpx2.AsyncClient(transport=httpx2.MockTransport(silent), base_url="http://localhost")
+        await first.look_at_health(0.05)
+        assert not first.dead  # once is not enough
+        await asyncio.sleep(0.06)
+        await first.look_at_health(0.05)
+        assert first.dead
+        stage.gate.clear()
+        await stage.until(lambda: keeper.restarts == 1)
+        assert keeper.routes.champions == {"a": "a@1"}  # requests wait for the next one
+        waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
+        stage.gate.set()
+        await stage.until(lambda: keeper.ready)
+        assert await waiting is keeper.lives["m"] is not first
+
+    play(scene())
+
+
+def test_a_start_that_nobody_waits_for_any_more_is_ended() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        stage.gate.clear()
+        stage.now = wants(1, 1)
+        running = asyncio.create_task(stage.keeper.run())
+        while not stage.started:
+            await asyncio.sleep(0.002)
+        running.cancel()
+        await asyncio.wait({running})
+        stage.gate.set()
+        while not stage.ended:
+            await asyncio.sleep(0.002)
+
+    play(scene())
