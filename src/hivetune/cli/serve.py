@@ -30,6 +30,9 @@ def serve(  # noqa: PLR0913 (each is an option)
     slots: Annotated[int, typer.Option("--slots", min=1, max=64, help="Answers at once.")] = 4,
     context: Annotated[int, typer.Option("--context", min=256, help="Tokens of context of each slot.")] = 4096,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
+    card: Annotated[
+        str, typer.Option("--card", metavar="cuda:N", help="Offload to this card, on the CPU while a run trains on it.")
+    ] = "",
 ) -> None:
     """Serve champions, other releases and their base over the OpenAI API: one address, a token per client.
 
@@ -46,6 +49,7 @@ def serve(  # noqa: PLR0913 (each is an option)
         slots=slots,
         context_tokens=context,
         threads=threads,
+        card=card,
     )
     token = _first_token(settings)
     run_gateway(settings, lambda url: _tell(url, token))

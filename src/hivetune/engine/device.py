@@ -1,6 +1,7 @@
 """Where and in which precision a run computes: chosen once by measurement, then read from the run's choices."""
 
 import contextlib
+import functools
 import os
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hivetune.errors import MachineNotFit
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile
 from hivetune.plan.choose import auto_dtype
+from hivetune.process.lease import card_name, train_on
 from hivetune.run.choices import Choices, write_resolved
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -66,7 +68,16 @@ def start_with(choices: Choices) -> tuple[torch.device, torch.dtype]:
     if choices.device is None or choices.dtype is None or choices.threads is None:
         raise ValueError("device, dtype and threads must be settled first")
     torch.set_num_threads(choices.threads)
-    return torch.device(choices.device), DTYPES[choices.dtype]
+    device = torch.device(choices.device)
+    if device.type == "cuda":
+        _hold_card(card_name(int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index))
+    return device, DTYPES[choices.dtype]
+
+
+@functools.cache
+def _hold_card(card: str) -> int:
+    """The card's lease, until this process ends. Raises Busy when a server does not give it back."""
+    return train_on(card)
 
 
 def check_device(name: str) -> torch.device:

@@ -48,7 +48,8 @@ def test_it_answers_streams_and_ends(tiny: Path) -> None:
         assert 0 < answer.new_tokens <= 5 and answer.prompt_tokens > 0
         again = backend.complete(HELLO, max_tokens=5, logprobs=True)
         assert replace(again, seconds=0) == replace(answer, seconds=0)
-        assert "".join(backend.stream(HELLO, max_tokens=5)) == answer.text
+        # A stream holds back bytes that are no whole character; the whole answer shows them as U+FFFD.
+        assert "".join(backend.stream(HELLO, max_tokens=5)) == answer.text.partition("\ufffd")[0]
         pid = backend.process.pid
     assert backend.process.returncode == 0
     assert gone(pid)
@@ -143,10 +144,10 @@ def test_a_server_that_never_gets_ready_is_given_up(
 
 
 @pytest.mark.slow
-def test_a_file_that_is_cut_is_refused_with_llama_cpps_own_words(tiny: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_is_refused_before_it_is_loaded(tiny: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny.read_bytes()[:-50_000])
-    with pytest.raises(MachineNotFit, match="ended while loading"), open_backend(cut, SMALL):
+    with pytest.raises(UsageError, match="truncated"), open_backend(cut, SMALL):
         pass
 
 

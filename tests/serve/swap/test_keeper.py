@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,5 +207,29 @@ def test_a_start_that_nobody_waits_for_any_more_is_ended() -> None:
         stage.gate.set()
         while not stage.ended:
             await asyncio.sleep(0.002)
+
+    play(scene())
+
+
+def test_a_card_that_is_trained_on_is_given_back_after_the_last_answer_and_the_cpu_answers() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        keeper = stage.keeper
+
+        def on(device: str, taken: str = "") -> Wanted:
+            deployments = (replace(deployment(1), device=device),)
+            return Wanted(deployments, {"a": "a@1"}, taken=taken)
+
+        stage.now = on("cuda:7")
+        await stage.until(lambda: keeper.ready)
+        card = keeper.lives["m"]
+        async with card.turn("a@1", "s"):
+            stage.now = on("cpu", taken="cuda:7")
+            await stage.until(lambda: keeper.lives.get("m", card) is not card)
+            assert keeper.lives["m"].deployment.device == "cpu" and card.retired and stage.ended == []
+        await stage.until(lambda: len(stage.ended) == 1)  # at once, not after ten minutes
+        assert stage.ended[0].device == "cuda:7" and keeper.restarts == 0
+        stage.now = on("cuda:7")
+        await stage.until(lambda: keeper.lives["m"].deployment.device == "cuda:7")
 
     play(scene())

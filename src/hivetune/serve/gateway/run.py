@@ -4,9 +4,9 @@ import contextlib
 import errno
 import socket
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import psutil
@@ -15,7 +15,8 @@ from starlette.types import ASGIApp
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
-from hivetune.errors import Busy, UsageError
+from hivetune.errors import Busy, MachineNotFit, UsageError
+from hivetune.process.lease import training_on
 from hivetune.release.base import base_gguf
 from hivetune.release.registry import find, releases, rollback
 from hivetune.serve.gateway import page
@@ -52,6 +53,7 @@ class GatewaySettings:
     context_tokens: int = CONTEXT_TOKENS
     threads: int | None = None
     engine: Engine = "auto"
+    card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
 
 
 def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None] = lambda url: None) -> None:
@@ -67,7 +69,7 @@ def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None] = lam
         watch = Watch(_roll_back, open_database)
         watch.load()
         keeper = Keeper(
-            partial(_read, settings.names, watch, Checks()), partial(start_live, settings), settings.canary, _has_room
+            partial(_read, settings, watch, Checks()), partial(start_live, settings), settings.canary, _has_room
         )
         gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None)
         config = uvicorn.Config(
@@ -105,7 +107,13 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
         context_tokens=settings.context_tokens,
         threads=settings.threads,
         engine=settings.engine,
+        device=deployment.device,
     )
+    if deployment.device == "cpu" and base.stat().st_size > psutil.virtual_memory().available:
+        raise MachineNotFit(
+            f"{settings.card} is used for training, and {deployment.model} does not fit into the main memory meanwhile",
+            hint="it is served again when the run ends: hivetune runs",
+        )
     with contextlib.ExitStack() as stack:
         backend = stack.enter_context(open_backend(base, server))
         backend.complete([{"role": "user", "content": "Hello"}], max_tokens=1)
@@ -116,12 +124,22 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
         return Live(deployment, backend, settings.slots, stack.pop_all().close)
 
 
-def _read(names: Sequence[str], watch: Watch, checks: Checks) -> Wanted:
+def _read(settings: GatewaySettings, watch: Watch, checks: Checks) -> Wanted:
     with closing(open_database()) as database:
-        found = wanted(database, names, checks)
+        found = placed(wanted(database, settings.names, checks), settings.card)
         previous = {release.name: release.label for release in releases(database) if "previous" in release.aliases}
     watch.champions(found.champions, previous)
     return found
+
+
+def placed(found: Wanted, card: str) -> Wanted:
+    """Each deployment on the card, or on the CPU while somebody trains there."""
+    if not card:
+        return found
+    taken = card if training_on(card) else ""
+    device = "cpu" if taken else card
+    deployments = tuple(replace(deployment, device=device) for deployment in found.deployments)
+    return replace(found, deployments=deployments, taken=taken)
 
 
 def _roll_back(label: str, reason: str) -> None:

@@ -32,6 +32,7 @@ import psutil
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
+from hivetune.process.lease import serve_on
 from hivetune.serve.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.serve.llama.child import SocketConnection
 
@@ -60,13 +61,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """`adapters`: GGUF adapter file and the scale it is applied with. `context_tokens` is per slot."""
+    """`adapters`: GGUF adapter file and the scale it is applied with. `context_tokens` is per slot. `device`: cpu, a
+    card (which is leased: process/lease.py), or empty for what llama.cpp chooses."""
 
     adapters: tuple[tuple[Path, float], ...] = ()
     slots: int = 1
     context_tokens: int = CONTEXT_TOKENS
     threads: int | None = None
     engine: Engine = "auto"
+    device: str = ""
 
 
 @contextlib.contextmanager
@@ -75,7 +78,8 @@ def open_backend(
 ) -> Iterator["Backend"]:
     """A running server of one GGUF file for the length of a `with` block.
 
-    Raises UsageError for a file that is no GGUF, MachineNotFit when no llama.cpp is there or it does not start.
+    Raises UsageError for a file that is no GGUF, MachineNotFit when no llama.cpp is there or it does not start, Busy
+    for a card that is trained on.
     """
     settings = settings or ServerSettings()
     check_files(model, settings)
@@ -311,6 +315,7 @@ def _start(
     model: Path, settings: ServerSettings, program: str | None, socket_path: Path, log: Path, timeout_s: float
 ) -> Backend:
     token = secrets.token_urlsafe(32)
+    leases = () if settings.device in ("", "cpu") else (serve_on(settings.device),)
     reader, writer = os.pipe()
     document = {
         "program": program,
@@ -322,6 +327,8 @@ def _start(
         "slots": settings.slots,
         "context_tokens": settings.context_tokens,
         "threads": settings.threads,
+        "on_cpu": settings.device == "cpu",
+        "lease_fds": leases,
         "report_fd": writer,
     }
     try:
@@ -331,12 +338,13 @@ def _start(
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                pass_fds=(writer,),
+                pass_fds=(writer, *leases),
                 env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
                 start_new_session=True,
             )
     finally:
-        os.close(writer)
+        for descriptor in (writer, *leases):  # the child holds them now
+            os.close(descriptor)
     backend = Backend(process, socket_path, token, [scale for _, scale in settings.adapters])
     try:
         assert process.stdin is not None

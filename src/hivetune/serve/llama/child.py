@@ -71,6 +71,8 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
     if settings["threads"]:
         parameters.cpuparams.n_threads = settings["threads"]
         parameters.cpuparams_batch.n_threads = settings["threads"]
+    if settings["on_cpu"]:
+        parameters.n_gpu_layers = 0
     parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in settings["adapters"]]
     server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
     _report_ready(settings)
@@ -95,7 +97,15 @@ def _run_program(settings: dict[str, Any]) -> None:
     # The key goes by the environment, not by the arguments, which every user of the machine can read.
     # LLAMA_ARG_CACHE_RAM is --cache-ram, which older versions refuse as an argument; they have no such cache.
     environment = {**os.environ, "LLAMA_API_KEY": settings["token"], "LLAMA_ARG_CACHE_RAM": "0"}
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_die_with_parent)
+    if settings["on_cpu"]:
+        environment["LLAMA_ARG_N_GPU_LAYERS"] = "0"
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        preexec_fn=_die_with_parent,
+        pass_fds=settings["lease_fds"],
+    )
     threading.Thread(target=_stop_with_stdin, args=(process,), daemon=True).start()
     while process.poll() is None and not _healthy(Path(settings["socket"])):
         time.sleep(_POLL_S)

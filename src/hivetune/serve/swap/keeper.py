@@ -135,10 +135,10 @@ class Keeper:
 
     def _mend(self, deployment: Deployment) -> None:
         live = self.lives.get(deployment.model)
-        if live is not None and live.dead:
+        if live is not None and (live.dead or self._must_yield(live)):
             live.retire()
-            self.restarts += 1
-            self._old.append((live, 0.0))
+            self.restarts += live.dead
+            self._old.append((live, time.monotonic()))
             self._lost[deployment.model] = live.deployment
             del self.lives[deployment.model]
         self._take_started(deployment)
@@ -154,6 +154,10 @@ class Keeper:
         retry = self._retries.get(deployment)
         if retry is None or time.monotonic() >= retry.at_s:
             self._starting[deployment.model] = _Starting(deployment, _in_thread(self.start, deployment))
+
+    def _must_yield(self, live: Live) -> bool:
+        """Whether its card is trained on: what it answers now it may end, then it is the trainer's."""
+        return bool(self.wanted.taken) and live.deployment.device == self.wanted.taken
 
     def _take_started(self, deployment: Deployment) -> None:
         """Switch to the backend that was started for this model, if it is ready and still wanted."""
@@ -197,6 +201,8 @@ class Keeper:
         """End what was replaced: when its time is over and its last answer, but no later than `DRAIN_S` after that."""
         now, left = time.monotonic(), []
         for live, until_s in self._old:
+            if self._must_yield(live):
+                until_s = min(until_s, now)
             over = live.dead or (now >= until_s and not live.turns.num_running) or now >= until_s + DRAIN_S
             if over:
                 closing = asyncio.create_task(live.close())  # up to ten seconds for one that hangs

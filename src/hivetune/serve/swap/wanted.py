@@ -33,6 +33,7 @@ class Deployment:
     model: str
     model_sha256: str
     served: tuple[Served, ...]
+    device: str = ""  # as in ServerSettings
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -42,12 +43,13 @@ class Deployment:
 @dataclass(frozen=True)
 class Wanted:
     """All deployments, and for each name its champion and its candidate, if there is one. `problems`: what can't be
-    served, in words."""
+    served, in words. `taken`: the card that is trained on now, which no backend may keep."""
 
     deployments: tuple[Deployment, ...] = ()
     champions: dict[str, str] = field(default_factory=dict)
     candidates: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    taken: str = ""
 
 
 class Checks:
