@@ -72,6 +72,11 @@ class EvalConfig(Section):
     prompts: int = Field(default=64, ge=0, description="held-out rows that base and tuned model answer")
     new_tokens: int = Field(default=64, gt=0, description="longest answer, in tokens")
     slots: int = Field(default=8, gt=0, le=1024, description="answers written at the same time")
+    baseline: str = Field(
+        default="base",
+        min_length=1,
+        description="what the run is compared with: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, a .yaml file",
+    )
     latency_prompts: int = Field(
         default=50, gt=0, description="prompts that two served sides answer alone and in turns, for their times"
     )
@@ -87,6 +92,13 @@ class GateConfig(Section):
     success_gain: float | None = Field(default=None, description="smallest gain in the share of prompts that succeed")
     latency_ratio: float | None = Field(default=1.5, gt=0, description="largest ratio of the answer time, tuned / base")
     memory_ratio: float | None = Field(default=1.5, gt=0, description="largest ratio of the peak memory, tuned / base")
+    least_success: float | None = Field(
+        default=None, gt=0, le=1, description="smallest share of prompts that the tuned model must answer rightly"
+    )
+    most_latency_s: float | None = Field(
+        default=None, gt=0, description="longest mean time of an answer of the tuned model"
+    )
+    most_memory_gb: float | None = Field(default=None, gt=0, description="largest peak memory of the tuned model")
     look: int | None = Field(
         default=None,
         gt=0,

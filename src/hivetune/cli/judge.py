@@ -123,6 +123,8 @@ def _threshold(metric: Mapping[str, Any]) -> str:
         return "-"
     if metric["name"] in ("latency_s", "peak_memory_bytes"):
         return f"at most {metric['threshold']:g} x"
+    if metric["name"].startswith(("least_", "most_")):
+        return f"at {metric['name'].partition('_')[0]} {metric['threshold']:g}"
     return f"gain > {metric['threshold']:g}"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hivetune.errors import UsageError
+from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.checkers.find import answer_succeeds
 from hivetune.judge.evaluate import SIDES
 from hivetune.records import Message
@@ -121,7 +121,7 @@ def _answer_row(
         elif prompt.checker is not None:
             try:
                 row[name]["success"] = answer_succeeds(answer.text, prompt.checker, ended=answer.ended)
-            except UsageError as error:
+            except (UsageError, MachineNotFit) as error:
                 problems.append({"row": prompt.row, "source": prompt.source, "model": name, "problem": error.message})
     return row
 

@@ -8,10 +8,19 @@ deploy               else: the 95 % bound of each required metric is on the righ
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from hivetune.config import GateConfig
+from hivetune.judge.findings import (
+    Finding,
+    FindingOutcome,
+    against,
+    alone_mean,
+    alone_share,
+    limit_findings,
+    not_compared,
+)
 from hivetune.judge.statistics import (
     ALPHA,
     FEWEST_UNITS,
@@ -31,16 +40,6 @@ from hivetune.records import Metric, Verdict
 Evaluation = Mapping[str, Any]
 # Equal work that takes so many times as long (90th / 10th percentile) is named; a quiet laptop stays below 1.2.
 NOISY = 1.3
-FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One metric, what it says about deploying, and why in words."""
-
-    metric: Metric
-    outcome: FindingOutcome
-    reason: str = ""
 
 
 def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
@@ -53,6 +52,7 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         _latency(evaluation, config),
         _speed(evaluation),
         _memory(evaluation, config),
+        *limit_findings(evaluation, config),
     ]
     metrics = tuple(finding.metric for finding in findings)
     reasons = {
@@ -62,12 +62,17 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
     if reasons["abort"]:
         return Verdict("abort", reasons["abort"] + reasons["missed"], metrics)
     if not any(metric.required for metric in metrics):
-        return Verdict("iterate", ("the gate requires no metric: set at least gate.loss_gain",), metrics)
+        why = tuple(finding.reason for finding in findings if finding.outcome == "reported" and finding.reason)
+        return Verdict("iterate", (f"the gate requires no metric: set at least {_setting(evaluation)}", *why), metrics)
     if reasons["missed"]:
         return Verdict("iterate", reasons["missed"] + reasons["undecided"], metrics)
     if reasons["undecided"]:
         return Verdict("not-enough-evidence", reasons["undecided"], metrics)
     return Verdict("deploy", reasons["passed"] + _unchecked(evaluation), metrics)
+
+
+def _setting(evaluation: Evaluation) -> str:
+    return "gate.success_gain" if evaluation.get("not_compared") else "gate.loss_gain"
 
 
 def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
@@ -82,7 +87,9 @@ def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     required = config.loss_gain is not None
     columns = _loss_columns(evaluation)
     if isinstance(columns, str):
-        return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
+        failed = _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
+        why = (evaluation.get("not_compared") or {}).get("loss")
+        return not_compared(failed, why) if why else failed
     base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
     estimate = paired_bootstrap(columns, _difference)
     metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))
@@ -116,6 +123,11 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
     """Share of answers that pass their checker. Rows without one count in loss only."""
     pairs = _answer_pairs(evaluation, "success")
     threshold, required = config.success_gain, config.success_gain is not None
+    figure, alone = _recorded(evaluation, "success"), alone_share(evaluation)
+    if figure is not None and alone is not None:
+        metric = _measured("success", figure, alone.value, alone.units)
+        gain = against(alone, minus=figure)
+        return _gain_finding(metric, gain, gain.ci95, gain.value, threshold, config.tolerance)
     if not pairs:
         return _failed("success", "no held-out row has a checker and both answers", 0, threshold, required)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
@@ -148,6 +160,11 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
     """
     pairs = [pair for pair in _answer_pairs(evaluation, "seconds") if pair[0] and pair[1]]
     limit, required = config.latency_ratio, config.latency_ratio is not None
+    figure, alone = _recorded(evaluation, "latency_s"), alone_mean(evaluation, "seconds")
+    if figure and alone is not None:
+        metric = _measured("latency_s", figure, alone.value, alone.units)
+        shown_ci = against(alone, minus=figure).ci95
+        return _ratio_finding(metric, shown_ci, against(alone, times=1 / figure), limit, config.tolerance)
     if not pairs or not _all_finite(value for base, tuned, _ in pairs for value in (base, tuned)):
         return _failed("latency_s", "seconds per answer were not measured", len(pairs), limit, required)
     times = [[b for b, _, _ in pairs], [t for _, t, _ in pairs]]
@@ -170,6 +187,11 @@ def _latency_groups(evaluation: Evaluation) -> list[list[Hashable]]:
     sessions: list[Hashable] = [answer["group"] for answer in timed]
     blocks: list[Hashable] = [answer["base"].get("block") for answer in timed]
     return [sessions] if None in blocks else [sessions, blocks]
+
+
+def _recorded(evaluation: Evaluation, name: str) -> float | None:
+    """The baseline's figure where it was measured elsewhere: it is taken as exact."""
+    return evaluation["base"].get(name) if evaluation["base"].get("recorded") else None
 
 
 def _speed(evaluation: Evaluation) -> Finding:
@@ -241,7 +263,7 @@ def _ratio_finding(
     seen = f"{metric.name}: {ratio.value:.3g} times the base (95 % interval {low:.3g} to {high:.3g})"
     if high <= limit:
         return make("passed", f"{seen}, within {limit:g}")
-    if low > limit * (1 + tolerance):
+    if low > max(limit, 1.0) * (1 + tolerance):  # of a limit below 1, a smaller gain is one too
         return make("abort", f"{seen}: beyond {limit:g}")
     if low <= limit and ratio.units < needed:
         return make("undecided", f"{seen} straddles {limit:g}; n = {metric.n}, about {answers_needed} needed to decide")

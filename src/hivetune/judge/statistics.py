@@ -99,6 +99,19 @@ def paired_proportions(base: Sequence[bool], tuned: Sequence[bool], *, alpha: fl
     return Estimate((gained - lost) / n, ci95, n, sd)
 
 
+def proportion(share: float, units: int) -> Estimate:
+    """A share of `units` independent rows or groups, with Wilson's interval (1927): it does not collapse at 0 and 1.
+
+    With groups of several rows it is too wide rather than too narrow, since each group counts as one row.
+    """
+    if units < FEWEST_UNITS:
+        return Estimate(share, None, units, math.nan)
+    z2 = NormalDist().inv_cdf(1 - ALPHA / 2) ** 2
+    middle = (share + z2 / (2 * units)) / (1 + z2 / units)
+    half = math.sqrt(z2) / (1 + z2 / units) * math.sqrt(share * (1 - share) / units + z2 / (4 * units**2))
+    return Estimate(share, (max(0.0, middle - half), min(1.0, middle + half)), units, math.sqrt(middle * (1 - middle)))
+
+
 def discordant(base: Sequence[bool], tuned: Sequence[bool]) -> tuple[int, int]:
     """(rows only the tuned model answers, rows only the base answers)."""
     pairs = list(zip(base, tuned, strict=True))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from hivetune.errors import UsageError
 
 ENDPOINT_KEY = "HIVETUNE_ENDPOINT_KEY"  # the environment variable: a key on a command line is seen by every user
-ANSWER_TIMEOUT_S = 300.0
+_TIMEOUT_S = 300.0
 LONGEST_LINE_BYTES = 1 << 20
 LONGEST_ANSWER_BYTES = 8 << 20
 SHOWN_CHARS = 200
@@ -44,7 +44,7 @@ class Endpoint:
 
     url: str
     model: str
-    timeout_s: float = ANSWER_TIMEOUT_S
+    timeout_s: float = _TIMEOUT_S
 
     def timed(
         self,

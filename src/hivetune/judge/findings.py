@@ -1,0 +1,131 @@
+"""What one metric says about deploying; and the thresholds of the tuned model alone, whatever it is compared with.
+
+Of one side there is an interval too, but none of a difference: `ci95` of these metrics is that of the value itself.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hivetune.config import GateConfig
+from hivetune.judge.statistics import FEWEST_UNITS, Estimate, by_group, paired_bootstrap, proportion, rows_needed
+from hivetune.records import Metric
+
+FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One metric, what it says about deploying, and why in words."""
+
+    metric: Metric
+    outcome: FindingOutcome
+    reason: str = ""
+
+
+def limit_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
+    """One for each of `gate.least_success`, `gate.most_latency_s` and `gate.most_memory_gb` that is set."""
+    found = []
+    if config.least_success is not None:
+        share = alone_share(evaluation)
+        n = len(_values(evaluation, "success"))
+        found.append(_least("least_success", share, n, config.least_success, config.tolerance))
+    if config.most_latency_s is not None:
+        mean = alone_mean(evaluation, "seconds")
+        n = len(_values(evaluation, "seconds"))
+        found.append(_most("most_latency_s", mean, n, config.most_latency_s, config.tolerance))
+    if config.most_memory_gb is not None:
+        held = evaluation["tuned"].get("peak_memory_bytes")
+        usable = isinstance(held, int | float) and math.isfinite(held) and held > 0
+        gb = held / 1e9 if usable else math.nan  # one number: no interval
+        estimate = Estimate(gb, (gb, gb), 1, math.nan) if usable else None
+        found.append(_most("most_memory_gb", estimate, 1, config.most_memory_gb, config.tolerance))
+    return found
+
+
+def alone_share(evaluation: Mapping[str, Any]) -> Estimate | None:
+    """The share of the tuned model's answers that succeed; rows of one group count as one. None without a checker."""
+    values = _values(evaluation, "success")
+    if not values:
+        return None
+    share = sum(bool(value) for value, _ in values) / len(values)
+    return proportion(share, len({group for _, group in values}))
+
+
+def alone_mean(evaluation: Mapping[str, Any], key: str) -> Estimate | None:
+    """The mean over the tuned model's answers, with an interval from resampled groups."""
+    values = _values(evaluation, key)
+    if not values:
+        return None
+    columns = by_group([[float(value) for value, _ in values], [1.0] * len(values)], [group for _, group in values])
+    return paired_bootstrap(columns, lambda sums: sums[0] / sums[1])
+
+
+def against(estimate: Estimate, *, minus: float = 0.0, times: float = 1.0) -> Estimate:
+    """The estimate of `value * times - minus`: a difference to, or a ratio with, a figure that was recorded."""
+    interval = estimate.ci95
+    shifted = None if interval is None else (interval[0] * times - minus, interval[1] * times - minus)
+    return Estimate(estimate.value * times - minus, shifted, estimate.units, estimate.unit_sd * times)
+
+
+def _values(evaluation: Mapping[str, Any], key: str) -> list[tuple[Any, str]]:
+    return [
+        (answer["tuned"][key], answer["group"])
+        for answer in evaluation["answers"]
+        if answer["tuned"].get(key) is not None
+    ]
+
+
+def _least(name: str, estimate: Estimate | None, n: int, limit: float, tolerance: float) -> Finding:
+    if estimate is None:
+        return _unknown(name, n, limit, "no held-out row has a checker and an answer")
+    if estimate.ci95 is None:
+        return _finding(name, estimate, n, limit, "undecided", f"{estimate.units} rows are too few for an interval")
+    low, high = estimate.ci95
+    if low >= limit:
+        return _finding(name, estimate, n, limit, "passed", "is shown")
+    if high < limit:
+        return _finding(name, estimate, n, limit, "missed", "is missed")
+    return _straddling(name, estimate, n, limit, tolerance)
+
+
+def _most(name: str, estimate: Estimate | None, n: int, limit: float, tolerance: float) -> Finding:
+    if estimate is None:
+        return _unknown(name, n, limit, "it was not measured")
+    if estimate.ci95 is None:
+        return _finding(name, estimate, n, limit, "undecided", f"{estimate.units} answers are too few for an interval")
+    low, high = estimate.ci95
+    if high <= limit:
+        return _finding(name, estimate, n, limit, "passed", "is kept")
+    if low > limit:
+        return _finding(name, estimate, n, limit, "missed", "is exceeded")
+    return _straddling(name, estimate, n, limit, tolerance * limit)
+
+
+def _straddling(name: str, estimate: Estimate, n: int, limit: float, effect: float) -> Finding:
+    needed = rows_needed(estimate, max(effect, abs(estimate.value - limit))) or FEWEST_UNITS
+    if estimate.units < needed:
+        return _finding(name, estimate, n, limit, "undecided", f"is open; about {needed} rows needed to decide")
+    return _finding(name, estimate, n, limit, "missed", f"is not shown, although {estimate.units} rows are enough")
+
+
+def _finding(name: str, estimate: Estimate, n: int, limit: float, outcome: FindingOutcome, said: str) -> Finding:
+    interval = estimate.ci95
+    shown = (
+        ""
+        if interval is None or interval[0] == interval[1]
+        else f", 95 % interval {interval[0]:.4g} to {interval[1]:.4g}"
+    )
+    metric = Metric(name, None, estimate.value, None, interval, n, limit, outcome == "passed", True)
+    return Finding(metric, outcome, f"{name}: {estimate.value:.4g}{shown}; the limit {limit:g} {said}")
+
+
+def _unknown(name: str, n: int, limit: float, why: str) -> Finding:
+    return Finding(Metric(name, None, None, None, None, n, limit, False, True), "undecided", f"{name}: {why}")
+
+
+def not_compared(finding: Finding, why: str) -> Finding:
+    """A metric that these two sides can't have: reported as such, and not required."""
+    metric = replace(finding.metric, threshold=None, passed=None, required=False)
+    return Finding(metric, "reported", f"{finding.metric.name} is not compared: {why}")
