@@ -153,3 +153,33 @@ def test_mistakes_are_told_in_words(place: Workplace, arguments: tuple[str, ...]
     found, _, err = place.call(*(str(place.run) if part == "OUT" else part for part in arguments))
     assert found == code, err
     assert words in err and "Traceback" not in err
+
+
+def test_a_run_is_compared_and_judged_against_other_baselines(place: Workplace) -> None:
+    """The loss of `base` against the run is that of `eval`; recorded figures have none, and a limit decides."""
+    run = str(place.run)
+    code, evaluation = place.document("eval", run)
+    assert code == 0
+    code, compared = place.document("compare", "base", run, "--latency-prompts", "5")
+    assert code == 0, compared
+    for side in ("base", "tuned"):
+        losses = [row[side] for row in compared["rows"]]
+        assert losses == pytest.approx([row[side] for row in evaluation["rows"]], rel=1e-4)
+    assert compared["not_compared"] == {} and len(compared["answers"]) == 6
+
+    assert compared["page"].startswith(run) and place.document("open", run) == (
+        0,
+        {"schema": 1, "page": compared["page"]},
+    )
+    (place.folder / "my.yaml").write_text("latency_s: 1000\nsuccess: 0.0\n")
+    baseline = ("--set", f"eval.baseline={place.folder / 'my.yaml'}")
+    code, against = place.document("eval", run, *baseline, "--set", "eval.latency_prompts=5")
+    assert code == 0 and against["base"]["recorded"] and "loss" in against["not_compared"]
+    limits = ("gate.latency_ratio=0.6", "gate.most_latency_s=999", "gate.most_memory_gb=9")
+    code, verdict = place.document("gate", run, *(word for limit in limits for word in ("--set", limit)))
+    assert (code, verdict["verdict"]) == (0, "deploy"), verdict
+    assert "<h1>deploy: out against" in (place.run / "eval.html").read_text()
+    code, verdict = place.document("gate", run, "--set", "gate.most_memory_gb=0.000001")
+    assert (code, verdict["verdict"]) == (6, "iterate")
+    code, _ = place.document("eval", run)  # as the other tests expect it
+    assert code == 0

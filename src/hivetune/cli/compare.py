@@ -1,5 +1,6 @@
 """`hivetune compare A B`: any two releases, runs, GGUF files or endpoints on the same rows."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,13 @@ from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
 from hivetune.judge.sides import parse_side
 from hivetune.run.find import find_run
+from hivetune.walk.compare.pages import write_comparison_page
 from hivetune.walk.compare.station import Comparison, compare_pair
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.register import SERVED_QUANT
 from hivetune.walk.verdict import verdict_document
 
+_SHOWN_ANSWERS, _SHOWN_CHARS = 5, 160
 SIDE_HELP = "base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL, or a .yaml file of figures."
 
 
@@ -42,7 +45,7 @@ def compare_sides(
     settings = known.model_copy(update={key: value for key, value in changes.items() if value is not None})
     with progress("answering", "answers") as report:
         made = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
-    document = _document(made)
+    document = _document(made, opened)
     _show(document)
     emit(document)
 
@@ -55,13 +58,14 @@ def _rows_from(run: str | None, first: str, second: str) -> Run:
     return load_run(find_run(named))
 
 
-def _document(made: Comparison) -> dict[str, Any]:
+def _document(made: Comparison, run: Run | None) -> dict[str, Any]:
     """What was measured, with its metrics, written into the folder of the comparison."""
     nothing_required = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None)
     metrics = verdict_document(judge(made.document, nothing_required))["metrics"]
     document = {**made.document, "metrics": metrics}
     write_json(made.folder / "compare.json", document)
-    return {**document, "folder": str(made.folder)}
+    page = write_comparison_page(made.folder, document, run.folder if run else None)
+    return {**document, "folder": str(made.folder), "page": str(page)}
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -79,7 +83,30 @@ def _show(document: dict[str, Any]) -> None:
         say(f"{problem['source']} ({problem['model']}): {problem['problem']}")
     if len(document["problems"]) > 5:
         say(f"and {len(document['problems']) - 5} more problems, all in compare.json")
-    show(f"all of it: {Path(document['folder']) / 'compare.json'}")
+    _show_changes(document["answers"])
+    show(f"side by side: {document['page']}\nall of it: {Path(document['folder']) / 'compare.json'}")
+
+
+def _show_changes(answers: Sequence[Mapping[str, Any]]) -> None:
+    """A few answers that only one side gives rightly; without checkers, a few that differ."""
+    changed = [answer for answer in answers if answer["base"]["success"] != answer["tuned"]["success"]]
+    changed = changed or [answer for answer in answers if answer["base"]["answer"] != answer["tuned"]["answer"]]
+    rows = [
+        (_short(answer["prompt"]), *(_marked(answer[side]) for side in ("base", "tuned")))
+        for answer in changed[:_SHOWN_ANSWERS]
+    ]
+    if rows:
+        table(f"{len(changed)} of {len(answers)} answers changed, the first:", ("prompt", "A", "B"), rows)
+
+
+def _marked(side: Mapping[str, Any]) -> str:
+    mark = {True: "right: ", False: "wrong: ", None: ""}[side["success"]]
+    return mark + _short(side["answer"] or "")
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 4] + " ..."
 
 
 def _costs(name: str, side: dict[str, Any]) -> tuple[object, ...]:

@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "eval": ("judge", "evaluate", "Base and tuned model on the held-out rows."),
     "gate": ("judge", "gate", "The verdict: deploy, iterate, abort or not-enough-evidence."),
     "compare": ("compare", "compare_sides", "Any two releases, runs, GGUF files or endpoints on the same rows."),
+    "open": ("pages", "open_page", "The newest page of a run in a browser."),
     "export": ("release", "export", "Adapter, merged model or GGUF."),
     "register": ("registry", "register", "Keep a run as the next version of a name."),
     "registry": ("registry", "show_registry", "All releases, their aliases and verdicts."),

@@ -126,7 +126,7 @@ def by_agent(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
     `p_holm`: of no difference in its loss, adjusted for the number of agents, so that the one that happens to look best
     or worst of many is not taken for a finding.
     """
-    agents = sorted({row["agent"] or "" for row in evaluation["rows"]})
+    agents = sorted({row["agent"] or "" for key in ("rows", "answers") for row in evaluation[key]})
     found = [_agent_summary(agent, evaluation) for agent in agents]
     adjusted = holm([summary.pop("p") for summary in found])
     return [{**summary, "p_holm": p} for summary, p in zip(found, adjusted, strict=True)]

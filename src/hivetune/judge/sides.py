@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from hivetune.errors import UsageError
 
 SideKind = Literal["base", "release", "run", "gguf", "endpoint", "recorded"]
-_BASE = "base"
+BASELINE = "base"  # what a run is compared with unless the config says otherwise
 # What a file of recorded figures may say: its name, the metric, and what one of it is in the metric's unit.
 FIGURES: Mapping[str, tuple[str, float]] = {
     "success": ("success", 1.0),
@@ -48,8 +48,8 @@ class NamedSide:
 def parse_side(text: str, where: str = "") -> NamedSide:
     """Raises UsageError for what can't be a side. Whether it exists is found when it is opened."""
     said = f"{where}: " if where else ""
-    if text == _BASE:
-        return NamedSide("base", _BASE)
+    if text == BASELINE:
+        return NamedSide("base", BASELINE)
     if text.startswith(("http://", "https://")):
         return _endpoint(text, said)
     suffix = text.lower().rpartition(".")[2]

@@ -8,6 +8,7 @@ from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
 from hivetune.records import Verdict
 from hivetune.run.folder import EVALUATION, VERDICT
+from hivetune.walk.compare.pages import write_evaluation_page
 from hivetune.walk.open import Run, adapter_hash
 
 
@@ -18,7 +19,9 @@ def judge_run(run: Run) -> Verdict:
     if evaluation is None or evaluation.get("adapter_sha256") != adapter_hash(run.folder):
         raise UsageError(f"{run.folder} has no evaluation of its present adapter", hint=f"hivetune eval {run.folder}")
     verdict = judge(evaluation, run.config.gate)
-    write_json(run.folder / VERDICT, verdict_document(verdict))
+    document = verdict_document(verdict)
+    write_json(run.folder / VERDICT, document)
+    write_evaluation_page(run.folder, evaluation, document)
     return verdict
 
 

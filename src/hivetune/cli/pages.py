@@ -1,0 +1,28 @@
+"""`hivetune open RUN`: the newest page of a run in a browser."""
+
+import os
+import sys
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from hivetune.cli.output import MODE, emit, say, show
+from hivetune.run.find import find_run
+from hivetune.walk.compare.pages import newest_page
+
+
+def open_page(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")],
+) -> None:
+    """Open the newest page of a run: its evaluation, or a comparison on its rows. With --json only its path is said."""
+    page = newest_page(find_run(run))
+    show(str(page))
+    if not MODE.json and (not _has_screen() or not webbrowser.open(page.as_uri())):
+        say("no browser can be started here: copy the file, or open it by its path")
+    emit({"page": str(page)})
+
+
+def _has_screen() -> bool:
+    """On Linux without one, `webbrowser` would start a program in the terminal."""
+    return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
