@@ -96,7 +96,7 @@ def ask_all(
             return
         try:
             found = ask_prompt(asked, kept.label, prompt, new_tokens, stopped.wait)
-        except BaseException:
+        except HivetuneError:
             stopped.set()
             raise
         kept.keep(prompt, found)
@@ -105,11 +105,15 @@ def ask_all(
             tokens, whole = tokens + (found.new_tokens or 0), whole and found.new_tokens is not None
         on_answer()
 
-    with ThreadPoolExecutor(slots) as pool:
-        futures = [pool.submit(answer, prompt) for prompt in missing]
     try:
-        for future in futures:
-            future.result()
+        with ThreadPoolExecutor(slots) as pool:
+            futures = [pool.submit(answer, prompt) for prompt in missing]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:  # a stop by the user too: only what is under way is waited for
+                stopped.set()
+                raise
     except HivetuneError as error:
         raise _unfinished(kept, prompts, error) from None
     finally:
