@@ -157,9 +157,10 @@ def test_mistakes_are_told_in_words(place: Workplace, arguments: tuple[str, ...]
 
 def test_a_run_is_compared_and_judged_against_other_baselines(place: Workplace) -> None:
     """The loss of `base` against the run is that of `eval`; recorded figures have none, and a limit decides."""
-    run = str(place.run)
-    code, evaluation = place.document("eval", run)
-    assert code == 0
+    run, path = str(place.run), place.run / "eval.json"
+    if not path.exists():
+        assert place.document("eval", run)[0] == 0
+    kept, evaluation = path.read_bytes(), json.loads(path.read_bytes())
     code, compared = place.document("compare", "base", run, "--latency-prompts", "5")
     assert code == 0, compared
     for side in ("base", "tuned"):
@@ -181,5 +182,4 @@ def test_a_run_is_compared_and_judged_against_other_baselines(place: Workplace) 
     assert "<h1>deploy: out against" in (place.run / "eval.html").read_text()
     code, verdict = place.document("gate", run, "--set", "gate.most_memory_gb=0.000001")
     assert (code, verdict["verdict"]) == (6, "iterate")
-    code, _ = place.document("eval", run)  # as the other tests expect it
-    assert code == 0
+    path.write_bytes(kept)  # as the other tests expect it
