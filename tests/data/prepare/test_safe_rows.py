@@ -14,10 +14,10 @@ from hivetune.data.checks.redact.apply import apply_policy
 from hivetune.data.checks.rules import has_loop
 from hivetune.data.prepare import work
 from hivetune.data.prepare.prepare import check, make_job
-from hivetune.data.prepare.time_limit import can_limit_rows, row_time_limit
 from hivetune.data.prepare.work import Worker
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.read import RawRow
+from hivetune.data.time_limit import can_limit_time, row_time_limit
 
 MAIL = "ana.lima7@uol.com.br"
 
@@ -61,7 +61,7 @@ def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(monkeypatch:
 
 
 def test_a_time_limit_ends_with_its_block() -> None:
-    assert can_limit_rows()
+    assert can_limit_time()
     with row_time_limit(0.2):
         pass
     ends = time.process_time() + 0.3
@@ -74,7 +74,7 @@ def test_a_time_limit_ends_with_its_block() -> None:
 
 def test_other_threads_have_no_limit_and_no_failure() -> None:
     with ThreadPoolExecutor() as threads:
-        assert not threads.submit(can_limit_rows).result()
+        assert not threads.submit(can_limit_time).result()
 
 
 def test_every_redaction_has_its_place_and_reason(tmp_path: Path) -> None:

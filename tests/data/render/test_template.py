@@ -12,10 +12,10 @@ from models import CHATML, make_model
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
-from hivetune.data.prepare.time_limit import row_time_limit
 from hivetune.data.render import template as module
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.template import ChatTemplate, RenderError
+from hivetune.data.time_limit import row_time_limit
 from hivetune.errors import MachineNotFit
 
 LOOPS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3

@@ -24,11 +24,11 @@ from hivetune.data.intake import interactions
 from hivetune.data.intake.files import Chunk
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw
 from hivetune.data.prepare.split import tie_hashes
-from hivetune.data.prepare.time_limit import can_limit_rows, row_time_limit
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import RenderedView, Renderer
 from hivetune.data.rows.read import RawRow, content_id, parse_row, read_example, read_rows
+from hivetune.data.time_limit import can_limit_time, row_time_limit
 from hivetune.records import Example, Message, Rendered
 
 _BATCH_ROWS = 500
@@ -102,7 +102,7 @@ class Worker:
         else:
             checks.append(control_token_check(self._renderer.control_tokens))
         self._checks = tuple(checks)
-        self._timed = can_limit_rows()
+        self._timed = can_limit_time()
         self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)
 
     def run(self, chunk: Chunk, out: Path) -> int:

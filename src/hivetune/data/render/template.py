@@ -8,12 +8,9 @@ import functools
 import json
 import os
 import resource
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from types import FrameType
 from typing import Any, TypeVar
 
 from jinja2 import Environment, TemplateError, nodes
@@ -24,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.time_limit import begin_limit, can_limit_time, end_limit
 
 # A template that writes today's date would make other tokens tomorrow. This is the date that Llama 3's own template
 # falls back to; a served prompt must be given the same one.
@@ -36,7 +34,6 @@ CPU_LIMIT_S = 2.0
 MEMORY_LIMIT_BYTES = 1 << 30  # beyond what the process has when the template starts
 MEMORY_AGE_S = 1.0
 Returned = TypeVar("Returned")
-LEAST_S = 1e-3  # a timer of 0 would be none
 MOST_BREACHES = 5  # of its bounds; then a template is not run any more, else 1,000,000 rows would take weeks
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -80,16 +77,15 @@ class _TimeUp(BaseException):
 def bounded(call: Callable[[], Returned]) -> Returned:
     """`call()` in at most CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raises RenderError.
 
-    Processor time, not the clock: a busy machine must not refuse rows. Signals reach the main thread only; in any
-    other the time is not bounded. One call of C code (a huge product, a long search) is not interrupted, but works on
-    what the memory holds.
+    In a thread other than the main one the time is not bounded (time_limit.py). One call of C code (a huge product,
+    a long search) is not interrupted, but works on what the memory holds.
     """
-    main = threading.current_thread() is threading.main_thread()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = _memory_limit_bytes(int(time.monotonic() / MEMORY_AGE_S))
-    smallest = min([wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)])
-    before = signal.signal(signal.SIGVTALRM, _raise_time_up) if main else None
-    left_s = signal.setitimer(signal.ITIMER_VIRTUAL, CPU_LIMIT_S)[0] if main else 0.0  # of the row's own limit
+    smallest = _memory_limit_bytes(int(time.monotonic() / MEMORY_AGE_S))
+    for limit in (soft, hard):
+        if limit != resource.RLIM_INFINITY:
+            smallest = min(smallest, limit)
+    around = begin_limit(CPU_LIMIT_S, _TimeUp()) if can_limit_time() else None  # the row has a limit of its own
     resource.setrlimit(resource.RLIMIT_AS, (smallest, hard))
     try:
         return call()
@@ -103,15 +99,8 @@ def bounded(call: Callable[[], Returned]) -> Returned:
         raise RenderError("template-limit", f"the model's chat template ran for {CPU_LIMIT_S:g} s") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        if main:
-            used_s = CPU_LIMIT_S - signal.setitimer(signal.ITIMER_VIRTUAL, 0)[0]
-            signal.signal(signal.SIGVTALRM, before)
-            if left_s:
-                signal.setitimer(signal.ITIMER_VIRTUAL, max(left_s - used_s, LEAST_S))
-
-
-def _raise_time_up(_number: int, _frame: FrameType | None) -> None:
-    raise _TimeUp
+        if around is not None:
+            end_limit(CPU_LIMIT_S, around)
 
 
 @functools.lru_cache(maxsize=1)
