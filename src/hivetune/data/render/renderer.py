@@ -222,7 +222,7 @@ class Renderer:
         if not any(mask):
             raise RenderError("no-trained-token")
         pad = self.pad_id if self.pad_id not in self.eos_ids else None
-        if pad is not None and any(k for token, k in zip(tokens, mask, strict=True) if token == pad):
+        if pad in tokens and any(k for token, k in zip(tokens, mask, strict=True) if token == pad):
             raise RenderError("pad-trained")
         return Rendered(tuple(tokens), bytes(mask))
 
