@@ -1,0 +1,26 @@
+"""What the gateway listens with."""
+
+import asyncio
+import socket
+
+import hivetune.serve.gateway.run as run
+
+
+def test_answers_are_not_held_back_by_nagle() -> None:
+    """asyncio sets TCP_NODELAY only on sockets that name their protocol; without it small answers took 40 ms more."""
+
+    async def accepted_with_nodelay() -> bool:
+        listening = run._listen(run.GatewaySettings(port=0))
+        found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0)
+            writer.close()
+
+        server = await asyncio.start_server(connected, sock=listening)
+        async with server:
+            with socket.create_connection(listening.getsockname()):
+                return await asyncio.wait_for(found, 10)
+
+    assert asyncio.run(accepted_with_nodelay())
