@@ -292,3 +292,16 @@ def holds(database: sqlite3.Connection) -> None:
         assert champion.verdict == "deploy" or forced  # never what the gate refused, unless somebody said why
     assert "previous" not in now or not known[now["previous"]].withdrawn
     assert json.dumps([list(m.__dict__.values()) for m in history(database, "helpdesk")])
+
+
+def test_a_release_whose_manifest_was_mended_with_its_adapter_is_damaged(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    release = add(database, tmp_path, 0)
+    for path in (release.folder, *release.folder.rglob("*")):
+        path.chmod(0o700)
+    (release.folder / "adapter_model.safetensors").write_bytes(b"other weights")
+    manifest = json.loads((release.folder / "manifest.json").read_text())
+    write_manifest(release.folder, {**manifest, "adapter_sha256": "1" * 64})
+    with pytest.raises(HivetuneError, match="it holds another adapter than was registered"):
+        release.check()

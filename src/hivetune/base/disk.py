@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,13 @@ def write_manifest(folder: Path, extra: dict[str, Any] | None = None, *, disk: D
     write_json(folder / MANIFEST, {"schema": 1, **(extra or {}), "files": files}, disk=disk)
 
 
-def manifest_problems(folder: Path) -> list[str]:
-    """What differs from the manifest, in words; an empty list means that every named file is whole."""
+def manifest_problems(
+    folder: Path, *, hash_of: Callable[[Path], str] = sha256_file, only: Collection[str] | None = None
+) -> list[str]:
+    """What differs from the manifest, in words; an empty list means that every named file is whole.
+
+    `hash_of`: how a file's SHA-256 is found (base/whole.py remembers them). `only`: look at these files alone.
+    """
     try:
         manifest = read_json(folder / MANIFEST)
         named = {name: (entry["size_bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -121,12 +126,14 @@ def manifest_problems(folder: Path) -> list[str]:
         return [f"{MANIFEST}: {error}"]
     problems = []
     for name, (size_bytes, sha256) in named.items():
+        if only is not None and name not in only:
+            continue
         path = folder / name
         if not path.is_file():
             problems.append(f"{name}: missing")
         elif path.stat().st_size != size_bytes:
             problems.append(f"{name}: {path.stat().st_size} bytes instead of {size_bytes}")
-        elif sha256_file(path) != sha256:
+        elif hash_of(path) != sha256:
             problems.append(f"{name}: its hash is not the recorded one")
     return problems
 
@@ -140,8 +147,8 @@ class LockHolder:
 
 
 @contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process; the kernel lets go when it dies.
+def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[None]:
+    """Hold `folder` for this process; the kernel lets go when it dies. `hint`: what to do when another holds it.
 
     Raises Busy naming the other process, UsageError for a folder that is not safe to write to.
     """
@@ -156,9 +163,7 @@ def lock(folder: Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().split()
             who = f"process {holder[0]}" if holder else "another process"
-            raise Busy(
-                f"{folder} is in use by {who}", hint=f"wait for it, or stop it with: hivetune stop {folder}"
-            ) from None
+            raise Busy(f"{folder} is in use by {who}", hint=hint) from None
         file.seek(0)
         file.truncate()
         file.write(f"{os.getpid()} {boot_id()}\n")

@@ -136,7 +136,7 @@ def logs(
 def stop(run: RunArgument) -> None:
     """Stop a run after a clean checkpoint; returns when it has ended."""
     folder = find_run(run)
-    settings = load_run(folder).config.supervise
+    settings = read_resolved(folder)[0].supervise  # not more: a run whose model is gone can be stopped too
     stopped = stop_run(folder, settings.save_timeout_s + settings.hang_floor_s)
     status = run_status(folder)
     say(_line(status) if stopped else f"{folder} is not running")

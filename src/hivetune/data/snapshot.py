@@ -37,6 +37,7 @@ CREATE TABLE rows (
   view INTEGER NOT NULL DEFAULT 0  -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
 );
 """
+DAMAGED_SNAPSHOT = "delete this folder; hivetune train CONFIG or hivetune data prepare make it again from the rows"
 DROPPED_FILE = "duplicates.jsonl"
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.disk import MANIFEST, home, read_json
+from hivetune.base.disk import home, read_json
+from hivetune.base.whole import problems_once
 from hivetune.errors import UsageError
 
 DESCRIPTION = "hivetune.json"
@@ -80,14 +81,12 @@ def folder_for(name: str) -> Path:
 
 
 def find_prepared(name: str) -> Prepared | None:
-    """The prepared folder of `name` if it is there and whole by its sizes. Raises UsageError as `kind_of` does."""
+    """The prepared folder of `name` if it is there and whole; a damaged one is none, and is made again by who needs it.
+
+    Raises UsageError as `kind_of` does.
+    """
     folder = folder_for(name)
-    try:
-        files = read_json(folder / MANIFEST)["files"]
-        whole = all((folder / file).stat().st_size == entry["size_bytes"] for file, entry in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return read_prepared(folder) if whole else None
+    return None if problems_once(folder) else read_prepared(folder)
 
 
 def read_prepared(folder: Path) -> Prepared:

@@ -14,8 +14,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import DISK, MANIFEST, Disk, manifest_problems, read_json, write_manifest
+from hivetune.base.disk import DISK, MANIFEST, Disk, read_json, sha256_file, write_manifest
 from hivetune.base.private import make_folder
+from hivetune.base.whole import problems_once
 from hivetune.errors import DoesNotFit, HivetuneError
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, RECORD, VERDICT
 
@@ -48,6 +49,8 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
         make_folder((work / name).parent)
         shutil.copyfile(path, work / name)
         disk.sync(work / name)
+    if sha256_file(work / ADAPTER) != about["adapter_sha256"]:
+        raise HivetuneError(f"{run / ADAPTER} changed while it was registered", hint="register it again")
     write_manifest(work, {"kind": "release", **about}, disk=disk)
     for path in work.rglob("*"):
         if path.is_file():
@@ -58,7 +61,7 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
 
 def artefact_problems(folder: Path) -> list[str]:
     """What differs from the manifest, in words; empty when every file is as it was registered."""
-    return manifest_problems(folder)
+    return problems_once(folder)
 
 
 def remove(folder: Path) -> int:
@@ -96,7 +99,7 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
             continue
         if read_json(folder / MANIFEST).get("adapter_sha256") != adapter_sha256:
             continue  # of an earlier adapter of this run
-        problems = manifest_problems(folder)
+        problems = problems_once(folder)
         if problems:
             raise HivetuneError(f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {run}")
         for root, _, names in os.walk(folder):

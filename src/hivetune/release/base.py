@@ -4,8 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
-from hivetune.base.disk import MANIFEST, home, lock, manifest_problems, sha256_file, write_manifest
+from hivetune.base.disk import MANIFEST, home, lock, sha256_file, write_manifest
 from hivetune.base.private import make_folder
+from hivetune.base.whole import problems_once
 from hivetune.errors import UsageError
 from hivetune.models.prepared import find_prepared
 from hivetune.records import Progress, silent
@@ -31,7 +32,7 @@ def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = si
     folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{recipe.name}"
     path = folder / f"{prepared.folder.name}-{recipe.name}.gguf"
     with lock(folder.parent):
-        if (folder / MANIFEST).exists() and not manifest_problems(folder):
+        if (folder / MANIFEST).exists() and not problems_once(folder):
             return path
         work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
         for leftover in (work, task, folder):

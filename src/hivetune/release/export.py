@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hivetune.base.disk import MANIFEST, lock, manifest_problems, read_json, sha256_file, write_manifest
+from hivetune.base.disk import MANIFEST, lock, read_json, sha256_file, write_manifest
 from hivetune.base.private import check_own
+from hivetune.base.whole import problems_once
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.models.prepared import read_prepared
 from hivetune.process.parent import run_task
@@ -27,6 +28,7 @@ from hivetune.records import Progress, silent
 from hivetune.release.gguf import write_gguf_adapter, write_gguf_model
 from hivetune.release.ollama import write_modelfile
 from hivetune.release.quantize import Recipe, find_recipe
+from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER, EXPORTS
 from hivetune.run.record import read_record
 
@@ -84,9 +86,14 @@ def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progres
         "kind": "export",
         "to": to,
         "quant": recipe.name if recipe else None,
-        "adapter_sha256": sha256_file(source.adapter / ADAPTER),
+        "adapter_sha256": adapter_hash(source.adapter),
         "model_sha256": sha256_file(source.model / MANIFEST),
     }
+    problems = problems_once(source.model)
+    if problems:
+        raise UsageError(
+            f"the model is damaged: {source.model / problems[0]}", hint="get it again: hivetune fetch MODEL"
+        )
     with lock(parent):
         if not _is_there(folder, identity):
             _check_disk(source, parent, recipe, to)
@@ -101,7 +108,7 @@ def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progres
 
 
 def _is_there(folder: Path, identity: Mapping[str, Any]) -> bool:
-    if not (folder / MANIFEST).exists() or manifest_problems(folder):
+    if not (folder / MANIFEST).exists() or problems_once(folder):
         return False
     known = read_json(folder / MANIFEST)
     return all(known.get(key) == value for key, value in identity.items())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.database import transaction
-from hivetune.base.disk import DISK, Disk, home
+from hivetune.base.disk import DISK, MANIFEST, Disk, home, read_json
 from hivetune.errors import HivetuneError, NotDeployed, UsageError
 from hivetune.release.artefacts import artefact_problems, copy_run, remove, size_of
 
@@ -62,6 +62,8 @@ class Release:
         if self.pruned:
             raise UsageError(f"the artefacts of {self.label} were pruned", hint=f"register its run again: {self.run}")
         problems = artefact_problems(self.folder)
+        if not problems and read_json(self.folder / MANIFEST).get("adapter_sha256") != self.adapter_sha256:
+            problems = ["it holds another adapter than was registered"]
         if problems:
             raise HivetuneError(
                 f"{self.label} is damaged: {self.folder}: {problems[0]}",

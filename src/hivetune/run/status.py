@@ -4,11 +4,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.disk import boot_id, lock_holder
+from hivetune.base.disk import boot_id, lock, lock_holder
 from hivetune.base.journal import DAMAGED, read_journal
 from hivetune.base.sealed import read_sealed
 from hivetune.errors import Busy, UsageError
@@ -89,6 +90,11 @@ def _status(run: Path) -> RunStatus:
         created=record["created"],
         damaged_lines=sum(entry["event"] == DAMAGED for entry in (*metrics, *events)),
     )
+
+
+def hold_run(run: Path) -> AbstractContextManager[None]:
+    """The lock of a run folder, for who writes to it. Raises Busy, UsageError as `lock`."""
+    return lock(run, hint=f"wait for it, or stop it with: hivetune stop {run}")
 
 
 def stop_run(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune import __version__, errors
-from hivetune.base.disk import FULL_DISK, boot_id, lock, manifest_problems
+from hivetune.base.disk import FULL_DISK, boot_id, manifest_problems
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
@@ -29,7 +29,7 @@ from hivetune.run import checkpoints
 from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import EVENTS, METRICS, SALVAGE
 from hivetune.run.standby import Standby
-from hivetune.run.status import quarantined
+from hivetune.run.status import hold_run, quarantined
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
 from hivetune.supervise.attempt import Ended, Job, Told, newest_step, run_attempt, state_to_disk
 from hivetune.supervise.events import Events
@@ -94,7 +94,7 @@ def supervise_run(
     a second one at once. Raises Busy when another process has the run, UsageError when model or data are not what they
     were, DoesNotFit when the disk has no room for the run's checkpoints.
     """
-    with lock(run), Events(run / EVENTS) as events, StopRequest() as stop, closing(Standby.create()) as standby:
+    with hold_run(run), Events(run / EVENTS) as events, StopRequest() as stop, closing(Standby.create()) as standby:
         job = Job(run, model, snapshot, worker, replay, config.supervise, events, stop, standby, on_step)
         supervisor = _Supervisor(job, config, machine or read_machine(folder=run))
         supervisor.begin()

@@ -12,10 +12,11 @@ from hivetune.judge.sides import BASELINE
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, Score
 from hivetune.records import Progress, silent
+from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER, EVALUATION, SCORES, SCORING
 from hivetune.walk.compare.pages import write_evaluation_page
 from hivetune.walk.compare.station import compare_pair
-from hivetune.walk.open import Run, adapter_hash
+from hivetune.walk.open import Run
 from hivetune.walk.verdict import verdict_document
 
 

@@ -35,18 +35,35 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
     """Raises UsageError when the run in `folder` has another identity, naming each difference."""
     known = read_record(folder).get("identity", {"settings": {}, "snapshot": None, "model": None})
-    if known == identity:
+    differences = _differences(known, identity, _leaves(known["settings"]) | _leaves(identity["settings"]))
+    if not differences:
         return
-    differences = [
-        f"{key}: {_at(known['settings'], key)!r} there, {_at(identity['settings'], key)!r} here"
-        for key in sorted(_leaves(known["settings"]) | _leaves(identity["settings"]))
-        if _at(known["settings"], key) != _at(identity["settings"], key)
-    ]
-    differences += [f"another {part}" for part in ("snapshot", "model") if known[part] != identity[part]]
     raise UsageError(
         f"{folder} holds a run with other settings or data: {'; '.join(differences)}",
         hint="choose another output folder, or go on with the old config",
     )
+
+
+def refuse_changed(folder: Path, known: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Raises UsageError when what a run reads at a start is not what it was begun with, naming each difference.
+
+    Settings that this version knows and the one that began the run did not are no difference.
+    """
+    differences = _differences(known, present, _leaves(known["settings"]))
+    if differences:
+        raise UsageError(
+            f"{folder} was changed after it began: {'; '.join(differences)}",
+            hint="undo the change, or train anew into another folder: hivetune train CONFIG",
+        )
+
+
+def _differences(known: Mapping[str, Any], other: Mapping[str, Any], keys: set[str]) -> list[str]:
+    settings = [
+        f"{key}: {_at(known['settings'], key)!r} there, {_at(other['settings'], key)!r} here"
+        for key in sorted(keys)
+        if _at(known["settings"], key) != _at(other["settings"], key)
+    ]
+    return settings + [f"another {part}" for part in ("snapshot", "model") if known[part] != other[part]]
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> set[str]:

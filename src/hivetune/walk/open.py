@@ -8,18 +8,19 @@ from typing import Any
 
 from hivetune import __version__
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, sha256_file
+from hivetune.base.disk import home
 from hivetune.base.private import check_own, make_folder
+from hivetune.base.whole import problems_once
 from hivetune.config import RunConfig
-from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
+from hivetune.errors import UsageError
 from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
 from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices, read_resolved, write_resolved
-from hivetune.run.folder import ADAPTER, RECORD
+from hivetune.run.folder import RECORD
 from hivetune.run.record import read_record, write_record
 from hivetune.walk.fetch import fetch_model
-from hivetune.walk.identity import identity_hash, identity_of, refuse_other
+from hivetune.walk.identity import identity_hash, identity_of, refuse_changed, refuse_other
 from hivetune.walk.prepare import prepare_data
 
 
@@ -79,7 +80,8 @@ def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
 
 
 def load_run(folder: Path) -> Run:
-    """An existing run. Raises UsageError when the folder is none, may be planted, or lost its snapshot or model."""
+    """An existing run. Raises UsageError when the folder is none, may be planted, lost its snapshot or model, or when
+    one of them or the settings are no longer what the run was begun with."""
     if folder.is_dir():
         check_own(folder)
     record = read_record(folder)
@@ -88,6 +90,12 @@ def load_run(folder: Path) -> Run:
     if not model.exists():
         raise UsageError(f"the model of {folder} is gone: {model}", hint=f"hivetune fetch {config.model}")
     snapshot = open_snapshot(Path(record.get("snapshot", "(not recorded)")))
+    for part, hint in ((model, f"hivetune fetch {config.model}"), (snapshot.folder, DAMAGED_SNAPSHOT)):
+        problems = problems_once(part)
+        if problems:
+            raise UsageError(f"{folder} rests on what is damaged: {part / problems[0]}", hint=hint)
+    if "identity" in record:
+        refuse_changed(folder, record["identity"], identity_of(config, snapshot, model))
     return Run(folder, config, model, snapshot, read_plan(folder))
 
 
@@ -96,14 +104,6 @@ def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
     record = {**read_record(folder), **changes}
     write_record(folder, record)
     return record
-
-
-def adapter_hash(folder: Path) -> str:
-    """SHA-256 of the run's present adapter. Raises HivetuneError without one."""
-    path = folder / ADAPTER
-    if not path.exists():
-        raise HivetuneError(f"{path} is missing", hint="train again, or resume: hivetune resume")
-    return sha256_file(path)
 
 
 def _plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:

@@ -2,12 +2,12 @@
 
 import itertools
 
-from hivetune.base.disk import lock
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Probe
 from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
 from hivetune.run.folder import OUTCOME, PROBE
+from hivetune.run.status import hold_run
 from hivetune.walk.open import Run
 
 
@@ -17,7 +17,7 @@ def probe_run(run: Run, progress: Progress = silent) -> None:
     Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: finding out why
     workers die is the supervisor's business.
     """
-    with lock(run.folder):
+    with hold_run(run.folder):
         if (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder):
             return
         beats = itertools.count(1)

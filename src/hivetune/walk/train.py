@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from hivetune.base.disk import lock, write_manifest
+from hivetune.base.disk import write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.records import Accounting
 from hivetune.run.folder import EVENTS
+from hivetune.run.status import hold_run
 from hivetune.supervise.room import write_when_there_is_room
 from hivetune.supervise.supervisor import supervise_run
 from hivetune.walk.open import Run, load_run, update_record
@@ -67,7 +68,7 @@ def train_run(run: Run, on_step: Callable[[int], None] = lambda done: None) -> d
         if outcome.status == "done":
             write_manifest(run.folder, {"kind": "run"})
 
-    with lock(run.folder):
+    with hold_run(run.folder):
         write_when_there_is_room(run.folder, write)
     outcome.check()
     return document

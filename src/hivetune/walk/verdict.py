@@ -7,9 +7,10 @@ from hivetune.base.sealed import read_sealed
 from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
 from hivetune.records import Verdict
+from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.walk.compare.pages import write_evaluation_page
-from hivetune.walk.open import Run, adapter_hash
+from hivetune.walk.open import Run
 
 
 def judge_run(run: Run) -> Verdict:

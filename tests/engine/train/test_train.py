@@ -11,9 +11,10 @@ import pytest
 import torch
 from engine.runs import learnable_rows, losses, make_run, metrics, run_bytes, run_training, stop_after
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from hivetune.base.disk import sha256_bytes
 from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document
@@ -59,6 +60,24 @@ def assert_peft_agrees(run: Path, model: Path) -> None:
     nll = torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum")
     trained = torch.ones(20, dtype=torch.bool).index_fill(0, torch.tensor([0]), False)
     assert ours.nll([Document(0, tokens, trained)]).tolist() == pytest.approx([float(nll)], rel=1e-5)
+
+
+def test_a_tensor_of_another_shape_is_refused_instead_of_broadcast(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """`[1, R]` fits into `[O, R]` by broadcasting; a hash that was mended with it says that all is well."""
+    make_run(tmp_path, learnable_rows(40))
+    run_training(tmp_path, tiny_model_folder, on_beat=stop_after(3))
+    folder = max((tmp_path / "run/checkpoints").iterdir())
+    tensors = load_file(folder / "state.safetensors")
+    name = next(name for name in tensors if name.startswith("param/") and "lora_B" in name)
+    tensors[name] = tensors[name][:1].clone()
+    save_file(tensors, folder / "state.safetensors")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    data = (folder / "state.safetensors").read_bytes()
+    manifest["files"]["state.safetensors"] = {"size_bytes": len(data), "sha256": sha256_bytes(data)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    print(sorted(p.name for p in folder.parent.iterdir()))
+    with pytest.raises(UsageError, match=r"lora_B.weight is \[1, 4\], the model needs \["):
+        run_training(tmp_path, tiny_model_folder)
 
 
 @pytest.mark.parametrize("path", ["fast", "general"])

@@ -20,6 +20,7 @@ import psutil
 from hivetune import __version__
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_json
+from hivetune.base.whole import problems_once
 from hivetune.config import DataConfig, RunConfig
 from hivetune.data.intake.files import Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
@@ -33,7 +34,7 @@ from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.work import ChunkJob
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.rows.formats import WIDE_FORMAT
-from hivetune.data.snapshot import DROPPED_FILE, Snapshot, open_snapshot
+from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
 
@@ -193,7 +194,11 @@ def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path) -
 def _existing(folder: Path, key: str) -> Snapshot | None:
     if (folder / MANIFEST).exists():
         if read_json(folder / MANIFEST).get("key") == key:
-            return open_snapshot(folder)
+            found = open_snapshot(folder)
+            problems = problems_once(folder)
+            if problems:
+                raise UsageError(f"the snapshot {folder} is damaged: {problems[0]}", hint=DAMAGED_SNAPSHOT)
+            return found
         raise UsageError(f"{folder} holds another snapshot or run", hint="choose another --out")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty", hint="choose another --out")

@@ -150,7 +150,15 @@ def restore(session: Session) -> LoopState:
             raise UsageError(f"{session.folder}: its checkpoints are of another plan", hint="train into another folder")
         for kind, flat_N in _flat_state(session).items():
             for name, view in same_views(flat_N, session.model.adapter).items():
-                view.copy_(getattr(state, kind)[name])
+                found = getattr(state, kind).get(name)
+                if found is None or found.shape != view.shape:  # copy_ would broadcast [1, R] into [O, R] in silence
+                    shape = "missing" if found is None else list(found.shape)
+                    where = checkpoints.folder_of(session.folder, state.step)
+                    raise UsageError(
+                        f"{where}: {kind}/{name} is {shape}, the model needs {list(view.shape)}",
+                        hint="restore the checkpoint from a copy, or delete its folder to go on from the one before",
+                    )
+                view.copy_(found)
         loop = dict(state.loop)
         history = LossHistory.read(loop.pop("history"))
         progress = LoopState(

@@ -28,8 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+<<<<<<< HEAD
 import psutil
 
+=======
+from hivetune.base.whole import named_problems
+>>>>>>> 75b9d1e (What a run rests on and what it made is checked by whoever uses it: adapter, exports, models, snapshots, settings, shapes)
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.process.lease import serve_on
@@ -100,7 +104,16 @@ def open_backend(
 
 
 def check_files(model: Path, settings: ServerSettings) -> None:
-    """Raises UsageError for a file that is no GGUF, is damaged, or is an adapter where a model is needed."""
+    """Raises UsageError for a file that is no GGUF, is an adapter where a model is needed, or is damaged: not what the
+    manifest beside it names."""
+    for path in (model, *(path for path, _ in settings.adapters)):
+        whole = path.resolve()
+        problems = named_problems(whole.parent, (whole.name,))
+        if problems:
+            raise UsageError(
+                f"{path.parent / problems[0]}: it is damaged",
+                hint="delete it and make it again: hivetune export RUN, or restore it from a copy",
+            )
     if read_header(model).is_adapter:
         raise UsageError(f"{model} is an adapter, not a model", hint="export the whole: hivetune export RUN --to gguf")
     for path, _ in settings.adapters:
