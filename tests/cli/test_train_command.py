@@ -13,6 +13,7 @@ import pytest
 from gguf_families import write_model
 
 from hivetune.base.disk import lock
+from hivetune.run.record import read_record, write_record
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +78,7 @@ def test_a_held_run_is_busy(place: Place) -> None:
     code, document, _ = place.call("train", "mine.yaml", "--set", "max_steps=1", "--set", "seed=2")
     assert code == 0
     run = Path(document["run"])
-    (run / "run.json").write_text((run / "run.json").read_text().replace('"done"', '"new"'))
+    write_record(run, {**read_record(run), "status": "new"})
     with lock(run):
         code, document, _ = place.call("resume", str(run))
     assert code == 75

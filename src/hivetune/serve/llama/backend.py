@@ -28,12 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-<<<<<<< HEAD
 import psutil
 
-=======
 from hivetune.base.whole import named_problems
->>>>>>> 75b9d1e (What a run rests on and what it made is checked by whoever uses it: adapter, exports, models, snapshots, settings, shapes)
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.process.lease import serve_on

@@ -20,12 +20,13 @@ from hivetune.models.gguf_header import adapter_problem, read_header
 from hivetune.release.base import base_gguf
 from hivetune.release.export import export_run
 from hivetune.release.registry import Release, find
+from hivetune.run.adapter import adapter_hash
 from hivetune.run.find import find_run
 from hivetune.run.folder import ADAPTER
 from hivetune.serve.ask import Endpoint, TimedAnswer
 from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.walk.export import check_prompts, run_of_export
-from hivetune.walk.open import Run, adapter_hash, load_run
+from hivetune.walk.open import Run, load_run
 
 # What llama.cpp needs beside the file: its program, buffers and the keys and values of small models.
 BESIDE_FILE_BYTES = 512 << 20
