@@ -10,11 +10,14 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-from hivetune.config import DataConfig
 from hivetune.data.checks.dedupe import Table
 from hivetune.data.snapshot import SPLITS
 from hivetune.records import Example, Message, Split
+
+if TYPE_CHECKING:  # each worker would start with pydantic: 0.3 s and its memory
+    from hivetune.config import DataConfig
 
 SALT = b"hivetune split 1"
 SCALE = 1 << 64
@@ -84,7 +87,7 @@ class Sides:
     too_large: int  # that are trained because their group is larger than all that may be held out
 
 
-def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], data: DataConfig) -> Sides:
+def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], data: "DataConfig") -> Sides:
     """The side of each of `rows` (numbers of rows of the input). `alike`: pairs of rows that say nearly the same.
 
     A group that is larger than validation and test together can't be held out. `auto` then keeps only smaller groups
