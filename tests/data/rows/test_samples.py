@@ -3,7 +3,7 @@
 `samples.jsonl` holds, for each file, up to four of its rows with other words in them (keys, roles, ids and structure
 stay), how many a person who looked at the file would use (`usable`), and what must come of each row (`said`): the
 reason of a refusal, or the conversation as [role, hash of the text, number of calls, weight]. Set A was looked at
-while the layouts were made; B and C were read once by finished code before anything was changed (docs/log.md).
+while the layouts were made; B to F were read once by finished code before anything was changed (docs/log.md).
 """
 
 import hashlib

@@ -12,7 +12,8 @@ from hivetune.data.rows.sessions.claude_code import claude_code_rows
 
 # Looked for in the bytes of a row before it is parsed, since nearly no row is a container.
 KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "resourceSpans", "batches", "runs")
-_ALSO = ("loglines", "post")
+_MODEL_SPANS = ("llmSpans", "llm_spans")  # the model's calls of a trace that lists each kind of step apart
+_ALSO = ("loglines", "post", *_MODEL_SPANS)
 _MARKS = tuple(f'"{key}"'.encode() for key in (*KEYS, *_ALSO))
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
@@ -44,6 +45,9 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     if objects(record.get("post")) is not None:  # what LangSmith's client sends: runs begun, then what came of them
         ends = {str(run.get("dotted_order")): run for run in objects(record.get("patch")) or []}
         return [{**run, **ends.get(str(run.get("dotted_order")), {})} for run in record["post"]]
+    for key in _MODEL_SPANS:
+        if (calls := objects(record.get(key))) is not None:
+            return [_model_call(span) for span in calls]
     for key in KEYS:
         rows = objects(record.get(key))
         if rows is None or all(any(name in row for name in ROLE_KEYS[:5]) for row in rows):
@@ -54,6 +58,16 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         shared = {name: trace[name] for name in _SHARED if name in trace}
         return [{**shared, **_unwrapped(row)} for row in rows]
     return None
+
+
+def _model_call(span: dict[str, Any]) -> dict[str, Any]:
+    """What a model was asked and what it answered; what else the span says repeats it or counts something."""
+    kept = {name: span[name] for name in (*_SHARED, "uuid", "startTime", "input", "output", "model") if name in span}
+    arguments = one_of(kept.get("input"), "args")
+    if isinstance(arguments, list) and len(arguments) == 1:
+        kept["input"] = arguments[0]  # a traced function with one argument, the request
+    failed = str(span.get("status", "")).upper().startswith("ERR")
+    return {**kept, "type": "GENERATION", "level": "ERROR" if failed else "DEFAULT"}
 
 
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:

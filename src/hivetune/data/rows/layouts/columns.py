@@ -30,12 +30,16 @@ Kind = Literal["note", "media", "content", "unknown"]
 SYSTEM = ("system", "system_prompt", "system_message")
 TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
 PROMPTS = ("prompt", "instruction", "question", "query", "problem", "user_prompt", "user_message", "user_input")
-MORE_PROMPTS = ("human", "request", "message", "user_query", "user_request", "input", "inputs", "user", "ask")
+MORE_PROMPTS = ("human", "request", "message", "user_query", "user_request", "input", "inputs", "user", "ask", "q")
 ASKED = (*PROMPTS, *MORE_PROMPTS)
 ANSWERS = ("completion", "response", "output", "answer", "outputs", "target", "targets", "solution", "reply")
 MORE_ANSWERS = ("assistant", "assistant_response", "ai_response", "bot_response", "model_response", "llm_response")
-OTHER_ANSWERS = ("sql", "model_output", "generated_text", "generation", "expected_output", "bot", "ai", "gpt")
-ANSWERED = (*ANSWERS, *MORE_ANSWERS, *OTHER_ANSWERS)
+OTHER_ANSWERS = ("sql", "model_output", "generated_text", "generation", "expected_output", "bot", "ai", "gpt", "a")
+# Of evaluation sets, and of preference sets without their worse answer. Beside a list of turns they are for checking.
+EXPECTED = ("actual_output", "expected", "expected_answer", "expected_response", "reference_answer", "model_answer")
+BETTER = ("chosen", "chosen_response", "preferred")
+REPLIES = (*ANSWERS, *MORE_ANSWERS, *OTHER_ANSWERS)
+ANSWERED = (*REPLIES, *EXPECTED, *BETTER)
 CONTEXT = ("context", "passage", "background", "document", "paragraph")
 THOUGHTS = (
     "reasoning",
@@ -60,8 +64,9 @@ CONTENT = frozenset(
     "documents passages contexts choices options candidates article articles abstract body code chunks "
     "retrieved_documents retrieved_context rationale explanation explanations hint hints steps examples demonstrations "
     "persona knowledge facts evidence summary highlights translation definition premise hypothesis schema sql role "
-    "label_text story dialogue_history best_answer correct_answer incorrect_answers chosen rejected "
-    "chosen_response rejected_response responses completions generations answers_list"
+    "label_text story dialogue_history best_answer correct_answer incorrect_answers rejected "
+    "rejected_response responses completions generations answers_list tool_calls tools_called "
+    "called_tools expected_tools function_calls retrieval_context"
 )
 NOTES = frozenset(FACTS) | names(
     "source sources url urls link dataset dataset_name data_source origin untrusted checker lang language languages "

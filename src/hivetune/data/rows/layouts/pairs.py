@@ -11,18 +11,21 @@ from hivetune.data.rows.layouts.columns import (
     CONTEXT,
     SYSTEM,
     TOOLS,
+    looks_like_content,
     system_of,
     thoughts_of,
     tools_of,
 )
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, objects, parsed, said, text_of
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, in_order, read_messages, read_system
-from hivetune.data.rows.sessions.rendered import is_rendered, spoken_turns, turns_of
+from hivetune.data.rows.sessions.rendered import asked_turns, is_rendered, spoken_turns, turns_of
 from hivetune.records import Message
 
 QUESTION = ("user_query", "user_request", "input", "query")
 RESULT = ("result", "output")
 TASK = ("task", "input", "prompt", "query")
+# A text with one of these is a question or an answer whose other half stands elsewhere.
+HALVES = ("question_id", "answer_id", "prompt_id", "response_id", "completion_id", "reply_to")
 LABELS = ("label", "labels", "target", "class", "sentiment", "intent", "category", "stars", "rating", "emotion")
 
 
@@ -47,7 +50,7 @@ def _pair(
     question, answer = row[question_column], row[answer_column]
     if _are_said(question) and _are_said(answer) and len(question) == len(answer):
         return _dialogue(name, row, (question_column, answer_column))
-    turns, replies = _turns(question), _turns(answer)
+    turns, replies = _turns(question) or _spoken(question), _turns(answer)
     before = read_messages(turns, system_of(row)) if turns else list(read_system(system_of(row)))
     if not turns:
         before += _history(row.get("history") or row.get("chat_history"))
@@ -76,8 +79,19 @@ def _dialogue(name: str, row: Row, columns: tuple[str, str]) -> Conversation:
 
 def _turns(value: Any) -> list[dict[str, Any]] | None:
     """`value` if it is a list of turns, maybe as JSON text. JSON that is none is the text that somebody wrote."""
-    turns = objects(parsed(value))
+    turns = parsed(value)
+    turns = objects([turns] if isinstance(turns, dict) and "content" in turns else turns)
     return turns if turns and all(any(key in turn for key in ROLE_KEYS) for turn in turns) else None
+
+
+def _spoken(prompt: Any) -> list[dict[str, str]] | None:
+    """The turns of a prompt that ends where the answer begins: "Human: .. Assistant:". Raises RowRefused when its
+    speakers do not take turns.
+    """
+    turns = asked_turns(prompt) if isinstance(prompt, str) else None
+    if turns == []:
+        raise RowRefused("rendered-text")
+    return turns
 
 
 def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> str:
@@ -178,6 +192,15 @@ def _is_question_answer(row: Row) -> bool:
     return asked is not None and asked != "input" and first_of(row, ANSWERED) is not None
 
 
+def _is_key_value(row: Row) -> bool:
+    """A table of two columns with sentences in both; names and settings are no sentences."""
+    return set(row) == {"key", "value"} and looks_like_content(row["key"]) and looks_like_content(row["value"])
+
+
+def _key_value(name: str, row: Row) -> Conversation:
+    return _pair(name, row, ("key",), ("value",), ())
+
+
 def _is_input_output(row: Row) -> bool:
     return "input" in row and first_of(row, ANSWERED) is not None
 
@@ -203,6 +226,12 @@ TOOL = RowLayout(
 )
 QUESTION_ANSWER = RowLayout("question-answer", frozenset(ASKED), _is_question_answer, _question_answer, WITH_HISTORY)
 INPUT_OUTPUT = RowLayout("input-output", frozenset(("input",)), _is_input_output, _question_answer, WITH_HISTORY)
+KEY_VALUE = RowLayout("key-value", frozenset(("key",)), _is_key_value, _key_value, frozenset(("key", "value")))
 TEXT = RowLayout(
-    "text", frozenset(("text",)), lambda row: "text" in row, _plain, frozenset(("text",)), asks=frozenset(LABELS)
+    "text",
+    frozenset(("text",)),
+    lambda row: "text" in row,
+    _plain,
+    frozenset(("text",)),
+    asks=frozenset((*LABELS, *HALVES)),
 )

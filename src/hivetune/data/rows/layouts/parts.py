@@ -58,6 +58,8 @@ def read_content(content: Any) -> Said:
         content = [content]
     if not isinstance(content, list):
         raise RowRefused("wrong-type", "content: a string, or a list of parts")
+    if content and all(isinstance(part, str) for part in content):
+        return Said(["\n".join(content)])  # a text as its lines
     for part in content:
         if isinstance(part, str):
             found.texts.append(part)

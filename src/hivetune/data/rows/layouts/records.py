@@ -4,7 +4,7 @@ from typing import Any
 
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.columns import ANSWERED, SYSTEM, TOOLS, system_of, tools_of
+from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, column_kind, system_of, tools_of
 from hivetune.data.rows.layouts.said import (
     Conversation,
     Row,
@@ -16,7 +16,7 @@ from hivetune.data.rows.layouts.said import (
     one_of,
     parsed,
 )
-from hivetune.data.rows.layouts.turns import in_order, read_messages
+from hivetune.data.rows.layouts.turns import are_pairs, in_order, is_conversation, read_messages
 from hivetune.records import Message
 
 REQUESTS = (
@@ -38,7 +38,7 @@ LISTS = ("conversations", "conversation", "chat", "dialogue", "dialog", "turns",
 def _messages(name: str, row: Row) -> Conversation:
     """`messages`, and the answer in a column of its own where the list ends with a question."""
     messages = read_messages(parsed(row["messages"]), system_of(row))
-    answer = first_of(row, ("response", *ANSWERED))
+    answer = first_of(row, ("response", *REPLIES))
     changed: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
     if messages[-1].role in ("user", "tool") and answer is not None and row[answer] not in (None, ""):
@@ -102,6 +102,19 @@ def _list_column(row: Row) -> str | None:
         if name in row and (name.startswith("conversation") or isinstance(parsed(row[name]), list)):
             return name if name != "history" or "trajectory" in row else None  # else what came before a question
     return None
+
+
+def _only_turns(row: Row) -> str | None:
+    """The column that is a list of turns under a name that nobody knows, if it is the only one."""
+    found = [name for name, value in row.items() if _is_list(value) and (is_conversation(value) or are_pairs(value))]
+    known = len(found) == 1 and (column_kind(found[0]) == "unknown" or are_pairs(row[found[0]]))
+    return found[0] if known else None
+
+
+def _turns(name: str, row: Row) -> Conversation:
+    column = _only_turns(row)
+    assert column is not None
+    return _conversation(name, read_messages(row[column], system_of(row)), read_tools(tools_of(row)), (), (column,))
 
 
 def _sides(row: Row) -> tuple[str, str] | None:
@@ -178,3 +191,4 @@ CONTENTS = RowLayout(
 SHAREGPT = RowLayout(
     "sharegpt", frozenset(LISTS), lambda row: _list_column(row) is not None, _sharegpt, _COMMON, BESIDE
 )
+ANY_TURNS = RowLayout("turns", frozenset(), lambda row: _only_turns(row) is not None, _turns, _COMMON, BESIDE)

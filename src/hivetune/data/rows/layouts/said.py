@@ -27,9 +27,9 @@ class Conversation(NamedTuple):
 class RowLayout(NamedTuple):
     """One layout.
 
-    `names`: columns of which a row needs one before `fits` is asked; `explains`: columns that `read` puts into the
-    conversation or rightly leaves out of it; `beside`: names of notes about such rows; `asks`: names that are content
-    in such rows (data/rows/layouts/columns.py).
+    `names`: columns of which a row needs one before `fits` is asked, none for any row; `explains`: columns that `read`
+    puts into the conversation or rightly leaves out of it; `beside`: names of notes about such rows; `asks`: names
+    that are content in such rows (data/rows/layouts/columns.py).
     """
 
     name: str

@@ -31,7 +31,9 @@ LAYOUTS: tuple[RowLayout, ...] = (
     pairs.TOOL,
     pairs.INPUT_OUTPUT,
     pairs.QUESTION_ANSWER,
+    pairs.KEY_VALUE,
     pairs.TEXT,
+    records.ANY_TURNS,
 )
 # Columns of a chat's single message, with its text; a text beside one of them is no document.
 _SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
@@ -68,7 +70,7 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
 @lru_cache(512)
 def _candidates(names: tuple[str, ...]) -> tuple[RowLayout, ...]:
     """The layouts that rows with these columns can have. Once for each kind of row: asking all took half its time."""
-    return tuple(layout for layout in LAYOUTS if not layout.names.isdisjoint(names))
+    return tuple(layout for layout in LAYOUTS if not layout.names or not layout.names.isdisjoint(names))
 
 
 @lru_cache(512)

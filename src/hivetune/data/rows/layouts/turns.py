@@ -221,10 +221,30 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _pair(turn: Mapping[str, Any]) -> list[Message] | None:
     """A turn that holds both sides: {"input": .., "output": ..} and the like."""
-    for asked, answered in (("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant")):
-        if isinstance(turn.get(asked), str) and isinstance(turn.get(answered), str):
-            return [Message("user", turn[asked]), Message("assistant", turn[answered])]
+    for asked, answered in (
+        ("input", "output"),
+        ("user", "assistant"),
+        ("question", "answer"),
+        ("human", "assistant"),
+        ("q", "a"),
+    ):
+        question, answer = _lines(turn.get(asked)), _lines(turn.get(answered))
+        if question is not None and answer is not None:
+            return [Message("user", question), Message("assistant", answer)]
     return None
+
+
+def _lines(value: Any) -> str | None:
+    """A text, or its lines as a list."""
+    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    return value if isinstance(value, str) else None
+
+
+def are_pairs(value: Any) -> bool:
+    """Whether a list holds turns with both sides, a question and its answer."""
+    turns = objects(value)
+    return turns is not None and all(_pair(turn) is not None for turn in turns)
 
 
 def _role(turn: Mapping[str, Any]) -> tuple[str, Role]:

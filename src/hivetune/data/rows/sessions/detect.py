@@ -9,12 +9,14 @@ from hivetune.data.rows.formats import open_bytes, text_lines
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
 from hivetune.data.rows.sessions.codex import codex_rows, is_codex
+from hivetune.data.rows.sessions.messages import is_message_line, message_rows
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
 
 Lines = Iterator[tuple[int, str]]
 READERS: dict[str, Callable[[Lines], Iterator[PlacedRow]]] = {
     "claude-code": claude_code_rows,
     "codex": codex_rows,
+    "message-log": message_rows,
     "server-log": server_rows,
 }
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
@@ -38,7 +40,7 @@ def session_format(path: str, name: str, known: str) -> str:
 
 
 def _agent(head: bytes) -> str | None:
-    """The coding agent that wrote this."""
+    """The coding agent that wrote this, or a chat application with one message a line."""
     if _CODEX_LINE.match(head):
         return "codex"
     for line in head.split(b"\n")[:_NUM_LINES]:
@@ -51,6 +53,8 @@ def _agent(head: bytes) -> str | None:
                 return "claude-code"
             if is_codex(event):
                 return "codex"
+            if is_message_line(event):
+                return "message-log"
     return None
 
 

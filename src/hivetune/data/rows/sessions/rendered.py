@@ -11,10 +11,15 @@ _INST = re.compile(r"\[INST\]\s*(?:<<SYS>>\n(.*?)\n<</SYS>>\n\n)?(.*?)\s*\[/INST
 _ANY = re.compile(r"<\|\w+\|>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>")
 _NO_THOUGHTS = re.compile(r"\A\s*(?:<think>\s*(?:</think>)?\s*)?\Z")
 _LLAMA_DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")
-_SPEAKERS = {"human": "user", "user": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
+_SPEAKERS = {"human": "user", "user": "user", "system": "system"} | dict.fromkeys(
+    ("assistant", "gpt", "bot"), "assistant"
+)
 _NAMES = r"(Human|User|USER|Assistant|ASSISTANT|GPT|System|SYSTEM) ?: ?"
 _LINE = r"(?:\A|\n)[ \t]*"
 _SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
+_ONE = r"(?:### ?)?<?(Human|User|USER|user|Assistant|ASSISTANT|assistant|GPT|bot|Bot|System|SYSTEM|system)>? ?: ?"
+_ASKER = re.compile(r"\s*" + _ONE)
+_INLINE = re.compile(r"(?:\A|\s)" + _ONE)
 _INSTRUCTION = re.compile(r"^### ?Instruction:.*^### ?(?:Response|Output|Answer):", re.S | re.M)
 _FRAME = re.compile(r"\A(?:\s|<s>|</s>|<bos>|<\|begin_of_text\|>|<\|endoftext\|>)*\Z")
 
@@ -64,6 +69,26 @@ def spoken_turns(text: str) -> list[dict[str, str]] | None:
     if not in_turn or any(_ANY.search(piece) for piece in said):
         return []
     return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
+
+
+def asked_turns(prompt: str) -> list[dict[str, str]] | None:
+    """The turns of a prompt in which speakers take turns up to a question: "Human: .. Assistant: .. Human: ..", maybe
+    with the speaker of the answer at its end.
+
+    None for any other text. Empty when the speakers do not take turns or the answer has begun.
+    """
+    if not _ASKER.match(prompt):
+        return None
+    pieces = _INLINE.split(prompt)[1:]
+    roles = [_SPEAKERS[name.lower()] for name in pieces[::2]]
+    said = [piece.strip() for piece in pieces[1::2]]
+    if not {"user", "assistant"} <= set(roles):
+        return None
+    if roles[-1] == "assistant" and not said[-1]:
+        roles, said = roles[:-1], said[:-1]
+    spoken = roles[1:] if roles[0] == "system" else roles
+    in_turn = len(spoken) % 2 == 1 and all(role == ("user", "assistant")[i % 2] for i, role in enumerate(spoken))
+    return [{"role": r, "content": t} for r, t in zip(roles, said, strict=True)] if in_turn else []
 
 
 def is_rendered(text: str) -> bool:

@@ -1,0 +1,67 @@
+"""Logs with one message a line: the messages of a session become one conversation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.data.intake.files import plan_inputs
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import read_example, read_rows
+from hivetune.data.rows.sessions import messages
+
+
+def message(session: str, role: str, text: str, second: int, **more: Any) -> dict[str, Any]:
+    return {"session_id": session, "role": role, "message": text, "timestamp": f"2026-01-01T00:00:{second:02}Z", **more}
+
+
+def read(tmp_path: Path, lines: list[Any]) -> list[Any]:
+    """What is said in each row, or why it is refused."""
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    found: list[Any] = []
+    for chunk in plan_inputs(str(path), tmp_path).chunks:
+        for raw in read_rows(chunk):
+            try:
+                example = read_example(raw, {}).example
+                found.append((example.session, [(m.role, m.content) for m in example.messages]))
+            except RowRefused as error:
+                found.append(error.reason)
+    return found
+
+
+def test_sessions_that_are_mixed(tmp_path: Path) -> None:
+    log = [
+        message("a", "user", "one", 1),
+        message("b", "user", "two", 2),
+        message("a", "assistant", "three", 3),
+        "no JSON\n",
+        message("b", "assistant", "four", 4),
+    ]
+    assert read(tmp_path, log) == [
+        "bad-json",
+        ("a", [("user", "one"), ("assistant", "three")]),
+        ("b", [("user", "two"), ("assistant", "four")]),
+    ]
+
+
+def test_newest_first_is_turned_round(tmp_path: Path) -> None:
+    log = [message("a", "assistant", "two", 2), message("a", "user", "one", 1)]
+    assert read(tmp_path, log) == [("a", [("user", "one"), ("assistant", "two")])]
+
+
+def test_messages_without_a_session_are_refused(tmp_path: Path) -> None:
+    log = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    assert read(tmp_path, log) == ["one-message", "one-message"]
+
+
+def test_a_session_that_was_given_out_is_not_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_KEPT_CHARS", 300)
+    log = [message("a", "user", "one", 1), message("a", "assistant", "two", 2)]
+    log += [message("b", "user", "three", 3), message("b", "assistant", "four", 4), message("a", "user", "five", 5)]
+    assert read(tmp_path, log) == [
+        ("a", [("user", "one"), ("assistant", "two")]),
+        "one-message",
+        ("b", [("user", "three"), ("assistant", "four")]),
+    ]

@@ -1,0 +1,75 @@
+"""What two sets of files that nobody had looked at taught: speakers inside a prompt, half rows, names, nested calls."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.containers import rows_inside
+from hivetune.data.rows.layouts.table import read_conversation
+
+ASKED = [("user", "Where is it?"), ("assistant", "There.")]
+
+
+def said(row: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(m.role, m.content) for m in read_conversation(row).messages]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Human: Where is it? Assistant:", "chosen": "There."},
+        {"prompt": "\n\nHuman: Where is it?\n\nAssistant:", "completion": "There."},
+        {"input": "Where is it?", "actual_output": "There."},
+        {"input": "Where is it?", "expected": "There."},
+        {"q": "Where is it?", "a": "There."},
+        {"key": "Where is it?", "value": "There it is."},
+        {
+            "prompt": [{"from": "user", "content": "Where is it?"}],
+            "completion": {"from": "assistant", "content": "There."},
+        },
+        {"traj": [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "There."}]},
+        {"paragraph": [{"q": "Where is it?", "a": ["There."]}]},
+    ],
+)
+def test_the_question_and_its_answer(row: dict[str, Any]) -> None:
+    assert [(role, text.replace("There it is.", "There.")) for role, text in said(row)] == ASKED
+
+
+def test_speakers_inside_a_question_are_turns() -> None:
+    row = {"instruction": " <user>: Who? <bot>: She. <user>: Where is it?", "output": "There."}
+    assert said(row) == [("user", "Who?"), ("assistant", "She."), *ASKED]
+
+
+def test_a_list_of_lines_keeps_its_breaks() -> None:
+    row = {"conversations": [{"from": "user", "value": "Write"}, {"from": "assistant", "value": ["one", "two"]}]}
+    assert said(row)[1] == ("assistant", "one\ntwo")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "Human: Who? Human: Where? Assistant:", "completion": "There."}, "rendered-text"),
+        ({"prompt": "User: Who? Assistant: She is", "completion": "there."}, "rendered-text"),
+        ({"question_id": 1, "text": "The answer alone."}, "unexplained-column"),
+        ({"input": "Where?", "actual_output": "There", "tools_called": [{"name": "look"}]}, "unexplained-column"),
+        ({"messages": [{"role": "user", "content": "Count."}], "expected_answer": "7"}, "no-answer"),
+        ({"key": "limit", "value": "the most that may be read"}, "unknown-layout"),
+    ],
+)
+def test_what_is_not_whole_is_refused(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RowRefused) as refused:
+        read_conversation(row)
+    assert refused.value.reason == reason
+
+
+def test_the_model_calls_of_a_trace() -> None:
+    asked = {"args": [{"model": "m", "messages": [{"role": "user", "content": "Where is it?"}]}]}
+    call = {"type": "llm", "status": "SUCCESS", "input": asked, "output": "There.", "prompt": {"alias": "p"}}
+    failed = {**call, "status": "ERRORED"}
+    rows = rows_inside(json.dumps({"agentSpans": [], "llmSpans": [call, failed], "input": "x", "output": "y"}).encode())
+    assert rows is not None
+    assert said(json.loads(rows[0])) == ASKED
+    with pytest.raises(RowRefused, match="failed"):
+        read_conversation(json.loads(rows[1]))
