@@ -46,7 +46,8 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         ["-m", "proof", "tests/data/intake/test_collect_kill.py", "-k", "not fast_rotation"],
     ),
     "collect-rotation": (
-        "33 runs in which a log is rotated 50 times, every 0.4 s, while its collectors are killed: every row exactly once",
+        "33 runs in which a log is rotated 50 times, every 0.4 s, while its collectors are killed: "
+        "every row exactly once",
         ["-m", "proof", "tests/data/intake/test_collect_kill.py", "-k", "fast_rotation"],
     ),
     "kills": (
