@@ -114,3 +114,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root can mount a small file system")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer and a ChatML template, as data preparation reads it; no weights."""
+    from data.models import make_model
+
+    return make_model(tmp_path_factory.mktemp("chatml"))

@@ -14,7 +14,7 @@ from hivetune.supervise.verify import ADAPTER, Verification, compare_runs, excer
 FORGETFUL = str(Path(__file__).with_name("forgetful_worker.py"))
 
 
-def verify(folder: Path, worker: str = "train") -> Verification:
+def verify(folder: Path, worker: str | None = None) -> Verification:
     config = make_run(folder, 64, batch_size=8, supervise={"hang_floor_s": 60})
     snapshot = open_snapshot(folder / "snapshot")
     return verify_resume(config, folder / "model", snapshot, folder / "verify", worker=worker)

@@ -48,8 +48,8 @@ def test_it_answers_streams_and_ends(tiny: Path) -> None:
         assert 0 < answer.new_tokens <= 5 and answer.prompt_tokens > 0
         again = backend.complete(HELLO, max_tokens=5, logprobs=True)
         assert replace(again, seconds=0) == replace(answer, seconds=0)
-        # A stream holds back bytes that are no whole character; the whole answer shows them as U+FFFD.
-        assert "".join(backend.stream(HELLO, max_tokens=5)) == answer.text.partition("\ufffd")[0]
+        # A stream holds back bytes at its end that are no whole character; the whole answer shows them as U+FFFD.
+        assert "".join(backend.stream(HELLO, max_tokens=5)).rstrip("\ufffd") == answer.text.rstrip("\ufffd")
         pid = backend.process.pid
     assert backend.process.returncode == 0
     assert gone(pid)
