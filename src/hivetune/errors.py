@@ -64,4 +64,5 @@ class Stopped(HivetuneError):
 
     def __init__(self, message: str, *, signal_number: int = signal.SIGINT, hint: str = ""):
         super().__init__(message, hint=hint)
+        self.signal_number = signal_number
         self.exit_code = 128 + signal_number

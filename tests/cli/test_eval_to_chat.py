@@ -2,13 +2,18 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gguf_families import write_model
+
+from hivetune.process.parent import GRACE_S
+from hivetune.run.folder import EVALUATION, OUTCOME, SCORES, SCORING
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +74,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def test_before_an_evaluation_the_gate_has_no_verdict(place: Workplace) -> None:
     code, document = place.document("gate", str(place.run))
     assert code == 2 and "hivetune eval" in document["error"]["hint"]
+
+
+def test_an_interrupted_eval_ends_its_task_at_once(place: Workplace) -> None:
+    """In the middle of scoring. A task that waited for SIGKILL, or went on, would have written an outcome."""
+    scoring = place.run / SCORING
+    environment = {**os.environ, "HIVETUNE_HOME": str(place.folder / "home")}
+    command = [sys.executable, "-m", "hivetune", "eval", str(place.run), "--set", "eval.new_tokens=500", "--json"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        while not (scoring / SCORES).exists():  # a border of two processes: there is nothing to wait on but the file
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, time.monotonic() - sent < GRACE_S) == (130, True), err
+    assert "no new eval.json" in json.loads(out)["error"]["hint"]
+    assert not (scoring / OUTCOME).exists() and not (place.run / EVALUATION).exists()
 
 
 def test_the_walk_from_eval_to_chat(place: Workplace) -> None:

@@ -12,8 +12,8 @@ from tiny_child import Play
 
 from hivetune.errors import DoesNotFit, HivetuneError
 from hivetune.process.limits import FixedLimits
-from hivetune.process.parent import run_task, start_child
-from hivetune.process.protocol import Beat, Outcome
+from hivetune.process.parent import GRACE_S, run_task, start_child
+from hivetune.process.protocol import Beat, Outcome, Train
 
 TINY = str(Path(__file__).with_name("tiny_child.py"))
 
@@ -68,13 +68,27 @@ def test_silence_is_a_hang_and_is_ended(tmp_path: Path, do: str, state: str) -> 
         assert "tiny_child.py" in outcome.stderr_tail  # the stack, dumped without the GIL
 
 
-def test_sigterm_lets_it_save(tmp_path: Path) -> None:
-    child = start_child(Play("until_stopped"), tmp_path, module=TINY)
+def stop_at_work(task: object, folder: Path) -> Outcome:
+    """Stopped once it works. With a long grace: what ends within the ordinary one was ended by SIGTERM."""
+    child = start_child(task, folder, module=TINY)
     while Beat.ITEM not in child.wait_beats():
-        pass
-    child.stop()
-    outcome = child.outcome()
+        assert not child.ended
+    child.stop(grace_s=2 * GRACE_S)
+    return child.outcome()
+
+
+def test_sigterm_lets_a_training_save(tmp_path: Path) -> None:
+    outcome = stop_at_work(Train(tmp_path, tmp_path, tmp_path), tmp_path)
     assert (outcome.status, outcome.result) == ("stopped", {"saved": True})
+
+
+@pytest.mark.parametrize("do", ["work_on", "hold_gil"])
+def test_sigterm_ends_a_task_that_saves_nothing_at_once(tmp_path: Path, do: str) -> None:
+    """Nothing reads a request to stop in these: a handler would only keep Ctrl-C waiting until SIGKILL."""
+    started = time.monotonic()
+    outcome = stop_at_work(Play(do), tmp_path)
+    assert (outcome.status, outcome.signal) == ("died", signal.SIGTERM)
+    assert time.monotonic() - started < GRACE_S
 
 
 def test_environment_is_offline_and_first_in_line_for_the_oom_killer(tmp_path: Path) -> None:
@@ -106,7 +120,7 @@ def test_a_missing_package_is_said_with_the_command_that_mends_it(tmp_path: Path
     assert "pip install" in outcome.error.hint
 
 
-@pytest.mark.parametrize("do", ["until_stopped", "stop_itself"])
+@pytest.mark.parametrize("do", ["work_on", "stop_itself"])
 def test_the_child_dies_with_its_supervisor(tmp_path: Path, do: str) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(TINY).parent)!r}); from tiny_child import *\n"

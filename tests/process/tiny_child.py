@@ -1,4 +1,4 @@
-"""A child without torch for the tests of tasks: does what `Play.do` says."""
+"""A child without torch for the tests of tasks: does what `Play.do` says; "trains" until it is asked to stop."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hivetune.errors import DoesNotFit
 from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import Beat
+from hivetune.process.protocol import Beat, Train
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,12 @@ class Play:
     handle: int = -1
 
 
-def main(task: Play, heartbeat: Heartbeat) -> dict[str, object]:
+def main(task: Play | Train, heartbeat: Heartbeat) -> dict[str, object]:
+    if isinstance(task, Train):
+        heartbeat.beat(Beat.ITEM)
+        while not heartbeat.stop_requested:
+            time.sleep(0.01)
+        return {"status": "stopped", "saved": True}
     match task.do:
         case "items":
             for _ in range(task.items):
@@ -40,11 +45,10 @@ def main(task: Play, heartbeat: Heartbeat) -> dict[str, object]:
         case "hold_gil":
             heartbeat.beat(Beat.ITEM)
             ctypes.PyDLL(None).sleep(3600)
-        case "until_stopped":
+        case "work_on":
             heartbeat.beat(Beat.ITEM)
-            while not heartbeat.stop_requested:
+            while True:
                 time.sleep(0.01)
-            return {"status": "stopped", "saved": True}
         case "environment":
             return {"environment": dict(os.environ), "oom": open("/proc/self/oom_score_adj").read().strip()}
         case "allocate":
@@ -55,4 +59,4 @@ def main(task: Play, heartbeat: Heartbeat) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    run_child(main, Play)
+    run_child(main, Play, Train)

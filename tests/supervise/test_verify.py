@@ -1,5 +1,7 @@
 """`verify-resume` says yes to a right resume and no to a wrong one, with real SIGKILLs."""
 
+import os
+import signal
 from array import array
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from tiny_run import make_run
 
 from hivetune.data.snapshot import open_snapshot
+from hivetune.errors import Stopped
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.supervise.verify import ADAPTER, Verification, compare_runs, excerpt_of, verify_resume
@@ -43,6 +46,22 @@ def test_a_resume_that_forgets_the_optimizer_is_found_out(tmp_path: Path) -> Non
     found = verify(tmp_path, FORGETFUL)
     assert not found.identical and not found.passed
     assert found.files[0].difference is not None and found.files[0].difference > 0
+
+
+@pytest.mark.slow
+def test_stopped_it_names_no_folder_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of the proof says "go on with: hivetune resume ..." of itself, in a folder that its caller deletes."""
+    monkeypatch.setattr("hivetune.supervise.verify.STEPS", 400)
+    config = make_run(tmp_path, 64, batch_size=8, supervise={"hang_floor_s": 60})
+    snapshot = open_snapshot(tmp_path / "snapshot")
+
+    def interrupt(done: int, total: int | None) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Stopped) as caught:
+        verify_resume(config, tmp_path / "model", snapshot, tmp_path / "verify", interrupt)
+    assert (caught.value.exit_code, caught.value.hint) == (130, "")
+    assert "saved" not in caught.value.message
 
 
 def tensors(*values: float) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any
 from hivetune.base.disk import FULL_DISK, write_json
 from hivetune.base.private import keep_private
 from hivetune.errors import HivetuneError, MachineNotFit
-from hivetune.process.protocol import EXIT_FULL_DISK, Beat, read_task
+from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, read_task
 from hivetune.run.folder import OUTCOME
 
 PR_SET_PDEATHSIG = 1
@@ -33,7 +33,10 @@ EXIT_ORPHANED = 70
 
 
 class Heartbeat:
-    """One byte a beat on the inherited pipe. `stop_requested` turns true with SIGTERM: save, then return."""
+    """One byte a beat on the inherited pipe.
+
+    `stop_requested` turns true with SIGTERM where the task saves when it is stopped: save, then return.
+    """
 
     def __init__(self, handle: int | None):
         self._handle = handle
@@ -97,7 +100,8 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
     heartbeat = Heartbeat(envelope.heartbeat_fd)
-    signal.signal(signal.SIGTERM, heartbeat.request_stop)
+    if envelope.kind in {kind.__name__ for kind in SAVES_WHEN_STOPPED}:
+        signal.signal(signal.SIGTERM, heartbeat.request_stop)
     if envelope.heartbeat_fd is not None:
         threading.Thread(target=_end_when_orphaned, args=(envelope.heartbeat_fd,), daemon=True).start()
     heartbeat.beat(Beat.STARTING)

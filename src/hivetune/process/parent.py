@@ -100,7 +100,7 @@ class Child:
         return line.rpartition(")")[2].split()[0]
 
     def ask_to_stop(self) -> None:
-        """SIGTERM: save at the next opportunity, then end."""
+        """SIGTERM: a task that saves when it is stopped does so and ends, any other ends at once."""
         if not self.ended:
             self._signal(signal.SIGTERM)
 

@@ -173,6 +173,9 @@ ENTRIES: Mapping[type, str] = {
     WriteGgufAdapter: "hivetune.engine.convert.to_gguf",
     CheckGguf: "hivetune.engine.convert.to_gguf",
 }
+# What SIGTERM asks to save and return. It ends every other task at once: nothing there would read the request, and
+# Ctrl-C would wait for the parent's SIGKILL.
+SAVES_WHEN_STOPPED: frozenset[type] = frozenset({Train})
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hivetune.base.disk import write_atomic, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.errors import HivetuneError
+from hivetune.errors import HivetuneError, Stopped
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
@@ -116,7 +116,14 @@ def verify_resume(
 
     def train_to_end(run: Path, steps: int, on_step: Callable[[int], None], choices: Choices = NO_CHOICES) -> None:
         short = _make_run(run, config, excerpt, steps, choices)
-        supervise_run(run, short, model=model, snapshot=excerpt.folder, worker=worker, on_step=on_step).check()
+        outcome = supervise_run(run, short, model=model, snapshot=excerpt.folder, worker=worker, on_step=on_step)
+        try:
+            outcome.check()
+        except Stopped as error:  # its words are of a run that can be resumed; this one is deleted by who asked for it
+            raise Stopped("stopped before both runs were compared", signal_number=error.signal_number) from None
+        except HivetuneError as error:
+            error.hint = error.hint.replace(f"hivetune resume {run}", "hivetune verify-resume CONFIG")
+            raise
 
     steps = STEPS
     train_to_end(calm, steps, lambda done: progress(done, 2 * steps))

@@ -1,8 +1,12 @@
 """The first station: a model by its name becomes a prepared folder."""
 
+import glob
 import itertools
 import os
+import shutil
 from pathlib import Path
+
+import psutil
 
 from hivetune.models.prepared import find_prepared, folder_for
 from hivetune.process.parent import run_task
@@ -23,9 +27,21 @@ def fetch_model(name: str, progress: Progress = silent) -> Path:
         return prepared.folder
     folder = folder_for(name)
     beats = itertools.count(1)
-    run_task(
-        PrepareModel(name, folder, offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE),
-        folder.with_name(f".{folder.name}.task"),
-        on_beat=lambda beat: progress(next(beats), None),
-    ).check(f"preparing {name}")
+    try:
+        outcome = run_task(
+            PrepareModel(name, folder, offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE),
+            folder.with_name(f".{folder.name}.task"),
+            on_beat=lambda beat: progress(next(beats), None),
+        )
+    finally:
+        _remove_left_over(folder)
+    outcome.check(f"preparing {name}")
     return folder
+
+
+def _remove_left_over(folder: Path) -> None:
+    """What tasks that were killed had made of `folder` so far (engine/convert/prepare_model.py names it)."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+        owner = path.name.removeprefix(f".{folder.name}.").removesuffix(".tmp")
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)
