@@ -7,11 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hivetune.cli.main import COMMANDS, LEFT_BEHIND
+from hivetune.cli.main import COMMANDS, GROUPS, LEFT_BEHIND, main
+from hivetune.cli.output import MODE
+
+Ask = Callable[..., tuple[int, dict[str, Any], str]]
+LONG = {"demo", "serve", "bench"}  # do their work without an argument
 
 
 def hivetune(*arguments: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
@@ -63,35 +69,103 @@ def test_the_schema_is_one_document() -> None:
     assert "lora" in json.loads(finished.stdout)["properties"]
 
 
-def test_what_says_what_it_leaves_behind_is_a_command() -> None:
-    assert set(LEFT_BEHIND) < set(COMMANDS)
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Ask]:
+    """A command line with --json in this process: exit code, the one document, stderr."""
+
+    def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
+        monkeypatch.setattr(sys, "argv", ["hivetune", *arguments, "--json"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert out.endswith("\n") and out.count("\n") == 1, out
+        document = json.loads(out)
+        assert document["schema"] == 1
+        return int(ended.value.code or 0), document, err
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    yield run
+    MODE.json = False
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def is_error(document: dict[str, Any]) -> bool:
+    return set(document) == {"schema", "error"} and set(document["error"]) == {"type", "message", "hint"}
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *GROUPS, ""])
+def test_a_wrong_option_is_one_document(name: str, ask: Ask) -> None:
+    code, document, _ = ask(*name.split(), "--bogus")
+    assert code == 2 and is_error(document)
+    assert document["error"]["type"] == "UsageError" and "--bogus" in document["error"]["message"]
+    assert document["error"]["hint"] == f"see: {' '.join(('hivetune', *name.split()))} --help"
+
+
+@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name not in LONG), *GROUPS, ""])
+def test_no_arguments_are_one_document(name: str, ask: Ask) -> None:
+    code, document, err = ask(*name.split())
+    assert is_error(document) if code else len(document) > 1
+    assert code == 0 or err == f"hivetune: {document['error']['message']}\nhint: {document['error']['hint']}\n"
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *GROUPS, ""])
+def test_help_is_one_document(name: str, ask: Ask) -> None:
+    code, document, err = ask(*name.split(), "--help")
+    assert code == 0 and not err
+    assert document["help"].startswith(" ".join(("Usage: hivetune", *name.split())))
+
+
 @pytest.mark.parametrize(
-    ("name", "kept"), [("data check", "nothing was written"), ("export", "earlier export is kept")]
+    ("line", "code", "words"),
+    [
+        ("trian", 2, "'train'"),
+        ("data chek", 2, "'chek'"),
+        ("show", 2, "Missing argument"),
+        ("logs last -n many", 2, "'--lines'"),
+        ("runs extra", 2, "extra"),
+        ("--show-completion", 2, "--show-completion"),
+    ],
 )
-def test_a_command_that_is_stopped_says_what_it_leaves_behind(
-    tmp_path: Path, name: str, kept: str, number: int
+def test_a_usage_error_is_one_document(line: str, code: int, words: str, ask: Ask) -> None:
+    got, document, _ = ask(*line.split())
+    assert got == code and is_error(document) and words in document["error"]["message"]
+
+
+def test_version_and_schema_are_one_document(ask: Ask) -> None:
+    assert ask("--version")[1]["version"]
+    assert "lora" in ask("config", "--schema")[1]["json_schema"]["properties"]
+
+
+def test_a_bug_is_one_document_and_its_traceback_a_file(
+    ask: Ask, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real frame around a command that waits for ever, as one does for a pipe that nobody writes to."""
-    module, function, _ = COMMANDS[name]
-    script = (
-        "import sys, time, importlib\n"
-        f"sys.argv = ['hivetune', *{name.split()!r}, '--json']\n"
-        "from hivetune.cli.main import main\n"
-        "def wait() -> None:\n    print('ready', file=sys.stderr, flush=True)\n    time.sleep(600)\n"
-        f"vars(importlib.import_module('hivetune.cli.{module}'))[{function!r}] = wait\n"
-        "main()\n"
-    )
-    environment = {**os.environ, "HIVETUNE_HOME": str(tmp_path)}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True, env=environment
-    ) as waiting:
-        assert waiting.stderr is not None and waiting.stderr.readline() == "ready\n"
-        waiting.send_signal(number)
-        out, err = waiting.communicate(timeout=30)
-    assert waiting.returncode == 128 + number
-    document = json.loads(out)
-    assert (document["error"]["type"], kept in document["error"]["hint"], kept in err) == ("Stopped", True, True)
+    monkeypatch.setattr("hivetune.cli.runs.known_runs", lambda *_: 1 / 0)
+    code, document, err = ask("runs")
+    (kept,) = (own_home / "bugs").iterdir()
+    assert code == 1 and is_error(document) and "ZeroDivisionError" in document["error"]["message"]
+    assert str(kept) in document["error"]["hint"]
+    assert "Traceback" in kept.read_text() and "Traceback" not in err
+
+
+def test_a_bug_with_no_place_for_its_traceback_prints_it(
+    ask: Ask, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_home / "bugs").write_text("in the way")
+    monkeypatch.setattr("hivetune.cli.runs.known_runs", lambda *_: 1 / 0)
+    code, document, err = ask("runs")
+    assert code == 1 and is_error(document) and "Traceback" in err
+
+
+def test_an_interrupt_is_one_document(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hivetune.cli.runs.known_runs", interrupt)
+    code, document, _ = ask("runs")
+    assert code == 130 and is_error(document) and document["error"]["type"] == "Stopped"
+
+
+def test_under_json_stderr_does_not_repeat_the_document(ask: Ask) -> None:
+    code, document, err = ask("runs")
+    assert code == 0 and document == {"schema": 1, "runs": []} and err == ""

@@ -1,8 +1,12 @@
-"""Errors of the disk and of databases as one message with the documented exit code; what is left is a bug of ours."""
+"""Any exception as one message with the documented exit code; a bug of ours leaves its traceback in the home folder."""
 
 import errno
+import os
 import sqlite3
+import time
+import traceback
 
+from hivetune.base.disk import home
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
 # What a person's path, link, mode or mount leads to, against a disk that is full or breaks.
@@ -14,12 +18,12 @@ _READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def explain(error: Exception) -> HivetuneError | None:
-    """None: nothing is known of it."""
+def explain(error: Exception) -> HivetuneError:
+    """What happened in words; of an error that nothing is known of, the traceback is written to a file."""
     if isinstance(error, sqlite3.DatabaseError):
         return _database(error)
     if not isinstance(error, OSError) or error.errno is None:
-        return None
+        return _bug(error)
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno in _FULL:
         return DoesNotFit(f"the disk is full: {what}", hint="free some space, then give the same command again")
@@ -43,3 +47,17 @@ def _database(error: sqlite3.DatabaseError) -> HivetuneError:
             f"the store can't be written to: {text}", hint="set HIVETUNE_HOME to a folder that you may write to"
         )
     return UsageError(f"a database is damaged: {text}", hint="restore hive.db, or the snapshot, from a copy")
+
+
+def _bug(error: Exception) -> HivetuneError:
+    text = "".join(traceback.format_exception(error))
+    what = f"this is a bug in Hivetune: {type(error).__name__}: {error}"
+    path = home() / "bugs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as unwritten:
+        return HivetuneError(
+            f"{what}\n{text}", hint=f"please report it with these lines ({path}: {unwritten.strerror})"
+        )
+    return HivetuneError(what, hint=f"please report it with {path}, after a look: messages may quote your rows")

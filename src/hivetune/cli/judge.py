@@ -38,7 +38,7 @@ def gate(run: RunFolder, overrides: SetOption = None) -> None:
         show(f"next: hivetune export {run} --to gguf")
     emit(verdict_document(verdict))
     if verdict.verdict != "deploy":
-        show(f"next: {NEXT[verdict.verdict]}")
+        show(f"next: {what_next(verdict)}")
         raise typer.Exit(NotDeployed.exit_code)  # not as an error: the document above is the whole answer
 
 
@@ -47,6 +47,13 @@ NEXT = {
     "abort": "look at the rows and at the answers in eval.json before training longer",
     "not-enough-evidence": "hold out more rows (data.test), or answer more of them (eval.prompts)",
 }
+UNCHECKED = "give held-out rows a checker (their own, or eval.checker) and answer them (eval.prompts)"
+
+
+def what_next(verdict: Verdict) -> str:
+    """More rows are no help where success is required and none of them is checked."""
+    unchecked = any(metric.name == "success" and metric.required and not metric.n for metric in verdict.metrics)
+    return UNCHECKED if unchecked and verdict.verdict == "not-enough-evidence" else NEXT[verdict.verdict]
 
 
 def _open(run: str, overrides: Sequence[str] | None, section: str) -> Run:

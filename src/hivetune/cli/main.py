@@ -12,11 +12,12 @@ from types import FrameType
 from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from hivetune import __version__
 from hivetune.base.private import keep_private
-from hivetune.cli.output import MODE, emit, say
-from hivetune.errors import HivetuneError, Stopped
+from hivetune.cli.output import MODE, as_document, emit, say
+from hivetune.errors import HivetuneError, Stopped, UsageError
 
 # name: (module, function, one line). `group name` is a command of a group. The order is the order of the walk.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -66,6 +67,24 @@ LEFT_BEHIND = {
 GROUPS = {"data": "Check, prepare and forget rows."}
 
 
+class _Command(TyperCommand):
+    """A command whose help is a document too."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help(super().get_help(ctx))
+
+
+class _Group(TyperGroup):
+    """A group whose help is a document too."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help(super().get_help(ctx))
+
+
+def _help(text: str) -> str:
+    return as_document({"help": text}) if MODE.json else text
+
+
 def main() -> None:
     """Run one command and exit with its documented code."""
     keep_private()
@@ -74,43 +93,49 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
     try:
-        _app(arguments)(args=arguments, prog_name="hivetune")
+        # Under --json typer's own errors come here; else typer prints them, with the usage of the command.
+        sys.exit(_app(arguments)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))
     except Stopped as error:
         _fail(_with_left_behind(error, arguments))
     except HivetuneError as error:
         _fail(error)
     except KeyboardInterrupt:
         _fail(_with_left_behind(Stopped("stopped", signal_number=signal.SIGINT), arguments))
-    except Exception as error:
-        explained = _explain(error)
-        if explained is None:
-            raise
-        _fail(explained)
+    except typer.TyperException as error:
+        _fail(UsageError(error.format_message(), hint=f"see: {_asked_for(arguments)} --help"))
+    except Exception as error:  # noqa: BLE001 (the last one to meet it: told, and the traceback of a bug is kept)
+        _fail(_explain(error))
 
 
 def _app(arguments: list[str]) -> typer.Typer:
     app = typer.Typer(
-        no_args_is_help=True,
+        cls=_Group,
+        no_args_is_help=not MODE.json,
+        add_completion=not MODE.json,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="From the interactions you already have to a better local model. `--json` on every command: one document.",
     )
     app.callback()(_root)
-    groups = {name: typer.Typer(no_args_is_help=True, help=help_text) for name, help_text in GROUPS.items()}
+    groups = {
+        name: typer.Typer(cls=_Group, no_args_is_help=not MODE.json, help=help_text)
+        for name, help_text in GROUPS.items()
+    }
     for name, group in groups.items():
         app.add_typer(group, name=name)
     for name, (module, function, help_text) in COMMANDS.items():
         words = name.split()
         parent = groups[words[0]] if len(words) == 2 else app
         body = _load(module, function) if arguments[: len(words)] == words else _unloaded
-        parent.command(words[-1], help=body.__doc__ if body is not _unloaded else help_text, short_help=help_text)(body)
+        help_text_long = body.__doc__ if body is not _unloaded else help_text
+        parent.command(words[-1], cls=_Command, help=help_text_long, short_help=help_text)(body)
     return app
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        typer.echo(as_document({"version": __version__}) if MODE.json else __version__)
         raise typer.Exit
 
 
@@ -147,7 +172,15 @@ def _with_left_behind(error: Stopped, arguments: list[str]) -> Stopped:
     return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or left)
 
 
-def _explain(error: Exception) -> HivetuneError | None:
+def _asked_for(arguments: list[str]) -> str:
+    """The command, or the group, that the command line begins with."""
+    for words in (arguments[:2], arguments[:1]):
+        if " ".join(words) in COMMANDS or " ".join(words) in GROUPS:
+            return " ".join(("hivetune", *words))
+    return "hivetune"
+
+
+def _explain(error: Exception) -> HivetuneError:
     from hivetune.cli.explain import explain  # only now: `--help` loads no database
 
     return explain(error)

@@ -62,8 +62,13 @@ def _console(*, stderr: bool) -> Console:
 def emit(document: dict[str, Any]) -> None:
     """The one JSON document of a command, on stdout; nothing without `--json`."""
     if MODE.json:
-        text = json.dumps({"schema": 1, **document}, ensure_ascii=False, allow_nan=False)
-        print(OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
+        print(as_document(document), flush=True)
+
+
+def as_document(document: dict[str, Any]) -> str:
+    """One line of JSON with its `schema`, what a terminal would obey escaped."""
+    text = json.dumps({"schema": 1, **document}, ensure_ascii=False, allow_nan=False)
+    return OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def say(text: str = "") -> None:
@@ -76,8 +81,9 @@ def say(text: str = "") -> None:
 
 
 def show(text: str) -> None:
-    """What a person asked for: stdout, but stderr under `--json`, where stdout holds the document alone."""
-    (err() if MODE.json else out()).print(clean(text), markup=False)
+    """What a person asked for, on stdout; nothing under `--json`, where the document holds it."""
+    if not MODE.json:
+        out().print(clean(text), markup=False)
 
 
 def write(text: str) -> None:
@@ -88,6 +94,8 @@ def write(text: str) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:
     """A table of text cells where `show` writes; columns named in `numeric` are right-aligned."""
+    if MODE.json:
+        return
     grid = Table(
         title=Text(clean(title)) if title else None, title_justify="left", title_style="bold", header_style="bold"
     )
@@ -95,7 +103,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         grid.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(clean(str(cell))) for cell in row))
-    (err() if MODE.json else out()).print(grid)
+    out().print(grid)
 
 
 @contextlib.contextmanager

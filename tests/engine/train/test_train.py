@@ -20,7 +20,7 @@ from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document
 from hivetune.engine.train import loop as train
 from hivetune.engine.train import session
-from hivetune.engine.train.session import StepNotFinite
+from hivetune.engine.train.session import BaseNotFinite, StepNotFinite
 from hivetune.engine.train.world import World, join_world
 from hivetune.errors import UsageError
 from hivetune.plan.steps import Amendment, append_amendment, read_amendments, read_plan
@@ -224,6 +224,17 @@ def test_a_step_that_is_not_finite_stops_before_the_update_and_names_its_rows(
         run_training(tmp_path, tiny_model_folder)
     assert all(f"rows.jsonl:{row + 1}" in caught.value.message for row in rows)
     assert [entry["step"] for entry in metrics(tmp_path) if entry["event"] == "step"] == [1, 2, 3]
+
+
+def test_a_base_model_that_is_not_finite_is_said_to_be_the_cause(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, learnable_rows(60))
+    poison(monkeypatch, set(range(60)))
+    with pytest.raises(BaseNotFinite, match="before anything was trained: the base model") as caught:
+        run_training(tmp_path, tiny_model_folder)
+    assert "float32" in caught.value.hint
+    assert not read_amendments(tmp_path / "run")
 
 
 def test_a_run_that_changes_nothing_is_no_success(

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import Live
 from hivetune.serve.swap.router import Route
@@ -162,6 +162,9 @@ def test_what_does_not_start_is_told_and_tried_again_later() -> None:
         assert len(stage.started) == 1 and not stage.keeper.ready
         with pytest.raises(MachineNotFit, match="not loaded"):
             await stage.keeper.live(Route("m", "a@1"))  # at once, not after two minutes
+        with pytest.raises(UsageError, match="b@1 is not served") as caught:
+            await stage.keeper.live(Route("no such model", "b@1"))
+        assert "later" not in caught.value.hint
 
     play(scene())
 

@@ -16,6 +16,7 @@ from hivetune.engine.model.protocol import Document
 from hivetune.engine.train.feed import VALIDATION_DOCUMENTS, Feed, read_documents
 from hivetune.engine.train.optimizer import clip_, learning_rate
 from hivetune.engine.train.session import (
+    BaseNotFinite,
     LoopState,
     Session,
     StepNotFinite,
@@ -57,7 +58,7 @@ def train(session: Session, progress: LoopState, feed: Feed) -> LoopState:
         loss, norm, stop = measure_step(session, progress.step, documents, step.trained_tokens)
         problem = step_problem(loss, norm) if step.trained_tokens else None
         if problem is not None:
-            quarantine(session, progress.step, documents, problem)
+            quarantine(session, progress, documents, problem)
             feed.forget()
             continue
         history, spike = progress.history, None
@@ -153,15 +154,23 @@ def validate(session: Session, progress: LoopState) -> LoopState:
     return progress
 
 
-def quarantine(session: Session, step: int, documents: Sequence[Document], problem: str) -> None:
+def quarantine(session: Session, progress: LoopState, documents: Sequence[Document], problem: str) -> None:
     """Amend the plan so that the rows which are not finite are never trained again; the step is then made anew.
 
-    Raises StepNotFinite naming the rows when it is not single rows: the supervisor decides what to change.
+    Raises StepNotFinite naming the rows when it is not single rows: the supervisor decides what to change;
+    BaseNotFinite when nothing was trained yet, which no setting of the training can mend.
     """
+    step = progress.step
     bad = find_bad_rows(session.model, documents)
     named = ", ".join(f"{row} ({session.snapshot.info(row).source})" for row in bad.rows or bad.kernel or bad.flaky)
     taken = {row for amendment in session.plan.amendments if amendment.until_step is None for row in amendment.rows}
-    if len(taken) + len(bad.rows) > most_quarantined(session.plan.num_rows, session.config.data.max_rejected):
+    too_many = len(taken) + len(bad.rows) > most_quarantined(session.plan.num_rows, session.config.data.max_rejected)
+    if not progress.updates and bad.rows and (too_many or len(bad.rows) == len(documents) > 1):
+        raise BaseNotFinite(
+            f"step {step}: {problem}, before anything was trained: the base model itself on rows {named}",
+            hint="try dtype: float32, or another copy of the model",
+        )
+    if too_many:
         raise StepNotFinite(
             f"step {step}: {problem}; {len(taken) + len(bad.rows)} of {session.plan.num_rows} rows are not finite by "
             "now: the arithmetic, not the rows",

@@ -48,6 +48,10 @@ class StepNotFinite(HivetuneError):
     """A loss or gradient that is not finite and can't be put down to single rows. Nothing was updated."""
 
 
+class BaseNotFinite(StepNotFinite):
+    """Before the first update, when the adapter is zero, more rows are not finite than can be bad: it is the base."""
+
+
 @dataclass(frozen=True)
 class LoopState:
     """All that the loop knows after `step` optimizer steps; travels in every checkpoint."""

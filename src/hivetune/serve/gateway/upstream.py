@@ -118,9 +118,8 @@ def _route(keeper: Keeper, pick: str, session: str) -> Route:
     loaded = routes.labels.keys() | routes.champions.keys()
     if not routes.bases or pick.partition("@champion")[0] in wanted - loaded:
         why = "; ".join(keeper.problems)
-        raise MachineNotFit(
-            f"{pick or 'the model'} is not loaded{why and ': '}{why}", hint="try again in a few seconds"
-        )
+        hint = "mend what is named; the gateway tries again by itself" if why else "try again in a few seconds"
+        raise MachineNotFit(f"{pick or 'the model'} is not loaded{why and ': '}{why}", hint=hint)
     return route(routes, pick, session)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.serve.swap.live import Live
 from hivetune.serve.swap.router import Route, Routes
 from hivetune.serve.swap.wanted import Deployment, Wanted
@@ -106,7 +106,8 @@ class Keeper:
         self._end_old()
 
     async def live(self, route: Route) -> Live:
-        """The backend of a route. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`."""
+        """The backend of a route. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, UsageError
+        for a model that is not to be served: no waiting helps there."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             live = self.lives.get(route.model)
@@ -114,7 +115,10 @@ class Keeper:
                 return live
             left = deadline - time.monotonic()
             if left <= 0 or (live is None and route.model not in self._lost):
-                raise MachineNotFit("the model is not loaded", hint="; ".join(self.problems) or "try again later")
+                if route.model not in {deployment.model for deployment in self.wanted.deployments}:
+                    raise UsageError(f"{route.label} is not served", hint="GET /v1/models names what is")
+                why = "; ".join(self.problems) or "it is being started: try again in a few seconds"
+                raise MachineNotFit("the model is not loaded", hint=why)
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), min(left, _POLL_S))
