@@ -167,9 +167,15 @@ def fresh(whole: tuple[Path, Path]) -> Path:
     return place
 
 
+def raise_it(error: Exception) -> None:
+    """Instead of the message that the program makes of a bug of its own."""
+    raise error
+
+
 def exit_code(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """As the program ends; any other exception is the traceback that must not be."""
     monkeypatch.setattr(sys, "argv", ["hivetune", *arguments])
+    monkeypatch.setattr("hivetune.cli.explain._bug", raise_it)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     MODE.json = False
