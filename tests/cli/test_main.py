@@ -169,3 +169,37 @@ def test_an_interrupt_is_one_document(ask: Ask, monkeypatch: pytest.MonkeyPatch)
 def test_under_json_stderr_does_not_repeat_the_document(ask: Ask) -> None:
     code, document, err = ask("runs")
     assert code == 0 and document == {"schema": 1, "runs": []} and err == ""
+
+
+def test_what_says_what_it_leaves_behind_is_a_command() -> None:
+    assert set(LEFT_BEHIND) < set(COMMANDS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("data check", "nothing was written"), ("export", "earlier export is kept")]
+)
+def test_a_command_that_is_stopped_says_what_it_leaves_behind(
+    tmp_path: Path, name: str, kept: str, number: int
+) -> None:
+    """The real frame around a command that waits for ever, as one does for a pipe that nobody writes to."""
+    module, function, _ = COMMANDS[name]
+    script = (
+        "import sys, time, importlib\n"
+        f"sys.argv = ['hivetune', *{name.split()!r}, '--json']\n"
+        "from hivetune.cli.main import main\n"
+        "def wait() -> None:\n    print('ready', file=sys.stderr, flush=True)\n    time.sleep(600)\n"
+        f"vars(importlib.import_module('hivetune.cli.{module}'))[{function!r}] = wait\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "HIVETUNE_HOME": str(tmp_path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True, env=environment
+    ) as waiting:
+        assert waiting.stderr is not None and waiting.stderr.readline() == "ready\n"
+        waiting.send_signal(number)
+        out, err = waiting.communicate(timeout=30)
+    assert waiting.returncode == 128 + number
+    document = json.loads(out)
+    assert (document["error"]["type"], kept in document["error"]["hint"], kept in err) == ("Stopped", True, True)
