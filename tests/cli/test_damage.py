@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from supervise.scripted import make_run, supervise
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import sha256_file, write_json, write_manifest
+from hivetune.base.disk import MANIFEST, sha256_file, write_json, write_manifest
 from hivetune.base.sealed import write_sealed
 from hivetune.cli import main as cli
 from hivetune.cli.output import MODE
@@ -43,11 +43,11 @@ def make_home(home: Path) -> Path:
     (run / "child.log").write_text("a line of the log\n")
     append_amendment(run, Amendment(20, (3,), "rows.jsonl:4: its loss is not finite"))
     write_resolved(run, config, Choices(device="cpu"))
+    write_json(folder / "model/hivetune.json", {"schema": 1, "name": "none", "kind": "folder", "source": "none"})
+    write_manifest(folder / "model")
     write_record(run, record(folder, config))
     evaluation = {"rows": [], "answers": [], "base": {}, "tuned": {}, "problems": [], "schema": 1}
     write_sealed(run / "eval.json", {**evaluation, "adapter_sha256": sha256_file(run / "adapter_model.safetensors")})
-    write_json(folder / "model/hivetune.json", {"schema": 1, "name": "none", "kind": "folder", "source": "none"})
-    write_manifest(folder / "model")
     with open_database(home / "hive.db") as database:
         database.execute("INSERT INTO runs VALUES (?, 'mine', 5.0, 'h')", (str(run),))
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -60,7 +60,7 @@ def record(folder: Path, config: RunConfig) -> dict[str, object]:
     result = {"run": str(folder / "run"), "status": "done", "steps": 24, "rows": rows, "quarantined": [], "restarts": 0}
     result |= dict.fromkeys(("loss_first", "loss_last", "tokens_per_second", "adapter_step"), 1.0)
     result |= {"peak_memory_bytes": 5, "train_seconds": 1.0}
-    identity = {"settings": settings_of(config), "snapshot": "h", "model": "m"}
+    identity = {"settings": settings_of(config), "snapshot": "h", "model": sha256_file(folder / "model" / MANIFEST)}
     paths = {"model": str(folder / "model"), "snapshot": str(folder / "snapshot")}
     return {
         "schema": 1,
