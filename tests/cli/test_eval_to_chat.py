@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from gguf_families import write_model
 
+from hivetune.base.disk import sha256_bytes
 from hivetune.process.parent import GRACE_S
 from hivetune.run.folder import EVALUATION, OUTCOME, SCORES, SCORING
 
@@ -129,11 +130,15 @@ def test_nobody_talks_to_a_file_that_is_asked_otherwise_than_it_was_trained(plac
     good = file.read_bytes()
     changed = good.replace(b"<|im_start|>assistant", b"<|im_start|>assistent")
     assert changed != good
-    file.write_bytes(changed)
+    manifest = file.parent / "manifest.json"
+    known = manifest.read_text()
+    file.write_bytes(changed)  # as somebody would who replaces file and manifest: the hashes are right
+    manifest.write_text(known.replace(sha256_bytes(good), sha256_bytes(changed)))
     try:
         code, refused = place.document("chat", str(file), "--prompt", "hi", "--max-tokens", "2")
     finally:
         file.write_bytes(good)
+        manifest.write_text(known)
     assert code == 1 and "other prompts than were trained on" in refused["error"]["message"]
 
 

@@ -87,7 +87,7 @@ def test_near_copies_are_those_above_the_threshold_and_leaks_those_somewhat_belo
     assert all(share == truth[other, row] for row, other, share in found.copies)
     assert {pair for pair, share in truth.items() if share >= 0.8} <= set(found.leaks)
     assert set(found.leaks) <= {pair for pair, share in truth.items() if share >= 0.7}
-    assert 30 < len(found.copies) < len(found.leaks) < 140
+    assert 20 < len(found.copies) < len(found.leaks) < 140  # enough of each; the words are of the Python at hand
 
 
 INSTRUCTION = " ".join(

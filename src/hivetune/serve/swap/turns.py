@@ -2,8 +2,9 @@
 
 llama.cpp never computes two adapters in one batch, and a request of another adapter waits until those before it have
 ended, so steady traffic for one adapter starves the others. Here the adapters take turns. A turn goes on while it has
-requests and nobody else has waited longer than `longest_wait_s`; then it admits no more, and the adapter of the oldest
-request is next. A request starts after at most one batch of each other adapter that waits, once it is overdue.
+requests and nobody else has waited longer than `longest_wait_s`; then it admits no more. While somebody has waited that
+long, the adapter whose last turn is longest ago is next, else that of the oldest request. So the first request of an
+adapter starts, once it is overdue, after at most one batch of each other adapter.
 
 A slot keeps the tokens of its last request. A session gets its own slot again where it can, else one of its adapter.
 """
@@ -45,6 +46,7 @@ class Turns:
     _waiting: dict[Key, deque[Ticket]] = field(default_factory=dict)
     _slots: list[_Slot] = field(default_factory=list)
     _uses: int = 0
+    _turns: dict[Key, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._slots = [_Slot(number) for number in range(self.num_slots)]
@@ -76,14 +78,19 @@ class Turns:
         started: list[Ticket] = []
         while self._waiting and self.num_running < self.num_slots:
             if self.num_running == 0:
-                self._begin_turn()
+                self._begin_turn(now_s)
             elif self.key not in self._waiting or self._is_overdue(now_s):
                 break  # the turn ends when its last request does
             started += self._admit(self.num_slots - self.num_running)
         return started
 
-    def _begin_turn(self) -> None:
-        self.key = min(self._waiting, key=lambda key: self._waiting[key][0].arrived_s)
+    def _begin_turn(self, now_s: float) -> None:
+        arrived = {key: queue[0].arrived_s for key, queue in self._waiting.items()}
+        if now_s - min(arrived.values()) > self.longest_wait_s:
+            self.key = min(arrived, key=lambda key: (self._turns.get(key, 0), arrived[key]))
+        else:
+            self.key = min(arrived, key=lambda key: arrived[key])
+        self._turns[self.key] = max(self._turns.values(), default=0) + 1
 
     def _is_overdue(self, now_s: float) -> bool:
         return any(
