@@ -29,6 +29,7 @@ ROOMS = (
     {"release"},
     {"serve"},
     {"walk"},
+    {"cycle"},
     {"cli"},
     {"__main__"},
 )

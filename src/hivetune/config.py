@@ -133,8 +133,33 @@ class SuperviseConfig(Section):
     )
 
 
+class CycleWatchConfig(Section):
+    hours: float = Field(default=24.0, ge=0, le=24 * 30, description="how long a new champion is watched")
+
+
+class CycleConfig(Section):
+    """What `hivetune cycle` does without people."""
+
+    name: str | None = Field(default=None, description="the release's name; only needed for hivetune cycle")
+    sources: list[str] = Field(default=[], description="collected before each look, as hivetune collect SRC...")
+    after_rows: int = Field(default=200, gt=0, description="new usable groups of rows that open a cycle")
+    window: str | None = Field(
+        default=None, description="when long work may go on: 22:00-06:00, or a cron line at which it begins"
+    )
+    budget_hours: float | None = Field(default=None, gt=0, description="most hours of training of one cycle")
+    budget_kwh: float | None = Field(default=None, gt=0, description="most energy of the training of one cycle")
+    yield_to: Literal["serving", "nothing"] = Field(
+        default="serving", description="training stands still while a request is answered"
+    )
+    replay: float = Field(default=0.5, ge=0, le=1, description="share of old tokens when not all rows fit the budget")
+    general: str | None = Field(default=None, description="a file of general rows, for about 5 % of the tokens")
+    start_from: Literal["base", "last"] = Field(default="base", description="what a cycle's training begins with")
+    promote: Literal["auto", "ask"] = Field(default="auto", description="ask: a person promotes what passed the gate")
+    watch: CycleWatchConfig = CycleWatchConfig()
+
+
 class RunConfig(Section):
-    """One YAML file. The identity of a run is all of this but `output` and `supervise`."""
+    """One YAML file. The identity of a run is all of this but `output`, `supervise`, `eval`, `gate` and `cycle`."""
 
     model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
     data: DataConfig
@@ -162,6 +187,7 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     gate: GateConfig = GateConfig()
     supervise: SuperviseConfig = SuperviseConfig()
+    cycle: CycleConfig = CycleConfig()
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:

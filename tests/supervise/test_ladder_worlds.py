@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from worlds import STEPS, World, draw, kinds, play
 
 from hivetune.machine.faults import catalogue
-from hivetune.supervise.ladder import SHARED_PLACE, Action, Bounds, Culprit, Failure, after_isolation, next_action
+from hivetune.supervise.ladder import SHARED_PLACE, Bounds, Culprit, Failure, Reply, after_isolation, next_action
 
 CARD, HOST = Bounds(on_device=True), Bounds()
 RESTARTS_OF_ONE, RESTARTS_OF_TWO = 3, 6
@@ -77,7 +77,7 @@ def test_whatever_happens_attempts_without_progress_are_bounded(
     events: list[tuple[str, int, str, Culprit]], bounds: Bounds
 ) -> None:
     history: list[Failure] = []
-    action = Action("again", "")
+    action = Reply("again", "")
     durable = quarantined = idle = 0
     for fault, step, progress, culprit in events:
         durable, quarantined = durable + (progress == "state"), quarantined + (progress == "row")

@@ -12,10 +12,10 @@ from typing import Any
 from scripted import BATCH, NUM_ROWS
 
 from hivetune.supervise.ladder import (
-    Action,
     Bounds,
     Culprit,
     Failure,
+    Reply,
     after_isolation,
     effects_of,
     next_action,
@@ -154,7 +154,7 @@ class World:
 def play(world: World) -> tuple[str, list[Failure]]:
     """done, stop or endless, and every failure on the way; as supervisor._answer and _isolate do it."""
     history: list[Failure] = []
-    action = Action("again", "")
+    action = Reply("again", "")
     while len(history) < MOST_ATTEMPTS:
         death = world.attempt(action.rungs)
         if death is None:

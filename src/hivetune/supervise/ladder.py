@@ -163,38 +163,36 @@ class Bounds:
     void: frozenset[str] = frozenset()
 
 
-ActionKind = Literal["again", "change", "isolate", "wait", "stop"]
+ReplyKind = Literal["again", "change", "isolate", "wait", "stop"]
 # What an isolation found to be guilty (supervise/isolate.py): rows of the step; a kernel, as another way of computing
 # survives the same rows; nothing, it did not happen again; the machine, as rows that were fine before die too.
 Culprit = Literal["row", "kernel", "chance", "machine"]
 
 
 @dataclass(frozen=True)
-class Action:
+class Reply:
     """What to do now. `rungs` are those of the next attempt; `tried` the one among them that is new."""
 
-    kind: ActionKind
+    kind: ReplyKind
     why: str
     rungs: tuple[str, ...] = ()
     tried: str = ""
     wait_s: float = 0.0
 
 
-def next_action(history: Sequence[Failure], bounds: Bounds) -> Action:
+def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
     """The answer to the last failure of `history`, in the light of those before."""
     last, fault = history[-1], fault_of(history[-1].fault)
     if not fault.retry:
-        return Action("stop", f"{fault.title}: another attempt can't help", last.rungs)
+        return Reply("stop", f"{fault.title}: another attempt can't help", last.rungs)
     if fault.waits_for:
-        return Action("wait", f"{fault.title}: the run goes on when it is not", last.rungs)
+        return Reply("wait", f"{fault.title}: the run goes on when it is not", last.rungs)
     ask_rows = "isolate" in fault.rungs and last.step >= 0 and not _asked_rows(history)
     left = attempts_left(history, bounds)
     if left <= 0 and ask_rows:
-        return Action("isolate", "no attempt is left: is it a row of this step after all?", kept_rungs(history))
+        return Reply("isolate", "no attempt is left: is it a row of this step after all?", kept_rungs(history))
     if left <= 0:
-        return Action(
-            "stop", f"{idle_attempts(history)} attempts without progress, the last: {fault.title}", last.rungs
-        )
+        return Reply("stop", f"{idle_attempts(history)} attempts without progress, the last: {fault.title}", last.rungs)
     alike = _alike(history)
     # Those that ended in a quarantine were the row's doing, not the machine's.
     scattered = [
@@ -204,15 +202,15 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Action:
     worn_out = fault.domain == "device" and len(often) + 1 >= SCATTERED_CHANGE
     if fault.first == "again" and not alike and not worn_out:
         if ask_rows and _rows_did_it(history):
-            return Action("isolate", "rows did this before: is it one of this step?", last.rungs)
+            return Reply("isolate", "rows did this before: is it one of this step?", last.rungs)
         patient = fault.backoff or (fault.domain == "device" and scattered)
         wait_s = _wait_s(len(scattered), bounds) if patient else 0.0
         why = "faults at different steps: the machine, not the data" if scattered else "once may be chance"
-        return Action("again", why, last.rungs, wait_s=wait_s)
+        return Reply("again", why, last.rungs, wait_s=wait_s)
     return _climb(history, fault, bounds, last_try=left == 1, isolate=not worn_out or bool(alike))
 
 
-def after_isolation(history: Sequence[Failure], culprit: Culprit, words: str, bounds: Bounds) -> tuple[Action, Failure]:
+def after_isolation(history: Sequence[Failure], culprit: Culprit, words: str, bounds: Bounds) -> tuple[Reply, Failure]:
     """What follows when the rows of the last failure's step were replayed; and that failure, as the history keeps it.
 
     A guilty row is out by then: the step is made without it. Where nothing was learned of the rows, they may be asked
@@ -221,9 +219,9 @@ def after_isolation(history: Sequence[Failure], culprit: Culprit, words: str, bo
     last = replace(history[-1], isolated=True)
     asked = [*history[:-1], last]
     if culprit == "row":
-        return Action("again", words, kept_rungs(asked)), last
+        return Reply("again", words, kept_rungs(asked)), last
     if culprit == "chance" and fault_of(last.fault).domain == "host" and attempts_left(asked, bounds) > 0:
-        return Action("again", words, last.rungs), last
+        return Reply("again", words, last.rungs), last
     return next_action(asked, bounds), history[-1] if culprit == "machine" else last
 
 
@@ -305,7 +303,7 @@ def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[st
     return frozenset(name for name, rung in RUNGS.items() if is_void(rung))
 
 
-def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try: bool, isolate: bool) -> Action:
+def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try: bool, isolate: bool) -> Reply:
     last = history[-1]
     kept = kept_rungs(history)
     here = [*_alike(history), last]
@@ -321,12 +319,12 @@ def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try
         left = [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
     if not left:
         if attempts_left(history, bounds) > 1:
-            return Action("again", "no change is left to try", kept, wait_s=_wait_s(idle_attempts(history), bounds))
-        return Action("stop", f"nothing is left to try against this: {fault.title}", kept)
+            return Reply("again", "no change is left to try", kept, wait_s=_wait_s(idle_attempts(history), bounds))
+        return Reply("stop", f"nothing is left to try against this: {fault.title}", kept)
     if left[0] == "isolate":
-        return Action("isolate", "the same step again: is it a row of its batch?", kept)
+        return Reply("isolate", "the same step again: is it a row of its batch?", kept)
     rung = RUNGS[left[0]]
-    return Action("change", rung.says, (*kept, rung.name), rung.name)
+    return Reply("change", rung.says, (*kept, rung.name), rung.name)
 
 
 def _is_open(name: str, bounds: Bounds) -> bool:

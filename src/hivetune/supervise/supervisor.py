@@ -36,9 +36,9 @@ from hivetune.supervise.events import Events
 from hivetune.supervise.isolate import amend_plan, isolate, replay_in_children, within
 from hivetune.supervise.ladder import (
     RANK_MULTIPLE,
-    Action,
     Bounds,
     Failure,
+    Reply,
     after_isolation,
     effects_of,
     next_action,
@@ -194,7 +194,7 @@ class _Supervisor:
     def _limits(self) -> LearnedLimits:
         return LearnedLimits(self.job.settings, self.start_s.get(self.rungs))
 
-    def _answer(self, ended: Ended) -> Action:
+    def _answer(self, ended: Ended) -> Reply:
         """Journal the failure and choose what to do; an isolation is done at once, and its answer asked for again."""
         assert ended.diagnosis is not None
         if ended.diagnosis.fault.distrust:
@@ -218,7 +218,7 @@ class _Supervisor:
         self._journal_action(action)
         return action
 
-    def _isolate(self, failure: Failure) -> Action:
+    def _isolate(self, failure: Failure) -> Reply:
         """Is it a row of the step? Quarantine it and go on; else what the ladder says next."""
         job = self.job
         run = job.run
@@ -251,7 +251,7 @@ class _Supervisor:
         text = lower_rank(run) if how == "rank" else thin_out(run, self.job.snapshot)
         self.job.events.append("smaller", how=how, text=text)
 
-    def _journal_action(self, action: Action) -> None:
+    def _journal_action(self, action: Reply) -> None:
         self.job.events.append(
             "action", action=action.kind, why=action.why, rungs=list(action.rungs), tried=action.tried
         )
@@ -314,7 +314,7 @@ class _Supervisor:
         )
         return self._outcome("stopped", step, result, error)
 
-    def _exhausted(self, ended: Ended, action: Action) -> RunOutcome:
+    def _exhausted(self, ended: Ended, action: Reply) -> RunOutcome:
         """The end without success: a loadable adapter if any step was committed, and the reason in words."""
         assert ended.diagnosis is not None
         refused = ended.outcome.error

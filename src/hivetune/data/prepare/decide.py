@@ -88,7 +88,7 @@ class _Columns:
     ties: Ties = field(default_factory=lambda: Ties(array("Q"), array("Q"), array("Q"), array("Q"), array("d")))
 
 
-def decide(results: Sequence[Path], data: DataConfig, progress: Progress) -> Decisions:
+def decide_rows(results: Sequence[Path], data: DataConfig, progress: Progress) -> Decisions:
     """The fate of every row. `results`: chunk results in input order. `progress` counts steps of the near search."""
     decisions, columns = Decisions(), _Columns()
     _first_pass(results, data, decisions, columns)

@@ -26,7 +26,7 @@ from hivetune.data.intake.files import Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
 from hivetune.data.prepare.build import write_snapshot
 from hivetune.data.prepare.clean import write_clean
-from hivetune.data.prepare.decide import Decisions, decide
+from hivetune.data.prepare.decide import Decisions, decide_rows
 from hivetune.data.prepare.duplicates import write_dropped
 from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
@@ -174,7 +174,7 @@ def _forgotten() -> tuple[tuple[str, str], ...]:
 def _examine(inputs: Inputs, job: ChunkJob, data: DataConfig, work: Path, progress: Progress) -> ExaminedRows:
     run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
     results = tuple(result_path(work, number) for number in range(len(inputs.chunks)))
-    decisions = decide(results, data, silent)
+    decisions = decide_rows(results, data, silent)
     report = make_report(results, decisions, data, model=job.model_folder, max_length=job.max_length)
     report.document["encodings"] = {
         name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE_FORMAT.search(known))
