@@ -138,9 +138,9 @@ class CycleWatchConfig(Section):
 
 
 class CycleConfig(Section):
-    """What `hivetune cycle` does without people."""
+    """The loop that goes on without people."""
 
-    name: str | None = Field(default=None, description="the release's name; only needed for hivetune cycle")
+    name: str | None = Field(default=None, description="the release's name; only the cycle needs it")
     sources: list[str] = Field(default=[], description="collected before each look, as hivetune collect SRC...")
     after_rows: int = Field(default=200, gt=0, description="new usable groups of rows that open a cycle")
     window: str | None = Field(

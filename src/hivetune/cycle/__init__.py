@@ -2,5 +2,5 @@
 
 decide (pure) says what comes next; observe reads the artefacts that it decides by; acts do it, each by calling a
 station of the walk; loop joins them and writes the journal. rows, gate, watch, window and notify answer one question
-each. docs/cycle.md is the page for users.
+each.
 """

@@ -5,24 +5,14 @@ loop that was killed anywhere decides the same again, and a decision in the jour
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from hivetune.config import CycleConfig
 
-# What an open cycle makes, in this order. Lease taken and lease returned are kernel locks of the worker: they are there
-# exactly as long as it lives (process/lease.py), so no station stands for them.
+# What an open cycle passes, in this order, each known by what it leaves. Lease taken, lease returned: kernel locks
+# of the worker, there exactly as long as it lives (process/lease.py), so no station stands for them.
 Station = Literal["snapshot", "train", "evaluate", "gate", "export", "register", "warm", "promote", "watch"]
-STATIONS: tuple[Station, ...] = (
-    "snapshot",
-    "train",
-    "evaluate",
-    "gate",
-    "export",
-    "register",
-    "warm",
-    "promote",
-    "watch",
-)
+STATIONS: tuple[Station, ...] = get_args(Station)
 # Stations that compute for minutes or hours: only while `Observed.allowed` says so.
 HEAVY: frozenset[Station] = frozenset(("snapshot", "train", "evaluate", "gate", "export", "register"))
 ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", Station]
@@ -49,10 +39,11 @@ class Allowed:
 class Opened:
     """The open cycle as its artefacts show it.
 
-    `done`: the stations whose artefact is there and whole. `passed`: what the gate said, None before it. `void`: why it
-    must not go on (its rows were forgotten, its base model changed), in words. `withdrawn`: why its release was rolled
-    back. `asked`: a person has to promote it (`promote: ask`). `failures`: of the next station, in a row; `fatal`: trying
-    again would give the same; `patient`: it waits for a disk or for another process, and is never given up for that.
+    `done`: the stations whose artefact is there and whole. `passed`: what the gate said, None before it. `void`: why
+    it must not go on (its rows were forgotten, its base model changed), in words. `withdrawn`: why its release was
+    rolled back. `asked`: a person has to promote it (`promote: ask`). `failures`: of the next station, in a row;
+    `fatal`: trying again would give the same; `patient`: it waits for a disk or for another process, and is never given
+    up for that.
     `spent_hours`, `spent_kwh`: of training so far. `promoted_at`: since when its release is the champion.
     """
 
@@ -118,7 +109,7 @@ def decide(observed: Observed, settings: CycleConfig, now: float) -> Action:
     A time that lies in the future of something past means that the clock was set back: it holds nothing up.
     """
     if observed.paused:
-        return Action("wait", "paused; go on with: hivetune cycle resume", now + LOOK_AGAIN_S)
+        return Action("wait", "paused", now + LOOK_AGAIN_S)
     if observed.served != observed.desired:
         return Action("restore", f"{observed.desired} can't be served: {observed.problem}", now)
     if observed.watch_failed:
