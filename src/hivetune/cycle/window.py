@@ -1,0 +1,205 @@
+"""Whether a cycle may work now, and until when. Pure: the caller reads the clocks and looks who uses the machine.
+
+A window is a part of each day ("22:00-06:00", across midnight too) or a cron expression: a slot begins when it says,
+ends when the next one begins, and opens one cycle. Slots that were missed coalesce: only the newest counts. All moments
+are seconds since 1970, told as local time.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from itertools import pairwise
+
+from cronsim import CronSim, CronSimError
+
+from hivetune.cycle.decide import Allowed
+from hivetune.errors import UsageError
+
+_HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\s*-\s*([01]?\d|2[0-4]):([0-5]\d)")
+IDLE_S = 300.0  # without a touch before a person counts as away
+OTHERS_SHARE = 0.5  # of all cores, kept busy by other programs: from here on the machine is in use
+LATER_S = 60.0  # when a machine that is in use is looked at again
+_TWICE = timedelta(hours=3)  # more than any clock is set back by at the end of summer
+NOTICED_S = 2.0  # a clock that moved by less was only corrected
+
+
+@dataclass(frozen=True)
+class Daily:
+    """Minutes after midnight. An end at or before the start is on the next day."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Cron:
+    expression: str
+
+
+Window = Daily | Cron | None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A stretch of time in which a cycle may work: from `start_s` on, before `end_s`."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class InUse:
+    """Who else uses the machine. `idle_s`: since a person's last touch, infinite where nobody is there, None where
+    nothing tells; `cores`: that other programs keep busy, of `all_cores`."""
+
+    idle_s: float | None = None
+    cores: float = 0.0
+    all_cores: int = 1
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Three clocks at one moment: of the wall, without the time asleep (monotonic), and with it (since the boot)."""
+
+    wall_s: float
+    awake_s: float
+    boot_s: float
+
+
+def parse_window(text: str | None) -> Window:
+    """Raises UsageError for what is neither HH:MM-HH:MM nor a cron expression."""
+    if text is None:
+        return None
+    hours = _HOURS.fullmatch(text.strip())
+    if hours:
+        first, first_minute, last, last_minute = map(int, hours.groups())
+        start, end = 60 * first + first_minute, 60 * last + last_minute
+        if end <= 24 * 60 and start != end:
+            return Daily(start, end)
+    elif len(text.split()) == 5:
+        try:
+            next(CronSim(text, datetime(2024, 1, 1)))  # a date that never comes has no slot: 0 0 30 2 *
+        except (CronSimError, StopIteration) as error:
+            raise _not_a_window(text, f": {error}" if str(error) else ": it never comes") from None
+        return Cron(text)
+    raise _not_a_window(text)
+
+
+def _not_a_window(text: str, why: str = "") -> UsageError:
+    return UsageError(
+        f"cycle.window: {text!r} is not a window{why}",
+        hint='write hours ("22:00-06:00") or a cron expression of five fields ("0 22 * * 1-5")',
+    )
+
+
+def slot_at(window: Window, now_s: float, zone: tzinfo) -> Slot | None:
+    """The slot that `now_s` lies in; of a cron expression the newest one, however long ago it began."""
+    now = datetime.fromtimestamp(now_s, zone)
+    if isinstance(window, Cron):
+        return _cron_slots(window, now)[0]
+    whole = Daily(0, 24 * 60) if window is None else window
+    days = (_slot_of_day(whole, now, shift) for shift in (-1, 0))
+    return next((slot for slot in days if slot.start_s <= now_s < slot.end_s), None)
+
+
+def next_slot(window: Window, now_s: float, zone: tzinfo) -> Slot:
+    """The first slot that begins after `now_s`."""
+    now = datetime.fromtimestamp(now_s, zone)
+    if isinstance(window, Cron):
+        return _cron_slots(window, now)[1]
+    whole = Daily(0, 24 * 60) if window is None else window
+    return next(slot for shift in (0, 1, 2) if (slot := _slot_of_day(whole, now, shift)).start_s > now_s)
+
+
+def _cron_slots(window: Cron, now: datetime) -> tuple[Slot, Slot]:
+    """The slot that `now` lies in and the next one. Begins to look some hours before: cronsim counts in local time, of
+    which an hour comes twice in autumn."""
+    first = next(CronSim(window.expression, now - _TWICE, reverse=True))
+    starts, moments = [first.timestamp()], CronSim(window.expression, first)
+    while len(starts) < 3 or starts[-2] <= now.timestamp():
+        moment = next(moments).timestamp()
+        if moment > starts[-1]:
+            starts.append(moment)
+    before, following, end = starts[-3:]
+    return Slot(before, following), Slot(following, end)
+
+
+def _slot_of_day(window: Daily, now: datetime, shift: int) -> Slot:
+    """A time that the clock skips counts as if it did not; of one that comes twice the first counts."""
+    day = now.replace(hour=0, minute=0, second=0, microsecond=0, fold=0) + timedelta(days=shift)
+    ends = day + timedelta(days=window.end <= window.start or window.end == 24 * 60)
+    return Slot(_at(day, window.start).timestamp(), _at(ends, window.end % (24 * 60)).timestamp())
+
+
+def _at(day: datetime, minutes: int) -> datetime:
+    return day.replace(hour=minutes // 60, minute=minutes % 60)
+
+
+def is_served(slot: Slot, opened_s: float | None, now_s: float) -> bool:
+    """Whether a cycle was opened in the slot or later. `opened_s`: when the newest one was opened.
+
+    One that was opened in the future was opened before the clock was set back: then the slots up to now count as
+    served, so that nothing is done twice, and the ones to come are free.
+    """
+    return opened_s is not None and slot.start_s <= min(opened_s, now_s)
+
+
+def allowed_now(
+    window: Window,
+    now_s: float,
+    zone: tzinfo,
+    *,
+    opened_s: float | None = None,
+    left_hours: float | None = None,
+    in_use: InUse | None = None,
+    asked: bool = False,
+) -> Allowed:
+    """Whether long work may go on at `now_s`, and until when.
+
+    `opened_s`: when the newest cycle was opened, where none is open: a slot of a cron expression opens one.
+    `left_hours`: of the cycle's budget. `asked`: a person asked for it, so neither the window nor who else uses the
+    machine counts.
+    """
+    window = None if asked else window
+    slot, coming = slot_at(window, now_s, zone), next_slot(window, now_s, zone)
+    if slot is None or (isinstance(window, Cron) and is_served(slot, opened_s, now_s)):
+        return Allowed(False, None, coming.start_s, f"the window opens at {_told(coming.start_s, now_s, zone)}")
+    other = None if asked or in_use is None else _used_by(in_use)
+    if other is not None:
+        return Allowed(False, None, min(now_s + LATER_S, slot.end_s), other)
+    ends = [slot.end_s] if window is not None else []
+    ends += [now_s + 3600 * left_hours] if left_hours is not None else []
+    if not ends:
+        return Allowed(reason="a person asked for it" if asked else "no window is set")
+    return Allowed(True, min(ends), None, f"open until {_told(min(ends), now_s, zone)}")
+
+
+def _used_by(in_use: InUse) -> str | None:
+    """Who else uses the machine, in words; None: nobody."""
+    if in_use.idle_s is not None and in_use.idle_s < IDLE_S:
+        return f"a person uses this machine; training waits until it was left alone for {IDLE_S / 60:.0f} minutes"
+    if in_use.cores > OTHERS_SHARE * in_use.all_cores:
+        return f"other programs keep {in_use.cores:.1f} of {in_use.all_cores} cores busy"
+    return None
+
+
+def clock_changes(readings: Iterable[Clocks]) -> list[str]:
+    """What happened to the clock between readings, in words for the journal: time asleep, a wall clock that was set."""
+    found = []
+    for before, after in pairwise(readings):
+        real_s = after.boot_s - before.boot_s
+        asleep_s = real_s - (after.awake_s - before.awake_s)
+        moved_s = (after.wall_s - before.wall_s) - real_s
+        if asleep_s > NOTICED_S:
+            found.append(f"the machine slept for {asleep_s:.0f} s")
+        if abs(moved_s) > NOTICED_S:
+            found.append(f"the clock was set {'forward' if moved_s > 0 else 'back'} by {abs(moved_s):.0f} s")
+    return found
+
+
+def _told(moment_s: float, now_s: float, zone: tzinfo) -> str:
+    """A moment for people: the time, with the date where that is not today's."""
+    moment = datetime.fromtimestamp(moment_s, zone)
+    same_day = moment.date() == datetime.fromtimestamp(now_s, zone).date()
+    return moment.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M")

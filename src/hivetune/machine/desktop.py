@@ -1,0 +1,57 @@
+"""Whether somebody uses this machine now: a person at its desktop by logind, other programs by their processor time."""
+
+import subprocess
+from dataclasses import dataclass
+
+_PROGRAM = "loginctl"
+_TIMEOUT_S = 3.0
+_ASKED = ("Remote", "Class", "Active", "IdleHint", "IdleSinceHint")
+
+
+@dataclass(frozen=True)
+class CoreUse:
+    """Processor seconds at a moment: of all programs, and of our own processes."""
+
+    time_s: float
+    all_s: float
+    own_s: float = 0.0
+
+
+def cores_of_others(before: CoreUse, after: CoreUse) -> float:
+    """How many cores other programs kept busy between two moments, on average."""
+    seconds = after.time_s - before.time_s
+    if seconds <= 0:
+        return 0.0
+    return max(0.0, (after.all_s - before.all_s) - max(0.0, after.own_s - before.own_s)) / seconds
+
+
+def person_idle_s(now_s: float, program: str = _PROGRAM) -> float | None:
+    """Seconds since somebody last touched keyboard or mouse of this machine; infinite when nobody sits at it, None
+    where nothing tells. `now_s`: wall clock.
+
+    Asks logind, which every desktop tells when its session is idle. Sessions over the network do not count.
+    """
+    listed = _ask(program, "list-sessions", "--no-legend")
+    if listed is None:
+        return None
+    names = [line.split()[0] for line in listed.splitlines() if line.split()]
+    idle_s = float("inf")
+    for name in names:
+        shown = _ask(program, "show-session", name, *(f"--property={key}" for key in _ASKED))
+        about = dict(line.partition("=")[::2] for line in (shown or "").splitlines())
+        if (about.get("Remote"), about.get("Class"), about.get("Active")) != ("no", "user", "yes"):
+            continue
+        since_us = about.get("IdleSinceHint", "")
+        is_idle = about.get("IdleHint") == "yes" and since_us.isdigit()
+        idle_s = min(idle_s, max(0.0, now_s - int(since_us) / 1e6) if is_idle else 0.0)
+    return idle_s
+
+
+def _ask(program: str, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
