@@ -137,6 +137,26 @@ class CycleWatchConfig(Section):
     hours: float = Field(default=24.0, ge=0, le=24 * 30, description="how long a new champion is watched")
 
 
+class EmailConfig(Section):
+    to: list[str] = Field(min_length=1, description="who gets it")
+    sender: str = Field(min_length=1, description="the address that it comes from")
+    host: str = Field(min_length=1, description="the mail server")
+    port: int = Field(default=587, gt=0, lt=65536)
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    user: str | None = Field(default=None, description="the name to log in with")
+    password_variable: str | None = Field(
+        default=None, min_length=1, description="the environment variable that holds the password"
+    )
+
+
+class NotifyConfig(Section):
+    """Ways out of this machine; none is used that is not named here."""
+
+    command: list[str] = Field(default=[], description="a program and its arguments; the sentence comes last")
+    webhook: str | None = Field(default=None, pattern="^https?://", description="gets the notice as JSON")
+    email: EmailConfig | None = None
+
+
 class CycleConfig(Section):
     """The loop that goes on without people."""
 
@@ -156,6 +176,7 @@ class CycleConfig(Section):
     start_from: Literal["base", "last"] = Field(default="base", description="what a cycle's training begins with")
     promote: Literal["auto", "ask"] = Field(default="auto", description="ask: a person promotes what passed the gate")
     watch: CycleWatchConfig = CycleWatchConfig()
+    notify: NotifyConfig = NotifyConfig()
 
 
 class RunConfig(Section):

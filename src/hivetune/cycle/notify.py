@@ -1,0 +1,160 @@
+"""Tells people outside what the loop did: by a command, a webhook or e-mail of their own, and by nothing else.
+
+A notice is one sentence. One that can't be sent is a problem to journal, never an exception: the loop goes on.
+"""
+
+import json
+import os
+import smtplib
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from email.message import EmailMessage
+from email.utils import formatdate
+from http.client import HTTPException
+from typing import Any, Literal
+
+from hivetune.config import EmailConfig, NotifyConfig
+
+NoticeKind = Literal["promote", "rollback", "ask", "stuck", "disk"]
+TIMEOUT_S = 20.0  # of each way; the loop waits no longer, whatever the other side does
+LONGEST_SENTENCE = 500
+_BEGINNINGS: dict[NoticeKind, str] = {
+    "promote": "{release} is the new champion",
+    "rollback": "{release} was rolled back",
+    "ask": "{release} waits for a person to promote it",
+    "stuck": "the cycle of {release} can't go on",
+    "disk": "the cycle of {release} waits for room on the disk",
+}
+
+
+@dataclass(frozen=True)
+class Notice:
+    """`release`: NAME@VERSION, or NAME where it is about the loop itself; `reason`: why, in words."""
+
+    kind: NoticeKind
+    release: str
+    reason: str
+    time: float = field(default_factory=time.time)
+
+    @property
+    def sentence(self) -> str:
+        """One line for people."""
+        words = f"{_BEGINNINGS[self.kind].format(release=self.release)}: {self.reason}"
+        line = " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())
+        return line if len(line) <= LONGEST_SENTENCE else line[: LONGEST_SENTENCE - 3] + "..."
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One way that a notice went. `problem`: why it did not arrive, else empty."""
+
+    way: Literal["command", "webhook", "email"]
+    problem: str = ""
+
+
+def send_notice(notice: Notice, settings: NotifyConfig) -> list[Sent]:
+    """Send it every way that the settings name; nothing where they name none. Never raises for a way that fails, and
+    takes at most TIMEOUT_S for each."""
+    sent = []
+    if settings.command:
+        sent.append(Sent("command", _run_command(settings.command, notice)))
+    if settings.webhook is not None:
+        url = settings.webhook
+        sent.append(Sent("webhook", _in_time(lambda: _post(url, notice))))
+    if settings.email is not None:
+        email = settings.email
+        sent.append(Sent("email", _in_time(lambda: _mail(email, notice))))
+    return sent
+
+
+def notice_document(notice: Notice) -> dict[str, Any]:
+    """What a webhook is posted and a command finds on its standard input. `text` is what Slack, Mattermost and Matrix
+    hooks show."""
+    return {"schema": 1, **asdict(notice), "text": f"Hivetune: {notice.sentence}"}
+
+
+def _run_command(command: list[str], notice: Notice) -> str:
+    """The sentence is its last argument. No shell; what it prints is not read."""
+    document = json.dumps(notice_document(notice)).encode()
+    try:
+        process = subprocess.Popen(
+            [*command, notice.sentence],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return f"{command[0]} can't be started: {error}"
+    try:
+        process.communicate(document, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)  # with whatever it started
+        process.wait()
+        return f"{command[0]} was ended after {TIMEOUT_S:.0f} s"
+    return "" if process.returncode == 0 else f"{command[0]} ended with {process.returncode}"
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer, not a way: the notice goes to the address that its user named, and nowhere else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _post(url: str, notice: Notice) -> str:
+    request = urllib.request.Request(
+        url,
+        data=json.dumps(notice_document(notice)).encode(),
+        headers={"Content-Type": "application/json", "User-Agent": "hivetune"},
+        method="POST",
+    )
+    try:
+        with urllib.request.build_opener(_Stay).open(request, timeout=TIMEOUT_S):
+            return ""
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"the webhook answered {error.code}"
+    except (OSError, HTTPException, ValueError) as error:  # its address is a secret of the user's: it is not told
+        return f"the webhook can't be reached: {getattr(error, 'reason', error)}"
+
+
+def _mail(settings: EmailConfig, notice: Notice) -> str:
+    message = EmailMessage()
+    message["Subject"] = f"Hivetune: {notice.kind}: {notice.release}"
+    message["From"], message["To"] = settings.sender, ", ".join(settings.to)
+    message["Date"] = formatdate(notice.time)
+    message.set_content(f"{notice.sentence}\n")
+    password = os.environ.get(settings.password_variable) if settings.password_variable else None
+    if settings.password_variable and password is None:
+        return f"the environment variable {settings.password_variable} is not set: it holds the password"
+    checked = ssl.create_default_context()  # smtplib's own would take any certificate
+    try:
+        with (
+            smtplib.SMTP_SSL(settings.host, settings.port, timeout=TIMEOUT_S, context=checked)
+            if settings.security == "tls"
+            else smtplib.SMTP(settings.host, settings.port, timeout=TIMEOUT_S)
+        ) as server:
+            if settings.security == "starttls":
+                server.starttls(context=checked)
+            if settings.user is not None:
+                server.login(settings.user, password or "")
+            server.send_message(message)
+    except (OSError, smtplib.SMTPException, ValueError) as error:
+        return f"{settings.host} did not take the mail: {error}"
+    return ""
+
+
+def _in_time(send: Callable[[], str]) -> str:
+    """A server that sends a byte now and then holds up its own thread alone."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(send()), daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    return found[0] if found else f"no answer after {TIMEOUT_S:.0f} s"
