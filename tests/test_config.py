@@ -58,6 +58,35 @@ def test_a_wrong_setting_is_named(tree: dict[str, object], message: str) -> None
     assert caught.value.exit_code == 2
 
 
+def test_a_wrong_setting_of_the_command_line_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: m\ndata: {path: a}\nepoch: 2\n")
+    with pytest.raises(UsageError) as caught:
+        load_config(path, ["lerning_rate=1", "lora.r=0"])
+    lines = caught.value.message.splitlines()
+    assert f"{path}: unknown setting 'epoch', did you mean 'epochs'?" in lines
+    assert "--set lerning_rate=1: unknown setting 'lerning_rate', did you mean 'learning_rate'?" in lines
+    assert any(line.startswith("--set lora.r=0: 'lora.r'") for line in lines)
+
+
+def test_rows_alone_are_their_path(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: m\ndata: faq.csv\n")
+    assert load_config(path, ["data.test=0.2"]).data.model_dump(include={"path", "test"}) == {
+        "path": "faq.csv",
+        "test": 0.2,
+    }
+    assert load_config(write(tmp_path, "model: m\ndata: [a.csv, b.csv]\n")).data.path == ["a.csv", "b.csv"]
+    assert load_config(path, ["data=b.csv"]).data.path == "b.csv"
+
+
+def test_a_setting_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """YAML would take the last one in silence."""
+    path = write(tmp_path, "model: m\ndata: {path: a}\nlora:\n  r: 8\nmodel: n\n")
+    with pytest.raises(UsageError, match=r"run\.yaml:5: 'model' is set twice, first in line 1"):
+        load_config(path)
+    with pytest.raises(UsageError, match="'r' is set twice"):
+        load_config(write(tmp_path, "model: m\ndata: {path: a}\nlora: {r: 8, r: 16}\n"))
+
+
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "model: [", "just words"])
 def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError):

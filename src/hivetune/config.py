@@ -9,17 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hivetune.base.private import read_bounded
+from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
-
-# A config of all settings has 3 kB and 60 values; lists of files and system prompts make it longer.
-LARGEST_YAML_BYTES, MOST_YAML_VALUES, DEEPEST_YAML = 1 << 20, 100_000, 100
-# libyaml's parser where PyYAML was built with it: 1 MiB takes 0.1 s instead of 10 s.
-LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
@@ -223,69 +216,36 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="give the path of a YAML config") from None
     if not isinstance(tree, dict):
         raise UsageError(f"{path} has no settings", hint="start with two lines: 'model: ...' and 'data: {path: ...}'")
-    for override in overrides:
-        _override(tree, override)
-    return parse_config(tree, str(path))
-
-
-def read_yaml(path: Path) -> Any:
-    """The values in a YAML file, at most LARGEST_YAML_BYTES and MOST_YAML_VALUES. Raises UsageError, OSError."""
-    return parse_yaml(read_bounded(path, LARGEST_YAML_BYTES), str(path))
-
-
-def parse_yaml(text: bytes | str, where: str) -> Any:
-    """The values in a YAML text. Raises UsageError naming `where`."""
-    try:
-        _check_depth(text)
-        loader = LOADER(text)
-        try:
-            node = loader.get_single_node()
-            _count_values(node, {})
-            return None if node is None else loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except (yaml.YAMLError, ValueError, TypeError) as error:  # ValueError: a date such as 2026-02-30
-        raise UsageError(f"{where} is not YAML: {error}") from None
-
-
-def _check_depth(text: bytes | str) -> None:
-    """Raises ValueError before libyaml's binding, which composes by recursion in C, overruns the stack."""
-    depth = 0
-    for event in yaml.parse(text, Loader=LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST_YAML:
-            raise ValueError(f"it is nested more than {DEEPEST_YAML} levels deep")
-
-
-def _count_values(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """The values below a node with aliases written out: nine lines of them can stand for 10^9. Raises ValueError."""
-    if id(node) not in known:
-        known[id(node)] = MOST_YAML_VALUES + 1  # while it is counted: an alias of itself has no end
-        children: list[yaml.Node] = []
-        if isinstance(node, yaml.SequenceNode):
-            children = node.value
-        elif isinstance(node, yaml.MappingNode):
-            children = [part for pair in node.value for part in pair]
-        known[id(node)] = 1 + sum(_count_values(child, known) for child in children)
-    if known[id(node)] > MOST_YAML_VALUES:
-        raise ValueError(f"it stands for more than {MOST_YAML_VALUES:,} values")
-    return known[id(node)]
+    return _overridden(tree, overrides, str(path))
 
 
 def override_config(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
     """`config` with each `a.b=c` of `overrides` applied. Raises UsageError as `load_config` does."""
-    tree = config.model_dump(mode="json")
-    for override in overrides:
-        _override(tree, override)
-    return parse_config(tree, "--set")
+    return _overridden(config.model_dump(mode="json"), overrides, "config")
 
 
 def parse_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
     """A config from plain values. Raises UsageError as `load_config` does."""
+    return _overridden(dict(tree), (), where)
+
+
+def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str) -> RunConfig:
+    """Raises UsageError naming for each problem the file, or the --set that it came with."""
+    given = {}
+    _expand_data(tree)
+    for override in overrides:
+        given[_override(tree, override)] = f"--set {override}"
+        _expand_data(tree)
     try:
-        return RunConfig.model_validate(dict(tree))
+        return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise UsageError("\n".join(_explain(problem, where) for problem in error.errors())) from None
+        raise UsageError("\n".join(_explain(problem, where, given) for problem in error.errors())) from None
+
+
+def _expand_data(tree: dict[str, Any]) -> None:
+    """`data: faq.csv` means `data: {path: faq.csv}`."""
+    if isinstance(tree.get("data"), str | list):
+        tree["data"] = {"path": tree["data"]}
 
 
 def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
@@ -300,7 +260,8 @@ def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[s
     return keys
 
 
-def _override(tree: dict[str, Any], override: str) -> None:
+def _override(tree: dict[str, Any], override: str) -> str:
+    """Sets one value in `tree`; its dotted name."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UsageError(f"--set {override}: not of the form a.b=c", hint="for example --set lora.r=8")
@@ -314,11 +275,14 @@ def _override(tree: dict[str, Any], override: str) -> None:
         tree[last] = parse_yaml(text, repr(text))
     except UsageError:
         raise UsageError(f"--set {override}: {text!r} is not a YAML value") from None
+    return key
 
 
-def _explain(problem: Mapping[str, Any], where: str) -> str:
+def _explain(problem: Mapping[str, Any], file: str, given: Mapping[str, str]) -> str:
+    """`given`: dotted name to the --set that set it."""
     parts = [str(part) for part in problem["loc"]]
     key = ".".join(parts)
+    where = next((said for name, said in given.items() if key == name or key.startswith(f"{name}.")), file)
     if problem["type"] == "extra_forbidden":
         keys = known_keys()
         near = difflib.get_close_matches(key, keys, 1) or [k for k in keys if k.split(".")[-1] == parts[-1]]

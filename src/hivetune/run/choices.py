@@ -13,7 +13,8 @@ import yaml
 
 from hivetune.base.sealed import read_sealed_text, write_sealed_text
 from hivetune.base.typed import from_plain
-from hivetune.config import RunConfig, parse_config, parse_yaml
+from hivetune.base.yaml_file import parse_yaml
+from hivetune.config import RunConfig, parse_config
 from hivetune.errors import UsageError
 from hivetune.run.folder import CONFIG
 

@@ -13,7 +13,7 @@ import psutil
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file
-from hivetune.config import read_yaml
+from hivetune.base.yaml_file import read_yaml
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.judge.sides import NamedSide, SideKind, parse_side, read_figures
 from hivetune.models.gguf_header import adapter_problem, read_header

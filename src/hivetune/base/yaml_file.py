@@ -1,0 +1,81 @@
+"""Values in a YAML file that somebody else wrote: bounded in bytes, values and depth, no key given twice."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hivetune.base.private import read_bounded
+from hivetune.errors import UsageError
+
+# A config of all settings has 3 kB and 60 values; lists of files and system prompts make it longer.
+LARGEST_YAML_BYTES, MOST_YAML_VALUES, DEEPEST_YAML = 1 << 20, 100_000, 100
+# libyaml's parser where PyYAML was built with it: 1 MiB takes 0.1 s instead of 10 s.
+LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+
+
+def read_yaml(path: Path) -> Any:
+    """The values in a YAML file, at most LARGEST_YAML_BYTES and MOST_YAML_VALUES. Raises UsageError, OSError."""
+    return parse_yaml(read_bounded(path, LARGEST_YAML_BYTES), str(path))
+
+
+def parse_yaml(text: bytes | str, where: str) -> Any:
+    """The values in a YAML text. Raises UsageError naming `where`."""
+    try:
+        _check_depth(text)
+        loader = LOADER(text)
+        try:
+            node = loader.get_single_node()
+            _count_values(node, {})
+            _refuse_repeated(node, where, set())
+            return None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # ValueError: a date such as 2026-02-30
+        raise UsageError(f"{where} is not YAML: {error}") from None
+
+
+def _check_depth(text: bytes | str) -> None:
+    """Raises ValueError before libyaml's binding, which composes by recursion in C, overruns the stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST_YAML:
+            raise ValueError(f"it is nested more than {DEEPEST_YAML} levels deep")
+
+
+def _count_values(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """The values below a node with aliases written out: nine lines of them can stand for 10^9. Raises ValueError."""
+    if id(node) not in known:
+        known[id(node)] = MOST_YAML_VALUES + 1  # while it is counted: an alias of itself has no end
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            children = node.value
+        elif isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_count_values(child, known) for child in children)
+    if known[id(node)] > MOST_YAML_VALUES:
+        raise ValueError(f"it stands for more than {MOST_YAML_VALUES:,} values")
+    return known[id(node)]
+
+
+def _refuse_repeated(node: yaml.Node | None, where: str, seen: set[int]) -> None:
+    """Raises UsageError for a key that stands twice in one mapping: YAML would take the last and drop the others."""
+    if node is None or id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for child in node.value:
+            _refuse_repeated(child, where, seen)
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, child in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise UsageError(
+                        f"{where}:{line}: {key.value!r} is set twice, first in line {lines[key.value]}",
+                        hint="keep one of the two",
+                    )
+                lines[key.value] = line
+            _refuse_repeated(child, where, seen)
