@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
 
+MOST_TOKENS_A_ROW = 1 << 24
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
@@ -179,7 +182,9 @@ class RunConfig(Section):
     data: DataConfig
     method: Literal["lora", "qlora"] = "lora"
     lora: LoraConfig = LoraConfig()
-    max_length: int = Field(default=2048, ge=8, le=1 << 24, description="tokens; longer rows: data.on_overlong")
+    max_length: int = Field(
+        default=2048, ge=8, le=MOST_TOKENS_A_ROW, description="tokens; longer rows: data.on_overlong"
+    )
     batch_size: int = Field(default=16, gt=0, description="examples per optimizer step: the effective batch")
     epochs: float = Field(default=3, gt=0, le=100_000)
     max_steps: int | None = Field(default=None, gt=0)

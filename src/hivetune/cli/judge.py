@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.cli.output import emit, number, progress, say, show, size, table
+from hivetune.cli.settings import SetOption
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_agent
@@ -17,7 +18,6 @@ from hivetune.walk.open import Run, load_run
 from hivetune.walk.verdict import judge_run, verdict_document
 
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
 
 
 def evaluate(run: RunFolder, overrides: SetOption = None) -> None:

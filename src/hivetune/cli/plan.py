@@ -8,7 +8,7 @@ import typer
 
 from hivetune.base.disk import home
 from hivetune.cli.output import duration, emit, say, show, size, table
-from hivetune.config import load_config
+from hivetune.cli.settings import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.errors import DoesNotFit
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.plan.choose import (
@@ -23,8 +23,9 @@ from hivetune.walk.plan import Planned, case_of, plan_document, plan_run, precis
 
 
 def plan(
-    config: Annotated[Path, typer.Argument(help="YAML file; only model, lengths and batch matter here.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
+    config: ConfigArgument,
+    model: ModelOption = None,
+    overrides: SetOption = None,
     card: Annotated[str | None, typer.Option(help="Plan for another card or CPU: R9700, H200, zen4, avx2 ...")] = None,
     cores: Annotated[int | None, typer.Option(help="With --card of a CPU: its cores.")] = None,
     memory: Annotated[
@@ -34,7 +35,7 @@ def plan(
     tokens: Annotated[int | None, typer.Option(help="Mean tokens of a row; default: from the files' size.")] = None,
 ) -> None:
     """Memory, time and disk of a run before anything is loaded, and what would fit instead. Needs no torch."""
-    loaded = load_config(config, overrides or [])
+    loaded, _ = read_settings(config, model, overrides)
     planned = plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens)
     show_plan(planned)
     if planned.choice is not None:

@@ -1,12 +1,11 @@
 """`hivetune train`: open the run of a config, hand it to the supervisor, say what came out."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
-from hivetune.config import load_config
+from hivetune.cli.settings import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.process.detach import start_detached
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.probe import probe_run
@@ -14,8 +13,9 @@ from hivetune.walk.train import train_run
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="YAML file; docs/config.md has every setting.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
+    config: ConfigArgument,
+    model: ModelOption = None,
+    overrides: SetOption = None,
     chunk_rows: Annotated[
         int | None, typer.Option("--chunk-rows", help="Train so many rows to their end, then the next ones.")
     ] = None,
@@ -25,9 +25,9 @@ def train(
 ) -> None:
     """Train an adapter. The same command goes on with a run that stopped, and trains nothing when it is done."""
     chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
-    loaded = load_config(config, [*(overrides or []), *chunks])
+    loaded, name = read_settings(config, model, [*(overrides or []), *chunks])
     with progress("preparing model and data", "rows") as report:
-        run = open_run(loaded, config.stem, report)
+        run = open_run(loaded, name, report)
     if detach:
         start_detached(run.folder)
         say(f"training goes on in the background\nfollow it: hivetune watch {run.folder}")

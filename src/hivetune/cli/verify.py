@@ -2,30 +2,26 @@
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from hivetune.base.disk import home
 from hivetune.cli.output import duration, emit, progress, say, show, table
-from hivetune.config import load_config
+from hivetune.cli.settings import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.supervise.verify import verify_resume as verify
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.prepare import prepare_data
 
 
-def verify_resume(
-    config: Annotated[Path, typer.Argument(help="YAML file of the run that you mean to start.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
-) -> None:
+def verify_resume(config: ConfigArgument, model: ModelOption = None, overrides: SetOption = None) -> None:
     """Train a few steps twice, once killed by SIGKILL and resumed, and compare weights and optimizer bit for bit."""
-    loaded = load_config(config, overrides or [])
-    model = fetch_model(loaded.model)
+    loaded, _ = read_settings(config, model, overrides)
+    folder_of_model = fetch_model(loaded.model)
     with progress("preparing data", "rows") as report:
-        snapshot = prepare_data(loaded, model, report)
+        snapshot = prepare_data(loaded, folder_of_model, report)
     home().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=home()) as folder, progress("training", "steps") as report:
-        found = verify(loaded, model, snapshot, Path(folder), report)
+        found = verify(loaded, folder_of_model, snapshot, Path(folder), report)
     table(
         "",
         ("file", "equal", "largest difference"),

@@ -149,6 +149,11 @@ def _refuse_what_never_ends(path: str) -> None:
         )
 
 
+def names_rows(path: str) -> bool:
+    """Whether a command line means rows by it: `-`, `store`, a folder, or a file name with an ending that is known."""
+    return path in ("-", "store") or os.path.isdir(path) or _is_known(os.path.basename(path))
+
+
 def _is_known(name: str) -> bool:
     lower = name.lower()
     for suffix in COMPRESSED:

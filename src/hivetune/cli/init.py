@@ -1,0 +1,138 @@
+"""`hivetune init`: a commented YAML for the rows and the machine at hand, which trains as it is."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from hivetune.base.disk import write_atomic
+from hivetune.cli.output import duration, emit, progress, show, size
+from hivetune.cli.settings import ModelOption
+from hivetune.data.prepare.decide import NO_VALUE
+from hivetune.data.prepare.report import duplicate_kinds
+from hivetune.errors import UsageError
+from hivetune.walk.plan import Planned
+from hivetune.walk.propose import Proposal, propose
+
+MOST_NAMED = 6  # agents or categories in a comment
+# The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
+FEW_TEST_ROWS = 30
+
+
+def init(
+    rows: Annotated[list[str] | None, typer.Argument(metavar="[ROWS]...", help="Rows; default: the store.")] = None,
+    model: ModelOption = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: NAME.yaml here.")] = None,
+) -> None:
+    """Look at the rows and at this machine, and write a commented YAML that trains as it is."""
+    sources = rows or ["store"]
+    first = Path(sources[0])
+    path = out or Path(f"{first.resolve().name.partition('.')[0] or 'rows'}.yaml")
+    if path.exists():
+        raise UsageError(
+            f"{path} is there already", hint=f"use it: hivetune train {path}, or write another: --out FILE"
+        )
+    with progress("looking at the rows", "rows") as report:
+        proposal = propose(sources, model, report)
+    text = "\n".join(_lines(proposal, " ".join(sources), path)) + "\n"
+    write_atomic(path, text.encode())
+    show(f"{text}\nwritten: {path}\nnext: hivetune train {path}")
+    emit({"config": str(path), "settings": proposal.config.model_dump(mode="json", exclude_unset=True)})
+
+
+def _lines(proposal: Proposal, sources: str, path: Path) -> Iterator[str]:
+    config, report = proposal.config, proposal.report
+    yield f"# Made by `hivetune init` from {sources}. It trains as it is: hivetune train {path}"
+    yield "# Every other setting, its default and the reason for it: hivetune config"
+    yield ""
+    yield from _about_model(proposal)
+    yield f"model: {_value(config.model)}"
+    yield ""
+    yield from _about_rows(report, sources)
+    yield "data:"
+    yield f"  path: {_value(config.data.path)}"
+    yield ""
+    yield from _about_length(report, config.max_length)
+    yield f"max_length: {config.max_length}"
+    yield ""
+    yield "# Passes over the rows, examples per optimizer step, and the rate; the best step by validation is kept."
+    yield f"epochs: {config.epochs:g}"
+    yield f"batch_size: {config.batch_size}"
+    yield f"learning_rate: {config.learning_rate:g}"
+    yield ""
+    yield "# The adapter's rank: 8 is enough for style and format, 16 to 32 for new skills."
+    yield "lora:"
+    yield f"  r: {config.lora.r}"
+    yield f"  alpha: {config.lora.alpha:g}"
+    yield ""
+    yield from _about_gate(report)
+    yield "gate:"
+    yield f"  loss_gain: {config.gate.loss_gain:g}"
+
+
+def _about_model(proposal: Proposal) -> Iterator[str]:
+    planned = proposal.planned
+    if planned is None:
+        yield f"# The sizes of this model are not known here yet: hivetune fetch {proposal.config.model}"
+        return
+    yield f"# On {planned.device.name}: {_predicted(planned)}"
+    others = {o.model: o for o in reversed(planned.options) if o.fits and o.model != proposal.config.model}
+    for option in sorted(others.values(), key=lambda option: option.peak_bytes)[:3]:
+        hours = "" if option.hours is None else f", about {duration(option.hours * 3600)}"
+        yield f"# fits too: {option.model}, {option.length} tokens: peak {size(option.peak_bytes)}{hours}"
+
+
+def _predicted(planned: Planned) -> str:
+    if planned.choice is None:
+        return f"it does not fit: {planned.why_not}"
+    total = planned.choice.step_s * planned.work.steps
+    return f"about {duration(total)} of training, peak {size(planned.choice.peak.bytes)} (hivetune plan says more)"
+
+
+def _about_rows(report: Mapping[str, Any], sources: str) -> Iterator[str]:
+    splits = report["splits"]
+    yield (
+        f"# {report['rows_in']:,} rows: {splits['train']:,} to train, {splits['validation']:,} to choose the best step,"
+        f" {splits['test']:,} to judge"
+    )
+    if report["duplicates"]:
+        yield f"# left out: {report['duplicates']:,} duplicates ({duplicate_kinds(report)})"
+    for name in ("rejected", "set_aside"):
+        for reason, count in report[name].items():
+            yield f"# left out: {count:,} {name.replace('_', ' ')}, {reason} (see them: hivetune data check {sources})"
+    for name in ("agents", "categories"):
+        counts = {value: sum(parts.values()) for value, parts in report[name].items() if value != NO_VALUE}
+        if counts:
+            most = sorted(counts, key=lambda value: -counts[value])[:MOST_NAMED]
+            more = f" and {len(counts) - MOST_NAMED} more" if len(counts) > MOST_NAMED else ""
+            yield f"# {name}: {', '.join(f'{_comment(value)} {counts[value]:,}' for value in most)}{more}"
+
+
+def _about_length(report: Mapping[str, Any], chosen: int) -> Iterator[str]:
+    lengths = report["lengths"]
+    if lengths["unit"] == "tokens":
+        most, longest = lengths["keeps_99_percent"], lengths["longest_seen"]
+        yield f"# 99 % of the rows have at most {most:,} tokens, the longest {longest:,}."
+        yield "# Longer ones are rejected and counted, never cut, unless data.on_overlong says otherwise."
+    else:
+        yield f"# tokens; not counted, since the model is not here yet. {chosen:,} is the default."
+
+
+def _about_gate(report: Mapping[str, Any]) -> Iterator[str]:
+    yield "# `hivetune gate` says deploy if the lower end of the gain's 95 % interval is above this, in nats per token."
+    if report["splits"]["test"] < FEW_TEST_ROWS:
+        yield f"# Only {report['splits']['test']} rows are held out to judge: the verdict may be not-enough-evidence."
+    yield "# To judge answers too, give rows a checker or set eval.checker (docs/evaluate.md), and gate.success_gain."
+
+
+def _value(value: object) -> str:
+    """A YAML value on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20)
+    return text.removesuffix("...\n").strip()
+
+
+def _comment(text: str) -> str:
+    """An agent's name is other people's text, and a comment ends with its line."""
+    return " ".join(text.split())[:40]

@@ -1,0 +1,69 @@
+"""The station before a config: what rows and machine say about it, as settings that train as they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.base.disk import home
+from hivetune.config import MOST_TOKENS_A_ROW, RunConfig, parse_config
+from hivetune.data.prepare.prepare import check
+from hivetune.errors import UsageError
+from hivetune.models.prepared import PACKAGED, find_prepared, kind_of, read_prepared
+from hivetune.records import Progress, silent
+from hivetune.walk.fetch import fetch_model
+from hivetune.walk.plan import Planned, plan_run
+
+MULTIPLE = 64  # token counts are padded to multiples of it
+SHORTEST = 256  # a row of a question and an answer; below it the memory is needed by the model and not by the rows
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """`report`: the document of `data check`. `planned`: None where the model is not here and its sizes are unknown."""
+
+    config: RunConfig
+    report: Mapping[str, Any]
+    planned: Planned | None
+
+
+def propose(rows: Sequence[str], model: str | None, progress: Progress = silent) -> Proposal:
+    """Settings for these rows on this machine. Nothing is downloaded and nothing trained.
+
+    Raises DataRefused when the rows can't be trained on, UsageError, and what preparing a local model raises.
+    """
+    name = model or _model_at_hand()
+    # What is on this machine is prepared; a Hub id that is not here would need the network.
+    folder = fetch_model(name) if kind_of(name) != "hub" or find_prepared(name) else None
+    settings = parse_config({"model": name, "data": {"path": list(rows) if len(rows) > 1 else rows[0]}}, "command line")
+    # No row is too long here: what length they need is the question.
+    longest = MOST_TOKENS_A_ROW if folder else settings.max_length
+    found = check(settings.data, model_folder=folder, max_length=longest, progress=progress)
+    found.refuse(settings.data.max_rejected)
+    report = found.document
+    if folder:
+        settings = _with_length(settings, -(-report["lengths"]["keeps_99_percent"] // MULTIPLE) * MULTIPLE)
+    planned = _plan(settings, report)
+    while planned is not None and planned.choice is None and settings.max_length > SHORTEST:
+        settings = _with_length(settings, settings.max_length // 2)
+        planned = _plan(settings, report)
+    return Proposal(settings, report, planned)
+
+
+def _model_at_hand() -> str:
+    """The model that was prepared last on this machine, else the one that comes as a package."""
+    folders = [path for path in (home() / "models").glob("*") if (path / "hivetune.json").exists()]
+    newest = max(folders, key=lambda path: (path / "hivetune.json").stat().st_mtime, default=None)
+    return next(iter(PACKAGED)) if newest is None else read_prepared(newest).name
+
+
+def _with_length(settings: RunConfig, tokens: int) -> RunConfig:
+    return settings.model_copy(update={"max_length": max(MULTIPLE, tokens)})
+
+
+def _plan(settings: RunConfig, report: Mapping[str, Any]) -> Planned | None:
+    trained = report["splits"]["train"]
+    tokens = round(report["tokens"] / report["usable"]) if report["tokens"] else None
+    try:
+        return plan_run(settings, rows=max(1, trained), tokens=tokens)
+    except UsageError:  # the sizes of a model that is not here are not known
+        return None
