@@ -119,9 +119,9 @@ def test_no_template_and_no_rows(place: Place) -> None:
 
 
 def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
-    words = "amber birch cedar dune ember fjord grove heath inlet jetty knoll ledge marsh notch".split()
+    words = ("amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "inlet", "jetty")
     rows = [
-        {"question": f"Where is the {words[i % 14]} of {words[i * 5 % 14]} {i}?", "answer": f"{i} miles {words[i // 6]}"}
+        {"question": f"Where is the {words[i % 10]} of {words[i * 7 // 9 % 10]} {i}?", "answer": f"{i} miles {i * i}"}
         for i in range(80)
     ]
     (place.folder / "faq.json").write_text("\n".join(map(json.dumps, rows)) + "\n")

@@ -14,9 +14,9 @@ from hivetune.errors import UsageError
 from hivetune.serve.chat import Chat, Talk, Voice, open_voices
 from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.llama.backend import Backend
-from hivetune.walk.export import check_prompts
 from hivetune.walk.open import load_run
-from hivetune.walk.voices import find_pair, find_voice
+from hivetune.walk.release.export import check_prompts
+from hivetune.walk.release.voices import find_pair, find_voice
 
 _BLOCK = '"""'
 

@@ -17,7 +17,7 @@ from hivetune.run.find import find_run
 from hivetune.walk.compare.pages import write_comparison_page
 from hivetune.walk.compare.station import Comparison, compare_pair
 from hivetune.walk.open import Run, load_run
-from hivetune.walk.register import SERVED_QUANT
+from hivetune.walk.release.register import SERVED_QUANT
 from hivetune.walk.verdict import verdict_document
 
 _SHOWN_ANSWERS, _SHOWN_CHARS = 5, 160

@@ -20,9 +20,9 @@ from hivetune.run.status import loss_curve
 from hivetune.serve.llama.backend import open_backend
 from hivetune.walk.demo.station import ask_some, write_inputs
 from hivetune.walk.evaluate import evaluate_run
-from hivetune.walk.export import check_prompts
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.open import Run, open_run
+from hivetune.walk.release.export import check_prompts
 from hivetune.walk.verdict import judge_run, verdict_document
 
 ANSWER_CHARS = 160

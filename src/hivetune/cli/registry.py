@@ -13,7 +13,7 @@ from hivetune.cli.output import emit, say, show, size, table
 from hivetune.release import registry
 from hivetune.release.registry import Release
 from hivetune.run.find import find_run
-from hivetune.walk.register import explain_release, forgotten_rows, register_run, who
+from hivetune.walk.release.register import explain_release, forgotten_rows, register_run, who
 
 ReleaseArgument = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in words; kept in the history.")]

@@ -11,7 +11,7 @@ from hivetune.release.export import export_run
 from hivetune.release.quantize import RECIPES
 from hivetune.run.find import find_run
 from hivetune.serve.llama.backend import find_engine, open_backend
-from hivetune.walk.export import check_prompts
+from hivetune.walk.release.export import check_prompts
 
 
 def export(

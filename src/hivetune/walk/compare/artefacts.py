@@ -25,8 +25,8 @@ from hivetune.run.find import find_run
 from hivetune.run.folder import ADAPTER
 from hivetune.serve.ask import Endpoint, TimedAnswer
 from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
-from hivetune.walk.export import check_prompts, run_of_export
 from hivetune.walk.open import Run, load_run
+from hivetune.walk.release.export import check_prompts, run_of_export
 
 # What llama.cpp needs beside the file: its program, buffers and the keys and values of small models.
 BESIDE_FILE_BYTES = 512 << 20

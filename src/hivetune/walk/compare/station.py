@@ -27,7 +27,7 @@ from hivetune.walk.compare.artefacts import Artefact, Asked, check_memory, find_
 from hivetune.walk.compare.losses import compared_losses
 from hivetune.walk.compare.prompts import prompts_hash, prompts_of_rows, prompts_of_run, timed_first
 from hivetune.walk.open import Run
-from hivetune.walk.register import SERVED_QUANT
+from hivetune.walk.release.register import SERVED_QUANT
 
 COMPARISONS, ANSWERED = "comparisons", "answers"
 

@@ -13,8 +13,8 @@ from hivetune.release.registry import Release, find, releases
 from hivetune.run.find import find_run
 from hivetune.serve.chat import Voice
 from hivetune.serve.swap.wanted import BASE, load_release
-from hivetune.walk.export import run_of_export
 from hivetune.walk.open import load_run
+from hivetune.walk.release.export import run_of_export
 
 
 def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path | None]:

@@ -1,0 +1,1 @@
+"""The stations after the verdict: exports, releases, and what a name stands for when it is talked to."""
