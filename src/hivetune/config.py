@@ -79,6 +79,10 @@ class EvalConfig(Section):
     checker: dict[str, Any] | None = Field(
         default=None, description="decides the success of rows without a checker of their own"
     )
+    frozen: list[str] = Field(
+        default=[], description="files of rows that are never trained and that every candidate answers"
+    )
+    general: bool = Field(default=True, description="served sides answer the general questions that Hivetune brings")
 
 
 class GateConfig(Section):
@@ -95,6 +99,15 @@ class GateConfig(Section):
         default=None, gt=0, description="longest mean time of an answer of the tuned model"
     )
     most_memory_gb: float | None = Field(default=None, gt=0, description="largest peak memory of the tuned model")
+    least_kept: float | None = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="smallest share of past wins and eval.frozen, once answered rightly, that the tuned model keeps",
+    )
+    least_general: float | None = Field(
+        default=None, gt=0, le=1, description="smallest share of the baseline's right general answers that is kept"
+    )
     look: int | None = Field(
         default=None,
         gt=0,

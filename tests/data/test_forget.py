@@ -241,6 +241,7 @@ def test_the_command(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         "snapshots": [],
         "runs": [],
         "releases": [],
+        "past_wins": 0,
         "unchecked": [],
     }
     monkeypatch.setattr(MODE, "json", False)

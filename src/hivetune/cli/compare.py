@@ -60,7 +60,7 @@ def _rows_from(run: str | None, first: str, second: str) -> Run:
 
 def _document(made: Comparison, run: Run | None) -> dict[str, Any]:
     """What was measured, with its metrics, written into the folder of the comparison."""
-    nothing_required = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None)
+    nothing_required = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None, least_kept=None)
     metrics = verdict_document(judge(made.document, nothing_required))["metrics"]
     document = {**made.document, "metrics": metrics}
     write_json(made.folder / "compare.json", document)

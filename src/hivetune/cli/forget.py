@@ -57,6 +57,7 @@ def _document(forgotten: Forgotten) -> dict[str, Any]:
         ],
         "runs": sorted({run for taint in forgotten.taints for run in taint.runs}),
         "releases": sorted({release for taint in forgotten.taints for release in taint.releases}),
+        "past_wins": forgotten.past_wins,
         "unchecked": list(forgotten.unchecked),
     }
 
@@ -67,6 +68,8 @@ def _show(forgotten: Forgotten) -> None:
     say(
         f"{forgotten.kind} {forgotten.value}: {forgotten.interactions:,} interactions removed, and kept out from now on"
     )
+    if forgotten.past_wins:
+        say(f"{forgotten.past_wins} past wins were made of them and are removed")
     if forgotten.taints:
         rows = [
             [

@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "registry": ("registry", "show_registry", "All releases, their aliases and verdicts."),
     "why": ("registry", "why", "Where a release comes from and what speaks for it."),
     "promote": ("registry", "promote", "Make a release the champion of its name."),
+    "frozen": ("frozen", "show_frozen", "Questions that every release must keep, and none may learn."),
     "rollback": ("registry", "rollback", "Return to the previous champion."),
     "serve": ("serve", "serve", "The OpenAI API of the registered champions."),
     "clients": ("clients", "show_clients", "Who may ask the gateway; tokens are made and revoked here."),

@@ -13,6 +13,7 @@ from hivetune.cli.output import emit, say, show, size, table
 from hivetune.release import registry
 from hivetune.release.registry import Release
 from hivetune.run.find import find_run
+from hivetune.walk.compare.frozen import freeze_wins
 from hivetune.walk.release.register import explain_release, forgotten_rows, register_run, who
 
 ReleaseArgument = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...")]
@@ -77,8 +78,11 @@ def promote(
     with _database() as database:
         promoted = registry.promote(database, release, by=who(), reason=reason, force=force)
         document = _document(database, promoted)
+    frozen = freeze_wins(promoted)
     show(f"{promoted.label} is the champion")
-    emit(document)
+    if frozen:
+        show(f"{frozen} of its right answers are frozen questions now: hivetune frozen {promoted.name}")
+    emit({**document, "frozen": frozen})
 
 
 def rollback(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:

@@ -11,12 +11,14 @@ import sqlite3
 import tempfile
 import time
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from hivetune.base.database import transaction
+from hivetune.data.frozen import drop_win, names_with_wins, wins_of
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.intake.interactions import load_forgotten, names_in, raw_hash, row_hash, tombstone
 from hivetune.data.reasons import RowRefused
@@ -44,7 +46,10 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was removed, what is tainted, and snapshots that could not be looked into (their rows are gone)."""
+    """What was removed, what is tainted, and snapshots that could not be looked into (their rows are gone).
+
+    `past_wins`: frozen questions that were made of it.
+    """
 
     kind: ForgetKind
     value: str
@@ -52,6 +57,7 @@ class Forgotten:
     refused: int
     taints: tuple[Taint, ...]
     unchecked: tuple[str, ...]
+    past_wins: int = 0
 
 
 def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgotten:
@@ -77,12 +83,13 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
             database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity, _, _ in found])
         _bury(database, kind, value, found, contents, raws)
     unchecked = _record_taints(database, kind, value, found)
+    wins = _remove_wins(kind, value, found)
     if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # the log still holds the old pages
         raise Busy(
             "the rows are removed, but another process still reads the pages they were on",
             hint="run this again when no other Hivetune command reads the store",
         )
-    return Forgotten(kind, value, len(found), refused, _read_taints(database, kind, value), unchecked)
+    return Forgotten(kind, value, len(found), refused, _read_taints(database, kind, value), unchecked, wins)
 
 
 _Found = list[tuple[str, str, str]]  # id, content id, source
@@ -196,15 +203,7 @@ def _count_rows(rows_file: Path, kind: ForgetKind, value: str, found: _Found) ->
 
     Rows that were left out as duplicates count too: their text is in the snapshot's folder.
     """
-    gone = {identity for identity, _, _ in found}
-    names = {"source": _names, "row": _places}.get(kind, lambda _value: [])(value)
-    wanted = {os.path.realpath(name) if "://" not in name else name for name in names} | set(names)
-
-    def is_gone(source: str, session: str | None, user: str | None, identity: str | None) -> bool:
-        if identity in gone or (kind == "user" and user == value) or (kind == "session" and session == value):
-            return True
-        return kind in ("source", "row") and not wanted.isdisjoint(_all_names(source, kind))
-
+    is_gone = _gone_test(kind, value, found)
     snapshot = sqlite3.connect(f"file:{urllib.parse.quote(str(rows_file))}?mode=ro&immutable=1", uri=True)
     with contextlib.closing(snapshot):
         rows = snapshot.execute("SELECT source, session, user, interaction_id FROM rows")
@@ -217,6 +216,34 @@ def _count_rows(rows_file: Path, kind: ForgetKind, value: str, found: _Found) ->
                 1 for one in lines if is_gone(*(one[k] for k in ("source", "session", "user", "interaction_id")))
             )
     return count
+
+
+_IsGone = Callable[[str, str | None, str | None, str | None], bool]
+
+
+def _gone_test(kind: ForgetKind, value: str, found: _Found) -> _IsGone:
+    """Whether a row of this source, session, user and interaction id is among what is forgotten."""
+    gone = {identity for identity, _, _ in found}
+    names = {"source": _names, "row": _places}.get(kind, lambda _value: [])(value)
+    wanted = {os.path.realpath(name) if "://" not in name else name for name in names} | set(names)
+
+    def is_gone(source: str, session: str | None, user: str | None, identity: str | None) -> bool:
+        if identity in gone or (kind == "user" and user == value) or (kind == "session" and session == value):
+            return True
+        return kind in ("source", "row") and not wanted.isdisjoint(_all_names(source, kind))
+
+    return is_gone
+
+
+def _remove_wins(kind: ForgetKind, value: str, found: _Found) -> int:
+    """Past wins that were made of what is forgotten."""
+    is_gone, removed = _gone_test(kind, value, found), 0
+    for name in names_with_wins():
+        for win in wins_of(name):
+            if is_gone(win.source, win.session, win.user, win.interaction_id):
+                drop_win(name, win.key)
+                removed += 1
+    return removed
 
 
 def _all_names(source: str, kind: ForgetKind) -> list[str]:

@@ -199,6 +199,11 @@ REASONS: dict[str, Reason] = {
     "forgotten": Reason(
         "set_aside", "its user, session, source or row was forgotten", "hivetune data forget was asked to keep it out"
     ),
+    "frozen-question": Reason(
+        "set_aside",
+        "it asks a frozen question, which releases are judged by and none may learn",
+        "nothing; see them: hivetune frozen",
+    ),
     "quota-source": Reason("set_aside", "the source has more rows than data.quota_per_source", "raise the quota"),
     "quota-session": Reason("set_aside", "the session has more rows than data.quota_per_session", "raise the quota"),
     "balance": Reason("set_aside", "its agent or category has more rows than the others", "data.balance: none"),

@@ -58,6 +58,7 @@ class RowInfo:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
     checker: Mapping[str, Any] | None
+    user: str | None = None
 
 
 class Snapshot:
@@ -112,13 +113,13 @@ class Snapshot:
 
     def _info(self, row: int) -> RowInfo:
         found = self._database.execute(
-            "SELECT id, interaction_id, source, split, agent, category, session, time, messages, tools, checker"
-            " FROM rows WHERE row = ?",
+            "SELECT id, interaction_id, source, split, agent, category, session, time, messages, tools, checker,"
+            " user FROM rows WHERE row = ?",
             (row,),
         ).fetchone()
         if found is None:
             raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
-        identity, interaction, source, split, agent, category, session, moment, messages, tools, checker = found
+        identity, interaction, source, split, agent, category, session, moment, messages, tools, checker, user = found
         return RowInfo(
             row=row,
             id=identity,
@@ -132,6 +133,7 @@ class Snapshot:
             messages=messages_from(messages),
             tools=tuple(json.loads(tools)) if tools else (),
             checker=json.loads(checker) if checker else None,
+            user=user,
         )
 
     @cached_property

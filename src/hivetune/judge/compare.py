@@ -3,13 +3,12 @@
 Pure: which prompts, what their answers are worth, and what each side cost. Getting the answers is walk/compare.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hivetune.data.frozen import asked_hash
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.checkers.find import answer_succeeds
 from hivetune.judge.evaluate import SIDES
@@ -36,12 +35,12 @@ class Prompt:
     checker: Mapping[str, Any] | None
     said: str
     reference: str | None
+    origin: str = ""  # of a frozen question: win, own or general; of a held-out row nothing
 
     @property
     def key(self) -> str:
         """The hash of all that a server is asked."""
-        asked = json.dumps([self.messages, self.tools], ensure_ascii=False, sort_keys=True)
-        return hashlib.blake2b(asked.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+        return asked_hash(self.messages, self.tools)
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,14 @@ def comparison_document(
     problems: list[dict[str, Any]] = []
     sides = dict(zip(SIDES, (first, second), strict=True))
     answers = [_answer_row(prompt, number, sides, problems) for number, prompt in enumerate(prompts)]
+    held_out, frozen = ([row for row in answers if bool(row["origin"]) == is_frozen] for is_frozen in (False, True))
     return {
         "schema": 1,
         **about,
         "rows": [] if isinstance(losses, str) else list(losses),
-        "answers": answers,
-        **{name: _summary(side, name, answers) for name, side in sides.items()},
+        "answers": held_out,
+        "frozen": frozen,
+        **{name: _summary(side, name, held_out) for name, side in sides.items()},
         "not_compared": _not_compared(sides, losses),
         "problems": problems,
     }
@@ -111,7 +112,7 @@ def _answer_row(
     prompt: Prompt, number: int, sides: Mapping[str, SideAnswers], problems: list[dict[str, Any]]
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
-        **{key: getattr(prompt, key) for key in ("row", "id", "source", "agent", "category", "group")},
+        **{key: getattr(prompt, key) for key in ("row", "id", "source", "agent", "category", "group", "origin")},
         "checker": None if prompt.checker is None else dict(prompt.checker),
         "prompt": prompt.said,
         "reference": prompt.reference,

@@ -21,6 +21,7 @@ from hivetune.judge.findings import (
     limit_findings,
     not_compared,
 )
+from hivetune.judge.frozen import frozen_findings
 from hivetune.judge.statistics import (
     ALPHA,
     FEWEST_UNITS,
@@ -54,6 +55,7 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         _speed(evaluation),
         _memory(evaluation, config),
         *limit_findings(evaluation, config),
+        *frozen_findings(evaluation, config),
     ]
     missing: Mapping[str, str] = evaluation.get("not_compared") or {}
     findings = [

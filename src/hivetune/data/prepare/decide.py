@@ -10,7 +10,7 @@ import sqlite3
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,9 +24,26 @@ from hivetune.data.snapshot import messages_from
 from hivetune.records import Progress
 
 # What became of a row; the first three are the splits in the order of SPLITS.
-TRAIN, VALIDATION, TEST, DUPLICATE, BEGINNING, NEAR_DUPLICATE, REFUSED, QUOTA_SOURCE, QUOTA_SESSION, BALANCE = range(10)
+(
+    TRAIN,
+    VALIDATION,
+    TEST,
+    DUPLICATE,
+    BEGINNING,
+    NEAR_DUPLICATE,
+    REFUSED,
+    QUOTA_SOURCE,
+    QUOTA_SESSION,
+    BALANCE,
+    FROZEN_QUESTION,
+) = range(11)
 DUPLICATES = {DUPLICATE: "exact", BEGINNING: "beginning", NEAR_DUPLICATE: "near"}
-SET_ASIDE = {QUOTA_SOURCE: "quota-source", QUOTA_SESSION: "quota-session", BALANCE: "balance"}
+SET_ASIDE = {
+    QUOTA_SOURCE: "quota-source",
+    QUOTA_SESSION: "quota-session",
+    BALANCE: "balance",
+    FROZEN_QUESTION: "frozen-question",
+}
 NO_VALUE = "-"  # the agent or category of rows that have none
 CACHED_LESSONS = 500
 ADDRESS_SPACE = 1 << 64
@@ -88,8 +105,13 @@ class _Columns:
     ties: Ties = field(default_factory=lambda: Ties(array("Q"), array("Q"), array("Q"), array("Q"), array("d")))
 
 
-def decide_rows(results: Sequence[Path], data: DataConfig, progress: Progress) -> Decisions:
-    """The fate of every row. `results`: chunk results in input order. `progress` counts steps of the near search."""
+def decide_rows(
+    results: Sequence[Path], data: DataConfig, progress: Progress, frozen: Collection[int] = frozenset()
+) -> Decisions:
+    """The fate of every row. `results`: chunk results in input order. `progress` counts steps of the near search.
+
+    `frozen`: hashes of questions that are never trained (data/frozen.py).
+    """
     decisions, columns = Decisions(), _Columns()
     _first_pass(results, data, decisions, columns)
     _drop_beginnings(results, decisions, columns.lesson64)
@@ -104,6 +126,7 @@ def decide_rows(results: Sequence[Path], data: DataConfig, progress: Progress) -
     found = sides(rows, columns.ties, alike, data)
     for row in rows:
         decisions.fate[row] = found.side[row]
+    _keep_out(decisions, columns.ties, frozen)
     decisions.groups = {
         "groups": found.groups,
         "largest": found.largest,
@@ -264,6 +287,13 @@ def _limit(decisions: Decisions, group: Sequence[int], order: Sequence[int], quo
         taken += 1
         if taken > quota:
             decisions.fate[row] = fate
+
+
+def _keep_out(decisions: Decisions, ties: Ties, frozen: Collection[int]) -> None:
+    """Rows that ask a frozen question are not learned from; a past win itself stays among the test rows."""
+    for row, fate in enumerate(decisions.fate):
+        if fate in (TRAIN, VALIDATION) and (ties.question[row] in frozen or ties.read[row] in frozen):
+            decisions.fate[row] = FROZEN_QUESTION
 
 
 def _balance(decisions: Decisions, label: Sequence[int], order: Sequence[int]) -> None:

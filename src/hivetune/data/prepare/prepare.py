@@ -22,6 +22,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_json
 from hivetune.base.whole import problems_once
 from hivetune.config import DataConfig, RunConfig
+from hivetune.data.frozen import kept_out
 from hivetune.data.intake.files import Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
 from hivetune.data.prepare.build import write_snapshot
@@ -74,7 +75,7 @@ def check(
     with _work_room() as work:
         inputs = plan_inputs(data.path, work, workers=num_workers())
         job = make_job(data, model_folder, max_length, keep_raw=clean is not None)
-        examined = _examine(inputs, job, data, work, progress)
+        examined = _examine(inputs, job, data, work, progress, kept_out())
         if clean is not None:
             write_clean(examined.results, examined.decisions, data, clean)
         if page is not None:
@@ -94,7 +95,8 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     with _spill_room(root) as spill:
         inputs = plan_inputs(config.data.path, spill, workers=num_workers())
         job = make_job(config.data, model_folder, config.max_length, keep_raw=False)
-        key = _key(inputs, job, config, model_folder)
+        frozen = kept_out(config.eval.frozen)
+        key = _key(inputs, job, config, model_folder, frozen)
         folder = out or root / key[:16]
         found = _existing(folder, key)
         if found is not None:
@@ -102,7 +104,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
         work = root / f".work-{key[:16]}"
         with _work_folder(work):
             _check_room(root, inputs)
-            examined = _examine(inputs, job, config.data, work, progress)
+            examined = _examine(inputs, job, config.data, work, progress, frozen)
             examined.report.refuse(config.data.max_rejected)
             _publish(folder, key, examined, model_folder)
     snapshot = open_snapshot(folder)
@@ -171,10 +173,12 @@ def _forgotten() -> tuple[tuple[str, str], ...]:
         return tuple(sorted(load_forgotten(database)))
 
 
-def _examine(inputs: Inputs, job: ChunkJob, data: DataConfig, work: Path, progress: Progress) -> ExaminedRows:
+def _examine(
+    inputs: Inputs, job: ChunkJob, data: DataConfig, work: Path, progress: Progress, frozen: frozenset[int]
+) -> ExaminedRows:
     run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
     results = tuple(result_path(work, number) for number in range(len(inputs.chunks)))
-    decisions = decide_rows(results, data, silent)
+    decisions = decide_rows(results, data, silent, frozen)
     report = make_report(results, decisions, data, model=job.model_folder, max_length=job.max_length)
     report.document["encodings"] = {
         name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE_FORMAT.search(known))
@@ -182,12 +186,13 @@ def _examine(inputs: Inputs, job: ChunkJob, data: DataConfig, work: Path, progre
     return ExaminedRows(inputs, results, decisions, report)
 
 
-def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path) -> str:
+def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, frozen: frozenset[int]) -> str:
     """Everything that can change a byte of the snapshot."""
     model = {name: sha256_file(model_folder / name) for name in RENDER_FILES if (model_folder / name).exists()}
     settings = {k: v for k, v in config.data.model_dump(mode="json").items() if k not in ("path", "max_rejected")}
     shape = [chunk.rows for chunk in inputs.chunks]  # results of another cut can't be mixed
     parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape, job.near, job.forgotten]
+    parts.append(sorted(frozen))
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

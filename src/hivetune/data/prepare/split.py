@@ -43,13 +43,18 @@ def question(messages: Sequence[Message]) -> str:
 
 def tie_hashes(example: Example) -> tuple[int, int, int, int]:
     """64 bits of all that is read, of the question, of the session and of the user; NONE where the row names none."""
-    read = [f"{m.role} {m.content}" for m in example.messages if m.role != "assistant"]
     return (
-        group_hash("read:" + "\n".join(read or [example.messages[0].content])),
+        read_hash(example.messages),
         group_hash("question:" + question(example.messages)),
         group_hash(f"session:{example.session}") if example.session else NONE,
         group_hash(f"user:{example.user}") if example.user else NONE,
     )
+
+
+def read_hash(messages: Sequence[Message]) -> int:
+    """64 bits of all that is read in a conversation, its answers aside."""
+    read = [f"{m.role} {m.content}" for m in messages if m.role != "assistant"]
+    return group_hash("read:" + "\n".join(read or [messages[0].content]))
 
 
 def group_hash(key: str) -> int:

@@ -24,6 +24,7 @@ from hivetune.walk.compare.answers import (
     with_times,
 )
 from hivetune.walk.compare.artefacts import Artefact, Asked, check_memory, find_artefact, open_artefact
+from hivetune.walk.compare.frozen import frozen_prompts
 from hivetune.walk.compare.losses import compared_losses
 from hivetune.walk.compare.prompts import prompts_hash, prompts_of_rows, prompts_of_run, timed_first
 from hivetune.walk.open import Run
@@ -63,6 +64,7 @@ def compare_pair(
     if sides[0].identity and sides[0].identity == sides[1].identity:
         raise UsageError(f"{first} and {second} are the same model: there is nothing to compare")
     prompts, refused = (prompts_of_run(run, settings), {}) if run else prompts_of_rows(rows, settings)
+    prompts += frozen_prompts(settings, (first, second))
     key = _key(sides, prompts, settings)
     folder = home() / COMPARISONS / key[:16]
     with lock(folder):
@@ -90,11 +92,12 @@ def _answer(
     """Times first, in turns, since those answers count too; then what is left of each side, many at once."""
     asked_sides = [side for side in sides if side.figures is None]
     check_memory(asked_sides)
-    timed = timed_first(prompts, settings.latency_prompts)
+    timed = timed_first([prompt for prompt in prompts if not prompt.origin], settings.latency_prompts)
     server = ServerSettings(slots=settings.slots, context_tokens=context_tokens)
+    unique = list({prompt.key: prompt for prompt in prompts}.values())  # a past win may be a held-out row too
     with ExitStack() as stack:
         kept = [stack.enter_context(_kept(side, settings)) for side in asked_sides]
-        left = sum(prompt.key not in each.answers for each in kept for prompt in prompts)
+        left = sum(prompt.key not in each.answers for each in kept for prompt in unique)
         on_answer = _counter(progress, len(timed) + left)
         opened: list[tuple[Asked, float | None]] = [
             stack.enter_context(open_artefact(side, server)) for side in asked_sides
@@ -102,7 +105,7 @@ def _answer(
         pairs = list(zip((asked for asked, _ in opened), kept, strict=True))
         times = time_in_turns(pairs, timed, folder / TIMES, new_tokens=settings.new_tokens, on_answer=on_answer)
         for (asked, cold_start_s), each in zip(opened, kept, strict=True):
-            ask_all(asked, each, prompts, slots=settings.slots, new_tokens=settings.new_tokens, on_answer=on_answer)
+            ask_all(asked, each, unique, slots=settings.slots, new_tokens=settings.new_tokens, on_answer=on_answer)
             memory = asked.peak_memory_bytes() if isinstance(asked, Backend) else None
             each.note_served(cold_start_s=cold_start_s, peak_memory_bytes=memory)
         measured = iter(zip(kept, times, strict=True))

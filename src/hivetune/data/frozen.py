@@ -1,0 +1,213 @@
+"""Frozen questions: never trained, asked of every candidate, and still to be answered rightly once a release did.
+
+    HOME/frozen/NAME/KEY.json   one past win of the release NAME; KEY is the hash of all that is asked
+    general.jsonl               general questions, shipped beside this module
+    eval.frozen                 the user's own files, rows of any layout with a checker
+
+One file a question, written whole and never changed: a set grows by new files, so that a process that is killed leaves
+the old set or the new one. `data forget` deletes what came from whom it forgets.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hivetune.base.disk import home
+from hivetune.base.private import make_folder
+from hivetune.base.sealed import read_sealed, write_sealed
+from hivetune.data.intake.files import plan_inputs
+from hivetune.data.prepare.split import group_hash, question, read_hash
+from hivetune.data.prepare.work import messages_json
+from hivetune.data.reasons import RowRefused
+from hivetune.data.render.dialect import template_message
+from hivetune.data.rows.read import read_example, read_rows
+from hivetune.data.snapshot import RowInfo, messages_from
+from hivetune.errors import DataRefused, UsageError
+from hivetune.records import Message
+
+Origin = Literal["win", "own", "general"]
+FROZEN = "frozen"
+GENERAL_FILE = Path(__file__).with_name("general.jsonl")
+
+
+@dataclass(frozen=True)
+class FrozenQuestion:
+    """A conversation up to the answer that is asked for. `release`: the first that answered it rightly (wins only).
+
+    `interaction_id`, `session` and `user` say whose row a win was, so that it can be forgotten with them.
+    """
+
+    origin: Origin
+    source: str
+    messages: tuple[Message, ...]
+    checker: Mapping[str, Any] | None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    reference: str | None = None
+    agent: str | None = None
+    category: str | None = None
+    release: str | None = None
+    interaction_id: str | None = None
+    session: str | None = None
+    user: str | None = None
+
+    @property
+    def key(self) -> str:
+        return asked_hash([template_message(message) for message in self.messages], self.tools)
+
+
+def asked_hash(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    """The hash of all that a server is asked, 32 hex digits."""
+    asked = json.dumps([messages, tools], ensure_ascii=False, sort_keys=True)
+    return hashlib.blake2b(asked.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
+
+def frozen_folder(name: str) -> Path:
+    """Where the wins of the releases NAME lie."""
+    return home() / FROZEN / name
+
+
+def freeze(name: str, questions: Iterable[FrozenQuestion]) -> int:
+    """Keep wins of NAME for good; how many were new. Raises OSError, UsageError for a damaged home."""
+    folder, new = frozen_folder(name), 0
+    make_folder(folder.parent)
+    make_folder(folder)
+    for one in questions:
+        path = folder / f"{one.key}.json"
+        if not path.exists():
+            write_sealed(path, _document(one))
+            new += 1
+    return new
+
+
+def wins_of(name: str) -> list[FrozenQuestion]:
+    """The past wins of the releases NAME, by key. Raises UsageError for a file that is damaged."""
+    return [_win(path) for path in sorted(frozen_folder(name).glob("*.json"))]
+
+
+def names_with_wins() -> list[str]:
+    return sorted(path.name for path in (home() / FROZEN).glob("*") if path.is_dir())
+
+
+def drop_win(name: str, key: str) -> None:
+    """Remove the one win whose key begins so. Raises UsageError where none or several do."""
+    found = [path for path in frozen_folder(name).glob("*.json") if key and path.name.startswith(key)]
+    if len(found) != 1:
+        many = f"{len(found)} questions of {name} begin" if found else f"no question of {name} begins"
+        raise UsageError(f"{many} with {key!r}", hint=f"see their keys: hivetune frozen {name}")
+    found[0].unlink()
+
+
+def general_questions() -> list[FrozenQuestion]:
+    """Short questions that any instructed model of size answers, with checkers."""
+    with open(GENERAL_FILE, encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    return [
+        FrozenQuestion(
+            "general",
+            f"{GENERAL_FILE.name}:{number}",
+            (Message("user", row["question"]),),
+            row["checker"],
+            category=row["category"],
+        )
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def own_questions(paths: Sequence[str], checker: Mapping[str, Any] | None) -> list[FrozenQuestion]:
+    """The user's own. `checker`: of rows without one. Raises DataRefused for a row that can't be used, naming it."""
+    found = []
+    if not paths:
+        return []
+    with tempfile.TemporaryDirectory(prefix="hivetune-frozen-") as spill:
+        for chunk in plan_inputs(list(paths), Path(spill)).chunks:
+            for raw in read_rows(chunk):
+                try:
+                    example = read_example(raw, {}).example
+                except RowRefused as error:
+                    raise DataRefused(f"eval.frozen: {raw.source}: {error.reason}", hint=error.hint) from None
+                if example.checker is None and checker is None:
+                    raise DataRefused(
+                        f"eval.frozen: {example.source} has no checker, so nobody could say whether it is kept",
+                        hint="give the row a `checker`, or set eval.checker",
+                    )
+                asked, reference = _split(example.messages)
+                found.append(
+                    FrozenQuestion(
+                        "own",
+                        example.source,
+                        asked,
+                        example.checker or checker,
+                        example.tools,
+                        reference,
+                        example.agent,
+                        example.category,
+                    )
+                )
+    return found
+
+
+def win_of(info: RowInfo, checker: Mapping[str, Any], release: str) -> FrozenQuestion:
+    """A held-out row whose answer by `release` its checker accepted."""
+    asked, reference = _split(info.messages)
+    return FrozenQuestion(
+        "win",
+        info.source,
+        asked,
+        checker,
+        info.tools,
+        reference,
+        info.agent,
+        info.category,
+        release,
+        info.interaction_id,
+        info.session,
+        info.user,
+    )
+
+
+def kept_out(own: Sequence[str] = ()) -> frozenset[int]:
+    """What `decide` compares rows with, so that no frozen question is trained; 64 bits each.
+
+    A question of one turn is known by its words, whatever stands before or behind it; a longer conversation by all that
+    is read in it, since conversations share their beginnings.
+    """
+    wins = [one for name in names_with_wins() for one in wins_of(name)]
+    # A checker is not needed to keep a row out.
+    own_rows = own_questions(own, {"name": "not_empty"})
+    return frozenset(_marks(one.messages) for one in (*wins, *own_rows, *general_questions()))
+
+
+def _marks(messages: Sequence[Message]) -> int:
+    turns = [message for message in messages if message.role != "system"]
+    return group_hash(f"question:{question(messages)}") if len(turns) == 1 else read_hash(messages)
+
+
+def _split(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str | None]:
+    """The messages before the last answer, and that answer."""
+    last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=len(messages))
+    return messages[:last], messages[last].content if last < len(messages) else None
+
+
+def _document(one: FrozenQuestion) -> dict[str, Any]:
+    fields = {name: getattr(one, name) for name in one.__dataclass_fields__ if name not in ("messages", "tools")}
+    return {
+        "schema": 1,
+        **fields,
+        "messages": json.loads(messages_json(one.messages)),
+        "tools": [dict(tool) for tool in one.tools],
+    }
+
+
+def _win(path: Path) -> FrozenQuestion:
+    found = read_sealed(path)
+    try:
+        if found.pop("schema") != 1:
+            raise UsageError(f"{path} was written by a newer Hivetune", hint="upgrade Hivetune")
+        messages, tools = messages_from(json.dumps(found.pop("messages"))), tuple(found.pop("tools"))
+        return FrozenQuestion(messages=messages, tools=tools, **found)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged: {error}", hint="delete it, or restore it from a copy") from None

@@ -1,0 +1,98 @@
+"""Forgetting: what a release answered rightly before, its successors must answer too. Pure.
+
+The questions are a fixed list and the answers greedy, so nothing is sampled: the share that is kept is exact, and its
+interval only says how far it would carry to other questions of the kind.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.config import GateConfig
+from hivetune.judge.findings import Finding
+from hivetune.judge.statistics import FEWEST_UNITS, proportion
+from hivetune.records import Metric
+
+WINS_PER_RELEASE = 20
+MOST_WINS = 200  # a set is asked of every candidate: 200 answers of 64 tokens take a minute at 217 tokens/s
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class KeptQuestions:
+    """Of the questions that must be kept (`n`), how many the tuned model answers rightly, and which it lost."""
+
+    n: int
+    kept: int
+    lost: tuple[str, ...]  # file:line of each
+    unanswered: int = 0  # without an answer, or whose checker failed: neither kept nor lost
+
+    @property
+    def share(self) -> float | None:
+        return self.kept / self.n if self.n else None
+
+
+def kept_of(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQuestions:
+    """What the tuned model of an evaluation keeps of its frozen questions of these origins (win, own, general).
+
+    A past win must be kept whatever the baseline says today; of the others, what the baseline answers rightly.
+    """
+    rows = [row for row in evaluation.get("frozen") or () if row["origin"] in origins]
+    required = [row for row in rows if row["origin"] == "win" or row["base"]["success"]]
+    answered = [row for row in required if row["tuned"]["success"] is not None]
+    lost = tuple(row["source"] for row in answered if not row["tuned"]["success"])
+    return KeptQuestions(len(answered), len(answered) - len(lost), lost, len(required) - len(answered))
+
+
+def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
+    """`kept` (past wins and the user's own) and `kept_general`, where there are such questions."""
+    return [
+        _finding(name, found, limit)
+        for name, origins, limit in (
+            ("kept", ("win", "own"), config.least_kept),
+            ("kept_general", ("general",), config.least_general),
+        )
+        if (found := kept_of(evaluation, origins)).n or found.unanswered
+    ]
+
+
+def _finding(name: str, found: KeptQuestions, limit: float | None) -> Finding:
+    interval = None if found.share is None else proportion(found.share, found.n).ci95
+    required = limit is not None and found.n >= FEWEST_UNITS
+    passed = found.share is not None and limit is not None and found.share >= limit
+    metric = Metric(name, None, found.share, None, interval, found.n, limit, passed if required else None, required)
+    said = f"{name}: {found.kept} of {found.n} frozen questions that were answered rightly still are"
+    if found.lost:
+        said += f"; lost: {', '.join(found.lost[:_SHOWN])}{' ...' * (len(found.lost) > _SHOWN)}"
+    if found.unanswered:
+        said += f"; {found.unanswered} could not be checked"
+    if not required:
+        few = f" ({found.n} are too few to require any)" if limit is not None else ""
+        return Finding(metric, "reported", said + few if found.lost or few else "")
+    if found.unanswered and passed:
+        return Finding(metric, "undecided", f"{said}: not every one was answered")
+    return Finding(metric, "passed" if passed else "missed", f"{said}; at least {limit:.0%} must be kept")
+
+
+def choose_wins(answers: Sequence[Mapping[str, Any]], kept_already: int) -> list[Mapping[str, Any]]:
+    """Which answers of an evaluation (rows of `answers` in eval.json) to freeze when its model becomes champion.
+
+    Those that the tuned model answers rightly by a checker; what the baseline got wrong first, since that is what
+    training won. Agents and categories take turns. At most WINS_PER_RELEASE, and MOST_WINS with those `kept_already`.
+    """
+    strata: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for answer in answers:
+        if answer["checker"] is not None and answer["tuned"]["success"]:
+            strata[answer["agent"] or "", answer["category"] or ""].append(answer)
+    places = []
+    for stratum, rows in strata.items():
+        for turn, row in enumerate(sorted(rows, key=_first)):
+            places.append((turn, stratum, row))
+    places.sort(key=lambda place: place[:2])
+    return [row for _, _, row in places][: max(0, min(WINS_PER_RELEASE, MOST_WINS - kept_already))]
+
+
+def _first(answer: Mapping[str, Any]) -> tuple[bool, bytes]:
+    return bool(answer["base"]["success"]), hashlib.blake2b(answer["id"].encode(), digest_size=8).digest()
