@@ -12,7 +12,7 @@ import pytest
 
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine, describe_machine, read_amd_cards, read_machine
-from hivetune.machine.knowledge import known_card, known_cards, similar_card
+from hivetune.machine.knowledge.cards import known_card, known_cards, similar_card
 from hivetune.machine.profile import Profile, profile_path, read_profile, write_profile
 
 GIB = 1 << 30

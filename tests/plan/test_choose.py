@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 from hivetune.machine.inventory import Card, Machine
-from hivetune.machine.knowledge import known_cards
+from hivetune.machine.knowledge.cards import known_cards
 from hivetune.machine.profile import Profile
 from hivetune.plan.choose import (
     Case,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.machine.knowledge import known_model
+from hivetune.machine.knowledge.cards import known_model
 from hivetune.models.architecture import parse_architecture
 from hivetune.plan.memory import (
     TrainingSetup,

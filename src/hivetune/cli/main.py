@@ -22,6 +22,7 @@ from hivetune.errors import HivetuneError, Stopped, UsageError
 # name: (module, function, one line). `group name` is a command of a group. The order is the order of the walk.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("demo", "demo", "The whole walk on a real model and real text, in minutes."),
+    "doctor": ("doctor", "doctor", "What this machine is and can do; what is wrong, with the command that mends it."),
     "init": ("init", "init", "A commented YAML for the rows and the machine at hand."),
     "fetch": ("model", "fetch", "Get and prepare a model; the only command that needs a network."),
     "collect": ("collect", "collect", "Interactions into the store, exactly once."),

@@ -9,13 +9,14 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import home
+from hivetune.machine.kfd import kfd_architectures
 from hivetune.machine.nvml import read_nvidia
 
 CardKind = Literal["cpu", "cuda", "rocm"]
@@ -36,6 +37,8 @@ class Card:
     driver: str
     architecture: str = ""
     """gfx1201, or the compute capability such as 9.0; empty when the driver does not say."""
+    slot: str = ""
+    """Where it sits on the bus, domain:bus:device.function; of AMD cards only."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,11 @@ class Machine:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_machine(root: Path = Path("/"), folder: Path | None = None) -> Machine:
-    """This machine now. `folder` is where the runs will lie (default: the home); its free space is told."""
+def read_machine(
+    root: Path = Path("/"), folder: Path | None = None, nvidia: Callable[[], Sequence[Card]] | None = None
+) -> Machine:
+    """This machine now. `folder` is where the runs will lie (default: the home); its free space is told. `nvidia` reads
+    those cards (default: their driver's library)."""
     cpu, isa = _read_cpu(root / "proc/cpuinfo")
     total, available = _read_memory(root / "proc/meminfo")
     limit = _memory_limit(root)
@@ -80,9 +86,13 @@ def read_machine(root: Path = Path("/"), folder: Path | None = None) -> Machine:
         available_bytes=available,
         memory_limit=memory_limit,
         disk_free_bytes=disk_free_bytes(folder or home()),
-        cards=(*read_nvidia_cards(), *read_amd_cards(root)),
+        cards=(*(nvidia or read_nvidia_cards)(), *read_amd_cards(root)),
         versions=_versions(),
     )
+
+
+def kernel_release(root: Path = Path("/")) -> str:
+    return _text(root / "proc/sys/kernel/osrelease") or platform.release()
 
 
 def disk_free_bytes(folder: Path) -> int:
@@ -94,8 +104,8 @@ def disk_free_bytes(folder: Path) -> int:
 
 def read_amd_cards(root: Path = Path("/")) -> list[Card]:
     """AMD GPUs from the kernel's own tree; works for every driver version and before ROCm is installed."""
-    architectures = _kfd_architectures(root)
-    driver = _text(root / "sys/module/amdgpu/version") or f"kernel {platform.release()}"
+    architectures = kfd_architectures(root)
+    driver = _text(root / "sys/module/amdgpu/version") or f"kernel {kernel_release(root)}"
     cards: list[Card] = []
     for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device"), key=lambda path: _number_in(path.parent)):
         total = _integer(device / "mem_info_vram_total")
@@ -105,7 +115,7 @@ def read_amd_cards(root: Path = Path("/")) -> list[Card]:
         slot = device.resolve().name
         name = _text(device / "product_name") or _marketing_name(root, device)
         architecture = architectures.get(slot, "")
-        cards.append(Card("rocm", len(cards), name, total, total - used, driver, architecture))
+        cards.append(Card("rocm", len(cards), name, total, total - used, driver, architecture, slot))
     return cards
 
 
@@ -122,20 +132,6 @@ def _marketing_name(root: Path, device: Path) -> str:
 def read_nvidia_cards() -> list[Card]:
     names = ("name", "memory_bytes", "free_bytes", "driver", "architecture")
     return [Card("cuda", index, **{name: card[name] for name in names}) for index, card in enumerate(read_nvidia())]
-
-
-def _kfd_architectures(root: Path) -> dict[str, str]:
-    """PCI slot (domain:bus:device.function) -> gfx name."""
-    found = {}
-    for path in (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        pairs = (line.split() for line in (_text(path) or "").splitlines())
-        properties = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-        version, location = properties.get("gfx_target_version", 0), properties.get("location_id", 0)
-        if version:
-            slot = f"{properties.get('domain', 0):04x}:{location >> 8:02x}:{(location >> 3) & 31:02x}.{location & 7}"
-            major, minor, step = version // 10000, version // 100 % 100, version % 100
-            found[slot] = f"gfx{major}{minor:x}{step:x}"
-    return found
 
 
 def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:

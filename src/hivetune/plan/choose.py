@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.machine.knowledge import known_model
+from hivetune.machine.knowledge.cards import known_model
 from hivetune.models.architecture import Architecture, parse_architecture
 from hivetune.plan.device import Device
 from hivetune.plan.layout import TrimmedDocument

@@ -6,7 +6,7 @@ from typing import Any
 
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.inventory import Card, Machine
-from hivetune.machine.knowledge import known_card, similar_card
+from hivetune.machine.knowledge.cards import known_card, similar_card
 from hivetune.machine.profile import Profile
 
 GB = 10**9

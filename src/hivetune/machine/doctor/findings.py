@@ -1,0 +1,172 @@
+"""Judging: the facts that hold for what was observed become findings, the worst first. Pure; proofs add theirs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hivetune.machine.doctor.install import choose_install
+from hivetune.machine.doctor.look import Look, SeenCard
+from hivetune.machine.doctor.observe import ALLOCATOR, Demand, cards_in_question, of_card, of_machine
+from hivetune.machine.knowledge.facts import Fact, facts, is_met
+
+Level = Literal["fatal", "risk", "slow", "note"]
+WORST_FIRST: tuple[Level, ...] = ("fatal", "risk", "slow", "note")
+# What a fact names as its evidence is shown as it was observed.
+_SHOWN = {
+    **{
+        "gfx": "the card is {}",
+        "capability": "compute capability {}",
+        "torch": "torch {}",
+        "rocm": "built for ROCm {}",
+    },
+    **{"cuda": "built for CUDA {}", "kernel": "Linux {}", "driver": "driver {}", "python": "Python {}"},
+    **{"filesystem": "the home is on {}", "free_gb": "{} GB free", "dtype": "dtype {}", "alloc": "{}"},
+    **{
+        "transformers": "transformers {}",
+        "bitsandbytes": "bitsandbytes {}",
+        "jinja2": "jinja2 {}",
+        "redis": "redis {}",
+    },
+}
+
+
+@dataclass(frozen=True)
+class MachineFinding:
+    """`severity`: fatal (training can't work), risk (results or runs are in danger), slow, note. `mend`: one command,
+    empty where there is none. `unknown`: what nobody has settled. `about`: the card, or empty for the machine."""
+
+    id: str
+    severity: Level
+    title: str
+    says: str
+    evidence: tuple[str, ...]
+    mend: str
+    unknown: str = ""
+    confidence: str = "measured"
+    source: tuple[str, ...] = ()
+    date: str = ""
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """`not_known`: questions about this machine that the knowledge has no answer to."""
+
+    findings: tuple[MachineFinding, ...]
+    not_known: tuple[str, ...]
+
+    @property
+    def fit(self) -> bool:
+        """Whether training can work here."""
+        return not any(finding.severity == "fatal" for finding in self.findings)
+
+
+def judge_machine(seen: Look, job: Demand | None = None) -> Judgement:
+    """What the knowledge says of this machine and this job."""
+    job = job or Demand()
+    whole = of_machine(seen, job)
+    install = _install_command(seen)
+    found = [_finding(fact, whole, install) for fact in facts("condition") if is_met(fact.when, whole)]
+    not_known: list[str] = []
+    cards = cards_in_question(seen)
+    for one in cards:
+        observed = of_card(seen, job, one)
+        about = one.name
+        mine = [*facts("condition"), *(fact for fact in facts("build") if fact.more["verdict"] == "bad")]
+        found += [
+            replace(_finding(fact, observed, install), about=about)
+            for fact in (*mine, *facts("poison"))
+            if is_met(fact.when, observed) and not is_met(fact.when, whole)
+        ]
+        if question := _open_question(observed, about):
+            not_known.append(question)
+    found += _of_variables(seen, whole)
+    return Judgement(_in_order(_one_card_is_enough(found, cards)), tuple(not_known))
+
+
+def _finding(fact: Fact, observed: Mapping[str, Any], install: str) -> MachineFinding:
+    more = fact.more
+    evidence = tuple(_SHOWN[name].format(observed[name]) for name in fact.when if name in _SHOWN)
+    mend = more.get("mend", "")
+    if fact.kind == "poison":
+        mend = f"unset {more['name']}"
+    return MachineFinding(
+        id=fact.id,
+        severity=more["severity"],
+        title=more["title"],
+        says=fact.says,
+        evidence=evidence,
+        mend=install if mend == "install" else mend,
+        unknown=more.get("unknown", ""),
+        confidence=fact.confidence,
+        source=fact.source,
+        date=fact.date,
+    )
+
+
+def _install_command(seen: Look) -> str:
+    observed = [of_card(seen, Demand(), one) for one in cards_in_question(seen)]
+    install = choose_install(observed, seen.software.python)
+    return install.command if install else ""
+
+
+def _open_question(observed: Mapping[str, Any], about: str) -> str:
+    """Whether anything, good or bad, is known of this build on this card."""
+    kind = observed.get("build")
+    if kind not in ("rocm", "cuda") or any(is_met(fact.when, observed) for fact in facts("build")):
+        return ""
+    if not any(is_met(fact.when, observed) for fact in facts("chip")):
+        return f"{about}: nothing is known of this architecture; only the proof can tell"
+    return f"{about}: no report of torch {observed.get('torch')} on it, good or bad; only the proof can tell"
+
+
+def _of_variables(seen: Look, whole: Mapping[str, Any]) -> Iterable[MachineFinding]:
+    """What is set without use, or for diagnosis; and settings of which only one is read."""
+    for fact in facts("variable"):
+        name = fact.more["name"]
+        value = seen.variables.get(name, "")
+        if value in ("", "0") or not is_met(fact.when, whole):
+            continue
+        severity: Level = "note"
+        if fact.more["verdict"] == "diagnosis":
+            severity, title = "slow", f"{name} is for diagnosis"
+        elif fact.more["verdict"] == "no-op":
+            title = f"{name} does not help"
+        else:
+            continue
+        evidence, mend = (f"{name}={value}",), f"unset {name}"
+        yield MachineFinding(
+            f"set-{name}", severity, title, fact.says, evidence, mend, "", fact.confidence, fact.source, fact.date
+        )
+    names = [name for name in ALLOCATOR if seen.variables.get(name)]
+    if len(names) > 1:
+        yield MachineFinding(
+            "two-allocator-settings",
+            "note",
+            "the allocator is set twice, and only one setting is read",
+            f"torch since 2.9 reads {names[0]} and ignores the others",
+            tuple(f"{name}={seen.variables[name]}" for name in names),
+            f"unset {' '.join(names[1:])}",
+            confidence="source code",
+            source=("https://github.com/pytorch/pytorch/issues/183387",),
+        )
+
+
+def _one_card_is_enough(found: Sequence[MachineFinding], cards: Sequence[SeenCard]) -> list[MachineFinding]:
+    """What keeps one card from working is no end while another works: the run is to be kept from it."""
+    broken = {finding.about for finding in found if finding.severity == "fatal" and finding.about}
+    good = [one for one in cards if one.name not in broken]
+    if not broken or not good:
+        return list(found)
+    name = "HIP_VISIBLE_DEVICES" if good[0].card.kind == "rocm" else "CUDA_VISIBLE_DEVICES"
+    mend = f"export {name}={','.join(str(one.number) for one in good)}"
+    return [
+        replace(finding, severity="risk", mend=mend) if finding.about and finding.severity == "fatal" else finding
+        for finding in found
+    ]
+
+
+def _in_order(found: Iterable[MachineFinding]) -> tuple[MachineFinding, ...]:
+    """The worst first, each once."""
+    unique = {(finding.id, finding.about): finding for finding in found}
+    return tuple(sorted(unique.values(), key=lambda finding: WORST_FIRST.index(finding.severity)))

@@ -1,0 +1,207 @@
+"""The operating system around a run: kernel, container, swap, disk, services. Read, hardly measured; no torch.
+
+`root` replaces `/` in tests.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hivetune.base.disk import home
+from hivetune.machine.inventory import kernel_release
+
+REDIS_PORT, GATEWAY_PORT = 6379, 8642
+_ANSWER_S = 0.2
+# The disk's speed: as much as can be written and synced in so short a time.
+DISK_S, DISK_PIECE_BYTES, DISK_MOST_BYTES = 0.25, 4 << 20, 64 << 20
+# Mount options under which fsync returns before anything is safe (ext4(5), xfs(5), the kernel's page on overlayfs).
+NO_FSYNC = frozenset({"nobarrier", "barrier=0", "volatile"})
+# Swap counts as in the way above this share of memory in use while less than that share is available.
+SWAP_SHARE, AVAILABLE_SHARE = 0.05, 0.10
+
+
+@dataclass(frozen=True)
+class HomeDisk:
+    """Where the home is. `fsync`: on | off | unknown. Speeds are None where nothing could be written."""
+
+    filesystem: str
+    fsync: str
+    free_bytes: int
+    write_bytes_s: float | None
+    fsync_s: float | None
+
+
+@dataclass(frozen=True)
+class Host:
+    """`redis`: answers | needs a password | absent. `kernel_log`: whether the kernel's lines can be read, which tell
+    why a process died. `swap_used_bytes` counts for nothing by itself; `swapping`: memory is short as well."""
+
+    system: str
+    kernel: str
+    container: bool
+    kernel_log: bool
+    systemd: bool
+    lingers: bool
+    numa_nodes: int
+    swap_bytes: int
+    swap_used_bytes: int
+    swapping: bool
+    compiler: str
+    llama_server: str
+    redis: str
+    gateway_port_free: bool
+    firmware_package: str
+    disk: HomeDisk
+
+
+def read_host(root: Path, folder: Path | None, environment: Mapping[str, str]) -> Host:
+    """The machine's own half. Only on the real root is anything asked of the network (loopback) or written (the disk's
+    speed, in `folder` or the home)."""
+    live = root == Path("/")
+    memory = _meminfo(root)
+    used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
+    total = max(memory.get("MemTotal", 0), 1)
+    user = environment.get("USER", "")
+    return Host(
+        system=_system(root),
+        kernel=kernel_release(root),
+        container=_in_container(root),
+        kernel_log=_readable(root / "dev/kmsg"),
+        systemd=(root / "run/systemd/system").exists(),
+        lingers=bool(user) and (root / "var/lib/systemd/linger" / user).exists(),
+        numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or 1,
+        swap_bytes=memory.get("SwapTotal", 0),
+        swap_used_bytes=used,
+        swapping=used > SWAP_SHARE * total and memory.get("MemAvailable", total) < AVAILABLE_SHARE * total,
+        compiler=_program(environment.get("CXX") or "g++", environment) or _program("c++", environment),
+        llama_server=_program("llama-server", environment),
+        redis=_redis() if live else "absent",
+        gateway_port_free=_port_free(GATEWAY_PORT) if live else True,
+        firmware_package=_firmware_package(root),
+        disk=_read_disk(root, folder or home(), environment, live=live),
+    )
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    sizes = {}
+    for line in _text(root / "proc/meminfo").splitlines():
+        words = line.replace(":", " ").split()
+        if len(words) >= 2 and words[1].isdigit():
+            sizes[words[0]] = int(words[1]) * 1024
+    return sizes
+
+
+def _system(root: Path) -> str:
+    for line in _text(root / "etc/os-release").splitlines():
+        if line.startswith("PRETTY_NAME="):
+            return line.partition("=")[2].strip('"')
+    return ""
+
+
+def _in_container(root: Path) -> bool:
+    marks = (root / ".dockerenv", root / "run/.containerenv", root / "run/systemd/container")
+    groups = _text(root / "proc/1/cgroup")
+    return any(mark.exists() for mark in marks) or any(name in groups for name in ("docker", "kubepods", "lxc"))
+
+
+def _program(name: str, environment: Mapping[str, str]) -> str:
+    return shutil.which(name, path=environment.get("PATH", "")) or ""
+
+
+def _readable(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+def _redis() -> str:
+    try:
+        with socket.create_connection(("127.0.0.1", REDIS_PORT), timeout=_ANSWER_S) as connection:
+            connection.settimeout(_ANSWER_S)
+            connection.sendall(b"PING\r\n")
+            answer = connection.recv(64)
+    except OSError:
+        return "absent"
+    return "answers" if answer.startswith(b"+PONG") else "needs a password"
+
+
+def _port_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _firmware_package(root: Path) -> str:
+    """The date of the linux-firmware package (20251125), which brings the cards' firmware: dpkg's or pacman's."""
+    name = version = ""
+    for line in _text(root / "var/lib/dpkg/status").splitlines():
+        if line.startswith("Package: "):
+            name = line[9:]
+        elif name == "linux-firmware" and line.startswith("Version: "):
+            version = line[9:]
+    folders = [path.name.removeprefix("linux-firmware-") for path in (root / "var/lib/pacman/local").glob("linux-f*")]
+    return (version or next((folder for folder in folders if folder[:1].isdigit()), "")).partition(".")[0]
+
+
+def _read_disk(root: Path, folder: Path, environment: Mapping[str, str], *, live: bool) -> HomeDisk:
+    place = folder
+    while not place.exists():
+        place = place.parent
+    filesystem, options = _mount(root, folder)
+    fsync = "off" if options & NO_FSYNC or "eatmydata" in environment.get("LD_PRELOAD", "") else "on"
+    speed = _disk_speed(place) if live else None
+    return HomeDisk(
+        filesystem=filesystem,
+        fsync=fsync if filesystem else "unknown",
+        free_bytes=shutil.disk_usage(place).free,
+        write_bytes_s=speed[0] if speed else None,
+        fsync_s=speed[1] if speed else None,
+    )
+
+
+def _mount(root: Path, folder: Path) -> tuple[str, frozenset[str]]:
+    """Type and options of the file system that `folder` is on, by /proc/self/mountinfo (proc(5)); ("", none) unread."""
+    best, found = -1, ("", frozenset[str]())
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        front, dash, back = line.partition(" - ")
+        fields, rest = front.split(), back.split()
+        if not dash or len(fields) < 6 or len(rest) < 3:
+            continue
+        point = fields[4].encode().decode("unicode_escape")
+        if len(point) >= best and Path(folder).is_relative_to(point):
+            best, found = len(point), (rest[0], frozenset((fields[5] + "," + rest[2]).split(",")))
+    return found
+
+
+def _disk_speed(place: Path) -> tuple[float, float] | None:
+    """Bytes a second to the disk and the least time of an fsync in seconds, over DISK_S; None if not allowed."""
+    piece, written, syncs = os.urandom(DISK_PIECE_BYTES), 0, []
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=place) as file:
+        started = time.perf_counter()
+        while (spent := time.perf_counter() - started) < DISK_S and written < DISK_MOST_BYTES:
+            written += file.write(piece)
+            file.flush()
+            before = time.perf_counter()
+            os.fsync(file.fileno())
+            syncs.append(time.perf_counter() - before)
+        spent = time.perf_counter() - started
+        return written / spent, min(syncs)
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,149 @@
+"""The facts of this machine in one value, in under two seconds and without torch. Nothing here judges.
+
+`root` replaces `/` in tests; a real look also asks the loopback and times the home's disk for a quarter of a second.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hivetune.machine.doctor.host import Host, read_host
+from hivetune.machine.doctor.software import Software, read_software
+from hivetune.machine.inventory import Card, Machine, describe_machine, read_machine
+from hivetune.machine.kfd import kfd_architectures
+from hivetune.machine.knowledge.facts import facts
+
+Access = Literal["ok", "denied", "absent"]
+# Variables in force that any of these begin with are shown, besides those that variables.toml knows.
+PREFIXES = (
+    *("HSA_", "HIP_", "ROCR_", "ROCM_", "ROCBLAS_", "HIPBLASLT_", "AMD_", "MIOPEN_", "GPU_", "CUDA_", "CUBLAS_"),
+    *("NVIDIA_", "PYTORCH_", "TORCH_", "OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "NCCL_", "RCCL_"),
+    *("HIVETUNE_", "TRITON_", "LD_PRELOAD", "LD_LIBRARY_PATH"),
+)
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|AUTH", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class SeenCard:
+    """A card and what surrounds it. `number`: as torch counts the cards of its maker, all visible. `link`: speed and
+    width of its slot now. `firmware`: of the driver's parts."""
+
+    card: Card
+    number: int
+    access: Access
+    link: str
+    firmware: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Radeon RX 7900 XTX, card 0 (gfx1100)."""
+        architecture = f" ({self.card.architecture})" if self.card.architecture else ""
+        return f"{self.card.name}, card {self.number}{architecture}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """Everything that was read. `variables`: those in force that concern computing, without the values of secrets."""
+
+    machine: Machine
+    host: Host
+    software: Software
+    cards: tuple[SeenCard, ...]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where to look, for tests: another root, packages' folders, variables, NVIDIA cards, and who may open what."""
+
+    root: Path = Path("/")
+    site: Sequence[str] | None = None
+    environment: Mapping[str, str] | None = None
+    nvidia: Callable[[], Sequence[Card]] | None = None
+    may_use: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
+    folder: Path | None = None
+
+
+HERE = Surroundings()
+
+
+def look(where: Surroundings = HERE) -> Look:
+    """The machine now."""
+    environment = os.environ if where.environment is None else where.environment
+    machine = read_machine(where.root, where.folder, where.nvidia)
+    return Look(
+        machine=machine,
+        host=read_host(where.root, where.folder, environment),
+        software=read_software(where.root, where.site, environment),
+        cards=_seen_cards(machine.cards, where),
+        variables=_variables(environment),
+    )
+
+
+def _seen_cards(cards: Sequence[Card], where: Surroundings) -> tuple[SeenCard, ...]:
+    order = list(kfd_architectures(where.root))
+    seen = []
+    for card in cards:
+        if card.kind == "cuda":
+            seen.append(SeenCard(card, card.index, "ok", "", {}))
+            continue
+        device = _device(where.root, card.slot)
+        number = order.index(card.slot) if card.slot in order else card.index
+        firmware = {path.name.removesuffix("_fw_version"): _text(path) for path in device.glob("fw_version/*_version")}
+        speed, width = _text(device / "current_link_speed"), _text(device / "current_link_width")
+        link = f"{speed} x{width}" if speed and width else ""
+        seen.append(SeenCard(card, number, _access(where, card.slot), link, _newest(firmware)))
+    return tuple(seen)
+
+
+def _device(root: Path, slot: str) -> Path:
+    for device in (root / "sys/class/drm").glob("card[0-9]*/device"):
+        if device.resolve().name == slot:
+            return device
+    return root / "nowhere"
+
+
+def _access(where: Surroundings, slot: str) -> Access:
+    """The compute driver and the card's own render node must both be open to this user."""
+    drm = (where.root / "sys/class/drm").glob("renderD*/device")
+    nodes = [where.root / "dev/dri" / path.parent.name for path in drm if path.resolve().name == slot]
+    needed = [where.root / "dev/kfd", *nodes]
+    if not all(path.exists() for path in needed):
+        return "absent"
+    return "ok" if all(where.may_use(path) for path in needed) else "denied"
+
+
+def _newest(firmware: Mapping[str, str]) -> dict[str, str]:
+    """Those that are loaded: the driver shows a zero for parts that a card does not have."""
+    return {name: value for name, value in sorted(firmware.items()) if int(value or "0", 0)}
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    known = {fact.more["name"] for fact in facts("variable")}
+    shown = {name: value for name, value in environment.items() if name in known or name.startswith(PREFIXES)}
+    return {name: "(set)" if SECRET.search(name) else value for name, value in sorted(shown.items())}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def describe_look(seen: Look) -> dict[str, Any]:
+    """Plain values for JSON."""
+    cards = [
+        {**vars(one.card), "number": one.number, "access": one.access, "link": one.link, "firmware": dict(one.firmware)}
+        for one in seen.cards
+    ]
+    machine = {**describe_machine(seen.machine), "cards": cards}
+    return {
+        "machine": machine,
+        "host": asdict(seen.host),
+        "software": asdict(seen.software),
+        "variables": dict(seen.variables),
+    }

@@ -1,0 +1,141 @@
+"""What the knowledge asks about a machine, answered from a look: the observations that facts hold for. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.machine.doctor.install import choose_install
+from hivetune.machine.doctor.look import Look, SeenCard
+from hivetune.machine.doctor.software import Software
+from hivetune.machine.kfd import gfx_name
+from hivetune.machine.knowledge.facts import facts, is_met
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # in the order of reading
+OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+# Graphics inside a processor show less of their own: beside a real card they are not what a run would take.
+SMALL_CARD_BYTES = 2 << 30
+CPU_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run would ask of the machine; `dtype` auto: it is measured."""
+
+    dtype: str = "auto"
+    method: str = "lora"
+
+
+def cards_in_question(seen: Look) -> tuple[SeenCard, ...]:
+    """The cards that torch's build is for, without small ones beside a large one; all when it is for none of them."""
+    large = tuple(one for one in seen.cards if one.card.memory_bytes >= SMALL_CARD_BYTES) or seen.cards
+    mine = tuple(one for one in large if one.card.kind == seen.software.torch.kind)
+    return tuple(sorted(mine or large, key=lambda one: one.number))
+
+
+def of_machine(seen: Look, job: Demand) -> dict[str, Any]:
+    """Observations that are the same for all cards. What is not there is left out, and fits no fact."""
+    software, host, torch = seen.software, seen.host, seen.software.torch
+    cards = cards_in_question(seen)
+    vendors = {_vendor(one) for one in cards}
+    install = choose_install([_of_chip(one) for one in cards], software.python)
+    found: dict[str, Any] = {
+        "build": torch.kind,
+        "torch": torch.version or None,
+        "rocm": torch.rocm or None,
+        "cuda": torch.cuda or None,
+        "vendor": next(iter(vendors)) if len(vendors) == 1 else None if vendors else "none",
+        "other_cards": len({one.card.kind for one in seen.cards if one.card.memory_bytes >= SMALL_CARD_BYTES}) > 1,
+        "python": software.python,
+        "python_fits": install.python_fits if install else None,
+        "kernel": host.kernel or None,
+        "firmware_package": host.firmware_package or None,
+        "container": host.container,
+        "filesystem": host.disk.filesystem or None,
+        "fsync": host.disk.fsync,
+        "free_gb": str(host.disk.free_bytes // 10**9),
+        "swapping": host.swapping,
+        "cpu_bf16": bool(CPU_BF16 & {*seen.machine.isa}),
+        "dtype": job.dtype,
+        "qlora": job.method == "qlora",
+        "hidden": any(seen.variables.get(name) in ("", "-1") for name in HIDING if name in seen.variables),
+        "alloc": _allocator(seen.variables),
+        "tunableop": seen.variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1",
+        "rocm_versions": _rocm_versions(software),
+        "rocm_path": _rocm_path(software),
+    }
+    packages = {name: software.packages.get(name) for name in ("transformers", "bitsandbytes", "jinja2", "redis")}
+    return {name: value for name, value in {**found, **packages}.items() if value is not None}
+
+
+def of_card(seen: Look, job: Demand, one: SeenCard) -> dict[str, Any]:
+    """Observations of one card, over those of the machine."""
+    found = {**of_machine(seen, job), **_of_chip(one)}
+    found["access"] = one.access
+    if one.card.kind == "cuda":
+        found["driver"] = one.card.driver
+    if one.card.kind == "rocm" and one.card.architecture:
+        found |= _of_build(seen, one)
+    return found
+
+
+def _of_chip(one: SeenCard) -> dict[str, Any]:
+    name = "gfx" if one.card.kind == "rocm" else "capability"
+    chip = {name: one.card.architecture} if one.card.architecture else {}
+    return {"vendor": _vendor(one), **chip}
+
+
+def _of_build(seen: Look, one: SeenCard) -> dict[str, Any]:
+    """Whether the override fits the card, and whether torch brings matrix kernels for what the runtime will see."""
+    torch, gfx = seen.software.torch, one.card.architecture
+    found: dict[str, Any] = {}
+    wanted = _as_gfx(seen.variables.get(OVERRIDE, ""))
+    needed = _needed_override(gfx)
+    if wanted:
+        found["override"] = "redundant" if wanted == gfx else "sound" if wanted == needed else "contradicts"
+    elif needed:
+        found["override"] = "needed"
+    if torch.kind == "rocm" and torch.kernels:
+        found["kernels"] = "there" if (needed or gfx) in torch.kernels else "missing"
+    return found
+
+
+def _needed_override(gfx: str) -> str:
+    """The architecture that this card must pose as, by the chips' facts; "" when it stands for itself."""
+    chip = next((fact for fact in facts("chip") if is_met(fact.when, {"gfx": gfx})), None)
+    return _as_gfx(chip.more.get("needs_override", "")) if chip else ""
+
+
+def _as_gfx(version: str) -> str:
+    """gfx1030 of 10.3.0; "" of what the runtime can't parse either (it reads three numbers)."""
+    parts = version.split(".")
+    return gfx_name(*(int(part) for part in parts)) if len(parts) == 3 and all(p.isdigit() for p in parts) else ""
+
+
+def _vendor(one: SeenCard) -> str:
+    return "amd" if one.card.kind == "rocm" else "nvidia"
+
+
+def _allocator(variables: Mapping[str, str]) -> str | None:
+    """The settings that torch reads: of the first name that is set."""
+    text = next((variables[name] for name in ALLOCATOR if variables.get(name)), "")
+    parts = [part.strip().lower() for part in text.split(",")]
+    return "expandable_segments:True" if "expandable_segments:true" in parts else text or None
+
+
+def _rocm_versions(software: Software) -> str | None:
+    """mismatch: ROCm's own packages disagree with each other or with what torch was built for (two numbers)."""
+    versions = {_two(version) for version in software.rocm_packages.values()}
+    if not versions:
+        return None
+    return "mismatch" if len(versions | {_two(software.torch.rocm)} - {""}) > 1 else "one"
+
+
+def _rocm_path(software: Software) -> str | None:
+    if not software.path_rocm or not software.torch.rocm:
+        return None
+    return "mismatch" if _two(software.path_rocm) != _two(software.torch.rocm) else "one"
+
+
+def _two(version: str) -> str:
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,171 @@
+"""The doctor's report, for a terminal or pasted into a bug report, and as a document: without user, host and home."""
+
+import os
+import platform
+import pwd
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hivetune.machine.doctor.findings import Judgement, MachineFinding
+from hivetune.machine.doctor.look import Look, SeenCard, describe_look
+
+# Accounts of no person.
+NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", ""})
+GIB = 1 << 30
+
+
+class Redaction:
+    """Takes a person's names out of texts: the account, the machine's name, and folders below the home."""
+
+    def __init__(self, user: str, host: str, homes: Sequence[str]):
+        words = [(home, "~") for home in sorted(set(homes), key=len, reverse=True) if len(home) > 1]
+        words += [(name, "USER") for name in (user,) if name not in NOBODYS]
+        words += [(name, "HOST") for name in (host, host.partition(".")[0]) if name not in ("", "localhost")]
+        self._patterns = [(re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w-])"), told) for word, told in words]
+
+    def text(self, text: str) -> str:
+        for pattern, told in self._patterns:
+            text = pattern.sub(told, text)
+        return text
+
+    def document(self, value: Any) -> Any:
+        """Every text in a document of plain values."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {key: self.document(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.document(inner) for inner in value]
+        return value
+
+
+def of_this_account() -> Redaction:
+    """The names of whoever runs this, by the account and by the variables."""
+    account = pwd.getpwuid(os.getuid())
+    homes = [account.pw_dir, os.environ.get("HOME", ""), str(Path.home())]
+    return Redaction(account.pw_name, platform.node(), [home.rstrip("/") for home in homes])
+
+
+def report_document(seen: Look, judgement: Judgement) -> dict[str, Any]:
+    """The content of `doctor --json`, not yet redacted."""
+    return {
+        "fit": judgement.fit,
+        "findings": [asdict(finding) for finding in judgement.findings],
+        "not_known": list(judgement.not_known),
+        "facts": describe_look(seen),
+    }
+
+
+def facts_as_text(seen: Look) -> str:
+    """What was seen, a line for each thing."""
+    machine, host, software = seen.machine, seen.host, seen.software
+    rows = [
+        ("system", f"{host.system or 'Linux'}, kernel {host.kernel}{', in a container' if host.container else ''}"),
+        ("processor", f"{machine.cpu}; {machine.cores} cores, {host.numa_nodes} NUMA; {' '.join(machine.isa) or '?'}"),
+        ("memory", _memory(seen)),
+        ("home", _disk(seen)),
+        *(("card", _card(one)) for one in seen.cards),
+        *([] if seen.cards else [("card", "none")]),
+        ("torch", _torch(seen)),
+        ("python", f"{software.python}; {_packages(seen)}"),
+        ("ROCm", _rocm(seen)),
+        ("CUDA toolkit", software.cuda_toolkit),
+        ("compiler", host.compiler or "none: the plain kernels in torch run"),
+        ("llama.cpp", _llama(seen)),
+        ("services", _services(seen)),
+        *(("variable", f"{name}={value}") for name, value in seen.variables.items()),
+    ]
+    return "\n".join(f"{name:<13} {text}" for name, text in rows if text)
+
+
+def findings_as_text(judgement: Judgement) -> str:
+    """Each finding with its evidence and the command that mends it; then what is not known."""
+    lines: list[str] = []
+    for number, finding in enumerate(judgement.findings, 1):
+        lines += _finding(number, finding)
+    if not judgement.findings:
+        lines.append("nothing is wrong")
+    lines += [f"not known: {question}" for question in judgement.not_known]
+    return "\n".join(lines)
+
+
+def _finding(number: int, finding: MachineFinding) -> Iterable[str]:
+    about = f" [{finding.about}]" if finding.about else ""
+    yield f"{number}. {finding.severity}: {finding.title}{about}"
+    yield f"   {finding.says}"
+    if finding.evidence:
+        yield f"   seen here: {', '.join(finding.evidence)}"
+    if finding.mend:
+        yield f"   do: {finding.mend}"
+    if finding.unknown:
+        yield f"   not known: {finding.unknown}"
+    if finding.source:
+        yield f"   by {finding.confidence}: {' '.join(finding.source)}"
+
+
+def _memory(seen: Look) -> str:
+    machine, host = seen.machine, seen.host
+    where = "" if machine.memory_limit == "machine" else f" (limit of {machine.memory_limit})"
+    swap = f"; swap {host.swap_used_bytes / GIB:.1f} of {host.swap_bytes / GIB:.1f} GiB used" if host.swap_bytes else ""
+    return f"{machine.available_bytes / GIB:.1f} of {machine.memory_bytes / GIB:.1f} GiB available{where}{swap}"
+
+
+def _disk(seen: Look) -> str:
+    disk = seen.host.disk
+    speed = f", {disk.write_bytes_s / 1e6:.0f} MB/s with fsync" if disk.write_bytes_s else ""
+    sync = f", fsync {1e3 * disk.fsync_s:.1f} ms" if disk.fsync_s is not None else ""
+    return f"{disk.filesystem or 'unknown file system'}, {disk.free_bytes / 1e9:.0f} GB free{speed}{sync}"
+
+
+def _card(one: SeenCard) -> str:
+    card = one.card
+    access = {"ok": "", "denied": ", not open to this user", "absent": ", without /dev/kfd"}[one.access]
+    link = f", {one.link}" if one.link else ""
+    firmware = "".join(
+        f" {name}={value}" for name, value in one.firmware.items() if name in ("mec", "sdma", "mes", "smc")
+    )
+    return (
+        f"{one.name}, {card.free_bytes / GIB:.1f} of {card.memory_bytes / GIB:.1f} GiB free, driver {card.driver}"
+        f"{link}{access}{', firmware' + firmware if firmware else ''}"
+    )
+
+
+def _torch(seen: Look) -> str:
+    torch = seen.software.torch
+    if torch.kind == "none":
+        return "not installed"
+    built = {"cpu": "processors", "cuda": f"CUDA {torch.cuda}", "rocm": f"ROCm {torch.rocm}", "none": ""}[torch.kind]
+    return f"{torch.version}, built for {built}" + (
+        f", matrix kernels for {' '.join(torch.kernels)}" if torch.kernels else ""
+    )
+
+
+def _packages(seen: Look) -> str:
+    shown = {name: version for name, version in seen.software.packages.items() if name not in ("torch", "hivetune")}
+    return ", ".join(f"{name} {version}" for name, version in shown.items())
+
+
+def _rocm(seen: Look) -> str:
+    software = seen.software
+    parts = [f"{name} {version}" for name, version in software.rocm_packages.items()]
+    parts += [f"/opt {version}" for version in software.system_rocm]
+    parts += [f"LD_LIBRARY_PATH {software.path_rocm}"] if software.path_rocm else []
+    parts += [f"linux-firmware {seen.host.firmware_package}"] if seen.host.firmware_package and seen.cards else []
+    return ", ".join(parts)
+
+
+def _llama(seen: Look) -> str:
+    found = [seen.host.llama_server] if seen.host.llama_server else []
+    found += [f"xllamacpp {seen.software.packages['xllamacpp']}"] if "xllamacpp" in seen.software.packages else []
+    return ", ".join(found) or "none"
+
+
+def _services(seen: Look) -> str:
+    host = seen.host
+    systemd = "systemd" + (", lingering" if host.lingers else "") if host.systemd else "no systemd"
+    port = "free" if host.gateway_port_free else "in use"
+    log = "readable" if host.kernel_log else "not readable"
+    return f"Redis {host.redis}; {systemd}; port of hivetune serve {port}; kernel log {log}"

@@ -1,0 +1,142 @@
+"""What is installed to compute with: Python, packages, the build of torch, ROCm and CUDA. Nothing of it is imported.
+
+`site` replaces the folders where packages are looked for, and `root` replaces `/`, in tests.
+"""
+
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+PACKAGES = (
+    *("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy", "triton"),
+    *("pytorch-triton-rocm", "triton-rocm", "bitsandbytes", "flash-attn", "xformers", "jinja2", "huggingface_hub"),
+    *("redis", "xllamacpp", "gguf", "hivetune", "rocm", "rocm-sdk-core", "rocm-sdk-devel"),
+)
+ROCM_PACKAGES = re.compile(r"rocm(-sdk(-core|-devel|-libraries-\w+))?$")
+
+BuildKind = Literal["none", "cpu", "cuda", "rocm"]
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """`cuda`, `rocm`: the version it was built for. `kernels`: the gfx names that its rocBLAS folder has files for,
+    empty where it brings no such folder."""
+
+    kind: BuildKind
+    version: str = ""
+    cuda: str = ""
+    rocm: str = ""
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Software:
+    """`rocm_packages`: ROCm as Python packages (name -> version). `system_rocm`: below /opt. `path_rocm`: the one that
+    LD_LIBRARY_PATH puts first. `cuda_toolkit`: of nvcc's folder."""
+
+    python: str
+    packages: Mapping[str, str]
+    torch: TorchBuild
+    rocm_packages: Mapping[str, str]
+    system_rocm: tuple[str, ...]
+    path_rocm: str
+    cuda_toolkit: str
+
+
+def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[str, str]) -> Software:
+    """Versions from the packages' own records; `site` None: those of this Python."""
+    packages = {name: version for name in PACKAGES if (version := _version(name, site))}
+    rocm = {name: version for name, version in packages.items() if ROCM_PACKAGES.match(name)}
+    rocm |= _rocm_libraries(site)
+    system = {path: version for path in sorted((root / "opt").glob("rocm*")) if (version := _rocm_at(path))}
+    first = next(
+        (version for part in environment.get("LD_LIBRARY_PATH", "").split(":")
+         for path, version in system.items() if _is_below(root, part, path)), ""
+    )  # fmt: skip
+    return Software(
+        python=platform.python_version(),
+        packages=packages,
+        torch=_torch(site),
+        rocm_packages=rocm,
+        system_rocm=tuple(sorted(set(system.values()))),
+        path_rocm=first,
+        cuda_toolkit=_cuda_toolkit(root),
+    )
+
+
+def _found(name: str, site: Sequence[str] | None) -> metadata.Distribution | None:
+    return next(iter(metadata.Distribution.discover(name=name, path=sys.path if site is None else list(site))), None)
+
+
+def _version(name: str, site: Sequence[str] | None) -> str:
+    distribution = _found(name, site)
+    return distribution.version if distribution else ""
+
+
+def _rocm_libraries(site: Sequence[str] | None) -> dict[str, str]:
+    """rocm-sdk-libraries-gfx120X-all and the like: one package for each family of cards."""
+    found = {}
+    base = _found("rocm-sdk-core", site) or _found("torch", site)
+    folder = Path(str(base.locate_file(""))) if base else None
+    for path in sorted(folder.glob("rocm_sdk_libraries_*.dist-info")) if folder else []:
+        name, _, version = path.name.removesuffix(".dist-info").rpartition("-")
+        found[name.replace("_", "-")] = version
+    return found
+
+
+def _torch(site: Sequence[str] | None) -> TorchBuild:
+    """By the version's local part (+rocm6.3, +cu128, +cpu), else by what torch/version.py was written with."""
+    distribution = _found("torch", site)
+    if distribution is None:
+        return TorchBuild("none")
+    folder = Path(str(distribution.locate_file("torch")))
+    _, _, local = distribution.version.partition("+")
+    told = _told(folder / "version.py")
+    rocm = _number(local, "rocm") or told.get("rocm", "") or told.get("hip", "")
+    cuda = told.get("cuda", "") or _cuda_of(local)
+    kind: BuildKind = "rocm" if rocm else "cuda" if cuda else "cpu"
+    names = re.findall(r"gfx[0-9a-f]+", " ".join(path.name for path in folder.glob("lib/rocblas/library/*gfx*")))
+    return TorchBuild(kind, distribution.version, cuda if kind == "cuda" else "", rocm, tuple(sorted(set(names))))
+
+
+def _told(path: Path) -> dict[str, str]:
+    """cuda, hip and rocm as torch/version.py has them; its text is read, not run."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", text, re.MULTILINE))
+
+
+def _number(local: str, word: str) -> str:
+    match = re.search(rf"{word}(\d+(?:\.\d+)*)", local)
+    return match[1] if match else ""
+
+
+def _cuda_of(local: str) -> str:
+    match = re.search(r"cu(\d+)(\d)$", local)
+    return f"{match[1]}.{match[2]}" if match else ""
+
+
+def _rocm_at(path: Path) -> str:
+    try:
+        return (path / ".info/version").read_text(encoding="ascii", errors="replace").strip().partition("-")[0]
+    except OSError:
+        return ""
+
+
+def _is_below(root: Path, part: str, path: Path) -> bool:
+    return bool(part) and (root / part.lstrip("/")).is_relative_to(path)
+
+
+def _cuda_toolkit(root: Path) -> str:
+    for path in sorted((root / "usr/local").glob("cuda*/version.json")):
+        match = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', path.read_text(errors="replace"))
+        if match:
+            return match[1]
+    return ""

@@ -1,0 +1,55 @@
+"""Variables for a training worker: what its card should have, and what it must not inherit, each with the reason."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.machine.doctor.look import Look
+from hivetune.machine.doctor.observe import Demand, cards_in_question, of_card, of_machine
+from hivetune.machine.knowledge.facts import Fact, facts, is_met
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`value` None: to be taken away. `why`: one sentence. `fact`: None when the machine's own proof says so."""
+
+    name: str
+    value: str | None
+    why: str
+    fact: Fact | None = None
+
+
+def advised_variables(seen: Look, proven: Mapping[str, str] | None = None) -> tuple[Variable, ...]:
+    """What a worker on this machine's card should have, set or removed. `proven`: the variables of the fastest correct
+    set of the machine's profile; what was measured here comes before what is reported elsewhere."""
+    proven = proven or {}
+    job = Demand()
+    observed: list[Mapping[str, Any]] = [of_card(seen, job, one) for one in cards_in_question(seen)]
+    observed = observed or [of_machine(seen, job)]
+    found: dict[str, Variable] = {}
+    for fact in facts("poison"):
+        if any(is_met(fact.when, one) for one in observed):
+            found |= {
+                name: Variable(name, None, f"{fact.more['title']}: {fact.says}", fact)
+                for name in fact.more["name"].split()
+                if name in seen.variables
+            }
+    for fact in facts("advice"):
+        name, value = fact.more["name"], fact.more["value"]
+        # One value for all cards: where they differ, a variable of the whole process would harm the other one.
+        if all(is_met(fact.when, one) for one in observed):
+            found[name] = Variable(name, value, fact.says, fact)
+    for name, value in proven.items():
+        found[name] = Variable(name, value, "the fastest of those that computed right here, by this machine's profile")
+    return tuple(found.values())
+
+
+def as_shell(variables: tuple[Variable, ...]) -> str:
+    """Lines for a shell, each with its reason above it."""
+    lines = []
+    for variable in variables:
+        lines.append(f"# {variable.why}")
+        if variable.fact is not None:
+            lines.append(f"# {variable.fact.confidence}: {' '.join(variable.fact.source)}")
+        lines.append(f"unset {variable.name}" if variable.value is None else f"export {variable.name}={variable.value}")
+    return "\n".join(lines)

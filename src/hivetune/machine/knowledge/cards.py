@@ -1,0 +1,55 @@
+"""Cards and models by name: cards.yaml (memory, bandwidth, measured rates) and models.yaml (sizes)."""
+
+import difflib
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hivetune.errors import UsageError
+
+
+def known_model(name: str) -> Mapping[str, Any] | None:
+    """The fields of config.json that count, by Hub id or its last part, whatever the case; None when not listed."""
+    wanted = name.lower()
+    for known, config in _read("models.yaml").items():
+        if wanted in (known.lower(), known.lower().rpartition("/")[2]):
+            found: Mapping[str, Any] = config
+            return found
+    return None
+
+
+def known_card(name: str) -> Mapping[str, Any]:
+    """One entry of cards.yaml by its name, an alias, or the name its driver gives. Raises UsageError."""
+    cards = _read("cards.yaml")
+    wanted = name.lower().strip()
+    for known, card in cards.items():
+        if wanted in (known.lower(), *(alias.lower() for alias in card.get("aliases", []))):
+            return {"name": known, **card}
+    near = difflib.get_close_matches(name, known_cards(), 1, cutoff=0.3)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"unknown card {name!r}", hint=f"{hint}known: {', '.join(known_cards())}")
+
+
+def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str, Any] | None:
+    """The entry of a card in this machine: by its driver's name, else the same chip with memory within 15 %."""
+    try:
+        return known_card(name)
+    except UsageError:
+        for known, card in _read("cards.yaml").items():
+            same_memory = abs(card["memory_gb"] * 1e9 / max(memory_bytes, 1) - 1) < 0.15
+            if architecture and card.get("gfx") == architecture and same_memory:
+                return {"name": known, **card}
+    return None
+
+
+def known_cards() -> list[str]:
+    return list(_read("cards.yaml"))
+
+
+@functools.cache
+def _read(name: str) -> dict[str, dict[str, Any]]:
+    content: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    return content

@@ -1,0 +1,139 @@
+"""The facts of the *.toml files beside this module: one schema, read with the standard library alone.
+
+Set-up reads them before anything is installed. Every fact has the same six keys, whatever else its kind needs:
+
+    id          its name in reports
+    says        the fact, in a sentence
+    when        what it holds for: observation = pattern, all must hold. A pattern is true or false; a list of versions
+                (">=7.2,<7.3"); words with wildcards ("gfx103*"), one of which must fit. What was not observed fits
+                nothing.
+    confidence  vendor | source code | measured | report | anecdote
+    source      public addresses
+    date        when the sources were read
+"""
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+CONFIDENCE = ("vendor", "source code", "measured", "report", "anecdote")
+# What facts may ask for; machine/doctor/observe.py answers.
+OBSERVATIONS = frozenset(
+    {"gfx", "capability", "vendor", "build", "torch", "rocm", "cuda", "kernel", "python", "python_fits", "driver"}
+    | {"firmware_package", "transformers", "bitsandbytes", "jinja2", "redis", "cpu_bf16", "dtype", "qlora", "access"}
+    | {"kernels", "override", "alloc", "tunableop", "rocm_versions", "rocm_path", "filesystem", "fsync", "free_gb"}
+    | {"swapping", "hidden", "container", "other_cards"}
+)
+_COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>)\s*([\w.]+)\s*$")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One entry. `more`: the keys of its kind."""
+
+    kind: str
+    id: str
+    says: str
+    when: Mapping[str, Any]
+    confidence: str
+    source: tuple[str, ...]
+    date: str
+    more: Mapping[str, Any]
+
+
+# What each kind of fact has besides: (needed, optional).
+KINDS = {
+    # A GPU architecture: products, types that its units compute in, whether hipBLASLt and fused attention exist.
+    "chip": (("gfx", "cards", "types"), ("needs_override",)),
+    # The torch to install: `table` orders the page; `requirement` and `backend` make the command.
+    "install": (("title", "requirement", "backend", "python"), ()),
+    # Known good or bad builds for a card.
+    "build": (("verdict",), ("severity", "title", "mend", "unknown")),
+    # What else is wrong with a machine.
+    "condition": (("severity", "title", "mend"), ("unknown",)),
+    # What a variable really does; `verdict`: real | no-op | diagnosis | speed.
+    "variable": (("name", "verdict"), ("default",)),
+    # A value to set for a card; `name`, `value`.
+    "advice": (("name", "value"), ("unknown",)),
+    # An inherited value that a worker must not have.
+    "poison": (("name", "severity", "title"), ("mend",)),
+}
+
+
+@functools.cache
+def facts(kind: str) -> tuple[Fact, ...]:
+    """All facts of one kind, in the order of their file. Raises ValueError for an entry that breaks the schema."""
+    found: list[Fact] = []
+    for path in sorted(Path(__file__).parent.glob("*.toml")):
+        with path.open("rb") as file:
+            found += [_fact(path.name, kind, entry) for entry in tomllib.load(file).get(kind, ())]
+    return tuple(found)
+
+
+def _fact(file: str, kind: str, entry: Mapping[str, Any]) -> Fact:
+    common = ("id", "says", "when", "confidence", "source", "date")
+    needed, optional = KINDS[kind]
+    place = f"{file}: {kind} {entry.get('id')}"
+    if missing := {*common, *needed} - entry.keys():
+        raise ValueError(f"{place}: missing {sorted(missing)}")
+    if unknown := entry.keys() - {*common, *needed, *optional}:
+        raise ValueError(f"{place}: unknown {sorted(unknown)}")
+    if strange := entry["when"].keys() - OBSERVATIONS:
+        raise ValueError(f"{place}: nothing observes {sorted(strange)}")
+    if entry["confidence"] not in CONFIDENCE:
+        raise ValueError(f"{place}: confidence is one of {', '.join(CONFIDENCE)}")
+    more = {key: value for key, value in entry.items() if key not in common}
+    return Fact(
+        kind,
+        entry["id"],
+        entry["says"],
+        entry["when"],
+        entry["confidence"],
+        tuple(entry["source"]),
+        entry["date"],
+        more,
+    )
+
+
+def is_met(when: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
+    """Whether all of `when` fits what was observed."""
+    return all(seen.get(name) is not None and _fits(pattern, seen[name]) for name, pattern in when.items())
+
+
+def _fits(pattern: Any, value: Any) -> bool:
+    if isinstance(pattern, bool):
+        return value is pattern
+    if isinstance(pattern, Sequence) and not isinstance(pattern, str):
+        return any(_fits(one, value) for one in pattern)
+    if pattern[:1] in "<>=!":
+        return in_range(str(value), pattern)
+    return fnmatchcase(str(value), pattern)
+
+
+def in_range(version: str, wanted: str) -> bool:
+    """Whether `version` is in ">=7.2,<7.3". Only the numbers before a "+" count; a missing part is 0."""
+    have = _numbers(version)
+    for part in wanted.split(","):
+        match = _COMPARISON.match(part)
+        if match is None:
+            raise ValueError(f"not a range of versions: {wanted!r}")
+        want = _numbers(match[2])
+        width = max(len(have), len(want))
+        mine, other = (numbers + (0,) * (width - len(numbers)) for numbers in (have, want))
+        if not {
+            "<": mine < other, "<=": mine <= other, ">": mine > other,
+            ">=": mine >= other, "==": mine == other, "!=": mine != other,
+        }[match[1]]:  # fmt: skip
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """(2, 13, 0) of 2.13.0+rocm7.2, (6, 18, 2) of 6.18.2-arch1-1, (2, 9, 0) of 2.9.0rc3."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
