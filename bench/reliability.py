@@ -33,6 +33,7 @@ from hivetune.base.journal import read_journal  # noqa: E402
 from hivetune.config import parse_config  # noqa: E402
 from hivetune.errors import HivetuneError  # noqa: E402
 from hivetune.machine.inventory import describe_machine, read_machine  # noqa: E402
+from hivetune.supervise.attempt import Terms  # noqa: E402
 from hivetune.supervise.ladder import Bounds  # noqa: E402
 from hivetune.walk.demo.rows import write_demo_data  # noqa: E402
 from hivetune.walk.open import open_run  # noqa: E402
@@ -113,7 +114,7 @@ def useful() -> dict[str, Any]:
 
         started = time.time()
         try:
-            train_run(run, on_step)
+            train_run(run, Terms(on_step))
         except HivetuneError as error:
             print(error, file=sys.stderr)
         return _report(run.folder, started, lost)

@@ -14,6 +14,7 @@ from small_disk import fill
 from supervise.scripted import events, make_run, supervise
 
 from hivetune.supervise import room, supervisor
+from hivetune.supervise.attempt import Terms
 from hivetune.supervise.supervisor import RunOutcome
 
 PACE = {"pace_s": 0.02}
@@ -102,7 +103,7 @@ def test_a_stop_is_heard_while_the_supervisor_waits(small_disk: Path) -> None:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
         raise OSError(errno.ENOSPC, "No space left on device")  # as a log of progress on that disk does
 
-    outcome = supervise(small_disk, config, on_step=told)
+    outcome = supervise(small_disk, config, terms=Terms(told))
     assert outcome.status == "stopped"
 
 

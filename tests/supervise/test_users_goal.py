@@ -20,6 +20,7 @@ import pytest
 from hivetune.base.disk import read_json, write_json
 from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
+from hivetune.supervise.attempt import Terms
 from hivetune.supervise.supervisor import supervise_run
 from hivetune.walk.demo.rows import SYSTEM_PROMPTS, write_demo_data
 from hivetune.walk.open import Run, load_run, open_run
@@ -81,7 +82,7 @@ def reach_the_goal(folder: Path, num_rows: int, model: str, monkeypatch: pytest.
     monkeypatch.setattr(
         "hivetune.walk.train.supervise_run", functools.partial(supervise_run, worker=WORKER, replay=WORKER)
     )
-    document = train_run(run, functools.partial(kill_once, run, script["kill_at"]))
+    document = train_run(run, Terms(functools.partial(kill_once, run, script["kill_at"])))
     run = load_run(run.folder)
     assert (document["status"], document["steps"]) == ("done", len(run.plan.steps))
     assert (document["restarts"], document["faults"]) == (2, ["killed", "blas-failed"])

@@ -7,6 +7,7 @@ import typer
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.cli.settings import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.process.detach import start_detached
+from hivetune.supervise.attempt import Terms
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.probe import probe_run
 from hivetune.walk.train import train_run
@@ -45,7 +46,7 @@ def measure_and_train(run: Run) -> dict[str, Any]:
     with progress("measuring this machine") as report:
         probe_run(run, report)
     with progress("training", "steps") as report:
-        return train_run(run, lambda done: report(done, total))
+        return train_run(run, Terms(lambda done: report(done, total)))
 
 
 def show_training(summary: dict[str, Any]) -> None:

@@ -4,6 +4,8 @@ Each side holds a shared lock of its own file per card, in `leases/` of the home
 for it; and looks whether the other side's file is held. A trainer raises its lock first and then waits until no server
 holds the card. A server raises its lock, looks for a trainer, and if there is one lets go at once: so of two that come
 in the same moment the trainer gets the card. Any number of trainers, or of servers, share one. A CPU needs no lease.
+
+Whether somebody waits for an answer now is told in the same way, so that a trainer on the same machine can stand still.
 """
 
 import contextlib
@@ -17,7 +19,8 @@ from hivetune.base.disk import home
 from hivetune.base.private import make_folder, open_plain
 from hivetune.errors import Busy
 
-Use = Literal["training", "serving"]
+Use = Literal["training", "serving", "answering"]
+_REQUESTS = "requests"  # what is answered, in the place of a card
 
 FREE_TIMEOUT_S = 180.0  # a server ends its running answers first
 _POLL_S = 0.1
@@ -63,6 +66,28 @@ def serve_on(device: str) -> int:
         os.close(lock)
         raise Busy(f"{device} is used for training", hint="it is free when the run ends: hivetune runs")
     return lock
+
+
+class Answering:
+    """Entered by each request of a gateway while it is open: one lock for all of them, by one thread."""
+
+    def __init__(self) -> None:
+        self._open, self._lock = 0, -1
+
+    def __enter__(self) -> None:
+        if not self._open:
+            self._lock = _hold(_REQUESTS, "answering")
+        self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+        if not self._open:
+            os.close(self._lock)
+
+
+def somebody_waits() -> bool:
+    """Whether a gateway of this home answers a request now."""
+    return _is_held(_REQUESTS, "answering")
 
 
 def _path(device: str, use: Use) -> Path:

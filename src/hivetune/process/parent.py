@@ -49,7 +49,8 @@ ENVIRONMENT = {
 
 @dataclass
 class Child:
-    """A running task. `wait_beats` is its clock: call it until `ended`. `worked`: it has finished a first item."""
+    """A running task. `wait_beats` is its clock: call it until `ended`. `worked`: it has finished a first item.
+    `still`: it was told to compute nothing for now, which is no hang."""
 
     process: "subprocess.Popen[bytes]"
     folder: Path
@@ -60,6 +61,7 @@ class Child:
     silent_s: float = 0.0
     last_beat: Beat | None = None
     worked: bool = False
+    still: bool = False
     _looked: float = field(default_factory=time.monotonic)
 
     def wait_beats(self, timeout_s: float = _POLL_S) -> list[Beat]:
@@ -73,7 +75,7 @@ class Child:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout_s)
         now = time.monotonic()
-        self.silent_s += min(now - self._looked, LARGEST_TICK_S)
+        self.silent_s += 0.0 if self.still else min(now - self._looked, LARGEST_TICK_S)
         self._looked = now
         beats = [_BEATS[byte] for byte in data if byte in _BEATS]
         for beat in beats:
@@ -99,9 +101,15 @@ class Child:
             return ""
         return line.rpartition(")")[2].split()[0]
 
+    def stand_still(self, still: bool) -> None:
+        """Stop its whole session where it is, or let it go on. It keeps its memory."""
+        self.still = still
+        self._signal(signal.SIGSTOP if still else signal.SIGCONT)
+
     def ask_to_stop(self) -> None:
         """SIGTERM: a task that saves when it is stopped does so and ends, any other ends at once."""
         if not self.ended:
+            self.stand_still(False)  # one that stands still would hear it only when it goes on
             self._signal(signal.SIGTERM)
 
     def stop(self, grace_s: float = GRACE_S) -> bool:

@@ -27,6 +27,19 @@ METRICS_TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What whoever started a run asks of it while it goes on; every function is called about four times a second.
+
+    `on_step` is told the number of finished steps. While `stand_still` is true the worker computes nothing. `ends`: 0,
+    1 for an end after a checkpoint, 2 for an end now.
+    """
+
+    on_step: Callable[[int], None] = lambda done: None
+    stand_still: Callable[[], bool] = lambda: False
+    ends: Callable[[], int] = lambda: 0
+
+
+@dataclass(frozen=True)
 class Job:
     """What stays the same over all attempts of a run. `worker`, `replay`: modules instead of the engine's own."""
 
@@ -39,7 +52,7 @@ class Job:
     events: Journal
     stop: StopRequest
     standby: Standby
-    on_step: Callable[[int], None] = lambda step: None
+    terms: Terms = Terms()
 
 
 @dataclass(frozen=True)
@@ -140,7 +153,8 @@ def _watch(job: Job, child: Child) -> Outcome:
     while not child.ended:
         beats = child.wait_beats()
         if Beat.ITEM in beats:
-            job.on_step(last_step(job.run))
+            job.terms.on_step(last_step(job.run))
+        _stand_still(job, child, still=job.terms.stand_still() and not job.stop.count)
         if child.hung:
             return child.end_hung()
         if job.stop.count and not asked:
@@ -155,6 +169,13 @@ def _watch(job: Job, child: Child) -> Outcome:
     child.wait_beats(0)
     child.kill()
     return child.outcome()
+
+
+def _stand_still(job: Job, child: Child, *, still: bool) -> None:
+    """Stopped by the kernel, at any instruction: somebody else needs the processor now, and no step need end first."""
+    if still != child.still and not child.ended:
+        child.stand_still(still)
+        job.events.append("stands_still" if still else "goes_on")
 
 
 def _sample(job: Job, child: Child, was_hot: bool) -> bool:

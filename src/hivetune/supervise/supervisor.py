@@ -7,7 +7,7 @@ that is killed itself is replaced by the next one, which goes on from what is on
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from hivetune.run.folder import EVENTS, METRICS, SALVAGE
 from hivetune.run.standby import Standby
 from hivetune.run.status import hold_run, quarantined
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
-from hivetune.supervise.attempt import Ended, Job, Told, newest_step, run_attempt, state_to_disk
+from hivetune.supervise.attempt import Ended, Job, Terms, Told, newest_step, run_attempt, state_to_disk
 from hivetune.supervise.events import Events
 from hivetune.supervise.isolate import amend_plan, isolate, replay_in_children, within
 from hivetune.supervise.ladder import (
@@ -83,19 +83,24 @@ def supervise_run(
     *,
     model: Path,
     snapshot: Path,
-    on_step: Callable[[int], None] = lambda step: None,
+    terms: Terms = Terms(),
     worker: str | None = None,
     replay: str | None = None,
     machine: Machine | None = None,
 ) -> RunOutcome:
     """Train `run` to its end, whatever happens to its workers; returns how it ended (`RunOutcome.check` raises it).
 
-    `on_step` is told the number of finished steps now and then. SIGTERM, SIGHUP and Ctrl-C end it after a checkpoint,
+    SIGTERM, SIGHUP and Ctrl-C end it after a checkpoint,
     a second one at once. Raises Busy when another process has the run, UsageError when model or data are not what they
     were, DoesNotFit when the disk has no room for the run's checkpoints.
     """
-    with hold_run(run), Events(run / EVENTS) as events, StopRequest() as stop, closing(Standby.create()) as standby:
-        job = Job(run, model, snapshot, worker, replay, config.supervise, events, stop, standby, on_step)
+    with (
+        hold_run(run),
+        Events(run / EVENTS) as events,
+        StopRequest(terms.ends) as stop,
+        closing(Standby.create()) as standby,
+    ):
+        job = Job(run, model, snapshot, worker, replay, config.supervise, events, stop, standby, terms)
         supervisor = _Supervisor(job, config, machine or read_machine(folder=run))
         supervisor.begin()
         return supervisor.finish()

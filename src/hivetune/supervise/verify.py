@@ -32,6 +32,7 @@ from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
 from hivetune.run.folder import ADAPTER, EVENTS, METRICS
+from hivetune.supervise.attempt import Terms
 from hivetune.supervise.supervisor import supervise_run
 
 STEPS, BATCH, VALIDATION_ROWS = 6, 4, 4
@@ -116,7 +117,7 @@ def verify_resume(
 
     def train_to_end(run: Path, steps: int, on_step: Callable[[int], None], choices: Choices = NO_CHOICES) -> None:
         short = _make_run(run, config, excerpt, steps, choices)
-        outcome = supervise_run(run, short, model=model, snapshot=excerpt.folder, worker=worker, on_step=on_step)
+        outcome = supervise_run(run, short, model=model, snapshot=excerpt.folder, worker=worker, terms=Terms(on_step))
         try:
             outcome.check()
         except Stopped as error:  # its words are of a run that can be resumed; this one is deleted by who asked for it

@@ -1,6 +1,5 @@
 """The station that takes the time: the supervisor brings the run to its end; what became of each row is accounted."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +8,7 @@ from hivetune.base.journal import read_journal
 from hivetune.records import Accounting
 from hivetune.run.folder import EVENTS
 from hivetune.run.status import hold_run
+from hivetune.supervise.attempt import Terms
 from hivetune.supervise.room import write_when_there_is_room
 from hivetune.supervise.supervisor import supervise_run
 from hivetune.walk.open import Run, load_run, update_record
@@ -33,7 +33,7 @@ REPORTED = (
 )
 
 
-def train_run(run: Run, on_step: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
     """Train to the end under the supervisor; the document of `train --json`. A finished run is only reported.
 
     Raises: Stopped, RecoveryExhausted, Busy and what else ends a run; the folder holds what was reached.
@@ -41,7 +41,7 @@ def train_run(run: Run, on_step: Callable[[int], None] = lambda done: None) -> d
     record = run.record
     if record["status"] == "done":
         return {**record["result"], "already_done": True}
-    outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, on_step=on_step)
+    outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, terms=terms)
     run = load_run(run.folder)  # with the amendments that were made
     result = outcome.result
     # Of the whole run: a resumed one does not forget what happened before.

@@ -20,6 +20,7 @@ from starlette.routing import Route as Path
 from starlette.types import Message, Receive, Scope, Send
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.process.lease import Answering
 from hivetune.serve.gateway import metrics
 from hivetune.serve.gateway.capture import Capture, Captured, Feedback
 from hivetune.serve.gateway.guard import TooLarge, error_body
@@ -50,6 +51,7 @@ class Gateway:
     capture: Capture | None = None
     metrics: Metrics = field(default_factory=Metrics)
     _open: dict[str, int] = field(default_factory=dict)
+    _answering: Answering = field(default_factory=Answering)
 
     def app(self) -> Starlette:
         """The ASGI application, without the guard (guard.py) and without the page."""
@@ -97,6 +99,7 @@ class Gateway:
         self._open[client] = self._open.get(client, 0) + 1
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._close, client)
+            stack.enter_context(self._answering)
             body = await _body(request)
             _one_answer(body)
             exchange = _Exchange(self, request, body)
