@@ -1,17 +1,18 @@
-"""The pure decision: the order of the issue, each rule alone, and totality on every abstract state."""
+"""The pure decision: the order of its rules, each rule alone, and totality on every abstract state."""
 
 from dataclasses import replace
 
 import pytest
 
 from hivetune.config import CycleConfig
-from hivetune.cycle.decide import HEAVY, STATIONS, Action, Allowed, Observed, Opened, decide
+from hivetune.cycle.decide import HEAVY, STATIONS, Action, Allowed, Failed, Observed, Opened, decide
 
 NOW = 1_800_000_000.0
 SETTINGS = CycleConfig(name="demo", after_rows=10, budget_hours=8.0)
+ASK = SETTINGS.model_copy(update={"promote": "ask"})
 ALL = frozenset(STATIONS)
 READY = Observed(desired="demo@1", served="demo@1", new_groups=10, disk_free_bytes=2, disk_needed_bytes=1)
-CLOSED_WINDOW = Allowed(now=False, again=NOW + 3600, reason="the window opens at 22:00")
+SHUT = Allowed(False, None, NOW + 3600, "the window opens at 22:00")
 
 
 def before(station: str) -> frozenset[str]:
@@ -40,27 +41,43 @@ def test_the_first_match_wins(observed: Observed, kind: str) -> None:
 def test_an_open_cycle_makes_its_next_missing_artefact(station: str) -> None:
     cycle = Opened("a", done=before(station), passed=True)
     assert decide(replace(READY, open=cycle), SETTINGS, NOW).kind == station
-    shut = decide(replace(READY, open=cycle, allowed=CLOSED_WINDOW), SETTINGS, NOW)
-    assert shut == (Action("wait", f"{station}: {CLOSED_WINDOW.reason}", NOW + 3600) if station in HEAVY else shut)
+    shut = decide(replace(READY, open=cycle, allowed=SHUT), SETTINGS, NOW)
+    assert shut == (Action("wait", f"{station}: {SHUT.reason}", NOW + 3600) if station in HEAVY else shut)
     assert (shut.kind == "wait") == (station in HEAVY)
 
 
+def test_an_artefact_that_was_lost_is_made_again_before_what_rests_on_it() -> None:
+    cycle = Opened("a", done=ALL - {"train", "watch", "promote"}, passed=True)
+    assert decide(replace(READY, open=cycle), SETTINGS, NOW).kind == "train"
+
+
 @pytest.mark.parametrize(
-    ("cycle", "word"),
+    ("cycle", "failed", "words"),
     [
-        (Opened("a", done=ALL, passed=True), "promoted and watched"),
-        (Opened("a", done=before("export"), passed=False), "refused"),
-        (Opened("a", done=before("promote"), passed=True, asked=True), "person"),
-        (Opened("a", void="its rows were forgotten"), "its rows were forgotten"),
-        (Opened("a", failures=1, fatal=True, failure="no rows"), "no rows"),
-        (Opened("a", failures=3, failed_at=NOW, failure="killed"), "3 times"),
-        (Opened("a", done=ALL - {"watch"}, passed=True, withdrawn="slow"), "rolled back: slow"),
-        (Opened("a", done=before("train"), spent_hours=9.0), "budget of 8"),
+        (Opened("a", done=ALL, passed=True), None, "promoted"),
+        (Opened("a", done=before("export"), passed=False), None, "refused"),
+        (Opened("a", void="its rows were forgotten"), None, "given_up: its rows were forgotten"),
+        (Opened("a"), Failed("snapshot", 1, NOW, "no rows", final=True), "failed: snapshot failed: no rows"),
+        (Opened("a"), Failed("snapshot", 3, NOW, "killed"), "failed: snapshot failed: killed"),
+        (Opened("a", done=ALL - {"watch"}, passed=True, withdrawn="slow"), None, "rolled_back: slow"),
+        (Opened("a", done=before("train"), spent_hours=8.5), None, "failed: 8.5 hours of training are above"),
     ],
 )
-def test_when_an_open_cycle_is_closed(cycle: Opened, word: str) -> None:
-    action = decide(replace(READY, open=cycle), SETTINGS, NOW)
-    assert action.kind == "close" and word in action.reason
+def test_when_an_open_cycle_is_closed(cycle: Opened, failed: Failed | None, words: str) -> None:
+    action = decide(replace(READY, open=cycle, failed=failed), SETTINGS, NOW)
+    assert action.kind == "close" and action.reason.startswith(words)
+
+
+def test_a_person_promotes_where_the_settings_say_so() -> None:
+    ready = replace(READY, open=Opened("a", done=before("promote"), passed=True))
+    assert decide(ready, SETTINGS, NOW).kind == "promote"
+    assert decide(ready, ASK, NOW).reason.startswith("ready: ")
+
+
+def test_a_failure_of_another_station_closes_nothing() -> None:
+    cycle = Opened("a", done=before("train"))
+    failed = Failed("snapshot", 9, NOW, "killed", final=True)
+    assert decide(replace(READY, open=cycle, failed=failed), SETTINGS, NOW).kind == "train"
 
 
 def test_what_was_promoted_is_watched_whatever_else_is_said_of_its_rows() -> None:
@@ -72,9 +89,9 @@ def test_what_was_promoted_is_watched_whatever_else_is_said_of_its_rows() -> Non
 
 def test_pauses_double_and_a_patient_one_is_never_given_up() -> None:
     pauses = []
-    for failures in (1, 2, 9):
-        cycle = Opened("a", failures=failures, failed_at=NOW, patient=True, failure="the disk is full")
-        pauses.append(decide(replace(READY, open=cycle), SETTINGS, NOW).not_before - NOW)
+    for times in (1, 2, 9):
+        failed = Failed("snapshot", times, NOW, "the disk is full", patient=True)
+        pauses.append(decide(replace(READY, open=Opened("a"), failed=failed), SETTINGS, NOW).not_before - NOW)
     assert pauses == [60, 120, 3600]
     cooling = [
         decide(replace(READY, failed_cycles=n, failed_at=NOW), SETTINGS, NOW).not_before - NOW for n in (1, 2, 20)
@@ -82,13 +99,28 @@ def test_pauses_double_and_a_patient_one_is_never_given_up() -> None:
     assert cooling == [3600, 7200, 7 * 86400]
 
 
+@pytest.mark.parametrize("kind", ["restore", "roll_back", "rebuild", "open"])
+def test_every_act_that_failed_waits_before_it_is_tried_again(kind: str) -> None:
+    states = {
+        "restore": replace(READY, served=None),
+        "roll_back": replace(READY, watch_failed="slow"),
+        "rebuild": replace(READY, forgotten_rows=1),
+        "open": READY,
+    }
+    observed = replace(states[kind], failed=Failed(kind, 2, NOW, "the disk is full"))
+    action = decide(observed, SETTINGS, NOW)
+    assert (action.kind, action.not_before) == ("wait", NOW + 120) and "the disk is full" in action.reason
+    assert decide(observed, SETTINGS, NOW + 120).kind == kind
+
+
 def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
     later = NOW + 365 * 86400
     assert decide(replace(READY, failed_cycles=5, failed_at=later), SETTINGS, NOW).kind == "open"
-    assert decide(replace(READY, open=Opened("a", failures=2, failed_at=later)), SETTINGS, NOW).kind == "snapshot"
+    failed = Failed("snapshot", 2, later, "killed")
+    assert decide(replace(READY, open=Opened("a"), failed=failed), SETTINGS, NOW).kind == "snapshot"
     watched = Opened("a", done=ALL - {"watch"}, passed=True, promoted_at=later)
     assert decide(replace(READY, open=watched), SETTINGS, NOW).kind == "watch"
-    past = replace(CLOSED_WINDOW, again=NOW - 5)
+    past = replace(SHUT, again=NOW - 5)
     assert decide(replace(READY, allowed=past), SETTINGS, NOW).not_before > NOW
 
 
@@ -96,8 +128,8 @@ def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
     ("change", "word"),
     [
         ({"known": True}, "closed already"),
-        ({"allowed": CLOSED_WINDOW}, "22:00"),
-        ({"predicted_hours": 8.1}, "budget"),
+        ({"allowed": SHUT}, "22:00"),
+        ({"predicted_hours": 8.1}, "budget of 8"),
         ({"disk_free_bytes": 0}, "disk"),
     ],
 )
@@ -106,8 +138,8 @@ def test_what_keeps_a_cycle_from_opening(change: dict[str, object], word: str) -
     assert action.kind == "wait" and word in action.reason
 
 
-def test_a_request_overrides_threshold_window_and_pause_but_not_budget_or_disk() -> None:
-    asked = replace(READY, asked=True, new_groups=1, allowed=CLOSED_WINDOW, failed_cycles=4, failed_at=NOW)
+def test_a_request_overrides_threshold_and_pause_but_not_budget_or_disk() -> None:
+    asked = replace(READY, asked=True, new_groups=1, failed_cycles=4, failed_at=NOW)
     assert decide(asked, SETTINGS, NOW).kind == "open"
     assert decide(replace(asked, disk_free_bytes=0), SETTINGS, NOW).kind == "wait"
     assert decide(replace(asked, predicted_hours=9.0), SETTINGS, NOW).kind == "wait"

@@ -1,7 +1,7 @@
 """What comes next: one pure function from what was observed, the settings and the time to one action. First match wins.
 
-The states are artefacts: files, rows of the registry and kernel locks that are there or not. No status is kept, so a
-loop that was killed anywhere decides the same again, and a decision in the journal can be replayed from its own line.
+The states are artefacts: files, rows of hive.db and kernel locks that are there or not. No status is kept, so a loop
+that was killed anywhere decides the same again, and a decision in the journal can be replayed from its own line.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ STATIONS: tuple[Station, ...] = get_args(Station)
 HEAVY: frozenset[Station] = frozenset(("snapshot", "train", "evaluate", "gate", "export", "register"))
 ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", Station]
 OpenedFor = Literal["rows", "rebuild", "request"]
+# How a cycle ends. `failed` and `rolled_back` make the next one wait; only `failed` may be opened again.
+CycleEnd = Literal["promoted", "refused", "ready", "failed", "given_up", "rolled_back"]
 
 LOOK_AGAIN_S = 60.0  # a wait for something that has no time of its own ends with the next look
 MOST_FAILURES = 3  # of one station in a row; then the cycle is closed
@@ -36,15 +38,25 @@ class Allowed:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """The last act that failed, `times` in a row. `final`: trying again would give the same; `patient`: it waits for a
+    disk or for another process, and no cycle is given up for that."""
+
+    kind: ActionKind
+    times: int
+    at: float
+    words: str
+    final: bool = False
+    patient: bool = False
+
+
+@dataclass(frozen=True)
 class Opened:
     """The open cycle as its artefacts show it.
 
     `done`: the stations whose artefact is there and whole. `passed`: what the gate said, None before it. `void`: why
     it must not go on (its rows were forgotten, its base model changed), in words. `withdrawn`: why its release was
-    rolled back. `asked`: a person has to promote it (`promote: ask`). `failures`: of the next station, in a row;
-    `fatal`: trying again would give the same; `patient`: it waits for a disk or for another process, and is never given
-    up for that.
-    `spent_hours`, `spent_kwh`: of training so far. `promoted_at`: since when its release is the champion.
+    rolled back. `spent_hours`, `spent_kwh`: of training so far. `promoted_at`: since when its release is the champion.
     """
 
     id: str
@@ -53,12 +65,6 @@ class Opened:
     passed: bool | None = None
     void: str = ""
     withdrawn: str = ""
-    asked: bool = False
-    failures: int = 0
-    failed_at: float = 0.0
-    failure: str = ""
-    fatal: bool = False
-    patient: bool = False
     spent_hours: float = 0.0
     spent_kwh: float = 0.0
     promoted_at: float = 0.0
@@ -71,8 +77,9 @@ class Observed:
     `desired`: the release that should be served, None before the first; `served`: the one that can be; `problem`: why
     they differ. `watch_failed`: why the champion is worse than the one before it, which there is. `forgotten_rows`: of
     the champion's snapshot. `known`: a cycle of these rows, settings and champion was closed already, so that opening
-    it again is nothing. `new_groups`: usable groups that no cycle has trained on. `failed_cycles`: in a row, the last
-    at `failed_at`. `predicted_hours`, `predicted_kwh`: the upper end of the plan; None: not known.
+    it again is nothing. `asked`: a person wants a cycle now. `new_groups`: usable groups that no cycle has trained on.
+    `failed_cycles`: in a row, the last at `failed_at`. `predicted_hours`, `predicted_kwh`: the upper end of the plan;
+    None: not known.
     """
 
     paused: bool = False
@@ -85,6 +92,7 @@ class Observed:
     known: bool = False
     asked: bool = False
     new_groups: int = 0
+    failed: Failed | None = None
     failed_cycles: int = 0
     failed_at: float = 0.0
     allowed: Allowed = Allowed()
@@ -108,52 +116,69 @@ def decide(observed: Observed, settings: CycleConfig, now: float) -> Action:
 
     A time that lies in the future of something past means that the clock was set back: it holds nothing up.
     """
+    action = _first_match(observed, settings, now)
+    failed = observed.failed
+    if failed is None or action.kind != failed.kind:
+        return action
+    retry_at = failed.at + _doubled(FIRST_RETRY_S, failed.times, LONGEST_RETRY_S)
+    if failed.at <= now < retry_at:
+        return Action("wait", f"{failed.kind} failed and is tried again: {failed.words}", retry_at)
+    return action
+
+
+def ending(cycle: Opened, settings: CycleConfig, failed: Failed | None) -> tuple[CycleEnd, str] | None:
+    """How and why an open cycle is to be closed now; None while it goes on."""
+    if cycle.withdrawn:
+        return "rolled_back", cycle.withdrawn
+    if len(cycle.done) == len(STATIONS):
+        return "promoted", "its release was promoted and watched"
+    if "promote" in cycle.done:
+        return None
+    if cycle.void:
+        return "given_up", cycle.void
+    if failed is not None and failed.kind == _next(cycle) and _is_enough(failed):
+        return "failed", f"{failed.kind} failed: {failed.words}"
+    if "gate" in cycle.done and not cycle.passed:
+        return "refused", "the gate refused it; the champion stays"
+    if settings.promote == "ask" and "warm" in cycle.done:
+        return "ready", "it passed the gate and waits for a person to promote it"
+    over = "" if "train" in cycle.done else _over_budget(cycle.spent_hours, cycle.spent_kwh, settings)
+    return ("failed", over) if over else None
+
+
+def _is_enough(failed: Failed) -> bool:
+    return failed.final or (failed.times >= MOST_FAILURES and not failed.patient)
+
+
+def _first_match(observed: Observed, settings: CycleConfig, now: float) -> Action:
     if observed.paused:
-        return Action("wait", "paused", now + LOOK_AGAIN_S)
+        return Action("wait", "paused by a person", now + LOOK_AGAIN_S)
     if observed.served != observed.desired:
         return Action("restore", f"{observed.desired} can't be served: {observed.problem}", now)
     if observed.watch_failed:
         return Action("roll_back", f"{observed.desired} is worse: {observed.watch_failed}", now)
     if observed.open is not None:
-        return _go_on(observed.open, observed.allowed, settings, now)
+        return _go_on(observed.open, observed, settings, now)
     return _begin(observed, settings, now)
 
 
-def _go_on(cycle: Opened, allowed: Allowed, settings: CycleConfig, now: float) -> Action:
+def _go_on(cycle: Opened, observed: Observed, settings: CycleConfig, now: float) -> Action:
     """The next missing artefact of an open cycle, or its end."""
-    end = _end_of(cycle, settings)
-    if end:
-        return Action("close", end, now)
-    station = next(station for station in STATIONS if station not in cycle.done)
-    if cycle.failures:
-        retry_at = cycle.failed_at + _doubled(FIRST_RETRY_S, cycle.failures, LONGEST_RETRY_S)
-        if cycle.failed_at <= now < retry_at:
-            return Action("wait", f"{station} failed and is tried again: {cycle.failure}", retry_at)
-    if station in HEAVY and not allowed.now:
-        return Action("wait", f"{station}: {allowed.reason}", _later(allowed.again, now))
+    end = ending(cycle, settings, observed.failed)
+    if end is not None:
+        return Action("close", ": ".join(end), now)
+    station = _next(cycle)
+    if station in HEAVY and not observed.allowed.now:
+        return Action("wait", f"{station}: {observed.allowed.reason}", _later(observed.allowed.again, now))
     watch_until = cycle.promoted_at + settings.watch.hours * 3600
     if station == "watch" and cycle.promoted_at <= now < watch_until:
         return Action("wait", "the new champion is watched", watch_until)
     return Action(station, f"the next missing artefact of cycle {cycle.id}", now)
 
 
-def _end_of(cycle: Opened, settings: CycleConfig) -> str:
-    """Why the cycle is to be closed now; empty while it goes on."""
-    if cycle.withdrawn:
-        return f"rolled back: {cycle.withdrawn}"
-    if len(cycle.done) == len(STATIONS):
-        return "promoted and watched"
-    if "promote" in cycle.done:
-        return ""
-    if cycle.void:
-        return f"given up: {cycle.void}"
-    if cycle.fatal or (cycle.failures >= MOST_FAILURES and not cycle.patient):
-        return f"failed {cycle.failures} times: {cycle.failure}"
-    if "gate" in cycle.done and not cycle.passed:
-        return "the gate refused it; the champion stays"
-    if cycle.asked and "warm" in cycle.done:
-        return "ready, and waits for a person to promote it"
-    return "" if "train" in cycle.done else _over_budget(cycle.spent_hours, cycle.spent_kwh, settings)
+def _next(cycle: Opened) -> Station:
+    """The first station whose artefact is missing: an earlier one that was lost comes before what rests on it."""
+    return next(station for station in STATIONS if station not in cycle.done)
 
 
 def _begin(observed: Observed, settings: CycleConfig, now: float) -> Action:
@@ -164,27 +189,35 @@ def _begin(observed: Observed, settings: CycleConfig, now: float) -> Action:
         cool_at = observed.failed_at + _doubled(FIRST_COOL_S, observed.failed_cycles, LONGEST_COOL_S)
         if observed.failed_at <= now < cool_at:
             return Action("wait", f"{observed.failed_cycles} cycles failed in a row", cool_at)
-    if observed.known:
-        return Action("wait", "a cycle of these rows, settings and champion is closed already", now + LOOK_AGAIN_S)
-    enough = 1 if observed.asked else settings.after_rows
-    if observed.new_groups < enough:
-        return Action("wait", f"{observed.new_groups} of {enough} new groups", now + LOOK_AGAIN_S)
-    if not observed.allowed.now and not observed.asked:
+    reason = _lacks(observed, settings)
+    if reason:
+        return Action("wait", reason, now + LOOK_AGAIN_S)
+    if not observed.allowed.now:
         return Action("wait", observed.allowed.reason, _later(observed.allowed.again, now))
-    over = _over_budget(observed.predicted_hours, observed.predicted_kwh, settings)
-    if over:
-        return Action("wait", f"the plan: {over}", now + LOOK_AGAIN_S)
-    if observed.disk_free_bytes < observed.disk_needed_bytes:
-        free, needed = observed.disk_free_bytes >> 20, observed.disk_needed_bytes >> 20
-        return Action("wait", f"the disk has {free:,} MiB free, a cycle needs {needed:,} MiB", now + LOOK_AGAIN_S)
     why = "asked for by a person" if observed.asked else f"{observed.new_groups} new groups, {observed.allowed.reason}"
     return Action("open", why, now)
+
+
+def _lacks(observed: Observed, settings: CycleConfig) -> str:
+    """What a new cycle lacks that has no time of its own; empty when nothing does."""
+    if observed.known:
+        return "a cycle of these rows, settings and champion is closed already"
+    enough = 1 if observed.asked else settings.after_rows
+    if observed.new_groups < enough:
+        return f"{observed.new_groups} of {enough} new groups"
+    over = _over_budget(observed.predicted_hours, observed.predicted_kwh, settings)
+    if over:
+        return f"the plan: {over}"
+    if observed.disk_free_bytes < observed.disk_needed_bytes:
+        free, needed = observed.disk_free_bytes >> 20, observed.disk_needed_bytes >> 20
+        return f"the disk has {free:,} MiB free, a cycle needs {needed:,} MiB"
+    return ""
 
 
 def _over_budget(hours: float | None, kwh: float | None, settings: CycleConfig) -> str:
     for value, budget, unit in ((hours, settings.budget_hours, "hours"), (kwh, settings.budget_kwh, "kWh")):
         if value is not None and budget is not None and value > budget:
-            return f"{value:.2f} {unit} of training are above the budget of {budget:g}"
+            return f"{value:.3g} {unit} of training are above the budget of {budget:g}"
     return ""
 
 
@@ -194,4 +227,4 @@ def _doubled(first_s: float, times: int, longest_s: float) -> float:
 
 def _later(moment: float | None, now: float) -> float:
     """The time that a wait ends at: never in the past, whatever the clock did."""
-    return now + LOOK_AGAIN_S if moment is None or moment <= now else moment
+    return moment if moment is not None and moment > now else now + LOOK_AGAIN_S
