@@ -30,6 +30,7 @@ ROOMS = (
     {"serve"},
     {"walk"},
     {"cycle"},
+    {"dashboard"},
     {"cli"},
     {"__main__"},
 )

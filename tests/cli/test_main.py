@@ -203,3 +203,12 @@ def test_a_command_that_is_stopped_says_what_it_leaves_behind(
     assert waiting.returncode == 128 + number
     document = json.loads(out)
     assert (document["error"]["type"], kept in document["error"]["hint"], kept in err) == ("Stopped", True, True)
+
+
+def test_hivetune_alone_shows_the_one_screen(tmp_path: Path) -> None:
+    environment = {**os.environ, "HIVETUNE_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "hivetune"]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    asked = subprocess.run([*command, "status"], capture_output=True, text=True, check=True, env=environment)
+    assert alone.stdout == asked.stdout
+    assert "next: start with your own rows: hivetune init ROWS" in alone.stdout

@@ -35,7 +35,7 @@ def init(
             f"{path} is there already", hint=f"use it: hivetune train {path}, or write another: --out FILE"
         )
     with progress("looking at the rows", "rows") as report:
-        proposal = propose(sources, model, report)
+        proposal = propose(rows, model, report)
     text = "\n".join(_lines(proposal, " ".join(sources), path)) + "\n"
     write_atomic(path, text.encode())
     show(f"{text}\nwritten: {path}\nnext: hivetune train {path}")

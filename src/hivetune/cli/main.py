@@ -21,6 +21,7 @@ from hivetune.errors import HivetuneError, Stopped, UsageError
 
 # name: (module, function, one line). `group name` is a command of a group. The order is the order of the walk.
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "status": ("status", "status", "One screen: what runs, what is served, what comes next."),
     "demo": ("demo", "demo", "The whole walk on a real model and real text, in minutes."),
     "doctor": ("doctor", "doctor", "What this machine is and can do; what is wrong, with the command that mends it."),
     "init": ("init", "init", "A commented YAML for the rows and the machine at hand."),
@@ -95,6 +96,7 @@ def main() -> None:
         signal.signal(number, _stop)
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
+    arguments = arguments or ["status"]
     try:
         # Under --json typer's own errors come here; else typer prints them, with the usage of the command.
         sys.exit(_app(arguments)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))

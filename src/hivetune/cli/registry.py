@@ -11,10 +11,10 @@ import typer
 from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show, size, table
 from hivetune.release import registry
-from hivetune.release.registry import Release
+from hivetune.release.registry import Release, forgotten_rows
 from hivetune.run.find import find_run
 from hivetune.walk.compare.frozen import freeze_wins
-from hivetune.walk.release.register import explain_release, forgotten_rows, register_run, who
+from hivetune.walk.release.register import explain_release, register_run, who
 
 ReleaseArgument = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in words; kept in the history.")]

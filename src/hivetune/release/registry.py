@@ -233,6 +233,12 @@ def desired(database: sqlite3.Connection) -> dict[str, int]:
     return dict(database.execute("SELECT name, version FROM desired ORDER BY name").fetchall())
 
 
+def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
+    """How many rows of a snapshot were forgotten after it was made, at least."""
+    row = database.execute("SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ?", (snapshot,)).fetchone()
+    return int(row[0])
+
+
 def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
     """Releases that no alias and nobody who serves names, with the bytes that pruning would free."""
     wanted = desired(database)

@@ -1,9 +1,11 @@
 """The station before a config: what rows and machine say about it, as settings that train as they are."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.config import MOST_TOKENS_A_ROW, RunConfig, parse_config
 from hivetune.data.prepare.prepare import check
@@ -26,15 +28,18 @@ class Proposal:
     planned: Planned | None
 
 
-def propose(rows: Sequence[str], model: str | None, progress: Progress = silent) -> Proposal:
-    """Settings for these rows on this machine. Nothing is downloaded and nothing trained.
+def propose(rows: Sequence[str] | None, model: str | None, progress: Progress = silent) -> Proposal:
+    """Settings for these rows, or for those of the store, on this machine. Nothing is downloaded and nothing trained.
 
     Raises DataRefused when the rows can't be trained on, UsageError, and what preparing a local model raises.
     """
+    if not rows and not _store_has_rows():
+        raise UsageError("which rows? the store is empty", hint="hivetune init rows.jsonl, or first: hivetune collect")
+    paths = list(rows or ["store"])
     name = model or _model_at_hand()
     # What is on this machine is prepared; a Hub id that is not here would need the network.
     folder = fetch_model(name) if kind_of(name) != "hub" or find_prepared(name) else None
-    settings = parse_config({"model": name, "data": {"path": list(rows) if len(rows) > 1 else rows[0]}}, "command line")
+    settings = parse_config({"model": name, "data": {"path": paths if len(paths) > 1 else paths[0]}}, "command line")
     # No row is too long here: what length they need is the question.
     longest = MOST_TOKENS_A_ROW if folder else settings.max_length
     found = check(settings.data, model_folder=folder, max_length=longest, progress=progress)
@@ -47,6 +52,13 @@ def propose(rows: Sequence[str], model: str | None, progress: Progress = silent)
         settings = _with_length(settings, settings.max_length // 2)
         planned = _plan(settings, report)
     return Proposal(settings, report, planned)
+
+
+def _store_has_rows() -> bool:
+    if not (home() / "hive.db").exists():
+        return False
+    with closing(open_database()) as database:
+        return database.execute("SELECT 1 FROM interactions LIMIT 1").fetchone() is not None
 
 
 def _model_at_hand() -> str:

@@ -16,7 +16,7 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.artefacts import exports_in
 from hivetune.release.base import base_gguf
 from hivetune.release.export import export_run
-from hivetune.release.registry import Release, find, history, register
+from hivetune.release.registry import Release, find, forgotten_rows, history, register
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER, EVALUATION, EVENTS
 from hivetune.serve.llama.backend import ServerSettings, open_backend
@@ -79,12 +79,6 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
         "exports": exports_in(release.folder),
         **{key: about[key] for key in ("verdict", "judgement", "data", "settings", "machine", "hivetune")},
     }
-
-
-def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
-    """How many rows of a snapshot were forgotten after it was made, at least."""
-    row = database.execute("SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ?", (snapshot,)).fetchone()
-    return int(row[0])
 
 
 def _prove(run: Run) -> dict[str, Any]:

@@ -1,0 +1,122 @@
+"""One screen: what runs, what is served, what comes next, and what needs a person."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, lock_holder, read_json
+from hivetune.release.registry import Release, forgotten_rows, releases
+from hivetune.run.find import known_runs
+from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT
+from hivetune.run.status import RunStatus
+
+RECENT_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Something that a person may do: why, and the one command that does it."""
+
+    why: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """`gateway_pid`: None while nothing is served. `needs`: what waits for a person; `next`: what could follow."""
+
+    running: tuple[RunStatus, ...]
+    recent: tuple[RunStatus, ...]
+    champions: tuple[Release, ...]
+    gateway_pid: int | None
+    interactions: int
+    needs: tuple[Suggestion, ...]
+    next: tuple[Suggestion, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "running": [status.document() for status in self.running],
+            "recent": [status.document() for status in self.recent],
+            "champions": [{"release": r.label, "model": r.model, "verdict": r.verdict} for r in self.champions],
+            "gateway_pid": self.gateway_pid,
+            "interactions": self.interactions,
+            "needs": [asdict(step) for step in self.needs],
+            "next": [asdict(step) for step in self.next],
+        }
+
+
+def look() -> Overview:
+    """The overview of this home. Makes nothing: a home that is not there is an empty one."""
+    runs = sorted(known_runs(), key=lambda status: status.created, reverse=True)
+    running = tuple(status for status in runs if status.state == "running")
+    registered: list[Release] = []
+    interactions, tainted = 0, {}
+    if (home() / "hive.db").exists():
+        with closing(open_database()) as database:
+            registered = releases(database)
+            interactions = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
+            tainted = {release.label: forgotten_rows(database, release.snapshot) for release in registered}
+    champions = tuple(release for release in registered if "champion" in release.aliases)
+    holder = lock_holder(home() / "gateway") if (home() / "gateway").exists() else None
+    gateway_pid = holder.pid if holder else None
+    return Overview(
+        running,
+        tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
+        champions,
+        gateway_pid,
+        interactions,
+        tuple(needs_of(runs, registered, tainted)),
+        tuple(next_steps(runs, registered, interactions, served=gateway_pid is not None)),
+    )
+
+
+def needs_of(runs: list[RunStatus], registered: list[Release], tainted: dict[str, int]) -> Iterator[Suggestion]:
+    for status in runs:
+        if status.state == "interrupted":
+            yield Suggestion(
+                f"{status.run.name} was interrupted at step {status.step}", f"hivetune resume {status.run.name}"
+            )
+        elif status.state == "failed":
+            yield Suggestion(f"{status.run.name} failed: {status.last_fault}", f"hivetune show {status.run.name}")
+        elif status.state == "damaged":
+            yield Suggestion(f"{status.run.name} is damaged: {status.problem}", f"hivetune show {status.run.name}")
+    for release in registered:
+        if "candidate" in release.aliases and release.verdict == "deploy" and not release.withdrawn:
+            yield Suggestion(f"{release.label} passed the gate and waits", f"hivetune promote {release.label}")
+        if "champion" in release.aliases and tainted[release.label]:
+            count = tainted[release.label]
+            yield Suggestion(
+                f"{release.label} holds at least {count} rows that were forgotten since",
+                f"hivetune why {release.label}",
+            )
+
+
+def next_steps(
+    runs: list[RunStatus], registered: list[Release], interactions: int, *, served: bool
+) -> Iterator[Suggestion]:
+    """At most one step of each station, for the newest run that is there."""
+    done = next((status for status in runs if status.state == "done"), None)
+    if not runs:
+        rows = "store" if interactions else "ROWS"
+        yield Suggestion("see the whole walk on a small model", "hivetune demo")
+        yield Suggestion("start with your own rows", f"hivetune init {rows}")
+    elif done is not None:
+        yield from _after(done.run, {release.run for release in registered})
+    if any("champion" in release.aliases for release in registered) and not served:
+        yield Suggestion("no gateway runs", "hivetune serve")
+
+
+def _after(run: Path, registered: set[str]) -> Iterator[Suggestion]:
+    name = run.name
+    if not (run / EVALUATION).exists():
+        yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {name}")
+    elif not (run / VERDICT).exists():
+        yield Suggestion(f"{name} is measured and not judged yet", f"hivetune gate {name}")
+    elif (
+        read_json(run / VERDICT).get("verdict") == "deploy" and str(run) not in registered and (run / ADAPTER).exists()
+    ):
+        yield Suggestion(f"{name} passed the gate", f"hivetune register {name} --as NAME")

@@ -1,0 +1,100 @@
+"""The one screen: what waits for a person, and what could follow, from the state of runs and releases."""
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
+from hivetune.dashboard.overview import look, needs_of, next_steps
+from hivetune.release.registry import Release
+from hivetune.run.status import RunStatus, State
+
+
+def run(folder: Path, state: State) -> RunStatus:
+    folder.mkdir(exist_ok=True)
+    return RunStatus(folder, folder.name, state, 20, 40, last_fault="out of memory", problem="run.json: not JSON")
+
+
+def release(version: int, verdict: str | None, *aliases: str, withdrawn: str = "") -> Release:
+    return Release("faq", version, "/runs/one", "m", "0", "1", "2", verdict, {}, 0.0, withdrawn, False, aliases)
+
+
+def commands(steps: object) -> list[str]:
+    return [step.command for step in steps]  # type: ignore[attr-defined]
+
+
+def test_a_home_that_is_not_there_is_empty_and_stays_so(own_home: Path) -> None:
+    found = look()
+    assert (found.running, found.recent, found.champions, found.interactions) == ((), (), (), 0)
+    assert commands(found.next) == ["hivetune demo", "hivetune init ROWS"]
+    assert not (home() / "hive.db").exists()
+
+
+def test_rows_in_the_store_are_what_to_begin_with(own_home: Path) -> None:
+    with closing(open_database()) as database:
+        database.execute("INSERT INTO interactions (id, content_id, source, row) VALUES ('a', 'a', 'f:1', '{}')")
+    found = look()
+    assert found.interactions == 1
+    assert commands(found.next) == ["hivetune demo", "hivetune init store"]
+
+
+def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
+    states: tuple[State, ...] = ("interrupted", "failed", "damaged", "done", "stopped", "running")
+    steps = list(needs_of([run(tmp_path / state, state) for state in states], [], {}))
+    assert commands(steps) == ["hivetune resume interrupted", "hivetune show failed", "hivetune show damaged"]
+    assert [step.why for step in steps] == [
+        "interrupted was interrupted at step 20",
+        "failed failed: out of memory",
+        "damaged is damaged: run.json: not JSON",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "asked"),
+    [
+        (release(2, "deploy", "candidate"), ["hivetune promote faq@2"]),
+        (release(2, "iterate", "candidate"), []),
+        (release(2, "deploy", "candidate", withdrawn="slow"), []),
+        (release(2, "deploy"), []),
+    ],
+)
+def test_a_candidate_that_passed_the_gate_waits(candidate: Release, asked: list[str]) -> None:
+    assert commands(needs_of([], [release(1, "deploy", "champion"), candidate], {"faq@1": 0, "faq@2": 0})) == asked
+
+
+def test_a_champion_with_forgotten_rows_is_told() -> None:
+    steps = list(needs_of([], [release(1, "deploy", "champion")], {"faq@1": 3}))
+    assert [step.why for step in steps] == ["faq@1 holds at least 3 rows that were forgotten since"]
+
+
+def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> None:
+    done = run(tmp_path / "one", "done")
+
+    def asked(*registered: Release, served: bool = True) -> list[str]:
+        return commands(next_steps([done], list(registered), 0, served=served))
+
+    assert asked() == ["hivetune eval one"]
+    (done.run / "eval.json").write_text("{}")
+    assert asked() == ["hivetune gate one"]
+    (done.run / "gate.json").write_text(json.dumps({"verdict": "deploy"}))
+    (done.run / "adapter_model.safetensors").write_bytes(b"")
+    assert asked() == ["hivetune register one --as NAME"]
+    kept = replace(release(1, "deploy", "champion"), run=str(done.run))
+    assert asked(kept) == []
+    assert asked(kept, served=False) == ["hivetune serve"]
+    (done.run / "gate.json").write_text(json.dumps({"verdict": "iterate"}))
+    assert asked() == []
+
+
+def test_a_store_that_cannot_be_read_is_said(own_home: Path) -> None:
+    with closing(open_database()) as database:
+        database.execute("CREATE TABLE more (x)")
+    (home() / "hive.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(Exception, match=r"damaged|not a database") as caught:
+        look()
+    assert not isinstance(caught.value, sqlite3.DatabaseError)
