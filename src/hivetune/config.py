@@ -52,6 +52,7 @@ class DataConfig(Section):
     )
     quota_per_source: int | None = Field(default=None, gt=0, description="most rows from one source")
     quota_per_session: int | None = Field(default=None, gt=0, description="most rows from one session")
+    leave_out: str | None = Field(default=None, description="a file that names rows to set aside, and why")
 
 
 class LoraConfig(Section):

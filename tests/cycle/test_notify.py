@@ -62,7 +62,7 @@ def test_a_command_gets_the_sentence_and_the_document(tmp_path: Path) -> None:
 def test_a_command_that_fails_hangs_or_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, problem: str
 ) -> None:
-    monkeypatch.setattr(notify, "TIMEOUT_S", 1.0 if text and "sleep" in text else 20.0)
+    monkeypatch.setattr(notify, "SEND_TIMEOUT_S", 1.0 if text and "sleep" in text else 20.0)
     path = program(tmp_path, text) if text else str(tmp_path / "missing")
     (sent,) = send_notice(NOTICE, NotifyConfig(command=[path]))
     assert problem in sent.problem
@@ -113,7 +113,7 @@ def test_a_webhook_that_refuses_or_sends_on(hook: str, status: int) -> None:
 
 
 def test_a_webhook_that_is_not_there_or_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(notify, "SEND_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/token-of-mine"
         (sent,) = send_notice(NOTICE, NotifyConfig(webhook=url))

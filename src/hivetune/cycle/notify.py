@@ -22,7 +22,7 @@ from typing import Any, Literal
 from hivetune.config import EmailConfig, NotifyConfig
 
 NoticeKind = Literal["promote", "rollback", "ask", "stuck", "disk"]
-TIMEOUT_S = 20.0  # of each way; the loop waits no longer, whatever the other side does
+SEND_TIMEOUT_S = 20.0  # of each way; the loop waits no longer, whatever the other side does
 LONGEST_SENTENCE = 500
 _BEGINNINGS: dict[NoticeKind, str] = {
     "promote": "{release} is the new champion",
@@ -60,7 +60,7 @@ class Sent:
 
 def send_notice(notice: Notice, settings: NotifyConfig) -> list[Sent]:
     """Send it every way that the settings name; nothing where they name none. Never raises for a way that fails, and
-    takes at most TIMEOUT_S for each."""
+    takes at most SEND_TIMEOUT_S for each."""
     sent = []
     if settings.command:
         sent.append(Sent("command", _run_command(settings.command, notice)))
@@ -93,11 +93,11 @@ def _run_command(command: list[str], notice: Notice) -> str:
     except (OSError, ValueError) as error:
         return f"{command[0]} can't be started: {error}"
     try:
-        process.communicate(document, timeout=TIMEOUT_S)
+        process.communicate(document, timeout=SEND_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)  # with whatever it started
         process.wait()
-        return f"{command[0]} was ended after {TIMEOUT_S:.0f} s"
+        return f"{command[0]} was ended after {SEND_TIMEOUT_S:.0f} s"
     return "" if process.returncode == 0 else f"{command[0]} ended with {process.returncode}"
 
 
@@ -116,7 +116,7 @@ def _post(url: str, notice: Notice) -> str:
         method="POST",
     )
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=TIMEOUT_S):
+        with urllib.request.build_opener(_Stay).open(request, timeout=SEND_TIMEOUT_S):
             return ""
     except urllib.error.HTTPError as error:
         error.close()
@@ -137,9 +137,9 @@ def _mail(settings: EmailConfig, notice: Notice) -> str:
     checked = ssl.create_default_context()  # smtplib's own would take any certificate
     try:
         with (
-            smtplib.SMTP_SSL(settings.host, settings.port, timeout=TIMEOUT_S, context=checked)
+            smtplib.SMTP_SSL(settings.host, settings.port, timeout=SEND_TIMEOUT_S, context=checked)
             if settings.security == "tls"
-            else smtplib.SMTP(settings.host, settings.port, timeout=TIMEOUT_S)
+            else smtplib.SMTP(settings.host, settings.port, timeout=SEND_TIMEOUT_S)
         ) as server:
             if settings.security == "starttls":
                 server.starttls(context=checked)
@@ -156,5 +156,5 @@ def _in_time(send: Callable[[], str]) -> str:
     found: list[str] = []
     thread = threading.Thread(target=lambda: found.append(send()), daemon=True)
     thread.start()
-    thread.join(TIMEOUT_S)
-    return found[0] if found else f"no answer after {TIMEOUT_S:.0f} s"
+    thread.join(SEND_TIMEOUT_S)
+    return found[0] if found else f"no answer after {SEND_TIMEOUT_S:.0f} s"

@@ -207,6 +207,32 @@ REASONS: dict[str, Reason] = {
     "quota-source": Reason("set_aside", "the source has more rows than data.quota_per_source", "raise the quota"),
     "quota-session": Reason("set_aside", "the session has more rows than data.quota_per_session", "raise the quota"),
     "balance": Reason("set_aside", "its agent or category has more rows than the others", "data.balance: none"),
+    # By a cycle's choice of rows, through data.leave_out
+    "own-share": Reason(
+        "set_aside",
+        "answers of the releases themselves would be more than 25 % of the trained tokens",
+        "correct some of them (POST /v1/feedback): a correction is a person's answer",
+    ),
+    "own-evidence": Reason(
+        "set_aside", "the answer is a release's own: it can't be evidence for or against one", "correct it"
+    ),
+    "user-share": Reason(
+        "set_aside",
+        "its user would have more than 30 % of the tokens",
+        "nothing; the share grows with other users' rows",
+    ),
+    "source-share": Reason(
+        "set_aside", "its source would have more than 30 % of the tokens", "nothing; the share grows with other sources"
+    ),
+    "general-share": Reason("set_aside", "general rows would be more than 5 % of the tokens", "nothing"),
+    "next-cycle": Reason(
+        "set_aside", "a new row beyond what the budget can train now: it stays new", "raise cycle.budget_hours"
+    ),
+    "not-replayed": Reason(
+        "set_aside",
+        "an old row beyond the budget that the champion scores better than those that are trained again",
+        "raise cycle.budget_hours or cycle.replay",
+    ),
     # Used, but changed; always counted
     "merged-turns": Reason(
         "warn", "consecutive turns of one role were joined to one, with an empty line between them", "nothing to do"

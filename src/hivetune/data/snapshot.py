@@ -34,6 +34,8 @@ CREATE TABLE rows (
   split TEXT NOT NULL, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL,
   length INTEGER NOT NULL, trained INTEGER NOT NULL,
   messages TEXT NOT NULL, tools TEXT, checker TEXT,
+  tied INTEGER NOT NULL,          -- equal for the rows of one group, which has one side
+  answered_by TEXT,               -- the release whose own, unedited answer it holds
   view INTEGER NOT NULL DEFAULT 0  -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
 );
 """
@@ -59,6 +61,25 @@ class RowInfo:
     tools: tuple[Mapping[str, Any], ...]
     checker: Mapping[str, Any] | None
     user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """One row of the input for whoever chooses among rows. `tied` is equal for the rows of one group; `length` and
+    `trained`: tokens of all its views, which are the snapshot's rows `numbers`."""
+
+    id: str
+    source: str
+    split: Split
+    tied: int
+    agent: str | None
+    category: str | None
+    user: str | None
+    time: float | None
+    answered_by: str | None
+    length: int
+    trained: int
+    numbers: tuple[int, ...]
 
 
 class Snapshot:
@@ -105,6 +126,17 @@ class Snapshot:
             yield from self._database.execute(
                 "SELECT row, id, length, trained FROM rows WHERE split = ? ORDER BY row", (split,)
             )
+
+    def pool(self) -> Iterator[PoolRow]:
+        """Every row of the input once, whatever its split. Raises UsageError for a snapshot of an earlier version."""
+        with _damage_told(self.folder):
+            rows = self._database.execute(
+                "SELECT id, source, split, tied, agent, category, user, time, answered_by, sum(length), sum(trained),"
+                " group_concat(row) FROM rows GROUP BY row - view ORDER BY row - view"
+            )
+            for *about, numbers in rows:
+                about.append(tuple(sorted(map(int, numbers.split(",")))))
+                yield PoolRow(*about)
 
     def info(self, row: int) -> RowInfo:
         """Raises IndexError for a row that is not there."""

@@ -332,7 +332,8 @@ def test_rows_sqlite_is_as_documented(write_rows: Callable[..., Path], chatml: P
     database = sqlite3.connect(snapshot.folder / "rows.sqlite")
     columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rows)")]
     documented = (
-        "row id interaction_id source split agent category session user time length trained messages tools checker view"
+        "row id interaction_id source split agent category session user time length trained messages tools checker"
+        " tied answered_by view"
     )
     assert columns == documented.split()
 

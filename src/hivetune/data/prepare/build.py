@@ -15,12 +15,12 @@ from hivetune.data.snapshot import ROWS_SCHEMA, SPLITS
 
 _BATCH_ROWS = 1000
 READ = (
-    "SELECT id, interaction_id, source, agent, category, session, user, time, messages, tools,"
+    "SELECT n, answered_by, id, interaction_id, source, agent, category, session, user, time, messages, tools,"
     " checker, tokens, mask, views FROM rows JOIN bodies USING (n) ORDER BY n"
 )
 INSERT = (
-    "INSERT INTO rows (row, view, id, interaction_id, source, split, agent, category, session, user, time, messages,"
-    f" tools, checker, length, trained) VALUES ({','.join('?' * 16)})"
+    "INSERT INTO rows (row, view, tied, answered_by, id, interaction_id, source, split, agent, category, session, user,"
+    f" time, messages, tools, checker, length, trained) VALUES ({','.join('?' * 18)})"
 )
 
 
@@ -42,9 +42,11 @@ def write_snapshot(
         for number, path in enumerate(results):
             with closing(open_result(path)) as source:
                 fate_of = (fate for _, fate in fates(decisions, number))
-                for (identity, *about, tokens, mask, views), fate in zip(source.execute(READ), fate_of, strict=True):
+                rows = zip(source.execute(READ), fate_of, strict=True)
+                for (n, answered_by, identity, *about, tokens, mask, views), fate in rows:
                     if fate >= len(SPLITS):
                         continue
+                    group = (decisions.tied[decisions.chunk_starts[number] + n], answered_by)
                     for view, (row, ids, trained) in enumerate(_views(about, tokens, mask, views)):
                         tokens_file.write(ids)
                         trained_file.write(trained)
@@ -53,7 +55,9 @@ def write_snapshot(
                         digest.update(trained)
                         offsets.append(offsets[-1] + len(trained))
                         sizes = (len(trained), trained.count(1))
-                        batch.append((len(offsets) - 2, view, identity, *row[:2], SPLITS[fate], *row[2:], *sizes))
+                        batch.append(
+                            (len(offsets) - 2, view, *group, identity, *row[:2], SPLITS[fate], *row[2:], *sizes)
+                        )
                     if len(batch) >= _BATCH_ROWS:
                         _insert(database, batch)
         _insert(database, batch)

@@ -10,7 +10,7 @@ import sqlite3
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,11 +19,12 @@ from pathlib import Path
 from hivetune.config import DataConfig
 from hivetune.data.checks.dedupe import Rows, Table, near_copies
 from hivetune.data.checks.lessons import Lesson, lesson_of
+from hivetune.data.leave_out import LEAVE_OUT, read_leave_out
 from hivetune.data.prepare.split import Ties, sides
-from hivetune.data.snapshot import messages_from
+from hivetune.data.snapshot import SPLITS, messages_from
 from hivetune.records import Progress
 
-# What became of a row; the first three are the splits in the order of SPLITS.
+# What became of a row; the first three are the splits in the order of SPLITS. From LEFT_OUT on: data.leave_out.
 (
     TRAIN,
     VALIDATION,
@@ -36,7 +37,8 @@ from hivetune.records import Progress
     QUOTA_SESSION,
     BALANCE,
     FROZEN_QUESTION,
-) = range(11)
+    LEFT_OUT,
+) = range(12)
 DUPLICATES = {DUPLICATE: "exact", BEGINNING: "beginning", NEAR_DUPLICATE: "near"}
 SET_ASIDE = {
     QUOTA_SOURCE: "quota-source",
@@ -44,6 +46,7 @@ SET_ASIDE = {
     BALANCE: "balance",
     FROZEN_QUESTION: "frozen-question",
 }
+SET_ASIDE |= {LEFT_OUT + number: reason for number, reason in enumerate(LEAVE_OUT)}
 NO_VALUE = "-"  # the agent or category of rows that have none
 CACHED_LESSONS = 500
 ADDRESS_SPACE = 1 << 64
@@ -65,6 +68,7 @@ class Decisions:
     changed: Counter[str] = field(default_factory=Counter)
     files: dict[str, Counter[str]] = field(default_factory=dict)  # file: rows of each layout
     groups: dict[str, int] = field(default_factory=dict)  # what was kept together, see split.Sides
+    tied: Sequence[int] = ()  # a row of each row's group
 
     @property
     def num_rows(self) -> int:
@@ -124,6 +128,7 @@ def decide_rows(
         _limit(decisions, columns.source, columns.hash64, data.quota_per_source, QUOTA_SOURCE)
     rows = array("I", (row for row, fate in enumerate(decisions.fate) if fate == TRAIN))
     found = sides(rows, columns.ties, alike, data)
+    decisions.tied = found.group
     for row in rows:
         decisions.fate[row] = found.side[row]
     _keep_out(decisions, columns.ties, frozen)
@@ -135,6 +140,8 @@ def decide_rows(
     }
     if data.balance != "none":
         _balance(decisions, columns.label, columns.hash64)
+    if data.leave_out is not None:
+        _leave_out(results, decisions, read_leave_out(Path(data.leave_out)))
     return decisions
 
 
@@ -301,6 +308,16 @@ def _balance(decisions: Decisions, label: Sequence[int], order: Sequence[int]) -
     counts = Counter(g for g, f in zip(label, decisions.fate, strict=True) if f == TRAIN)
     if counts:
         _limit(decisions, label, order, min(counts.values()), BALANCE)
+
+
+def _leave_out(results: Sequence[Path], decisions: Decisions, named: Mapping[str, str]) -> None:
+    """Last of all, so that nothing else depends on it: splits are those of all rows."""
+    fate_of = {reason: fate for fate, reason in SET_ASIDE.items()}
+    for start, path in zip(decisions.chunk_starts, results, strict=True):
+        with closing(open_result(path)) as database:
+            for n, identity in database.execute("SELECT n, id FROM rows WHERE id IS NOT NULL"):
+                if identity in named and decisions.fate[start + n] < len(SPLITS):
+                    decisions.fate[start + n] = fate_of[named[identity]]
 
 
 def open_result(path: Path) -> sqlite3.Connection:

@@ -25,6 +25,7 @@ from hivetune.config import DataConfig, RunConfig
 from hivetune.data.frozen import kept_out
 from hivetune.data.intake.files import Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
+from hivetune.data.leave_out import read_leave_out
 from hivetune.data.prepare.build import write_snapshot
 from hivetune.data.prepare.clean import write_clean
 from hivetune.data.prepare.decide import Decisions, decide_rows
@@ -41,7 +42,7 @@ from hivetune.records import Progress, silent
 
 # As the system and SQLite word it, in the last words of a worker too.
 FULL = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
-FORMAT = 3  # raised when the same input would give another snapshot
+FORMAT = 4  # raised when the same input would give another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
 INPUT_PREFIX = ".input-"  # then the process that spills unpacked input there
@@ -190,6 +191,8 @@ def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, f
     """Everything that can change a byte of the snapshot."""
     model = {name: sha256_file(model_folder / name) for name in RENDER_FILES if (model_folder / name).exists()}
     settings = {k: v for k, v in config.data.model_dump(mode="json").items() if k not in ("path", "max_rejected")}
+    if config.data.leave_out is not None:
+        settings["leave_out"] = sorted(read_leave_out(Path(config.data.leave_out)).items())
     shape = [chunk.rows for chunk in inputs.chunks]  # results of another cut can't be mixed
     parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape, job.near, job.forgotten]
     parts.append(sorted(frozen))

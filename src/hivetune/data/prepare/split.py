@@ -83,9 +83,11 @@ class Ties:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """`side`: a number of SPLITS for each row of the input that takes part. The rest is for the report, in rows."""
+    """`side`: a number of SPLITS for each row of the input that takes part; `group`: one row of its group, the same for
+    all of them. The rest is for the report, in rows."""
 
     side: bytearray
+    group: array  # type: ignore[type-arg]
     groups: int  # how many groups there are
     largest: int
     broken_up: int  # whose session or user is too large to be kept together (data.group_by: auto)
@@ -120,7 +122,7 @@ def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], dat
     for row in rows:
         if fits[row]:
             side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
-    return Sides(side, sum(map(bool, kept)), max(kept, default=0), broken_up, len(rows) - sum(fits))
+    return Sides(side, group, sum(map(bool, kept)), max(kept, default=0), broken_up, len(rows) - sum(fits))
 
 
 def _tied(rows: Sequence[int], alike: Iterable[tuple[int, int]], num_rows: int) -> array:  # type: ignore[type-arg]

@@ -43,7 +43,7 @@ CREATE TABLE rows (
   lesson64 INTEGER, earlier BLOB,     -- its last lesson, and those before it (array "Q"); lessons.py
   length INTEGER,                     -- of its longest view
   num_tokens INTEGER, trained INTEGER,  -- of all its views
-  agent TEXT, category TEXT, session TEXT, user TEXT, time REAL,
+  agent TEXT, category TEXT, session TEXT, user TEXT, time REAL, answered_by TEXT,
   notes TEXT                          -- what was changed where, as JSON: [[reason, "GitHub token in the answer"], ...]
 );
 CREATE TABLE bodies (
@@ -53,7 +53,7 @@ CREATE TABLE bodies (
   raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 23, 9
+ROW_COLUMNS, BODY_COLUMNS = 24, 9
 SURE_CHARS = 8  # characters a token; up to here the vocabulary isn't asked for its longest one
 
 
@@ -138,7 +138,7 @@ class Worker:
             found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
-            refused = (source, None, error.reason, _storable(error.hint), *[None] * 9, length, *[None] * 8)
+            refused = (source, None, error.reason, _storable(error.hint), *[None] * 9, length, *[None] * 9)
             return refused, (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
         example, rendered = found.example, [view.rendered for view in found.views]
         lessons = lesson_hashes(example.messages, example.tools)
@@ -161,6 +161,7 @@ class Worker:
             example.session,
             example.user,
             example.time,
+            example.answered_by,
             _json(found.notes),
         )
         body = (

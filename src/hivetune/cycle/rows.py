@@ -1,0 +1,241 @@
+"""Which rows a cycle trains, and which it leaves out and why. Pure: the same rows and scores give the same choice.
+
+All rows while they fit the budget; else all new ones and, stratified by agent and category, those of the old ones that
+the champion scores worst. Beside that no user, no source and no release has more than its share. What is not chosen is
+named with its reason (`data.leave_out`), so that the sums of the report still hold.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from hivetune.data.snapshot import PoolRow
+
+# Shares of the trained tokens. None of them was measured here: they bound what one voice can do before the gate sees
+# it. Accumulating own answers beside real rows does not collapse, replacing real rows does (arXiv 2404.01413).
+OWN_SHARE, VOICE_SHARE, GENERAL_SHARE = 0.25, 0.30, 0.05
+# Among fewer users or sources nobody can have less than 30 % without rows being thrown away for the others' silence.
+FEWEST_VOICES = 5
+LEAST_REPLAY = 0.30  # where training goes on from the champion (1 % holds only for large models: arXiv 2205.12393)
+MOST_IN_A_ROW = 5  # cycles that go on from the last one before the next begins from the base again
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`left_out`: id -> reason, of all splits; all other rows are used. `new_groups`: that count towards the threshold;
+    `new_tokens`, `old_tokens`, `general_tokens`: of the rows that are trained."""
+
+    left_out: Mapping[str, str]
+    new_groups: int
+    new_tokens: int
+    old_tokens: int
+    general_tokens: int
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """`known`: ids of the rows that the champion's cycle had. `general`: the name of the general rows' source.
+
+    `budget_tokens`: most tokens of the rows that are trained, each counted once; None: no limit. `replay`: share of
+    them for old rows when not all fit. `going_on`: training goes on from the champion, so that old rows are only
+    replayed. `scores`: nats per token of the champion, of old rows by id; a row without one is taken last.
+    """
+
+    known: Collection[str] = ()
+    general: str | None = None
+    budget_tokens: int | None = None
+    replay: float = 0.5
+    going_on: bool = False
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+def begins_from(start_from: str, in_a_row: int) -> str:
+    """ "base" or "last". `in_a_row`: the cycles up to the champion that went on from the one before them."""
+    return "last" if start_from == "last" and in_a_row < MOST_IN_A_ROW else "base"
+
+
+def new_groups(rows: Sequence[PoolRow], wishes: Wishes) -> int:
+    """Groups with a new row that counts: not a release's own answer, not a general one, none that is above a share."""
+    left_out = _over_shares(rows, wishes)
+    return len({row.tied for row in rows if row.id not in left_out and _counts(row, wishes)})
+
+
+def needs_scores(rows: Sequence[PoolRow], wishes: Wishes) -> bool:
+    """Whether the old rows have to be scored by the champion before `choose` can tell them apart."""
+    trained = [row for row in rows if row.split == "train"]
+    over = wishes.budget_tokens is not None and sum(row.length for row in trained) > wishes.budget_tokens
+    return bool(wishes.known) and (over or wishes.going_on)
+
+
+def choose(rows: Sequence[PoolRow], wishes: Wishes) -> Choice:
+    """What a cycle trains and is judged on. Each row is in `left_out` at most once; its first reason counts."""
+    left_out = _over_shares(rows, wishes)
+    groups = len({row.tied for row in rows if row.id not in left_out and _counts(row, wishes)})
+    left_out |= _over_budget(_remaining(rows, left_out, "train"), wishes)
+    while more := _over_shares([row for row in rows if row.id not in left_out], wishes):
+        left_out |= more  # what the budget took away made a share too large; each turn leaves out more, so this ends
+    trained = _remaining(rows, left_out, "train")
+    general = sum(row.trained for row in trained if _is_general(row, wishes))
+    old = sum(row.trained for row in trained if row.id in wishes.known and not _is_general(row, wishes))
+    return Choice(left_out, groups, sum(row.trained for row in trained) - old - general, old, general)
+
+
+def _remaining(rows: Iterable[PoolRow], left_out: Mapping[str, str], split: str) -> list[PoolRow]:
+    return [row for row in rows if row.split == split and row.id not in left_out]
+
+
+def _counts(row: PoolRow, wishes: Wishes) -> bool:
+    return row.id not in wishes.known and row.answered_by is None and not _is_general(row, wishes)
+
+
+def _is_general(row: PoolRow, wishes: Wishes) -> bool:
+    return wishes.general is not None and _source(row) == wishes.general
+
+
+def _source(row: PoolRow) -> str:
+    return row.source.rpartition(":")[0] or row.source
+
+
+# Shares: for training and for evidence alike, so that one voice can't write the test that it is judged by.
+
+
+def _over_shares(rows: Sequence[PoolRow], wishes: Wishes) -> dict[str, str]:
+    left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
+    for split in ("train", "validation", "test"):
+        here = _remaining(rows, left_out, split)
+        plain = [row for row in here if not _is_general(row, wishes)]
+        for name, voice in (("user-share", _user), ("source-share", _stated_source)):
+            plain = [row for row in plain if row.id not in left_out]
+            left_out |= dict.fromkeys(_over_voices(plain, voice, wishes), name)
+        plain = [row for row in plain if row.id not in left_out]
+        own = [row for row in plain if row.answered_by is not None]
+        others = sum(row.trained for row in plain) - sum(row.trained for row in own)
+        left_out |= dict.fromkeys(_beyond(own, others * OWN_SHARE / (1 - OWN_SHARE), _newest_first), "own-share")
+        general = [row for row in here if _is_general(row, wishes)]
+        plain = [row for row in plain if row.id not in left_out]
+        room = sum(row.trained for row in plain) * GENERAL_SHARE / (1 - GENERAL_SHARE)
+        left_out |= dict.fromkeys(_beyond(general, room, _by_content), "general-share")
+    return left_out
+
+
+def _user(row: PoolRow) -> str | None:
+    return row.user
+
+
+def _stated_source(row: PoolRow) -> str | None:
+    """Captured rows have users, and no source of their own."""
+    return None if row.source.startswith("gateway:") else _source(row)
+
+
+def _over_voices(rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None], wishes: Wishes) -> list[str]:
+    """Rows of voices that have more than their share of the tokens: 30 %, or what they had in the champion's rows."""
+    tokens: Counter[str] = Counter()
+    before: Counter[str] = Counter()
+    mine: dict[str, list[PoolRow]] = defaultdict(list)
+    for row in rows:
+        if (name := voice(row)) is not None:
+            tokens[name] += row.trained
+            mine[name].append(row)
+            before[name] += row.trained if row.id in wishes.known else 0
+    known = sum(row.trained for row in rows if row.id in wishes.known)
+    if len(tokens) < FEWEST_VOICES:
+        return []
+    shares = {name: max(VOICE_SHARE, before[name] / known if known else 0.0) for name in tokens}
+    limits = _limits(tokens, shares, sum(row.trained for row in rows))
+    return [
+        identity
+        for name, limit in limits.items()
+        for identity in _beyond(mine[name], limit, lambda row: (row.id not in wishes.known, _by_content(row)))
+    ]
+
+
+def _limits(tokens: Mapping[str, int], shares: Mapping[str, float], total: float) -> dict[str, float]:
+    """The most tokens of each voice that is above its share of what is left when all of them are held to theirs."""
+    limited: dict[str, float] = {}
+    rest, taken = total, 0.0
+    for name in sorted(tokens, key=lambda name: (-tokens[name] / shares[name], name)):
+        whole = rest / (1 - taken)
+        if tokens[name] <= shares[name] * whole or taken + shares[name] >= 1:
+            break
+        rest -= tokens[name]
+        taken += shares[name]
+        limited[name] = shares[name]
+    return {name: share * rest / (1 - taken) for name, share in limited.items()}
+
+
+def _beyond(rows: Sequence[PoolRow], room: float, order: Callable[[PoolRow], tuple[Hashable, ...]]) -> list[str]:
+    """Ids of the rows that do not fit into `room` trained tokens, taken in order."""
+    beyond, used = [], 0
+    for row in sorted(rows, key=order):  # type: ignore[arg-type]
+        if used + row.trained > room:
+            beyond.append(row.id)
+        else:
+            used += row.trained
+    return beyond
+
+
+# The budget
+
+
+def _over_budget(rows: Sequence[PoolRow], wishes: Wishes) -> dict[str, str]:
+    """Rows of the training split beyond the budget, and where training goes on the old ones that are not replayed."""
+    budget = math.inf if wishes.budget_tokens is None else wishes.budget_tokens
+    if not wishes.going_on and sum(row.length for row in rows) <= budget:
+        return {}
+    always = [row for row in rows if _is_general(row, wishes)]
+    new = [row for row in rows if row.id not in wishes.known and not _is_general(row, wishes)]
+    old = [row for row in rows if row.id in wishes.known and not _is_general(row, wishes)]
+    room = budget - sum(row.length for row in always)
+    replay = max(wishes.replay, LEAST_REPLAY) if wishes.going_on else wishes.replay
+    old_length = sum(row.length for row in old)
+    kept_new = _take(sorted(new, key=_oldest_first), max(room * (1 - replay), room - old_length))
+    used = sum(row.length for row in kept_new)
+    for_old = room - used
+    if wishes.going_on:
+        for_old = min(for_old, used * replay / (1 - replay) if replay < 1 else for_old)
+    kept = {row.id for row in (*always, *kept_new, *_take(_worst_of_each(old, wishes.scores), for_old))}
+    return {row.id: "not-replayed" if row.id in wishes.known else "next-cycle" for row in rows if row.id not in kept}
+
+
+def _take(rows: Iterable[PoolRow], room: float) -> list[PoolRow]:
+    """Rows in their order while they fit; a long one that does not is passed over."""
+    taken, used = [], 0
+    for row in rows:
+        if used + row.length <= room:
+            used += row.length
+            taken.append(row)
+    return taken
+
+
+def _worst_of_each(rows: Sequence[PoolRow], scores: Mapping[str, float]) -> list[PoolRow]:
+    """Worst score first within each agent and category, and these in turns: any beginning of the list has of each
+    stratum the share that it has in all."""
+    strata: dict[tuple[str, str], list[PoolRow]] = defaultdict(list)
+    for row in rows:
+        strata[row.agent or "", row.category or ""].append(row)
+    places: list[tuple[float, str, PoolRow]] = []
+    for stratum in strata.values():
+        stratum.sort(key=lambda row: (-_score(row, scores), _by_content(row)))
+        places += [((place + 0.5) / len(stratum), row.id, row) for place, row in enumerate(stratum)]
+    return [row for _, _, row in sorted(places, key=lambda place: place[:2])]
+
+
+def _score(row: PoolRow, scores: Mapping[str, float]) -> float:
+    """Nothing and not a number come last: what a model can't score is no lesson to repeat."""
+    score = scores.get(row.id, -math.inf)
+    return score if math.isfinite(score) else -math.inf
+
+
+def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
+    """An order that is the same for the same rows, and that nobody chooses."""
+    return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
+
+
+def _oldest_first(row: PoolRow) -> tuple[float, Hashable]:
+    return (math.inf if row.time is None else row.time, _by_content(row))
+
+
+def _newest_first(row: PoolRow) -> tuple[Hashable, ...]:
+    return (math.inf if row.time is None else -row.time, _by_content(row))
