@@ -23,7 +23,7 @@ MOST_IN_A_ROW = 5  # cycles that go on from the last one before the next begins 
 
 
 @dataclass(frozen=True)
-class Choice:
+class RowChoice:
     """`left_out`: id -> reason, of all splits; all other rows are used. `new_groups`: that count towards the threshold;
     `new_tokens`, `old_tokens`, `general_tokens`: of the rows that are trained."""
 
@@ -63,13 +63,13 @@ def new_groups(rows: Sequence[PoolRow], wishes: Wishes) -> int:
 
 
 def needs_scores(rows: Sequence[PoolRow], wishes: Wishes) -> bool:
-    """Whether the old rows have to be scored by the champion before `choose` can tell them apart."""
+    """Whether the old rows have to be scored by the champion before `choose_rows` can tell them apart."""
     trained = [row for row in rows if row.split == "train"]
     over = wishes.budget_tokens is not None and sum(row.length for row in trained) > wishes.budget_tokens
     return bool(wishes.known) and (over or wishes.going_on)
 
 
-def choose(rows: Sequence[PoolRow], wishes: Wishes) -> Choice:
+def choose_rows(rows: Sequence[PoolRow], wishes: Wishes) -> RowChoice:
     """What a cycle trains and is judged on. Each row is in `left_out` at most once; its first reason counts."""
     left_out = _over_shares(rows, wishes)
     groups = len({row.tied for row in rows if row.id not in left_out and _counts(row, wishes)})
@@ -79,7 +79,7 @@ def choose(rows: Sequence[PoolRow], wishes: Wishes) -> Choice:
     trained = _remaining(rows, left_out, "train")
     general = sum(row.trained for row in trained if _is_general(row, wishes))
     old = sum(row.trained for row in trained if row.id in wishes.known and not _is_general(row, wishes))
-    return Choice(left_out, groups, sum(row.trained for row in trained) - old - general, old, general)
+    return RowChoice(left_out, groups, sum(row.trained for row in trained) - old - general, old, general)
 
 
 def _remaining(rows: Iterable[PoolRow], left_out: Mapping[str, str], split: str) -> list[PoolRow]:
