@@ -103,7 +103,9 @@ def read_architecture(path: Path) -> Architecture:
 
 def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     """As `read_architecture`, from plain values."""
-    if isinstance(config.get("text_config"), dict):  # image-and-text models: the language part is what is trained
+    if (
+        isinstance(config.get("text_config"), dict) and "hidden_size" not in config
+    ):  # image-and-text models: the language part is what is trained
         config = config["text_config"]
     kind = str(config.get("model_type", ""))
     if any(config.get(name) for name in EXPERT_SETTINGS):

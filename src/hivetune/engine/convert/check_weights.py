@@ -1,16 +1,18 @@
-"""Whether the weights of a model folder can be those of the model that its config.json describes. numpy, no torch.
+"""Whether the values of a model folder's weights can be those of a model. numpy, no torch; names and shapes are
+compared with config.json in engine/model/strict.py.
 
 Every value is looked at once, when the model is prepared: a download that broke off, a disk that filled a file with
 zeros, or a conversion that went wrong must not become a run of hours. 1 to 2 GB/s, less than hashing the same bytes.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from hivetune.engine.convert.weights import Stored, open_weights
+from hivetune.base.disk import read_json
+from hivetune.engine.convert.weights import Array, Stored, open_weights
 from hivetune.errors import UsageError
-from hivetune.models.architecture import Architecture, read_architecture
 
 # Of each floating type: the integer of its width, and the bits that are all set in NaN and infinity alone.
 EXPONENTS = {
@@ -19,50 +21,57 @@ EXPONENTS = {
     "F16": ("<u2", 0x7C00),
     "BF16": ("<u2", 0x7F80),
 }
+# Embeddings are padded by a fifth at most (data/render/vocabulary.py); a download that broke off leaves more.
+MOST_ZEROS_AT_END = 0.25
 _CHUNK_BYTES = 16 << 20
 _HINT = "download or convert it again"
 
 
 def check_weights(folder: Path, name: str) -> None:
-    """Raises UsageError, naming the tensor, for weights that are cut, not finite, all zero, or of another shape."""
+    """Raises UsageError, naming the tensor, for weights that are cut, not finite, or of one value."""
     tensors = open_weights(folder)
     if not tensors:
         raise UsageError(f"model {name} has no weights in its safetensors files", hint=_HINT)
-    architecture = read_architecture(folder)
-    if architecture.exact:
-        _check_shapes(tensors, architecture, name)
+    quantized = "quantization_config" in read_json(folder / "config.json")
     for tensor_name, tensor in tensors.items():
-        problem = _problem(tensor)
+        problem = _problem(tensor, quantized=quantized)
         if problem:
             raise UsageError(f"model {name}: {tensor_name} {problem}", hint=_HINT)
 
 
-def _check_shapes(tensors: dict[str, Stored], architecture: Architecture, name: str) -> None:
-    """Each linear layer that the config describes. Image-and-text models name them otherwise and are not looked at."""
-    if not any(tensor_name.startswith("model.layers.0.") for tensor_name in tensors):
-        return
-    for linear in architecture.adapted():
-        stored = tensors.get(f"{linear.name}.weight")
-        if stored is None:
-            raise UsageError(f"model {name}: its weights lack {linear.name}.weight", hint=_HINT)
-        if stored.shape != (linear.outputs, linear.inputs):
+def check_tied(folder: Path, pairs: Iterable[tuple[str, str]], name: str) -> None:
+    """Raises UsageError when two tensors that config.json ties are both stored, with different values: transformers
+    then keeps both, most other programs one of them."""
+    tensors = open_weights(folder)
+    for one, other in pairs:
+        if one in tensors and other in tensors and not np.array_equal(tensors[one].raw(), tensors[other].raw()):
             raise UsageError(
-                f"model {name}: {linear.name}.weight is {list(stored.shape)}, by config.json it is "
-                f"{[linear.outputs, linear.inputs]}",
-                hint=_HINT,
+                f"model {name}: config.json ties {one} to {other}, and the weights hold two different ones",
+                hint="set tie_word_embeddings to false in a local copy, if its publisher says that they differ",
             )
 
 
-def _problem(tensor: Stored) -> str:
+def _problem(tensor: Stored, *, quantized: bool) -> str:
     """What is wrong with its values, in words; "" when nothing is."""
     if tensor.kind not in EXPONENTS:
-        return ""
+        return (
+            "" if len(tensor.shape) < 2 or tensor.kind == "BOOL" or quantized else f"is stored as {tensor.kind} numbers"
+        )
     integer, exponent = EXPONENTS[tensor.kind]
-    any_set = False
+    ends_at = 0  # behind the last value that is not zero
     for start in range(0, tensor.size_bytes, _CHUNK_BYTES):
         size = min(_CHUNK_BYTES, tensor.size_bytes - start)
         bits = np.frombuffer(tensor.file.data, "|u1", size, tensor.start + start).view(integer)
         if bool((np.bitwise_and(bits, exponent) == exponent).any()):
             return "holds NaN or infinity"
-        any_set = any_set or bool(bits.any())
-    return "" if any_set or len(tensor.shape) < 2 else "is all zeros"
+        if bool(bits.any()):
+            ends_at = start + size - bits.itemsize * int(np.argmax(bits[::-1] != 0))
+    if len(tensor.shape) < 2 or min(tensor.shape) < 2:  # biases and buffers may be zero
+        return ""
+    if not ends_at:
+        return "is all zeros"
+    if 1 - ends_at / tensor.size_bytes > MOST_ZEROS_AT_END:
+        return "ends with zeros"
+    first: Array = tensor.raw()[:_CHUNK_BYTES].view(integer)
+    one_value = bool((first == first[0]).all()) and tensor.size_bytes <= _CHUNK_BYTES
+    return "holds one value only" if one_value and first.size > 1 else ""

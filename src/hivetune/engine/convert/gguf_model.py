@@ -51,14 +51,17 @@ def take_gguf(file: Path, work: Path) -> None:
 
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.bfloat16, local_files_only=True
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(
             f"{file}: transformers cannot read this GGUF file: {reason}", hint="use the model's safetensors"
         ) from error
+    from hivetune.engine.model.strict import refuse_invented
+
+    refuse_invented(found, str(file))
     if settings.get("tokenizer.ggml.model") == "gpt2":
         tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
     elif settings.get("tokenizer.ggml.model") != "llama":

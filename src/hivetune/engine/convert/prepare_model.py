@@ -12,13 +12,26 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import read_json, write_json, write_manifest
+from tokenizers import Tokenizer
+
+from hivetune.base.disk import write_json, write_manifest
 from hivetune.base.private import read_bounded
 from hivetune.data.render.folder import named_templates
-from hivetune.engine.convert.check_weights import check_weights
+from hivetune.data.render.vocabulary import check_vocabulary
+from hivetune.engine.convert.check_weights import check_tied, check_weights
 from hivetune.engine.convert.hub import download
 from hivetune.errors import UsageError
-from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, PACKAGED, TEMPLATE, WEIGHTS, WEIGHTS_INDEX, kind_of
+from hivetune.models.prepared import (
+    DESCRIPTION,
+    NAMED_TEMPLATES,
+    PACKAGED,
+    SCHEMA,
+    TEMPLATE,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    kind_of,
+    without_part,
+)
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, PrepareModel
 
@@ -45,7 +58,7 @@ def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str
     Raises: UsageError for a model that is not there, holds pickles or remote code, or has no chat template;
     MachineNotFit without a network or a package; DoesNotFit when the disk has no room.
     """
-    kind = kind_of(name)
+    kind, whole = kind_of(name), without_part(name)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(work, ignore_errors=True)
@@ -53,22 +66,24 @@ def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str
     try:
         revision = None
         if kind == "hub":
-            source, revision, folder = download(name, offline=offline)
+            source, revision, folder = download(whole, offline=offline)
             _take_folder(folder, work, name)
         elif kind == "folder":
-            folder = Path(name).expanduser().resolve()
+            folder = Path(whole).expanduser().resolve()
             source = str(folder)
             _take_folder(folder, work, name)
         else:
             from hivetune.engine.convert.gguf_model import packaged_file, take_gguf
 
-            file = packaged_file(*PACKAGED[name]) if kind == "package" else Path(name).expanduser().resolve()
+            file = packaged_file(*PACKAGED[whole]) if kind == "package" else Path(whole).expanduser().resolve()
             source = file.name if kind == "package" else str(file)
             take_gguf(file, work)
-        check_weights(work, name)
-        described = {"schema": 1, "name": name, "kind": kind, "source": source, "revision": revision}
-        described |= _special_ids(work) | {"template_sha256": _settle_template(work, name)}
+        described = {"schema": SCHEMA, "name": name, "kind": kind, "source": source, "revision": revision}
+        if name != whole:  # what PEFT has to load the adapter on is this folder: the text part exists nowhere else
+            described |= {"kind": "folder", "source": str(target), "revision": None}
+        described |= _special_ids(work, name) | {"template_sha256": _settle_template(work, name)}
         write_json(work / DESCRIPTION, described)
+        _check(work, name, text_part=name != whole)
         write_manifest(work)
         if target.exists():
             shutil.rmtree(target)
@@ -76,6 +91,26 @@ def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return described
+
+
+def _check(work: Path, name: str, *, text_part: bool) -> None:
+    """Raises UsageError for a folder that is not what it says: values, tensors, vocabulary, template."""
+    # transformers and torch take seconds: after the network and the template have had their say.
+    from hivetune.engine.model.strict import check_against_config, read_config
+
+    config = read_config(work, name)
+    if text_part:
+        from hivetune.engine.model.text_part import take_text_part
+
+        take_text_part(work, config, name)
+    else:
+        from hivetune.engine.model.kind import check_kind
+
+        check_kind(config, name)
+    check_weights(work, name)
+    checked = check_against_config(work, name)
+    check_tied(work, checked.tied, name)
+    check_vocabulary(work, checked.rows, name)
 
 
 def _take_folder(folder: Path, work: Path, name: str) -> None:
@@ -99,7 +134,8 @@ def weight_files(folder: Path, name: str) -> list[str]:
     if (folder / WEIGHTS).is_file():
         return [WEIGHTS]
     if (folder / WEIGHTS_INDEX).is_file():
-        named = _read_object(folder / WEIGHTS_INDEX, name).get("weight_map")
+        index = _read_object(folder / WEIGHTS_INDEX, name)
+        named = index.get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(shard, str) for shard in named.values()):
             raise UsageError(f"model {name}: {WEIGHTS_INDEX} has no weight_map")
         shards = sorted(set(named.values()))
@@ -109,6 +145,8 @@ def weight_files(folder: Path, name: str) -> list[str]:
             raise UsageError(
                 f"model {name}: {WEIGHTS_INDEX} names {(unsafe or missing)[0]}, which is missing or elsewhere"
             )
+        if not isinstance(index.get("metadata"), dict):  # transformers reads no index without
+            raise UsageError(f"model {name}: {WEIGHTS_INDEX} has no metadata", hint='add "metadata": {} to a copy')
         return [WEIGHTS_INDEX, *shards]
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
     if pickles:
@@ -165,26 +203,43 @@ def _settle_template(work: Path, name: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _special_ids(work: Path) -> dict[str, Any]:
+def _special_ids(work: Path, name: str) -> dict[str, Any]:
     """Ids that end an answer (all that any of the model's files names), and those of the padding and first tokens."""
     found: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
     for file in ("generation_config.json", "config.json"):
-        settings = read_json(work / file) if (work / file).is_file() else {}
+        settings = _read_object(work / file, name) if (work / file).is_file() else {}
         for kind, ids in found.items():
-            value = settings.get(f"{kind}_token_id")
-            ids += value if isinstance(value, list) else [] if value is None else [value]
-    kept = [work / name for name in ("tokenizer_config.json", "special_tokens_map.json") if (work / name).is_file()]
-    for names in map(read_json, kept):
-        known = {entry["content"]: entry["id"] for entry in read_json(work / "tokenizer.json")["added_tokens"]}
+            ids += _token_ids(settings.get(f"{kind}_token_id"), f"model {name}: {file}: {kind}_token_id")
+    known = _added_tokens(work, name)
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        names = _read_object(work / file, name) if (work / file).is_file() else {}
         for kind, ids in found.items():
             token = names.get(f"{kind}_token")
             token = token.get("content") if isinstance(token, dict) else token
-            ids += [known[token]] if token in known else []
+            ids += [known[token]] if isinstance(token, str) and token in known else []
     return {
         "eos_ids": sorted(set(found["eos"])),
         "pad_id": found["pad"][0] if found["pad"] else None,
         "bos_id": found["bos"][0] if found["bos"] else None,
     }
+
+
+def _token_ids(value: Any, where: str) -> list[int]:
+    """Of a setting that is a number, a list of them, or nothing (-1 in Llama 1). Raises UsageError for another."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(number, bool) or not isinstance(number, int) for number in values):
+        raise UsageError(f"{where} is {value!r}, not a token's number")
+    return [number for number in values if number >= 0]
+
+
+def _added_tokens(work: Path, name: str) -> dict[str, int]:
+    """Control tokens by their text, from a tokenizer.json that is one. Raises UsageError."""
+    tokenizer = _read_object(work / "tokenizer.json", name)
+    try:
+        Tokenizer.from_str(json.dumps(tokenizer))
+    except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
+        raise UsageError(f"model {name}: tokenizer.json is not a tokenizer: {str(error)[:200]}") from None
+    return {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
 
 
 def _read_object(path: Path, name: str) -> dict[str, Any]:

@@ -39,10 +39,14 @@ class Stored:
     start: int
     size_bytes: int
 
+    def raw(self) -> Array:
+        """Its bytes, mapped."""
+        raw: Array = np.frombuffer(self.file.data, dtype="|u1", count=self.size_bytes, offset=self.start)
+        return raw
+
     def read(self) -> Array:
         """float32 for every floating type; a fresh or mapped array of `shape`."""
-        raw = np.frombuffer(self.file.data, dtype="|u1", count=self.size_bytes, offset=self.start)
-        array: Array = raw.view(NUMPY_KINDS[self.kind]).reshape(self.shape)
+        array: Array = self.raw().view(NUMPY_KINDS[self.kind]).reshape(self.shape)
         if self.kind == "BF16":
             array = (array.astype("<u4") << 16).view("<f4")
         elif self.kind[0] == "F":

@@ -24,7 +24,8 @@ from transformers.pytorch_utils import Conv1D
 from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import allocate, parameter_names, same_views, scaling
 from hivetune.engine.model.protocol import Document, halved
-from hivetune.errors import MachineNotFit
+from hivetune.engine.model.strict import refuse_invented
+from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.architecture import Linear
 from hivetune.models.targets import match_targets
 from hivetune.run.choices import NO_CHOICES, Choices
@@ -32,6 +33,8 @@ from hivetune.run.choices import NO_CHOICES, Choices
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
 RECOMPUTED_CHUNK_LOGITS = 32 << 20
 GENERAL_BUDGET_TOKENS = 2048
+# How far two passes that compute the same may lie apart, in units of the dtype's precision.
+ROUNDINGS = 16
 
 
 class LoraLinear(nn.Module):
@@ -196,9 +199,9 @@ def load_general(
     why: str,
 ) -> GeneralModel:
     """The model of a prepared folder with adapters of zeros; `method` qlora keeps its linear weights as NF4."""
-    return GeneralModel(
-        load_module(folder, dtype=dtype, device=device, choices=choices, method=method), lora, choices, why
-    )
+    module = load_module(folder, dtype=dtype, device=device, choices=choices, method=method)
+    _check_causal(module)
+    return GeneralModel(module, lora, choices, why)
 
 
 def load_module(
@@ -217,8 +220,9 @@ def load_module(
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     # SDPA ignores Gemma 2's soft cap on attention scores in silence.
     capped = getattr(config, "attn_logit_softcapping", None) is not None
-    module = AutoModelForCausalLM.from_pretrained(
+    module, found = AutoModelForCausalLM.from_pretrained(
         folder,
+        output_loading_info=True,
         dtype=dtype,
         device_map={"": device},
         quantization_config=quantization,
@@ -227,6 +231,7 @@ def load_module(
         trust_remote_code=False,
         use_safetensors=True,
     )
+    refuse_invented(found, folder.name)
     # Not train(): the base model's own dropout would be noise that nobody asked for.
     module.eval().requires_grad_(False)
     if method == "qlora":
@@ -269,6 +274,23 @@ def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def _check_causal(module: nn.Module) -> None:
+    """Raises UsageError when an output depends on a later token: such a model would learn to copy what it predicts."""
+    tokens_BL = torch.arange(8, device=next(module.parameters()).device)[None]
+    changed_BL = tokens_BL.clone()
+    changed_BL[0, 5:] = 1
+    before_LV, after_LV = (
+        module(input_ids=tokens, use_cache=False).logits[0, :5] for tokens in (tokens_BL, changed_BL)
+    )
+    # The same positions of the same products: a few roundings differ at most, where tokens are sorted by expert.
+    if (before_LV - after_LV).abs().max() > ROUNDINGS * torch.finfo(module.dtype).eps * before_LV.abs().max():
+        raise UsageError(
+            f"{type(module).__name__} is not causal: its output for a token depends on tokens that follow",
+            hint="choose a causal language model",
+        )
+
+
+@torch.no_grad()
 def _head_is_plain(module: nn.Module) -> bool:
     """Whether logits are the output embedding of the last hidden state and nothing else (no soft cap, no scale)."""
     tokens_BL = torch.arange(4, device=next(module.parameters()).device)[None]
@@ -281,7 +303,7 @@ def _head_is_plain(module: nn.Module) -> bool:
     if plain_BLV.shape != logits_BLV.shape:
         return False
     # A scale or a cap moves logits by percents, a second forward pass on the same device by a few roundings.
-    rounding = 16 * torch.finfo(module.dtype).eps * logits_BLV.abs().max()
+    rounding = ROUNDINGS * torch.finfo(module.dtype).eps * logits_BLV.abs().max()
     return bool((plain_BLV - logits_BLV).abs().max() <= rounding)
 
 

@@ -119,7 +119,7 @@ def _known_family(config: Mapping[str, Any]) -> Family:
         raise NotFast(f"the fast path does not support the activation {_activation(config, family)!r}")
     if config.get("quantization_config"):
         raise NotFast("the weights are stored quantized")
-    if config.get("use_bidirectional_attention"):
+    if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise NotFast("attention is bidirectional")
     if config.get("attention_dropout"):
         raise NotFast("attention_dropout is not 0")

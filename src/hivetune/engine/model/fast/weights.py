@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import parameter_names
-from hivetune.engine.model.fast.spec import ModelSpec, NotFast
+from hivetune.engine.model.fast.spec import ModelSpec
+from hivetune.errors import UsageError
 from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear
 from hivetune.models.families import GroupName, Width
 from hivetune.models.prepared import WEIGHTS, WEIGHTS_INDEX
@@ -105,6 +106,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path):
+        self._folder = folder
         index = folder / WEIGHTS_INDEX
         if index.exists():
             self._files: dict[str, Path] = {
@@ -122,7 +124,7 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         full = self._full(name)
         if full not in self._files:
-            raise NotFast(f"the weights have no tensor {full}")
+            raise UsageError(f"{self._folder}: the weights lack {full}", hint="prepare the model again: hivetune fetch")
         with safe_open(self._files[full], framework="pt") as file:
             tensor: Tensor = file.get_tensor(full)
         return tensor
@@ -152,7 +154,7 @@ def read_weights(
     folder: Path, spec: ModelSpec, lora: LoraConfig, dtype: torch.dtype, device: torch.device, *, columns: int
 ) -> Weights:
     """All matrices in `dtype` on `device`, merged, with zero rows for the adapters: `columns` of them for each adapter,
-    its rank or more. Norms in fp32 (fp64 for fp64). Raises NotFast when a tensor is missing, UsageError as
+    its rank or more. Norms in fp32 (fp64 for fp64). Raises UsageError when a tensor is missing, and as
     `match_targets`."""
     targets = find_adapted(spec, lora)
     checkpoint = Checkpoint(folder)
