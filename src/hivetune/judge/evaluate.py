@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hivetune.config import EvalConfig
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.checkers.find import answer_succeeds, find_checker
-from hivetune.judge.statistics import by_group, holm, p_value, paired_bootstrap
+from hivetune.judge.statistics import by_group, holm, jackknife, p_value
 from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
 
@@ -154,7 +154,7 @@ def _p_of(rows: Sequence[Mapping[str, Any]]) -> float:
     if not rows or not all(isinstance(row[side], float) for row in rows for side in SIDES):
         return 1.0
     columns = by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])
-    return p_value(paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / sums[2]))
+    return p_value(jackknife(columns, lambda sums: (sums[1] - sums[0]) / sums[2]))
 
 
 def _loss_row(info: HeldOutRow, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hivetune.config import GateConfig
-from hivetune.judge.statistics import FEWEST_UNITS, Estimate, by_group, paired_bootstrap, proportion, rows_needed
+from hivetune.judge.statistics import FEWEST_UNITS, Estimate, by_group, jackknife, proportion, rows_needed
 from hivetune.records import Metric
 
 FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
@@ -45,21 +45,20 @@ def limit_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Fi
 
 
 def alone_share(evaluation: Mapping[str, Any]) -> Estimate | None:
-    """The share of the tuned model's answers that succeed; rows of one group count as one. None without a checker."""
+    """The share of the tuned model's answers that succeed. None without a checker."""
     values = _values(evaluation, "success")
     if not values:
         return None
-    share = sum(bool(value) for value, _ in values) / len(values)
-    return proportion(share, len({group for _, group in values}))
+    return proportion([bool(value) for value, _ in values], [group for _, group in values])
 
 
 def alone_mean(evaluation: Mapping[str, Any], key: str) -> Estimate | None:
-    """The mean over the tuned model's answers, with an interval from resampled groups."""
+    """The mean over the tuned model's answers, with an interval over whole groups."""
     values = _values(evaluation, key)
     if not values:
         return None
     columns = by_group([[float(value) for value, _ in values], [1.0] * len(values)], [group for _, group in values])
-    return paired_bootstrap(columns, lambda sums: sums[0] / sums[1])
+    return jackknife(columns, lambda sums: sums[0] / sums[1], positive=True)
 
 
 def against(estimate: Estimate, *, minus: float = 0.0, times: float = 1.0) -> Estimate:

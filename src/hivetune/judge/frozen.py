@@ -59,7 +59,7 @@ def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[F
 
 
 def _finding(name: str, found: KeptQuestions, limit: float | None) -> Finding:
-    interval = None if found.share is None else proportion(found.share, found.n).ci95
+    interval = None if found.share is None else proportion([True] * found.kept + [False] * len(found.lost)).ci95
     required = limit is not None and found.n >= FEWEST_UNITS
     passed = found.share is not None and limit is not None and found.share >= limit
     metric = Metric(name, None, found.share, None, interval, found.n, limit, passed if required else None, required)

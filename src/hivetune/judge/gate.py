@@ -31,8 +31,8 @@ from hivetune.judge.statistics import (
     anytime_interval,
     by_group,
     discordant,
+    jackknife,
     mcnemar_p,
-    paired_bootstrap,
     paired_proportions,
     rows_needed,
 )
@@ -94,10 +94,10 @@ def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     if isinstance(columns, str):
         return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
     base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
-    estimate = paired_bootstrap(columns, _difference)
+    estimate = jackknife(columns, _difference)
     metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))
     metric = replace(metric, anytime95=anytime_interval(estimate, estimate.units))
-    deciding = estimate if config.look is None else paired_bootstrap(columns, _difference, alpha=_alpha(config))
+    deciding = estimate if config.look is None else jackknife(columns, _difference, alpha=_alpha(config))
     return _gain_finding(
         metric, estimate, _negative(deciding.ci95), -estimate.value, config.loss_gain, config.tolerance
     )
@@ -117,7 +117,7 @@ def _perplexity(evaluation: Evaluation) -> Finding:
     n = len(evaluation["rows"])
     if isinstance(columns, str):
         return _failed("perplexity", columns, n, None, False)
-    estimate = paired_bootstrap(columns, lambda sums: _exp(sums[1] / sums[2]) - _exp(sums[0] / sums[2]))
+    estimate = jackknife(columns, lambda sums: _exp(sums[1] / sums[2]) - _exp(sums[0] / sums[2]))
     base, tuned = (_exp(math.fsum(columns[i]) / math.fsum(columns[2])) for i in (0, 1))
     return _reported("perplexity", base, tuned, n, estimate.ci95)
 
@@ -135,8 +135,8 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
         return _failed("success", "no held-out row has a checker and both answers", 0, threshold, required)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
     groups = [group for _, _, group in pairs]
-    estimate = _proportions(base, tuned, groups)
-    deciding = estimate if config.look is None else _proportions(base, tuned, groups, alpha=_alpha(config))
+    estimate = paired_proportions(base, tuned, groups)
+    deciding = estimate if config.look is None else paired_proportions(base, tuned, groups, alpha=_alpha(config))
     n = len(pairs)
     metric = _measured("success", sum(base) / n, sum(tuned) / n, n)
     finding = _gain_finding(metric, estimate, deciding.ci95, estimate.value, threshold, config.tolerance)
@@ -152,7 +152,8 @@ def _ended(evaluation: Evaluation) -> Finding:
         return _failed("ended", "no answers", 0, None, False)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
     n = len(pairs)
-    return _reported("ended", sum(base) / n, sum(tuned) / n, n, paired_proportions(base, tuned).ci95)
+    groups = [group for _, _, group in pairs]
+    return _reported("ended", sum(base) / n, sum(tuned) / n, n, paired_proportions(base, tuned, groups).ci95)
 
 
 def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
@@ -170,12 +171,12 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
         return _ratio_finding(metric, shown_ci, against(alone, times=1 / figure), limit, config.tolerance)
     if not pairs or not _all_finite(value for base, tuned, _ in pairs for value in (base, tuned)):
         return _failed("latency_s", "seconds per answer were not measured", len(pairs), limit, required)
-    times = [[b for b, _, _ in pairs], [t for _, t, _ in pairs]]
+    times = [[b for b, _, _ in pairs], [t for _, t, _ in pairs], [1.0] * len(pairs)]
     columns = min((by_group(times, groups) for groups in _latency_groups(evaluation)), key=lambda c: len(c[0]))
-    ratio = paired_bootstrap(columns, lambda sums: sums[1] / sums[0])
+    ratio = jackknife(columns, lambda sums: sums[1] / sums[0], positive=True)
     n = len(pairs)
     # The interval of the difference in seconds comes from the same units: mean of tuned - base.
-    shown = paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / n)
+    shown = jackknife(columns, _difference)
     metric = _measured("latency_s", sum(columns[0]) / n, sum(columns[1]) / n, n)
     finding = _ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance)
     noise = _positive(evaluation.get("noise"))
@@ -331,14 +332,6 @@ def _answer_pairs(evaluation: Evaluation, key: str) -> list[tuple[Any, Any, str]
         for answer in evaluation["answers"]
         if answer["base"][key] is not None and answer["tuned"][key] is not None
     ]
-
-
-def _proportions(base: Sequence[bool], tuned: Sequence[bool], groups: Sequence[str], alpha: float = ALPHA) -> Estimate:
-    """Rows of one session are not independent: then whole sessions are resampled."""
-    if len(set(groups)) == len(groups):
-        return paired_proportions(base, tuned, alpha=alpha)
-    columns = by_group([[float(b) for b in base], [float(t) for t in tuned], [1.0] * len(base)], groups)
-    return paired_bootstrap(columns, _difference, alpha=alpha)
 
 
 def _negative(interval: Interval | None) -> Interval | None:

@@ -1,11 +1,10 @@
 """Paired statistics for "is the tuned model better?": intervals, and the n that a decision needs. Pure, stdlib.
 
 Rows are answered by both models, so every interval is about the difference on the same rows. Rows that belong together
-(one session) are one unit of the bootstrap: resampling them singly would count one conversation many times.
+(one session) are one unit: taken singly they would count one conversation many times.
 """
 
 import math
-import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -13,13 +12,7 @@ from statistics import NormalDist
 Interval = tuple[float, float]
 Columns = Sequence[Sequence[float]]
 
-RESAMPLES = 2000
-# About 0.3 s of plain Python: 400 rows get 2,000 resamples, larger sets fewer, and never below 400 (the 2.5 % quantile
-# of 400 resamples rests on its ten lowest, and at that many rows the sum is close to normal anyway).
-MOST_DRAWS = 1_000_000
-FEWEST_RESAMPLES = 400
 FEWEST_UNITS = 5  # below, an interval would be an invention
-FEWEST_IN_TAIL = 10  # resamples beyond a quantile; with fewer it is read off the normal curve instead
 FEWEST_SEQUENTIAL = 20
 ALPHA = 0.05
 
@@ -46,70 +39,97 @@ def by_group(columns: Columns, groups: Sequence[Hashable]) -> list[list[float]]:
     return sums
 
 
-def paired_bootstrap(
+def jackknife(
     columns: Columns,
     statistic: Callable[[Sequence[float]], float],
     *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    positive: bool = False,
     alpha: float = ALPHA,
 ) -> Estimate:
-    """The statistic of the columns' sums, with a percentile interval at level 1 - `alpha` from resampled units.
+    """The statistic of the columns' sums, with an interval at level 1 - `alpha` from leaving out one unit at a time.
 
     columns: one sequence per quantity, all of the same length n (one entry per unit); `statistic` gets their sums, so
-    that a ratio of sums (nats per token) is weighted as the whole is. The percentiles are widened for small n by
-    sqrt(n / (n - 1)) and Student's t (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", 3.4.1).
-    With fewer than FEWEST_UNITS units the interval is None.
+    that a ratio of sums (nats per token) is weighted as the whole is. Tukey's variance (1958) and Student's t with
+    n - 1 degrees. `positive`: of a ratio or a mean of times, whose error is a factor, the interval is made on the
+    logarithm. Measured coverage: docs/proof/judge.json; percentiles of resamples held the truth in 91 to 94 % of cases
+    at n = 10. With fewer than FEWEST_UNITS units, or where the statistic rests on one of them, the interval is None.
     """
     n = len(columns[0])
-    value = statistic([math.fsum(column) for column in columns])
+    sums = [math.fsum(column) for column in columns]
+    value = statistic(sums)
     if n < FEWEST_UNITS:
         return Estimate(value, None, n, math.nan)
-    resamples = max(min(resamples, MOST_DRAWS // n), min(resamples, FEWEST_RESAMPLES))
-    draw = random.Random(seed).random  # the one generator whose sequence Python promises to keep between versions
-    found = []
-    for _ in range(resamples):
-        chosen = [int(draw() * n) for _ in range(n)]
-        found.append(statistic([sum([column[i] for i in chosen]) for column in columns]))
-    found.sort()
-    mean = math.fsum(found) / resamples
-    deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in found) / (resamples - 1))
-    quantile = t_quantile(1 - alpha / 2, n - 1) * math.sqrt(n / (n - 1))
-    tail = NormalDist().cdf(-quantile)
-    if tail * resamples < FEWEST_IN_TAIL:
-        interval = (value - quantile * deviation, value + quantile * deviation)
-    else:
-        interval = (_quantile(found, tail), _quantile(found, 1 - tail))
-    return Estimate(value, interval, n, deviation * math.sqrt(n))
+    units = zip(*columns, strict=True)
+    try:
+        without = [statistic([total - part for total, part in zip(sums, unit, strict=True)]) for unit in units]
+    except ZeroDivisionError:
+        return Estimate(value, None, n, math.nan)
+    logarithmic = positive and min(value, *without) > 0
+    found = [math.log(one) for one in without] if logarithmic else without
+    if not all(map(math.isfinite, found)):
+        return Estimate(value, None, n, math.nan)
+    mean = math.fsum(found) / n
+    error = math.sqrt((n - 1) / n * math.fsum((one - mean) ** 2 for one in found))
+    half = t_quantile(1 - alpha / 2, n - 1) * error
+    if logarithmic:
+        return Estimate(value, (value * math.exp(-half), value * math.exp(half)), n, value * error * math.sqrt(n))
+    return Estimate(value, (value - half, value + half), n, error * math.sqrt(n))
 
 
-def paired_proportions(base: Sequence[bool], tuned: Sequence[bool], *, alpha: float = ALPHA) -> Estimate:
+def paired_proportions(
+    base: Sequence[bool], tuned: Sequence[bool], groups: Sequence[Hashable] | None = None, *, alpha: float = ALPHA
+) -> Estimate:
     """Share that succeeds, tuned - base, on the same rows; Bonett and Price's adjusted Wald interval (2012).
 
-    It keeps its coverage for small n and for rows on which both models always agree, where a bootstrap says [0, 0].
+    It keeps its coverage for small n and for rows on which both models always agree, where the rows alone would say 0.
+    `groups`: rows of one session are not independent; n is then what as many independent rows would say (`_effective`).
     """
     n = len(base)
     if n == 0:
         return Estimate(math.nan, None, 0, math.nan)
     gained, lost = discordant(base, tuned)
-    up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    differences = [float(t) - float(b) for b, t in zip(base, tuned, strict=True)]
+    units, rows, z = _effective(differences, groups, alpha)
+    up, down = (gained * rows / n + 1) / (rows + 2), (lost * rows / n + 1) / (rows + 2)
     sd = math.sqrt(up + down - (up - down) ** 2)
-    half = NormalDist().inv_cdf(1 - alpha / 2) * sd / math.sqrt(n + 2)
-    ci95 = None if n < FEWEST_UNITS else (max(up - down - half, -1.0), min(up - down + half, 1.0))
-    return Estimate((gained - lost) / n, ci95, n, sd)
+    half = z * sd / math.sqrt(rows + 2)
+    ci95 = None if units < FEWEST_UNITS else (max(up - down - half, -1.0), min(up - down + half, 1.0))
+    return Estimate((gained - lost) / n, ci95, units, sd * math.sqrt(units / rows))
 
 
-def proportion(share: float, units: int) -> Estimate:
-    """A share of `units` independent rows or groups, with Wilson's interval (1927): it does not collapse at 0 and 1.
-
-    With groups of several rows it is too wide rather than too narrow, since each group counts as one row.
-    """
+def proportion(values: Sequence[bool], groups: Sequence[Hashable] | None = None) -> Estimate:
+    """A share, with Wilson's interval (1927): it does not collapse at 0 and 1. `groups` as in `paired_proportions`."""
+    if not values:
+        return Estimate(math.nan, None, 0, math.nan)
+    share = sum(values) / len(values)
+    units, rows, z = _effective([float(value) for value in values], groups, ALPHA)
     if units < FEWEST_UNITS:
         return Estimate(share, None, units, math.nan)
-    z2 = NormalDist().inv_cdf(1 - ALPHA / 2) ** 2
-    middle = (share + z2 / (2 * units)) / (1 + z2 / units)
-    half = math.sqrt(z2) / (1 + z2 / units) * math.sqrt(share * (1 - share) / units + z2 / (4 * units**2))
-    return Estimate(share, (max(0.0, middle - half), min(1.0, middle + half)), units, math.sqrt(middle * (1 - middle)))
+    middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
+    half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows**2))
+    sd = math.sqrt(middle * (1 - middle) * units / rows)
+    return Estimate(share, (max(0.0, middle - half), min(1.0, middle + half)), units, sd)
+
+
+def _effective(values: Sequence[float], groups: Sequence[Hashable] | None, alpha: float) -> tuple[int, float, float]:
+    """(groups, independent rows that would say as much, quantile) of rows that come in groups.
+
+    Kish's design effect: the variance of the mean with whole groups as units, by that with single rows, at least 1;
+    where all values are equal it can't be seen, and each group counts as one row. The quantile is Student's then, since
+    that variance rests on the groups alone (Korn and Graubard 1998).
+    """
+    n = len(values)
+    if groups is None or len(set(groups)) == n:
+        return n, float(n), NormalDist().inv_cdf(1 - alpha / 2)
+    mean = math.fsum(values) / n
+    (sums,) = by_group([[value - mean for value in values]], groups)
+    units = len(sums)
+    if units < FEWEST_UNITS:
+        return units, float(units), math.nan
+    single = math.fsum((value - mean) ** 2 for value in values) / n
+    whole = math.fsum(total * total for total in sums) / n * units / (units - 1)
+    rows = n / max(1.0, whole / single) if single else float(units)
+    return units, rows, t_quantile(1 - alpha / 2, units - 1)
 
 
 def discordant(base: Sequence[bool], tuned: Sequence[bool]) -> tuple[int, int]:
@@ -191,11 +211,3 @@ def t_quantile(share: float, degrees: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + math.fsum(term / degrees**power for power, term in enumerate(terms, start=1))
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between neighbours, as numpy's default."""
-    position = share * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
