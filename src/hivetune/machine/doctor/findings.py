@@ -61,21 +61,22 @@ class Judgement:
         return not any(finding.severity == "fatal" for finding in self.findings)
 
 
-def judge_machine(seen: Look, job: Demand | None = None) -> Judgement:
+def judge_machine(seen: Look, demand: Demand | None = None) -> Judgement:
     """What the knowledge says of this machine and this job."""
-    job = job or Demand()
-    whole = of_machine(seen, job)
+    demand = demand or Demand()
+    whole = of_machine(seen, demand)
     install = _install_command(seen)
-    found = [_finding(fact, whole, install) for fact in facts("condition") if is_met(fact.when, whole)]
+    possible = [*facts("condition"), *facts("poison")]
+    possible += [fact for fact in facts("build") if fact.more["verdict"] == "bad"]
+    found = [_finding(fact, whole, install) for fact in possible if is_met(fact.when, whole)]
     not_known: list[str] = []
     cards = cards_in_question(seen)
     for one in cards:
-        observed = of_card(seen, job, one)
+        observed = of_card(seen, demand, one)
         about = one.name
-        mine = [*facts("condition"), *(fact for fact in facts("build") if fact.more["verdict"] == "bad")]
         found += [
             replace(_finding(fact, observed, install), about=about)
-            for fact in (*mine, *facts("poison"))
+            for fact in possible
             if is_met(fact.when, observed) and not is_met(fact.when, whole)
         ]
         if question := _open_question(observed, about):
@@ -112,8 +113,8 @@ def _install_command(seen: Look) -> str:
 
 def _open_question(observed: Mapping[str, Any], about: str) -> str:
     """Whether anything, good or bad, is known of this build on this card."""
-    kind = observed.get("build")
-    if kind not in ("rocm", "cuda") or any(is_met(fact.when, observed) for fact in facts("build")):
+    pair = (observed.get("vendor"), observed.get("build"))
+    if pair not in (("amd", "rocm"), ("nvidia", "cuda")) or any(is_met(fact.when, observed) for fact in facts("build")):
         return ""
     if not any(is_met(fact.when, observed) for fact in facts("chip")):
         return f"{about}: nothing is known of this architecture; only the proof can tell"

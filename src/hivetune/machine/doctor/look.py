@@ -4,6 +4,7 @@
 """
 
 import os
+import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -57,7 +58,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where to look, for tests: another root, packages' folders, variables, NVIDIA cards, and who may open what."""
+    """Where to look, for tests: another root, packages' folders, variables, NVIDIA cards, who may open what."""
 
     root: Path = Path("/")
     site: Sequence[str] | None = None
@@ -65,6 +66,7 @@ class Surroundings:
     nvidia: Callable[[], Sequence[Card]] | None = None
     may_use: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
     folder: Path | None = None
+    python: str = platform.python_version()
 
 
 HERE = Surroundings()
@@ -77,7 +79,7 @@ def look(where: Surroundings = HERE) -> Look:
     return Look(
         machine=machine,
         host=read_host(where.root, where.folder, environment),
-        software=read_software(where.root, where.site, environment),
+        software=read_software(where.root, where.site, environment, where.python),
         cards=_seen_cards(machine.cards, where),
         variables=_variables(environment),
     )

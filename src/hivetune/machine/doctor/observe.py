@@ -33,7 +33,7 @@ def cards_in_question(seen: Look) -> tuple[SeenCard, ...]:
     return tuple(sorted(mine or large, key=lambda one: one.number))
 
 
-def of_machine(seen: Look, job: Demand) -> dict[str, Any]:
+def of_machine(seen: Look, demand: Demand) -> dict[str, Any]:
     """Observations that are the same for all cards. What is not there is left out, and fits no fact."""
     software, host, torch = seen.software, seen.host, seen.software.torch
     cards = cards_in_question(seen)
@@ -56,8 +56,8 @@ def of_machine(seen: Look, job: Demand) -> dict[str, Any]:
         "free_gb": str(host.disk.free_bytes // 10**9),
         "swapping": host.swapping,
         "cpu_bf16": bool(CPU_BF16 & {*seen.machine.isa}),
-        "dtype": job.dtype,
-        "qlora": job.method == "qlora",
+        "dtype": demand.dtype,
+        "qlora": demand.method == "qlora",
         "hidden": any(seen.variables.get(name) in ("", "-1") for name in HIDING if name in seen.variables),
         "alloc": _allocator(seen.variables),
         "tunableop": seen.variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1",
@@ -68,9 +68,9 @@ def of_machine(seen: Look, job: Demand) -> dict[str, Any]:
     return {name: value for name, value in {**found, **packages}.items() if value is not None}
 
 
-def of_card(seen: Look, job: Demand, one: SeenCard) -> dict[str, Any]:
+def of_card(seen: Look, demand: Demand, one: SeenCard) -> dict[str, Any]:
     """Observations of one card, over those of the machine."""
-    found = {**of_machine(seen, job), **_of_chip(one)}
+    found = {**of_machine(seen, demand), **_of_chip(one)}
     found["access"] = one.access
     if one.card.kind == "cuda":
         found["driver"] = one.card.driver

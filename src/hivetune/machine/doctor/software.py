@@ -3,7 +3,6 @@
 `site` replaces the folders where packages are looked for, and `root` replaces `/`, in tests.
 """
 
-import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,7 +47,7 @@ class Software:
     cuda_toolkit: str
 
 
-def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[str, str]) -> Software:
+def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[str, str], python: str) -> Software:
     """Versions from the packages' own records; `site` None: those of this Python."""
     packages = {name: version for name in PACKAGES if (version := _version(name, site))}
     rocm = {name: version for name, version in packages.items() if ROCM_PACKAGES.match(name)}
@@ -59,7 +58,7 @@ def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[s
          for path, version in system.items() if _is_below(root, part, path)), ""
     )  # fmt: skip
     return Software(
-        python=platform.python_version(),
+        python=python,
         packages=packages,
         torch=_torch(site),
         rocm_packages=rocm,
