@@ -1,8 +1,9 @@
 """Makes `.venv` ready: picks the torch build that fits this machine, then installs Hivetune with the locked versions.
 
-Run by `make`; standard library only. Says which torch it picked and why. On a machine without an NVIDIA card it never
-installs a CUDA build: it first asks pip what it *would* install, and only if that is a CUDA build goes to uv, which
-knows the index of each PyTorch build (`--torch-backend`).
+Run by `make`; standard library only. Says which torch it picked and why: for a card by the facts that `hivetune doctor`
+judges by (`src/hivetune/machine/knowledge/installs.toml`). On a machine without an NVIDIA card it never installs a CUDA
+build: it first asks pip what it *would* install, and only if that is a CUDA build goes to uv, which knows the index of
+each PyTorch build (`--torch-backend`).
 
     python3 tools/setup.py EXTRA...        TORCH_BACKEND=cpu|cu128|rocm6.3|... overrides the choice
 """
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))  # the facts about cards, read with the standard library alone
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
@@ -57,11 +59,9 @@ def install_torch() -> None:
         say(f"torch: the {chosen} build, because TORCH_BACKEND says so")
         return install_with_uv(chosen, TORCH)
     if Path("/proc/driver/nvidia/version").exists():
-        say("torch: the CUDA build, because this machine has an NVIDIA driver")
-        return pip("install", TORCH)
-    if has_amd_card():
-        say("torch: the ROCm build that uv finds for this AMD card")
-        return install_with_uv("auto", "torch>=2.7")
+        return install_for_nvidia()
+    if architectures := amd_architectures():
+        return install_for_amd(architectures)
     if pip_would_install_cpu_build():
         say(f"torch: {TORCH}, CPU build, because there is no GPU and pip offers a build without CUDA")
         return pip("install", TORCH)
@@ -69,13 +69,54 @@ def install_torch() -> None:
     install_with_uv("cpu", TORCH)
 
 
-def has_amd_card() -> bool:
-    """True where the kernel driver lists a GPU: CPU nodes have gfx_target_version 0."""
-    for properties in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        for line in properties.read_text().splitlines():
-            if line.startswith("gfx_target_version ") and line.split()[1] != "0":
-                return True
-    return False
+def amd_architectures() -> list[str]:
+    """gfx names of the GPUs that the kernel's compute driver lists, as `hivetune doctor` reads them."""
+    from hivetune.machine.kfd import kfd_architectures
+
+    return list(kfd_architectures().values())
+
+
+def install_for_amd(architectures: list[str]) -> None:
+    """The build that is known to work on these cards. One that is not known of gets what uv finds for its driver."""
+    cards = ", ".join(architectures)
+    if not install_known([{"vendor": "amd", "gfx": name} for name in architectures], cards):
+        say(f"torch: the ROCm build that uv finds for this driver, as nothing is known of {cards}")
+        install_with_uv("auto", "torch>=2.7")
+
+
+def install_for_nvidia() -> None:
+    """pip's own build is for CUDA 13, which needs a card from Turing on and driver 580; else an older build."""
+    from hivetune.machine.knowledge.facts import in_range
+    from hivetune.machine.nvml import read_nvidia
+
+    cards = [
+        {"vendor": "nvidia", "capability": card["architecture"], "driver": card["driver"]} for card in read_nvidia()
+    ]
+    old = [card for card in cards if in_range(card["capability"], "<7.5") or in_range(card["driver"], "<580")]
+    if old:
+        words = f"compute capability {old[0]['capability']}, driver {old[0]['driver']}"
+        if install_known(old, words):
+            return
+    say("torch: the CUDA build, because this machine has an NVIDIA driver")
+    pip("install", TORCH)
+
+
+def install_known(seen: list[dict[str, str]], words: str) -> bool:
+    """Install what the facts name for the first card that they know; False when they know none."""
+    from hivetune.machine.doctor.install import choose_install
+
+    python = subprocess.run([PYTHON, "--version"], capture_output=True, text=True).stdout.split()[-1]
+    chosen = choose_install(seen, python)
+    if chosen is None:
+        return False
+    if not chosen.python_fits:
+        sys.exit(
+            f"{chosen.requirement} for {words} has wheels only for Python {chosen.fact.more['python']}, this is {python}"
+            "\nhint: rm -rf .venv && make PYTHON=python3.12"
+        )
+    say(f"torch: {chosen.requirement} for {chosen.backend}, because of {words}: {chosen.fact.says}")
+    install_with_uv(chosen.backend, chosen.requirement)
+    return True
 
 
 def pip_would_install_cpu_build() -> bool:
