@@ -9,6 +9,7 @@ from programs import require_program
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.checkers.find import answer_succeeds
 from hivetune.judge.checkers.limited import TooSlow, run_limited
+from hivetune.judge.checkers.no_children import no_children
 
 TRIES = """
 def tries(work):
@@ -53,6 +54,30 @@ open("own.txt", "w").write("its own folder")
     assert secret.read_text() == "private"
 
 
+def test_code_starts_no_process(bwrap: None) -> None:
+    """Counting the children of a fork bomb is a race that it wins on a busy machine; the first fork already fails."""
+    tests = """
+import ctypes, errno, os, subprocess
+assert tries(os.fork) == "refused"
+assert tries(lambda: subprocess.run(["true"])) == "refused"
+assert tries(lambda: os.posix_spawn("/usr/bin/true", ["true"], {})) == "refused"
+c = ctypes.CDLL(None, use_errno=True)
+assert c.fork() == -1 and ctypes.get_errno() == errno.EPERM
+"""
+    assert passes(TRIES, tests)
+
+
+def test_code_may_have_threads(bwrap: None) -> None:
+    code = "import threading\nseen = []\nfor i in range(4):\n    threading.Thread(target=seen.append, args=[i]).start()"
+    assert passes(code, "import time\nwhile len(seen) < 4: time.sleep(0.01)\nassert sorted(seen) == [0, 1, 2, 3]")
+
+
+def test_a_processor_without_a_filter_is_said() -> None:
+    with pytest.raises(MachineNotFit, match="riscv64"):
+        no_children("riscv64")
+    assert len(no_children("aarch64")) % 8 == len(no_children("x86_64")) % 8 == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
@@ -60,6 +85,8 @@ open("own.txt", "w").write("its own folder")
         "while True: pass",
         "x = bytearray(4 << 30)",
         "import os\nwhile True: os.fork()",
+        "import threading, time\nthreading.stack_size(32768)\n"
+        "while True: threading.Thread(target=time.sleep, args=[60]).start()",
         "while True: print('x' * 1000)",
         "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
         "import sys\nsys.exit(3)",

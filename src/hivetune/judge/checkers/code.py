@@ -6,7 +6,7 @@ import shutil
 import sys
 
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.judge.checkers.limited import TooSlow, base_python, run_limited, sandboxed
+from hivetune.judge.checkers.limited import TooSlow, base_python, run_limited, run_sandboxed
 from hivetune.judge.checkers.words import LONGEST_ANSWER_CHARS, Arguments
 
 PARSE_TIMEOUT_S = 5.0
@@ -45,10 +45,10 @@ def python_passes(answer: str, arguments: Arguments) -> bool:
     timeout_s = float(arguments.get("timeout_s", 10))
     if not 0 < timeout_s <= LONGEST_TEST_TIMEOUT_S:
         raise UsageError(f"checker: timeout_s must be above 0 and at most {LONGEST_TEST_TIMEOUT_S:g}")
-    command = sandboxed([base_python(), "-I", "-S", "-c", _RUN])
+    command = [base_python(), "-I", "-S", "-c", _RUN]
     call = json.dumps([code_of(answer, "python|py"), arguments["tests"]])
     try:
-        done = run_limited(command, call, timeout_s)
+        done = run_sandboxed(command, call, timeout_s)
     except TooSlow:
         return False
     if done.returncode and done.stderr.startswith("bwrap:"):
