@@ -111,7 +111,7 @@ def install_known(seen: list[dict[str, str]], words: str) -> bool:
         return False
     if not chosen.python_fits:
         sys.exit(
-            f"{chosen.requirement} for {words} has wheels only for Python {chosen.fact.more['python']}, this is {python}"
+            f"{chosen.requirement} for {words} has wheels for Python {chosen.fact.more['python']}, this is {python}"
             "\nhint: rm -rf .venv && make PYTHON=python3.12"
         )
     say(f"torch: {chosen.requirement} for {chosen.backend}, because of {words}: {chosen.fact.says}")

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune import __version__
+from hivetune.cli.diagnosis import explain_text
 from hivetune.cli.output import emit, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit
@@ -17,12 +18,19 @@ from hivetune.machine.doctor.variables import advised_variables, as_shell
 
 
 def doctor(
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE_OR_TEXT]", help="Explain this error or log; a run folder's log; -: stdin."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A run's YAML file: judge what it asks of this machine.")] = None,
     env: Annotated[
         bool, typer.Option("--env", help="Only the variables that this card should have, for a shell.")
     ] = False,
 ) -> None:
     """Look at this machine and judge it by what is known. Nothing is changed; the report names no user or host."""
+    if text is not None:
+        explain_text(text)
+        return
     job = _job(config)
     seen = look()
     if env:
