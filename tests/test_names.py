@@ -25,6 +25,7 @@ SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
 FOREIGN_OPTIONS = {
     *("--lora", "--alias", "--host", "--port", "--parallel", "--ctx-size", "--jinja", "--no-webui"),  # llama-server
     *("--user", "--now"),  # systemctl
+    *("--no-legend", "--property"),  # loginctl
     *("--norc", "--noprofile"),  # bash
     *(
         "--unshare-all",

@@ -90,7 +90,7 @@ def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
 def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     """Nats per trained token: sum over tokens of all held-out rows, then one division."""
     required = config.loss_gain is not None
-    columns = _loss_columns(evaluation)
+    columns = loss_columns(evaluation)
     if isinstance(columns, str):
         return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
     base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
@@ -113,7 +113,7 @@ def _alpha(config: GateConfig) -> float:
 
 def _perplexity(evaluation: Evaluation) -> Finding:
     """exp(loss), for people who think in it; reported, since loss decides."""
-    columns = _loss_columns(evaluation)
+    columns = loss_columns(evaluation)
     n = len(evaluation["rows"])
     if isinstance(columns, str):
         return _failed("perplexity", columns, n, None, False)
@@ -308,7 +308,7 @@ def _reported(name: str, base: float | None, tuned: float | None, n: int, ci95: 
     return Finding(Metric(name, base, tuned, tuned - base, ci95, n, None, None), "reported")
 
 
-def _loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
+def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
     """[base nll, tuned nll, tokens] per group, or why there is no loss."""
     rows: Sequence[Mapping[str, Any]] = evaluation["rows"]
     not_finite = [

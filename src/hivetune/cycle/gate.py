@@ -1,0 +1,145 @@
+"""Whether a cycle's candidate takes the champion's place. Pure: the same evaluations give the same verdict.
+
+    against the base       all that `gate` asks of a single run
+    against the champion   better on the held-out rows, at the level that is left to the n-th look at this champion; and
+                           not worse on those rows that are new since it was made
+    against the best ever  not worse than `gate.tolerance`, on the rows that both were held against before
+
+The looks at one champion may spend 5 % together, so an equal candidate takes its place with at most 2.5 % (the test is
+one-sided) however many nights it is tried. A tolerance against the champion would add up, night after night, to any
+loss; so only the best ever gives one, and to be within it has to be shown. Evidence that is not enough keeps the
+champion: the rows stay, and the next candidate is judged on these and the ones that came since.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hivetune.config import GateConfig
+from hivetune.judge.gate import Evaluation, judge, loss_columns
+from hivetune.judge.statistics import Estimate, paired_bootstrap
+from hivetune.records import Metric, Verdict, VerdictName
+
+_GRAVEST_FIRST: tuple[VerdictName, ...] = ("abort", "iterate", "not-enough-evidence", "deploy")
+Rival = Literal["base", "champion", "best"]
+
+
+@dataclass(frozen=True)
+class Contests:
+    """The candidate (`tuned`) beside each rival (`base`), as documents of the form of eval.json.
+
+    `champion` and `best` are None before there is a champion; `best` also while it is the champion. `known`: ids of the
+    rows that the champion's cycle had; the others are fresh. `look`: the number of this candidate among those that were
+    judged against this champion, from 1. `kl_to_base`: nats per token, where it was measured.
+    """
+
+    base: Evaluation
+    champion: Evaluation | None = None
+    best: Evaluation | None = None
+    known: Collection[str] = ()
+    look: int = 1
+    kl_to_base: float | None = None
+
+
+@dataclass(frozen=True)
+class CycleVerdict:
+    """`passed`: it may be promoted. `becomes_best`: once promoted it is the best ever. `parts`: by rival."""
+
+    verdict: VerdictName
+    reasons: tuple[str, ...]
+    parts: Mapping[Rival, Verdict]
+    look: int
+    becomes_best: bool
+    fresh_rows: int
+    kl_to_base: float | None
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == "deploy"
+
+
+def judge_cycle(contests: Contests, config: GateConfig) -> CycleVerdict:
+    """The gravest of the verdicts against each rival; its reasons name who it was."""
+    against_base = config.model_copy(update={"look": contests.look if contests.champion is None else None})
+    parts: dict[Rival, Verdict] = {"base": judge(contests.base, against_base)}
+    if contests.champion is not None:
+        parts["champion"] = _against_champion(contests.champion, contests, config)
+        parts["best"] = _against_best(contests.best or contests.champion, contests, config)
+    verdict = min((part.verdict for part in parts.values()), key=_GRAVEST_FIRST.index)
+    reasons = tuple(
+        f"against the {_named(rival)}: {reason}"
+        for rival, part in parts.items()
+        if part.verdict == verdict
+        for reason in part.reasons
+    )
+    fresh = [row for row in contests.base["rows"] if row["id"] not in contests.known]
+    best = contests.best or contests.champion
+    gain = None if best is None else _gain(best["rows"])
+    return CycleVerdict(
+        verdict=verdict,
+        reasons=reasons,
+        parts=parts,
+        look=contests.look,
+        becomes_best=verdict == "deploy" and (gain is None or (isinstance(gain, Estimate) and gain.value > 0)),
+        fresh_rows=len(fresh),
+        kl_to_base=contests.kl_to_base,
+    )
+
+
+def _named(rival: Rival) -> str:
+    return "best ever" if rival == "best" else rival
+
+
+def _against_champion(evaluation: Evaluation, contests: Contests, config: GateConfig) -> Verdict:
+    """Better in what the config requires, by any amount; how fast and how large it is, is held against the base, which
+    does not move."""
+    wanted = config.model_copy(
+        update={
+            "look": contests.look,
+            "loss_gain": None if config.loss_gain is None else 0.0,
+            "success_gain": None if config.success_gain is None or config.loss_gain is not None else 0.0,
+            "latency_ratio": None,
+            "memory_ratio": None,
+        }
+    )
+    verdict = judge(evaluation, wanted)
+    fresh = _gain([row for row in evaluation["rows"] if row["id"] not in contests.known])
+    if isinstance(fresh, str) or fresh.ci95 is None:
+        return verdict
+    low, high = fresh.ci95
+    seen = f"fresh rows: gain {fresh.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    if high < 0:
+        worse = verdict.verdict == "abort"
+        return replace(verdict, verdict="abort" if worse else "iterate", reasons=(f"{seen}: worse", *verdict.reasons))
+    return replace(verdict, reasons=(*verdict.reasons, seen))
+
+
+def _against_best(evaluation: Evaluation, contests: Contests, config: GateConfig) -> Verdict:
+    """Within the tolerance on the rows that are not fresh, which is to be shown: a candidate that learned what the
+    fresh rows say, right or wrong, at the price of all else shows it here."""
+    known = [row for row in evaluation["rows"] if row["id"] in contests.known]
+    gain = _gain(known)
+    limit = -config.tolerance
+    if isinstance(gain, str):
+        return Verdict("abort" if "not finite" in gain else "not-enough-evidence", (f"earlier rows: {gain}",), ())
+    metric = Metric("earlier_loss", None, None, -gain.value, None, gain.units, config.tolerance, None, True)
+    if gain.ci95 is None:
+        return Verdict("not-enough-evidence", (f"earlier rows: {gain.units} are too few for an interval",), (metric,))
+    low, high = gain.ci95
+    metric = replace(metric, ci95=(-high, -low), passed=low > limit)
+    seen = f"earlier rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    if high < limit:
+        return Verdict("abort", (f"{seen}: worse by more than the tolerance {config.tolerance:g}",), (metric,))
+    if low <= limit:
+        return Verdict(
+            "not-enough-evidence", (f"{seen}: not shown to be within the tolerance {config.tolerance:g}",), (metric,)
+        )
+    return Verdict("deploy", (f"{seen}, within the tolerance {config.tolerance:g}",), (metric,))
+
+
+def _gain(rows: Sequence[Mapping[str, Any]]) -> Estimate | str:
+    """Nats per token that the candidate is better by on these rows, or why that is unknown."""
+    columns = loss_columns({"rows": rows})
+    if isinstance(columns, str):
+        return columns
+    return paired_bootstrap(columns, lambda sums: (sums[0] - sums[1]) / sums[2])

@@ -1,0 +1,131 @@
+"""The gate of a cycle: what takes the champion's place, what does not, and how often chance does."""
+
+from dataclasses import replace
+
+import pytest
+from contests import LOSS_ONLY, HeldOutWorld, contest
+
+from hivetune.config import GateConfig
+from hivetune.cycle.gate import Contests, judge_cycle
+
+KNOWN = 70
+
+
+def situation(better: float, fresh: float | None = None, *, seed: int = 1, rows: int = 110, champion: float = 0.3):
+    """The champion is `champion` better than the base; the candidate `better` on the rows that it knew, and `fresh`."""
+    world = HeldOutWorld(seed, rows)
+    known = min(KNOWN, rows)
+    base, champions = world.model(), world.model(champion)
+    return contest(world, base, champions, world.model(better, fresh=fresh, known=known), known)
+
+
+def test_a_better_candidate_takes_its_place() -> None:
+    found = judge_cycle(situation(0.5), LOSS_ONLY)
+    assert found.passed
+    assert found.becomes_best
+    assert {rival: part.verdict for rival, part in found.parts.items()} == dict.fromkeys(
+        ("base", "champion", "best"), "deploy"
+    )
+    assert found.fresh_rows == 40
+    assert any(reason.startswith("against the champion: loss: gain") for reason in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("better", "fresh", "verdict", "words"),
+    [
+        (0.3, None, {"not-enough-evidence", "iterate", "abort"}, "against the"),
+        (0.1, None, {"abort"}, "against the champion: loss"),
+        (0.0, 1.5, {"abort"}, "against the best ever: earlier rows: gain -0."),  # learned what is new, right or wrong
+        (1.2, 0.0, {"iterate"}, "against the champion: fresh rows: gain -0."),  # knows the old rows by heart
+    ],
+)
+def test_what_does_not(better: float, fresh: float | None, verdict: set[str], words: str) -> None:
+    found = judge_cycle(situation(better, fresh), LOSS_ONLY)
+    assert found.verdict in verdict
+    assert not found.passed and not found.becomes_best
+    assert any(words in reason for reason in found.reasons)
+
+
+def test_worse_than_the_base_is_never_better() -> None:
+    found = judge_cycle(situation(-0.2, champion=-0.6), LOSS_ONLY)
+    assert found.verdict == "abort"
+    assert found.parts["champion"].verdict == "deploy"
+    assert all(reason.startswith("against the base: ") for reason in found.reasons)
+
+
+def test_the_first_candidate_is_held_against_the_base_at_its_look() -> None:
+    world = HeldOutWorld(5, 60)
+    base, candidate = world.model(), world.model(0.09)
+    document = world.evaluation(base, candidate)
+    first, thirtieth = (judge_cycle(Contests(document, look=look), LOSS_ONLY) for look in (1, 30))
+    assert first.passed and first.becomes_best and first.fresh_rows == 60
+    assert thirtieth.verdict == "not-enough-evidence"
+
+
+def test_few_rows_keep_the_champion() -> None:
+    found = judge_cycle(situation(0.35, rows=16), LOSS_ONLY)
+    assert found.verdict == "not-enough-evidence"
+
+
+def test_small_losses_do_not_add_up() -> None:
+    """Each champion is 0.015 worse on the earlier rows and much better on the fresh ones: within the tolerance of 0.02
+    against the one before, but not against the best ever. Little noise, so that the tolerance can be shown at all."""
+    world = HeldOutWorld(3, 120, noise=0.008)
+    base, best = world.model(), world.model(0.5)
+    champion = world.model(0.485, fresh=0.6, known=90)
+    candidate = world.model(0.47, fresh=0.9, known=90)
+    against_champion = contest(world, base, champion, candidate, 90)
+    assert judge_cycle(against_champion, LOSS_ONLY).passed
+    found = judge_cycle(contest(world, base, champion, candidate, 90, best=best), LOSS_ONLY)
+    assert found.verdict == "abort"
+    assert any("against the best ever" in reason and "tolerance 0.02" in reason for reason in found.reasons)
+
+
+def test_a_new_champion_below_the_best_does_not_move_the_mark() -> None:
+    world = HeldOutWorld(3, 120, noise=0.008)
+    base, best, champion = world.model(), world.model(0.5), world.model(0.4)
+    candidate = world.model(0.49)
+    found = judge_cycle(contest(world, base, champion, candidate, 90, best=best), LOSS_ONLY)
+    assert found.passed and not found.becomes_best
+
+
+def test_a_loss_that_is_not_finite_ends_it() -> None:
+    contests = situation(0.5)
+    assert contests.champion is not None
+    rows = [dict(row) for row in contests.champion["rows"]]
+    rows[7]["tuned"] = "not finite"
+    found = judge_cycle(replace(contests, champion={**contests.champion, "rows": rows}), LOSS_ONLY)
+    assert found.verdict == "abort"
+    assert any("not finite" in reason for reason in found.reasons)
+
+
+def test_frozen_questions_that_were_lost_keep_the_champion() -> None:
+    contests = situation(0.5)
+    frozen = [
+        {"origin": "win", "source": f"w:{n}", "base": {"success": True}, "tuned": {"success": n % 2 == 0}}
+        for n in range(20)
+    ]
+    assert contests.champion is not None
+    found = judge_cycle(replace(contests, champion={**contests.champion, "frozen": frozen}), LOSS_ONLY)
+    assert found.verdict == "iterate"
+    assert any("10 of 20 frozen questions" in reason for reason in found.reasons)
+
+
+def test_success_is_not_to_be_won_again_from_every_champion() -> None:
+    """`gate.success_gain: 0.1` is asked against the base; ten cycles can't each gain a tenth."""
+    config = GateConfig(success_gain=0.1, latency_ratio=None, memory_ratio=None)
+    contests = situation(0.5)
+    answers = [
+        {"source": f"f:{n}", "group": f"g{n}", "base": side(n % 3 == 0), "tuned": side(n % 10 != 0)} for n in range(64)
+    ]
+    alike = [{**answer, "base": answer["tuned"]} for answer in answers]
+    assert contests.champion is not None
+    found = judge_cycle(
+        replace(contests, base={**contests.base, "answers": answers}, champion={**contests.champion, "answers": alike}),
+        config,
+    )
+    assert found.passed
+
+
+def side(success: bool) -> dict[str, object]:
+    return {"success": success, "ended": True, "seconds": 1.0}
