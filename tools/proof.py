@@ -64,8 +64,8 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         ["-m", "proof", "tests/supervise/test_users_goal.py"],
     ),
     "cycle-gate": (
-        "60 lives of 100 cycles whose candidates are as good as the champion: one takes its place in at most 5 % of the "
-        "lives; none of 400 candidates of poisoned rows does; 90 % of real gains are found",
+        "200 lives of 100 cycles whose candidates are as good as the champion: one takes its place in at most 5 % of "
+        "the lives; none of 2,000 candidates of poisoned rows does; 90 % of real gains are found",
         ["-m", "proof", "tests/cycle/test_gate_lives.py"],
     ),
     "gateway": (

@@ -10,8 +10,7 @@ import pytest
 from contests import LOSS_ONLY, HeldOutWorld, contest
 
 from hivetune.cycle.gate import Contests, judge_cycle
-from hivetune.judge.gate import loss_columns
-from hivetune.judge.statistics import alpha_of_look, paired_bootstrap
+from hivetune.judge.statistics import jackknife
 
 CHAMPION = 0.3  # nats per token better than the base
 
@@ -28,19 +27,9 @@ def null_life(seed: int, nights: int, rows: int = 20, grows: int = 1) -> int | N
         world.more(base, 0.0)
         world.more(champion, CHAMPION)
         contests = contest(world, base, champion, world.model(CHAMPION), rows, look=night)
-        if looks_better(contests) and judge_cycle(contests, LOSS_ONLY).passed:
+        if judge_cycle(contests, LOSS_ONLY).passed:
             return night
     return None
-
-
-def looks_better(contests: Contests) -> bool:
-    """What the gate asks of the loss against the champion, alone: most candidates fail here, and need no more time."""
-    assert contests.champion is not None
-    columns = loss_columns(contests.champion)
-    assert not isinstance(columns, str)
-    alpha = alpha_of_look(contests.look)
-    found = paired_bootstrap(columns, lambda sums: (sums[1] - sums[0]) / sums[2], alpha=alpha)
-    return found.ci95 is not None and found.ci95[1] < 0
 
 
 def poisoned(seed: int) -> Contests:
@@ -65,32 +54,25 @@ def count(make: Callable[[int], Contests], seeds: range) -> int:
 
 
 def test_equal_candidates_of_a_few_lives_change_nothing() -> None:
-    assert [null_life(seed, nights=12) for seed in range(3)] == [None] * 3
+    assert [null_life(seed, nights=30) for seed in range(8)] == [None] * 8
 
 
 def test_poisoned_rows_of_a_few_cycles_change_nothing() -> None:
-    assert count(poisoned, range(12)) == 0
-
-
-def test_what_looks_no_better_does_not_pass() -> None:
-    """The short way of the lives is the gate's own first question."""
-    for seed in range(4):
-        contests = better(seed, 0.02 * seed, look=3)
-        assert looks_better(contests) or not judge_cycle(contests, LOSS_ONLY).passed
+    assert count(poisoned, range(60)) == 0
 
 
 def test_a_real_gain_is_found() -> None:
     """0.15 nats per token with rows of a standard deviation of 0.28: at the first look and at the thirtieth."""
-    assert count(lambda seed: better(seed, 0.15, 1), range(5)) == 5
-    assert count(lambda seed: better(seed, 0.15, 30), range(5)) >= 4
+    assert count(lambda seed: better(seed, 0.15, 1), range(20)) == 20
+    assert count(lambda seed: better(seed, 0.15, 30), range(20)) >= 18
 
 
 @pytest.mark.proof
 def test_a_hundred_null_cycles_promote_in_at_most_one_life_of_twenty(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """60 lives of 100 nights: the test is one-sided and its looks add up to 5 %, so 2.5 % are the most to expect."""
-    lives, nights = 60, 100
+    """200 lives of 100 nights: the test is one-sided and its looks add up to 5 %, so 2.5 % are the most to expect."""
+    lives, nights = 200, 100
     found = [null_life(seed, nights) for seed in range(1000, 1000 + lives)]
     promoted = [night for night in found if night is not None]
     record_property("lives", lives)
@@ -102,7 +84,7 @@ def test_a_hundred_null_cycles_promote_in_at_most_one_life_of_twenty(
 
 @pytest.mark.proof
 def test_poisoned_cycles_promote_nothing(record_property: Callable[[str, object], None]) -> None:
-    cycles = range(5000, 5400)
+    cycles = range(5000, 7000)
     promoted = count(poisoned, cycles)
     record_property("poisoned cycles judged", len(cycles))
     record_property("harmful promotions", promoted)
@@ -112,9 +94,9 @@ def test_poisoned_cycles_promote_nothing(record_property: Callable[[str, object]
 @pytest.mark.proof
 def test_a_real_gain_is_found_in_nine_of_ten(record_property: Callable[[str, object], None]) -> None:
     for look in (1, 10, 30):
-        found = count(lambda seed, look=look: better(seed, 0.15, look), range(7000, 7100))  # type: ignore[misc]
-        record_property(f"found of 100 gains of 0.15 at look {look}", found)
-        assert found >= 90
+        found = count(lambda seed, look=look: better(seed, 0.15, look), range(8000, 8200))  # type: ignore[misc]
+        record_property(f"found of 200 gains of 0.15 at look {look}", found)
+        assert found >= 180
 
 
 def test_the_simulated_rows_are_as_noisy_as_they_say() -> None:
@@ -122,5 +104,5 @@ def test_the_simulated_rows_are_as_noisy_as_they_say() -> None:
     assert contests.champion is not None
     rows = contests.champion["rows"]
     columns = [[row[key] for row in rows] for key in ("base", "tuned", "tokens")]
-    estimate = paired_bootstrap(columns, lambda sums: (sums[0] - sums[1]) / sums[2])
+    estimate = jackknife(columns, lambda sums: (sums[0] - sums[1]) / sums[2])
     assert 0.25 < estimate.unit_sd < 0.35  # two models of 0.2 each, tokens of unequal rows

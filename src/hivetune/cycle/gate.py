@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hivetune.config import GateConfig
 from hivetune.judge.gate import Evaluation, judge, loss_columns
-from hivetune.judge.statistics import Estimate, paired_bootstrap
+from hivetune.judge.statistics import Estimate, jackknife
 from hivetune.records import Metric, Verdict, VerdictName
 
 _GRAVEST_FIRST: tuple[VerdictName, ...] = ("abort", "iterate", "not-enough-evidence", "deploy")
@@ -142,4 +142,4 @@ def _gain(rows: Sequence[Mapping[str, Any]]) -> Estimate | str:
     columns = loss_columns({"rows": rows})
     if isinstance(columns, str):
         return columns
-    return paired_bootstrap(columns, lambda sums: (sums[0] - sums[1]) / sums[2])
+    return jackknife(columns, lambda sums: (sums[0] - sums[1]) / sums[2])
