@@ -14,7 +14,12 @@ from gguf_families import write_model
 
 from hivetune.base.disk import sha256_bytes
 from hivetune.process.parent import GRACE_S
-from hivetune.run.folder import EVALUATION, OUTCOME, SCORES, SCORING
+from hivetune.run.folder import EVALUATION
+from hivetune.walk import evaluate
+from hivetune.walk.compare import losses
+from hivetune.walk.evaluate import evaluate_run
+from hivetune.walk.open import load_run
+from hivetune.walk.release.dry_export import DryExport
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     (folder / "run.yaml").write_text(text)
     code, _, err = found.call("train", str(folder / "run.yaml"))
     assert code == 0, err
+    assert "exports: tried without weights: llama.cpp loads them, 50 conversations have the token ids" in err
     return found
 
 
@@ -77,14 +83,14 @@ def test_before_an_evaluation_the_gate_has_no_verdict(place: Workplace) -> None:
     assert code == 2 and "hivetune eval" in document["error"]["hint"]
 
 
-def test_an_interrupted_eval_ends_its_task_at_once(place: Workplace) -> None:
-    """In the middle of scoring. A task that waited for SIGKILL, or went on, would have written an outcome."""
-    scoring = place.run / SCORING
+def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace) -> None:
+    """In the middle of answering: nothing is judged by a half, and what was answered is kept."""
+    answers = place.folder / "home" / "answers"
     environment = {**os.environ, "HIVETUNE_HOME": str(place.folder / "home")}
     command = [sys.executable, "-m", "hivetune", "eval", str(place.run), "--set", "eval.new_tokens=500", "--json"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
-        while not (scoring / SCORES).exists():  # a border of two processes: there is nothing to wait on but the file
+        while not list(answers.glob("*/answers.jsonl")):  # a border of two processes: there is only the file to wait on
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
@@ -92,7 +98,7 @@ def test_an_interrupted_eval_ends_its_task_at_once(place: Workplace) -> None:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, time.monotonic() - sent < GRACE_S) == (130, True), err
     assert "no new eval.json" in json.loads(out)["error"]["hint"]
-    assert not (scoring / OUTCOME).exists() and not (place.run / EVALUATION).exists()
+    assert not (place.run / EVALUATION).exists()
 
 
 def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
@@ -100,7 +106,8 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     code, evaluation = place.document("eval", run)
     assert code == 0 and evaluation["problems"] == []
     assert all(isinstance(row[side], float) for row in evaluation["rows"] for side in ("base", "tuned"))
-    assert len(evaluation["answers"]) == 6
+    assert len(evaluation["answers"]) == 6 and evaluation["answered_by"] == "llama.cpp, q8_0"
+    assert all(evaluation[side]["cold_start_s"] and evaluation[side]["first_token_p95_s"] for side in ("base", "tuned"))
 
     code, verdict = place.document("gate", run)
     assert verdict["schema"] == 1
@@ -120,6 +127,23 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     assert code == 0, err
     code, _, _ = place.call("chat", "last", "--quant", "f32", "--agent", "a", "--prompt", "hi", "--max-tokens", "2")
     assert code == 0
+
+
+def test_where_llama_cpp_can_not_serve_a_model_the_engine_answers_and_it_is_said(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same losses, answers of both, and the reason. A second time nothing is computed."""
+    monkeypatch.setenv("HIVETUNE_HOME", str(place.folder / "home"))
+    run = load_run(place.run)
+    served = evaluate_run(run)
+    monkeypatch.setattr(evaluate, "dry_export", lambda run: DryExport(unwritten="unsupported"))
+    found = evaluate_run(run)
+    assert found["answered_by"] == "the engine: unsupported" and found["problems"] == []
+    for side in ("base", "tuned"):
+        assert [row[side] for row in found["rows"]] == [row[side] for row in served["rows"]]
+        assert all(answer[side]["seconds"] > 0 and answer[side]["answer"] for answer in found["answers"])
+    monkeypatch.setattr(losses, "run_task", None)
+    assert evaluate_run(run) == found
 
 
 def test_nobody_talks_to_a_file_that_is_asked_otherwise_than_it_was_trained(place: Workplace) -> None:

@@ -1,6 +1,9 @@
 """Two sides' answers become one document that the gate reads like an evaluation."""
 
+import random
 from typing import Any
+
+import pytest
 
 from hivetune.config import GateConfig
 from hivetune.judge.compare import Prompt, PromptAnswer, SideAnswers, comparison_document
@@ -75,3 +78,20 @@ def test_the_key_of_a_prompt_is_all_that_is_asked() -> None:
     other = ({"role": "user", "content": "else"},)
     keys = {prompt(0).key, prompt(0, messages=other).key, prompt(0, tools=({"type": "function"},)).key}
     assert len(keys) == 3 and prompt(0, reference="x", row=7).key == prompt(0).key
+
+
+def test_the_noise_is_that_of_a_token_of_each_timed_answer() -> None:
+    """Both sides of twenty answers take twice as long in the second half: the machine, not a side."""
+    prompts = [prompt(number) for number in range(40)]
+    rng = random.Random(1)
+    sides = []
+    for label, speed in (("a", 0.02), ("b", 0.05)):
+        answers = {}
+        for number in range(20):
+            token_s = speed * rng.uniform(0.95, 1.05) * (2 if number >= 10 else 1)
+            answers[prompts[number].key] = PromptAnswer("yes", True, 21, 0.3 + 20 * token_s, 0.3)
+        sides.append(SideAnswers(label, "release", answers, {}))
+    document = comparison_document(prompts, *sides, "none", {})
+    assert document["noise"] == pytest.approx(2, abs=0.15) and document["repeat_noise"] < 1.15
+    verdict = judge(document, GateConfig(loss_gain=None, memory_ratio=None, latency_ratio=9))
+    assert any("the machine was busy: equal work took up to 2" in reason for reason in verdict.reasons)

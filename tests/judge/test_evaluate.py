@@ -55,9 +55,17 @@ def scores(snapshot: HeldOut, plan: tuple[Sequence[int], Generate], answer: str 
     rows, generate = plan
     lines: list[dict[str, Any]] = []
     for model, nll in (("base", 20.0), ("tuned", 10.0)):
-        lines += [{"model": model, "row": row, "nll": nll + row, "tokens": 10} for row in rows]
+        lines += [{"event": "loss", "model": model, "row": row, "nll": nll + row, "tokens": 10} for row in rows]
         lines += [
-            {"model": model, "row": row, "answer": answer, "ended": True, "seconds": 0.5, "new_tokens": 3}
+            {
+                "event": "answer",
+                "model": model,
+                "row": row,
+                "answer": answer,
+                "ended": True,
+                "seconds": 0.5,
+                "new_tokens": 3,
+            }
             for row in generate.rows
         ]
     return lines

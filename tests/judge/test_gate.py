@@ -128,7 +128,7 @@ def loaded(order: str, load: float = 4.0) -> dict[str, Any]:
         for answer in document["answers"][block * 5 : block * 5 + 5]:
             answer[side]["block"] = block
             answer[side]["seconds"] *= load if place >= 13 else 1
-    document["noise"] = load
+    document |= {"noise": load, "repeat_noise": 1.1}
     return document
 
 

@@ -14,10 +14,12 @@ from hivetune.judge.statistics import (
     holm,
     jackknife,
     mcnemar_p,
+    noise_of,
     p_value,
     paired_proportions,
     rows_needed,
     t_quantile,
+    was_busy,
 )
 
 
@@ -129,3 +131,29 @@ def test_p_values_are_students(t: float, degrees: int, table: float) -> None:
     estimate = Estimate(t, None, degrees + 1, math.sqrt(degrees + 1))
     assert p_value(estimate) == pytest.approx(table, rel=0.015)  # as the function says
     assert p_value(Estimate(0.5, None, 3, 1.0)) == 1.0
+
+
+def named_busy(rng: random.Random, times: int, jitter: float, load: float) -> bool:
+    """A machine that jitters, and `load` times slower in the second half."""
+    seconds = [math.exp(rng.gauss(0, jitter)) * (load if i >= times // 2 else 1) for i in range(times)]
+    found = noise_of(seconds)
+    assert found is not None
+    return was_busy(*found)
+
+
+@pytest.mark.parametrize("jitter", [0.02, 0.05, 0.16, 0.3])
+def test_a_quiet_machine_is_not_named_busy_however_much_it_jitters(jitter: float) -> None:
+    """0.16 is the demo on two quiet cores of a shared cloud: noise of 1.5, which a fixed limit of 1.3 named."""
+    rng = random.Random(5)
+    assert sum(named_busy(rng, 13, jitter, 1.0) for _ in range(400)) <= 20
+
+
+@pytest.mark.parametrize(("jitter", "load"), [(0.02, 1.2), (0.05, 1.5), (0.16, 4.0)])
+def test_a_load_that_comes_and_stays_is_seen(jitter: float, load: float) -> None:
+    rng = random.Random(6)
+    assert sum(named_busy(rng, 26, jitter, load) for _ in range(200)) >= 190
+
+
+def test_noise_of_few_or_broken_times_is_unknown() -> None:
+    assert noise_of([1.0] * 3) is None and noise_of([1.0, 1.0, 0.0, 1.0]) is None
+    assert noise_of([1.0] * 5) == (1.0, 1.0)

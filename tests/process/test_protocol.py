@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hivetune.process import protocol
-from hivetune.process.protocol import ENTRIES, CheckGguf, Generate, Item, Merge, Replay, Score, Train
+from hivetune.process.protocol import ENTRIES, Generate, Item, Merge, Replay, Score, Train
 from hivetune.run.choices import Choices
 
 TASKS = [
@@ -28,8 +28,8 @@ def test_what_is_written_is_what_is_read(task: object, tmp_path: Path) -> None:
 
 
 def test_a_task_for_another_module_is_refused(tmp_path: Path) -> None:
-    path = protocol.write_task(CheckGguf(Path("model")), tmp_path)
-    with pytest.raises(ValueError, match="a task CheckGguf, not Train or Replay"):
+    path = protocol.write_task(Merge(Path("model"), Path("adapter"), Path("target")), tmp_path)
+    with pytest.raises(ValueError, match="a task Merge, not Train or Replay"):
         protocol.read_task(path).task(Train, Replay)
 
 

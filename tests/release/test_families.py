@@ -6,8 +6,11 @@ import pytest
 from gguf_families import FAMILIES, NASTY, write_model
 
 from hivetune.data.render.folder import load_renderer
+from hivetune.models.architecture import read_architecture
+from hivetune.models.gguf_header import read_header
 from hivetune.records import Message
-from hivetune.release.gguf import check_model, write_gguf_adapter
+from hivetune.release.dry import write_dry_export
+from hivetune.release.gguf import write_gguf_adapter
 from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
 from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
@@ -49,7 +52,6 @@ def prefixes(tokenizer) -> list[list[int]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_llama_cpp_computes_what_transformers_computes(family: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", family)
-    check_model(tmp_path / "model", tmp_path / "check")
     file = write_gguf(tmp_path / "model", None, RECIPES["f32"], tmp_path / "gguf", "tiny.gguf", quiet)
     renderer = load_renderer(tmp_path / "model")
     tokenizer = renderer._tokenizer
@@ -68,6 +70,10 @@ def test_llama_cpp_computes_what_transformers_computes(family: str, tmp_path: Pa
                 assert logprob == pytest.approx(expected_V[token], abs=LOGPROB_BOUND)
                 compared += 1
         assert compared >= 5 * TOP
+
+
+def renderer_ids(folder: Path, text: str) -> list[int]:
+    return load_renderer(folder)._tokenizer.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.slow
@@ -89,11 +95,20 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
                 parameter.copy_(0.05 * torch.randn_like(parameter))
     tuned.save_pretrained(tmp_path / "adapter")
     folder = tmp_path / "model"
+    linears = read_architecture(folder).adapted()
+    dry, untrained = write_dry_export(folder, linears, 4, "q8_0", tmp_path / "dry")
+    settings = ServerSettings(context_tokens=512, adapters=((untrained, 0.0),), device="cpu", warm_up=False)
+    with open_backend(dry, settings) as backend:
+        assert backend.token_ids(NASTY[2])[-5:] == tuple(renderer_ids(folder, NASTY[2]))[-5:]
     base = write_gguf(folder, None, RECIPES["f32"], tmp_path / "base", "base.gguf", quiet)
+    assert read_header(dry).tensors == read_header(base).tensors
+    assert dry.stat().st_blocks * 512 < 1 << 20  # holes
     merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
     lora = write_gguf_adapter(folder, tmp_path / "adapter", "base", tmp_path / "lora", "lora.gguf", quiet)
     prompts = prefixes(load_renderer(folder)._tokenizer)
     found = []
+    lora_shapes = read_header(lora).tensors
+    assert read_header(untrained).tensors == lora_shapes
     for file, adapters in ((base, ()), (merged, ()), (base, ((lora, 1.0),)), (base, ((lora, 0.0),))):
         with open_backend(file, ServerSettings(context_tokens=512, adapters=adapters)) as backend:
             found.append([llama_cpp(backend, prompt) for prompt in prompts])

@@ -13,11 +13,11 @@ from hivetune.config import EvalConfig, GateConfig
 from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
 from hivetune.judge.sides import parse_side
+from hivetune.release.quantize import SERVED_QUANT
 from hivetune.run.find import find_run
 from hivetune.walk.compare.pages import write_comparison_page
 from hivetune.walk.compare.station import Comparison, compare_pair
 from hivetune.walk.open import Run, load_run
-from hivetune.walk.release.register import SERVED_QUANT
 from hivetune.walk.verdict import verdict_document
 
 _SHOWN_ANSWERS, _SHOWN_CHARS = 5, 160

@@ -21,7 +21,7 @@ RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, fo
 
 
 def evaluate(run: RunFolder, overrides: SetOption = None) -> None:
-    """Score base and tuned model on the held-out rows and answer some of them. Writes eval.json."""
+    """Score base and tuned model on the held-out rows and answer some as they are served. Writes eval.json."""
     opened = _open(run, overrides, "eval.")
     with progress("scoring and answering", "items") as report:
         evaluation = evaluate_run(opened, report)
@@ -67,6 +67,7 @@ def _open(run: str, overrides: Sequence[str] | None, section: str) -> Run:
 
 def show_evaluation(evaluation: dict[str, Any]) -> None:
     """Loss and success by agent, and what was wrong with single rows."""
+    say(f"answers come from {evaluation['answered_by']}")
     rows = [
         (
             line["agent"] or "-",

@@ -10,6 +10,7 @@ from hivetune.process.detach import start_detached
 from hivetune.supervise.attempt import Terms
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.probe import probe_run
+from hivetune.walk.release.dry_export import DryExport, dry_export
 from hivetune.walk.train import train_run
 
 
@@ -43,10 +44,23 @@ def train(
 def measure_and_train(run: Run) -> dict[str, Any]:
     """Train under the supervisor, with a bar; returns the document of `train --json`."""
     total = len(run.plan.steps)
+    if run.record["status"] != "done":
+        say(f"exports: {what_can_be_exported(dry_export(run))}")
     with progress("measuring this machine") as report:
         probe_run(run, report)
     with progress("training", "steps") as report:
         return train_run(run, Terms(lambda done: report(done, total)))
+
+
+def what_can_be_exported(tried: DryExport) -> str:
+    """Said before the time is spent, so that no run ends in an export error."""
+    if tried.unwritten:
+        why = f"GGUF (--to gguf, gguf-adapter, ollama; serve, chat) will not: {tried.unwritten}"
+        return f"--to adapter and --to merged will work; {why}"
+    if tried.unserved:
+        return f"all can be written; as GGUF llama.cpp does not serve it here: {tried.unserved}"
+    said = f"{tried.conversations} conversations have the token ids that are trained"
+    return f"tried without weights: llama.cpp loads them, {said}"
 
 
 def show_training(summary: dict[str, Any]) -> None:

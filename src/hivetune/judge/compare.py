@@ -3,6 +3,7 @@
 Pure: which prompts, what their answers are worth, and what each side cost. Getting the answers is walk/compare.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from typing import Any
 from hivetune.data.frozen import asked_hash
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.checkers.find import answer_succeeds
-from hivetune.judge.evaluate import SIDES
+from hivetune.judge.evaluate import SIDES, noise_fields
 from hivetune.records import Message
 
+FEWEST_TIMED_TOKENS = 8
 COSTS = ("tokens_per_second", "peak_memory_bytes", "cold_start_s")
 
 
@@ -91,6 +93,7 @@ def comparison_document(
         "answers": held_out,
         "frozen": frozen,
         **{name: _summary(side, name, held_out) for name, side in sides.items()},
+        **noise_fields(_token_times(held_out)),
         "not_compared": _not_compared(sides, losses),
         "problems": problems,
     }
@@ -149,6 +152,27 @@ def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]])
             summary[f"{short}_p{share}_s"] = _percentile(times, share / 100)
     written = [answer for answer in answers if answer[name]["answer"] is not None]
     return {**summary, "answers": len(written), "recorded": False}
+
+
+def _token_times(answers: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Equal work in the order of time: seconds for a token of each answer that was timed, each side by its own median.
+
+    The first token is left out: it pays for the prompt. So are answers of less than `FEWEST_TIMED_TOKENS`.
+    """
+    found: dict[str, list[float]] = {}
+    for name in SIDES:
+        timed = [answer[name] for answer in answers if answer[name]["first_token_s"] and answer[name]["seconds"]]
+        times = [
+            (each["seconds"] - each["first_token_s"]) / (each["new_tokens"] - 1)
+            if (each["new_tokens"] or 0) >= FEWEST_TIMED_TOKENS
+            else None
+            for each in timed
+        ]
+        known = sorted(each for each in times if each)
+        middle = known[len(known) // 2] if known else 1.0
+        found[name] = [each / middle if each else 0.0 for each in times]
+    both = itertools.zip_longest(*found.values(), fillvalue=0.0)
+    return [sum(pair) / sum(each > 0 for each in pair) for pair in both if any(pair)]
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float | None:

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 from hivetune.config import EvalConfig
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.checkers.find import answer_succeeds, find_checker
-from hivetune.judge.statistics import by_group, holm, jackknife, p_value
+from hivetune.judge.statistics import by_group, holm, jackknife, noise_of, p_value
 from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
 
 SIDES = ("base", "tuned")
+_KEYS = {"loss": "nll", "answer": "answer"}  # the events of scores.jsonl that are about a row
 EMPTY_ANSWER: Mapping[str, Any] = {
     "answer": None,
     "ended": None,
@@ -99,7 +100,8 @@ def evaluation_document(
     """
     found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
     for line in scores:
-        found[line["model"], "answer" if "answer" in line else "nll", int(line["row"])] = line
+        if line["event"] in _KEYS:
+            found[line["model"], _KEYS[line["event"]], int(line["row"])] = line
     problems: list[dict[str, Any]] = []
     _, generate = plan_evaluation(snapshot, config)
     return {
@@ -110,9 +112,15 @@ def evaluation_document(
         "rows": loss_rows(snapshot, found),
         "answers": [_answer_row(snapshot.info(row), found, config, problems) for row in generate.rows],
         **{side: dict(outcome.get(side) or {}) for side in SIDES},
-        "noise": outcome.get("noise"),
+        **noise_fields(outcome.get("probes_s") or ()),
         "problems": problems,
     }
+
+
+def noise_fields(seconds: Sequence[float]) -> dict[str, float | None]:
+    """`noise` and `repeat_noise` of eval.json, from the times of equal work in their order."""
+    found = noise_of(seconds)
+    return dict(zip(("noise", "repeat_noise"), found or (None, None), strict=True))
 
 
 def loss_rows(snapshot: HeldOut, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -35,13 +35,11 @@ from hivetune.judge.statistics import (
     mcnemar_p,
     paired_proportions,
     rows_needed,
+    was_busy,
 )
 from hivetune.records import Metric, Verdict
 
 Evaluation = Mapping[str, Any]
-# Equal work that takes so many times as long (90th / 10th percentile) is named. Two quiet cores of a shared cloud
-# machine had 1.5 in the demo, so there it is named often.
-NOISY = 1.3
 
 
 def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
@@ -179,8 +177,8 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
     shown = jackknife(columns, _difference)
     metric = _measured("latency_s", sum(columns[0]) / n, sum(columns[1]) / n, n)
     finding = _ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance)
-    noise = _positive(evaluation.get("noise"))
-    if finding.reason and noise is not None and noise > NOISY:
+    noise, repeats = (_positive(evaluation.get(key)) for key in ("noise", "repeat_noise"))
+    if finding.reason and noise is not None and repeats is not None and was_busy(noise, repeats):
         return replace(finding, reason=f"{finding.reason}; the machine was busy: equal work took up to {noise:.2g} x")
     return finding
 

@@ -155,10 +155,18 @@ class WriteGgufAdapter:
 
 
 @dataclass(frozen=True)
-class CheckGguf:
-    """All that can be refused of an export of `model`, in a second, without a file."""
+class DryGguf:
+    """A whole model as `file` and an adapter as `adapter_file`, with all names, types, shapes, settings and words, and
+    holes where the weights belong: everything that an export can refuse, in a second and on no disk.
+
+    `adapter`: a PEFT folder; what its weights are is not looked at.
+    """
 
     model: Path
+    adapter: Path
+    file: Path
+    adapter_file: Path
+    recipe: Mapping[str, Any]
 
 
 ENTRIES: Mapping[type, str] = {
@@ -171,7 +179,7 @@ ENTRIES: Mapping[type, str] = {
     Merge: "hivetune.engine.convert.merge",
     WriteGguf: "hivetune.engine.convert.to_gguf",
     WriteGgufAdapter: "hivetune.engine.convert.to_gguf",
-    CheckGguf: "hivetune.engine.convert.to_gguf",
+    DryGguf: "hivetune.engine.convert.to_gguf",
 }
 # What SIGTERM asks to save and return. It ends every other task at once: nothing there would read the request, and
 # Ctrl-C would wait for the parent's SIGKILL.

@@ -8,7 +8,7 @@ from pathlib import Path
 from hivetune.errors import HivetuneError
 from hivetune.models.gguf_header import read_header
 from hivetune.process.parent import run_task
-from hivetune.process.protocol import Beat, CheckGguf, WriteGguf, WriteGgufAdapter
+from hivetune.process.protocol import Beat, WriteGguf, WriteGgufAdapter
 from hivetune.records import Progress
 from hivetune.release.quantize import Recipe
 
@@ -25,11 +25,6 @@ def write_gguf_adapter(model: Path, adapter: Path, base_name: str, folder: Path,
     """`folder/file`: the adapter alone, for llama.cpp's `--lora`. Raises what the task says."""
     task = WriteGgufAdapter(model, adapter, folder / file, base_name)
     return _write(task, folder, "writing the GGUF adapter", progress)
-
-
-def check_model(model: Path, folder: Path) -> None:
-    """Raises now what a GGUF export of this model would raise later: architecture, tensors, tokenizer. One second."""
-    run_task(CheckGguf(model), folder).check("the export check")
 
 
 def _write(task: WriteGguf | WriteGgufAdapter, folder: Path, what: str, progress: Progress) -> Path:

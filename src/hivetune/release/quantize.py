@@ -47,6 +47,8 @@ RECIPES: Mapping[str, Recipe] = {
     )
 }
 
+SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bits, hardly a difference
+
 
 def find_recipe(name: str) -> Recipe:
     """Raises UsageError for an unknown type naming the nearest, MachineNotFit when its package is missing."""

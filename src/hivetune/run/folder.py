@@ -14,7 +14,7 @@ TASK, OUTCOME = "task.json", "outcome.json"
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 EVALUATION, VERDICT = "eval.json", "gate.json"
 LOSS_CURVE = "loss.svg"
-# Folders: of the measurement before step 0, of the scoring child, of the child that saves an adapter, of exports.
-PROBE, SCORING, SALVAGE, EXPORTS = "probe", "evaluation", "salvage", "export"
-# The folder of an isolation's children; the lines that the children of SCORING and ISOLATION write.
+# Folders: of the measurement before step 0, of the child that saves an adapter, of exports.
+PROBE, SALVAGE, EXPORTS = "probe", "salvage", "export"
+# The folder of an isolation's children; the lines that children write who score, and those of ISOLATION.
 ISOLATION, SCORES, ITEMS = "isolate", "scores.jsonl", "items.jsonl"

@@ -157,12 +157,12 @@ def test_both_models_take_turns_and_answer_as_if_alone(
     monkeypatch.setattr(turns, "_free_bytes", lambda device: room)
     wanted = Generate(tuple(range(0, 75, 6)), new_tokens=4, slots=2)
     result, lines = run_score(trained, tiny_model_folder, tmp_path / "score", generate=wanted)
-    answers = [line for line in lines if "answer" in line]
+    answers = [line for line in lines if line["event"] == "answer"]
     order = [(line["block"], line["model"]) for line in answers]
     changes = [turn for turn, before in zip(order, [None, *order], strict=False) if turn != before]
     sides = ("base", "tuned")
     assert changes == [(block, side) for block in range(13) for side in (sides if block % 2 == 0 else sides[::-1])]
-    assert result["noise"] >= 1
+    assert len(result["probes_s"]) == 26 and min(result["probes_s"]) > 0
     merge(tiny_model_folder, trained / "run", tmp_path / "merged", "float32", Heartbeat(None))
     shutil.copy(tiny_model_folder / DESCRIPTION, tmp_path / "merged")
     found: dict[str, dict[int, str]] = {side: {} for side in sides}
@@ -172,6 +172,30 @@ def test_both_models_take_turns_and_answer_as_if_alone(
         _, alone = run_score(trained, model, tmp_path / side, adapter=False, dtype="float32", generate=wanted)
         assert found[side] == {line["row"]: line["answer"] for line in alone if "answer" in line}
     assert found["base"] != found["tuned"]
+
+
+def test_a_task_that_broke_off_goes_on_where_it_was(trained: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
+    """Cut in the losses, in a turn and behind one: no line that is there is written again, and the sums are whole."""
+    wanted = Generate((9, 19, 29, 39, 49, 59), new_tokens=4, slots=2)
+    whole, lines = run_score(trained, tiny_model_folder, tmp_path / "whole", generate=wanted)
+    turns = [number for number, line in enumerate(lines) if line["event"] == "turn"]
+    for cut in (7, turns[3] + 2, turns[4] + 1, len(lines)):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        text = (tmp_path / "whole" / "scores.jsonl").read_text().splitlines(keepends=True)
+        (folder / "scores.jsonl").write_text("".join(text[:cut]))
+        result, found = run_score(trained, tiny_model_folder, folder, generate=wanted)
+        assert found[:cut] == lines[:cut]
+        for side in ("base", "tuned"):
+            assert result[side]["loss"] == pytest.approx(whole[side]["loss"], rel=1e-6)
+            assert (result[side]["tokens"], result[side]["answers"]) == (whole[side]["tokens"], 6)
+            texts = [
+                {line["row"]: line["answer"] for line in of if line.get("answer") is not None} for of in (found, lines)
+            ]
+            assert texts[0] == texts[1]
+        turns_found = [(line["model"], line["block"]) for line in found if line["event"] == "turn"]
+        assert len(turns_found) == len(set(turns_found)) == len(turns)
+    assert result["path"] is None  # of the whole file nothing was computed
 
 
 def test_the_waiting_model_is_not_counted_as_memory_of_the_other(

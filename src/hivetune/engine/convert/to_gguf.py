@@ -5,6 +5,7 @@ Tensors go through one at a time: memory is that of the largest one.
 """
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from hivetune.engine.convert.weights import Array, Stored, open_weights
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.families import FAMILIES, Gguf
 from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import Beat, CheckGguf, WriteGguf, WriteGgufAdapter
+from hivetune.process.protocol import Beat, DryGguf, WriteGguf, WriteGgufAdapter
 
 UNUSED_TENSORS = ("rotary_emb.inv_freq", ".rotary_emb.", ".masked_bias")
 
@@ -50,42 +51,54 @@ class Entry:
     read: Callable[[], Array]
 
 
-def main(task: WriteGguf | WriteGgufAdapter | CheckGguf, heartbeat: Heartbeat) -> dict[str, Any]:
+def main(task: WriteGguf | WriteGgufAdapter | DryGguf, heartbeat: Heartbeat) -> dict[str, Any]:
     config = read_json(task.model / "config.json")
     family = find_gguf(config)
-    if isinstance(task, CheckGguf):
-        recipe = {"default": "F16", "embedding": "F16"}
-        entries = list(_model_entries(task.model, config, family, recipe, None))
-        vocabulary = read_vocabulary(task.model, int(config["vocab_size"]))
-        return {"tensors": len(entries), "pre_tokenizer": vocabulary.settings["ggml.pre"]}
     adapter = read_lora(task.adapter) if task.adapter else None
-    writer = gguf.GGUFWriter(task.file, family.architecture)
+    if isinstance(task, DryGguf):
+        # The whole model with the adapter merged: an adapter that names other modules is refused here.
+        model = WriteGguf(task.model, task.adapter, task.file, task.recipe)
+        _write_holes(*_model(model, config, family, adapter))
+        assert adapter is not None
+        beside = WriteGgufAdapter(task.model, task.adapter, task.adapter_file, task.model.name)
+        _write_holes(*_adapter(beside, config, family, adapter))
+        return {}
     if isinstance(task, WriteGguf):
-        entries = list(_model_entries(task.model, config, family, task.recipe, adapter))
-        _write_model_settings(writer, task, config, family)
-    elif adapter is not None:
-        entries = _adapter_entries(adapter, config, family)
-        writer.add_type("adapter")
-        writer.add_name(task.file.stem)
-        writer.add_string("adapter.type", "lora")
-        writer.add_float32("adapter.lora.alpha", adapter.alpha)
-        writer.add_base_model_count(1)
-        writer.add_base_model_name(0, task.base_name)
+        writer, entries = _model(task, config, family, adapter)
+    else:
+        assert adapter is not None
+        writer, entries = _adapter(task, config, family, adapter)
     _write(writer, task.file, entries, heartbeat)
     counts = Counter(entry.kind for entry in entries)
     size_bytes = task.file.stat().st_size
     return {"file": str(task.file), "size_bytes": size_bytes, "tensors": len(entries), "types": dict(counts)}
 
 
+def _model(
+    task: WriteGguf, config: ModelConfig, family: Gguf, adapter: Lora | None
+) -> tuple[gguf.GGUFWriter, list[Entry]]:
+    writer = gguf.GGUFWriter(task.file, family.architecture)
+    entries = list(_model_entries(task.model, config, family, task.recipe, adapter))
+    _write_model_settings(writer, task, config, family)
+    return writer, entries
+
+
+def _adapter(
+    task: WriteGgufAdapter, config: ModelConfig, family: Gguf, adapter: Lora
+) -> tuple[gguf.GGUFWriter, list[Entry]]:
+    writer = gguf.GGUFWriter(task.file, family.architecture)
+    entries = _adapter_entries(adapter, config, family)
+    writer.add_type("adapter")
+    writer.add_name(task.file.stem)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", adapter.alpha)
+    writer.add_base_model_count(1)
+    writer.add_base_model_name(0, task.base_name)
+    return writer, entries
+
+
 def _write(writer: gguf.GGUFWriter, file: Path, entries: list[Entry], heartbeat: Heartbeat) -> None:
-    for entry in entries:
-        rows = math.prod(entry.shape[:-1])
-        shape = (*entry.shape[:-1], row_bytes(entry.kind, entry.shape[-1]))
-        member = gguf.GGMLQuantizationType[entry.kind]
-        writer.add_tensor_info(entry.name, shape, np.dtype("|u1"), rows * shape[-1], raw_dtype=member)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+    _write_header(writer, entries)
     for entry in entries:
         numbers = entry.read()
         if numbers.shape != entry.shape:
@@ -95,6 +108,32 @@ def _write(writer: gguf.GGUFWriter, file: Path, entries: list[Entry], heartbeat:
     writer.flush()
     writer.close()
     DISK.sync(file)
+
+
+def _write_holes(writer: gguf.GGUFWriter, entries: list[Entry]) -> None:
+    """The file at its full length, without a byte behind its header: a file system keeps no blocks for that."""
+    assert writer.path is not None
+    _write_header(writer, entries)
+    padded = [gguf.GGUFWriter.ggml_pad(_size_bytes(entry), writer.data_alignment) for entry in entries]
+    writer.flush()
+    writer.close()
+    begin = gguf.GGUFWriter.ggml_pad(writer.path.stat().st_size, writer.data_alignment)
+    os.truncate(writer.path, begin + sum(padded))
+
+
+def _size_bytes(entry: Entry) -> int:
+    return math.prod(entry.shape[:-1]) * row_bytes(entry.kind, entry.shape[-1])
+
+
+def _write_header(writer: gguf.GGUFWriter, entries: list[Entry]) -> None:
+    for entry in entries:
+        rows = math.prod(entry.shape[:-1])
+        shape = (*entry.shape[:-1], row_bytes(entry.kind, entry.shape[-1]))
+        member = gguf.GGMLQuantizationType[entry.kind]
+        writer.add_tensor_info(entry.name, shape, np.dtype("|u1"), rows * shape[-1], raw_dtype=member)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
 
 
 def _write_model_settings(writer: gguf.GGUFWriter, task: WriteGguf, config: ModelConfig, family: Gguf) -> None:
@@ -233,4 +272,4 @@ def _order(name: str) -> tuple[int, int, str]:
 
 
 if __name__ == "__main__":
-    run_child(main, WriteGguf, WriteGgufAdapter, CheckGguf)
+    run_child(main, WriteGguf, WriteGgufAdapter, DryGguf)

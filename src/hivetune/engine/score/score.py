@@ -7,7 +7,7 @@ as they are shipped. Both models are asked in turns (turns.py).
 import gc
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from hivetune.base.disk import write_atomic
-from hivetune.base.journal import Journal
+from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import complete, peak_memory_bytes, reset_peak_memory, start_with
@@ -26,7 +25,7 @@ from hivetune.engine.model.general import load_module
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document
 from hivetune.engine.score.generate import Completion, answer_prompts
-from hivetune.engine.score.turns import BothModels, SideName, blocks, in_turns, noise_of
+from hivetune.engine.score.turns import BothModels, SideName, blocks, in_turns
 from hivetune.engine.train.feed import read_documents
 from hivetune.models.prepared import read_prepared
 from hivetune.process.child import Heartbeat, run_child
@@ -49,6 +48,17 @@ class Side:
     answer_seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
     peak_memory_bytes: int = 0
+
+    def add_loss(self, line: Mapping[str, Any]) -> None:
+        self.nll += math.nan if line["nll"] is None else line["nll"]
+        self.tokens += line["tokens"]
+
+    def add_turn(self, turn: Mapping[str, Any], answers: Iterable[Mapping[str, Any]]) -> None:
+        for answer in answers:
+            self.latencies.append(answer["seconds"])
+            self.new_tokens += answer["new_tokens"] + answer["ended"]
+        self.answer_seconds += turn["seconds"]
+        self.peak_memory_bytes = max(self.peak_memory_bytes, turn["peak_memory_bytes"])
 
     def summary(self) -> dict[str, Any]:
         answers = len(self.latencies)
@@ -75,14 +85,25 @@ class Scoring:
     choices: Choices
     sides: Mapping[SideName, Side]
     lines: Journal
+    known: "Known"
     heartbeat: Heartbeat
+
+
+@dataclass
+class Known:
+    """What an earlier task has left in `scores`: the rows of each model whose loss is there, and the finished turns."""
+
+    losses: set[tuple[str, int]] = field(default_factory=set)
+    turns: set[tuple[str, int]] = field(default_factory=set)
+    probes_s: list[float] = field(default_factory=list)
 
 
 def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
     choices = complete(task.device, task.dtype, choices_of(task.adapter))
     device, dtype = start_with(choices)
-    write_atomic(task.scores, b"")
+    sides: dict[SideName, Side] = {"base": Side(), "tuned": Side()} if task.adapter else {"base": Side()}
+    known = read_known(task.scores, sides)
     with Journal(task.scores) as lines:
         scoring = Scoring(
             model=task.model,
@@ -91,15 +112,38 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
             device=device,
             dtype=dtype,
             choices=choices,
-            sides={"base": Side(), "tuned": Side()} if task.adapter else {"base": Side()},
+            sides=sides,
             lines=lines,
+            known=known,
             heartbeat=heartbeat,
         )
         path = score_losses(scoring, task.rows) if task.rows else None
         gc.collect()
-        noise = score_answers(scoring, task.generate) if task.generate.rows else None
-    summaries: dict[str, Any] = {name: side.summary() for name, side in scoring.sides.items()}
-    return {**summaries, "path": path, "noise": noise, "choices": choices.made()}
+        if task.generate.rows:
+            score_answers(scoring, task.generate)
+    summaries: dict[str, Any] = {name: side.summary() for name, side in sides.items()}
+    return {**summaries, "path": path, "probes_s": known.probes_s, "choices": choices.made()}
+
+
+def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
+    """What is there is added to `sides` and not computed again. A turn that broke off is; damaged lines are."""
+    known = Known()
+    answers: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    for line in read_journal(scores) if scores.exists() else ():
+        if line["event"] == DAMAGED or line["model"] not in sides:
+            continue
+        side = sides[line["model"]]
+        if line["event"] == "loss" and (line["model"], line["row"]) not in known.losses:
+            known.losses.add((line["model"], line["row"]))
+            side.add_loss(line)
+        elif line["event"] == "answer":
+            answers.setdefault((line["model"], line["block"]), {})[line["row"]] = line
+        elif line["event"] == "turn":
+            turn = (line["model"], line["block"])
+            known.turns.add(turn)
+            known.probes_s.append(line["probe_s"])
+            side.add_turn(line, answers.get(turn, {}).values())
+    return known
 
 
 def choices_of(adapter: Path | None) -> Choices:
@@ -109,8 +153,14 @@ def choices_of(adapter: Path | None) -> Choices:
     return read_resolved(adapter)[1]
 
 
-def score_losses(scoring: Scoring, rows: Sequence[int]) -> str:
-    """A line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite."""
+def score_losses(scoring: Scoring, rows: Sequence[int]) -> str | None:
+    """A line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite.
+
+    None instead of the path when every line was there before.
+    """
+    missing = {name: [row for row in rows if (name, row) not in scoring.known.losses] for name in scoring.sides}
+    if not any(missing.values()):
+        return None
     lora, tensors = (LoraConfig(r=1), None) if scoring.adapter is None else read_adapter(scoring.adapter)
     model = load_model(
         scoring.model,
@@ -125,40 +175,43 @@ def score_losses(scoring: Scoring, rows: Sequence[int]) -> str:
     starts = range(0, len(rows), ROWS_TOGETHER)
     for block, name in in_turns(tuple(scoring.sides), len(starts)):
         side = scoring.sides[name]
-        documents = read_documents(scoring.snapshot, rows[starts[block] : starts[block] + ROWS_TOGETHER])
+        wanted = [row for row in rows[starts[block] : starts[block] + ROWS_TOGETHER] if row in set(missing[name])]
+        if not wanted:
+            continue
+        documents = read_documents(scoring.snapshot, wanted)
         started = time.perf_counter()
         sums = model.nll(documents, adapter=name == "tuned").tolist()
         side.loss_seconds += time.perf_counter() - started
         for document, nll in zip(documents, sums, strict=True):
             tokens = int(document.trained_L.sum())
             finite = nll if math.isfinite(nll) else None
-            scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
-            side.nll += nll
-            side.tokens += tokens
+            line = scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
+            side.add_loss(line)
             scoring.heartbeat.beat(Beat.ITEM)
     return model.path
 
 
-def score_answers(scoring: Scoring, wanted: Generate) -> float | None:
-    """A line {"model", "row", "answer", "ended", "seconds", "new_tokens", "block"} for each row and model.
-
-    Returns the noise of the machine (turns.py).
-    """
+def score_answers(scoring: Scoring, wanted: Generate) -> None:
+    """A line {"model", "row", "answer", "ended", "seconds", "new_tokens", "block"} for each row and model, and one for
+    each finished turn: {"model", "block", "seconds", "peak_memory_bytes", "probe_s"} (turns.py)."""
     tokenizer = Tokenizer.from_file(str(scoring.model / "tokenizer.json"))
     asked = [split_last_answer(document) for document in read_documents(scoring.snapshot, wanted.rows)]
     prompts = [prompt for prompt, _ in asked]
     ends = set(read_prepared(scoring.model).eos_ids) | {answer[-1] for _, answer in asked}
+    parts = blocks(prompts, wanted.slots)
+    turns = [turn for turn in in_turns(tuple(scoring.sides), len(parts)) if turn[::-1] not in scoring.known.turns]
+    if not turns:
+        return
 
     def load() -> nn.Module:
         return load_module(scoring.model, dtype=scoring.dtype, device=scoring.device, choices=scoring.choices)
 
     both = BothModels(load, scoring.adapter, prompts)
-    parts = blocks(prompts, wanted.slots)
-    probes_s = []
-    for block, name in in_turns(tuple(scoring.sides), len(parts)):
-        side, part = scoring.sides[name], parts[block]
+    for block, name in turns:
+        part = parts[block]
         both.turn_to(name)
-        probes_s.append(both.probe_s())
+        probe_s = both.probe_s()
+        scoring.known.probes_s.append(probe_s)
         reset_peak_memory(scoring.device)
         finished: list[Completion] = []
         started = time.perf_counter()
@@ -171,23 +224,25 @@ def score_answers(scoring: Scoring, wanted: Generate) -> float | None:
             cached=both.cached,
             on_answer=finished.append,
         )
-        side.answer_seconds += time.perf_counter() - started
-        side.peak_memory_bytes = max(side.peak_memory_bytes, peak_memory_bytes(scoring.device) - both.idle_bytes)
-        for answer in finished:
-            side.latencies.append(answer.seconds)
-            side.new_tokens += len(answer.tokens) + answer.ended
-            scoring.lines.append(
-                "answer",
-                model=name,
-                row=wanted.rows[part[answer.prompt]],
-                answer=tokenizer.decode(answer.tokens, skip_special_tokens=True),
-                ended=answer.ended,
-                seconds=round(answer.seconds, 6),
-                new_tokens=len(answer.tokens),
-                block=block,
-            )
+        seconds = time.perf_counter() - started
+        memory = max(0, peak_memory_bytes(scoring.device) - both.idle_bytes)
+        answers = [_answer_line(answer, wanted.rows[part[answer.prompt]], tokenizer) for answer in finished]
+        for answer in answers:
+            scoring.lines.append("answer", model=name, block=block, **answer)
             scoring.heartbeat.beat(Beat.ITEM)
-    return noise_of(probes_s)
+        turn = {"seconds": seconds, "peak_memory_bytes": memory, "probe_s": probe_s}
+        scoring.lines.append("turn", model=name, block=block, **turn)
+        scoring.sides[name].add_turn(turn, answers)
+
+
+def _answer_line(answer: Completion, row: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "row": row,
+        "answer": tokenizer.decode(answer.tokens, skip_special_tokens=True),
+        "ended": answer.ended,
+        "seconds": round(answer.seconds, 6),
+        "new_tokens": len(answer.tokens),
+    }
 
 
 def split_last_answer(document: Document) -> tuple[list[int], list[int]]:

@@ -8,7 +8,6 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import quantiles
 from typing import Literal
 
 import torch
@@ -109,14 +108,6 @@ class BothModels:
         owner = self._owner(name)
         merged = add_delta(owner.weight, self._deltas[name], transposed=isinstance(owner, Conv1D))
         return merged.to(owner.weight.dtype).contiguous()
-
-
-def noise_of(probes_s: Sequence[float]) -> float | None:
-    """How many times as long the same work took at slow times as at fast ones (90th / 10th percentile)."""
-    if len(probes_s) < 4:
-        return None
-    tenths = quantiles(probes_s, n=10, method="inclusive")
-    return tenths[-1] / tenths[0] if tenths[0] > 0 else None
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -63,7 +63,8 @@ class Answer:
 @dataclass(frozen=True)
 class ServerSettings:
     """`adapters`: GGUF adapter file and the scale it is applied with. `context_tokens` is per slot. `device`: cpu, a
-    card (which is leased: process/lease.py), or empty for what llama.cpp chooses."""
+    card (which is leased: process/lease.py), or empty for what llama.cpp chooses. `warm_up`: compute once
+    on loading."""
 
     adapters: tuple[tuple[Path, float], ...] = ()
     slots: int = 1
@@ -71,6 +72,7 @@ class ServerSettings:
     threads: int | None = None
     engine: Engine = "auto"
     device: str = ""
+    warm_up: bool = True
 
 
 @contextlib.contextmanager
@@ -338,6 +340,7 @@ def _start(
         "context_tokens": settings.context_tokens,
         "threads": settings.threads,
         "on_cpu": settings.device == "cpu",
+        "warm_up": settings.warm_up,
         "lease_fds": leases,
         "report_fd": writer,
     }

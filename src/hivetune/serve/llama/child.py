@@ -73,6 +73,7 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
         parameters.cpuparams_batch.n_threads = settings["threads"]
     if settings["on_cpu"]:
         parameters.n_gpu_layers = 0
+    parameters.warmup = settings["warm_up"]
     parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in settings["adapters"]]
     server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
     _report_ready(settings)
@@ -99,6 +100,8 @@ def _run_program(settings: dict[str, Any]) -> None:
     environment = {**os.environ, "LLAMA_API_KEY": settings["token"], "LLAMA_ARG_CACHE_RAM": "0"}
     if settings["on_cpu"]:
         environment["LLAMA_ARG_N_GPU_LAYERS"] = "0"
+    if not settings["warm_up"]:
+        command.append("--no-warmup")
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

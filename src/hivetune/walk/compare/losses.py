@@ -2,17 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_json
-from hivetune.base.journal import DAMAGED, read_journal
+from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.judge.evaluate import SIDES, loss_rows
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, Generate, Score
 from hivetune.records import Progress
-from hivetune.run.folder import ADAPTER, SCORES
+from hivetune.run.choices import read_resolved
+from hivetune.run.folder import ADAPTER, CONFIG, SCORES
 from hivetune.walk.compare.artefacts import Artefact
 from hivetune.walk.open import Run
 
@@ -35,9 +37,10 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
     adapters = [side.trained[1] for side in sides if side.trained]
     shared = next((adapter for adapter in adapters if adapter is not None), None)
     found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
+    no_answers = Generate((), run.config.eval.new_tokens, run.config.eval.slots)
     for name, adapter in zip(SIDES, adapters, strict=True):
         # The base is scored beside an adapter, in the precision that the adapter was trained in.
-        scores = _scores(run, adapter or shared, progress)
+        scores, _ = scored(run, adapter or shared, no_answers, progress)
         kind = "base" if adapter is None else "tuned"
         for line in read_journal(scores):
             if line["event"] == "loss" and line["model"] == kind:
@@ -45,36 +48,70 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
     return loss_rows(run.snapshot, found)
 
 
-def _scores(run: Run, adapter: Path | None, progress: Progress) -> Path:
-    """scores.jsonl of the base and, where there is one, the adapter: found, or made by a task of the engine."""
-    about = {
+def scored(run: Run, adapter: Path | None, generate: Generate, progress: Progress) -> tuple[Path, Mapping[str, Any]]:
+    """scores.jsonl of the base and, where there is one, the adapter, with the task's result: found, or made.
+
+    It lies below the home by what it depends on, so a task that failed half-way goes on where it was, and the losses of
+    a base are computed once for all adapters that were trained alike.
+    """
+    choices = read_resolved(adapter)[1].made() if adapter and (adapter / CONFIG).is_file() else {}
+    base = {
         "model": sha256_file(run.model / MANIFEST),
-        "adapter": None if adapter is None else sha256_file(adapter / ADAPTER),
         "snapshot": run.snapshot.hash,
         "dtype": run.config.dtype,
         "device": run.config.device,
+        "computed": {key: choices.get(key) for key in ("device", "dtype", "path", "kernels")},
     }
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    folder = home() / "scores" / key[:16]
+    pair = {
+        **base,
+        "adapter": None if adapter is None else sha256_file(adapter / ADAPTER),
+        "generate": asdict(generate),
+    }
+    folder, kept = (home() / "scores" / _key(about) for about in (pair, base))
     rows = tuple(run.snapshot.rows("test"))
-    with lock(folder):
+    with lock(folder), lock(kept):
         path = folder / SCORES
-        if (folder / WHOLE).is_file() and read_json(folder / WHOLE) == about and not _damaged(path):
-            return path
-        total, done = len(rows) * (1 if adapter is None else 2), 0
-
-        def on_beat(beat: Beat) -> None:
-            nonlocal done
-            if beat is Beat.ITEM:
-                done += 1
-                progress(min(done, total), total)
-
-        none = Generate((), run.config.eval.new_tokens, run.config.eval.slots)
-        task = Score(run.model, adapter, run.snapshot.folder, path, rows, none, run.config.dtype, run.config.device)
-        run_task(task, folder, on_beat=on_beat).check("computing the losses")
-        write_json(folder / WHOLE, about)
-    return path
+        if _is_damaged(path):
+            path.unlink()
+        if not (folder / WHOLE).is_file() or not path.is_file():
+            _copy_losses(kept / SCORES, path)
+            task = Score(
+                run.model, adapter, run.snapshot.folder, path, rows, generate, run.config.dtype, run.config.device
+            )
+            total = (len(rows) + len(generate.rows)) * (1 if adapter is None else 2)
+            result = run_task(task, folder, on_beat=_counted(path, total, progress)).check("scoring")
+            write_json(folder / WHOLE, {**result, "about": pair})
+            _copy_losses(path, kept / SCORES)
+        return path, read_json(folder / WHOLE)
 
 
-def _damaged(scores: Path) -> bool:
+def _key(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _is_damaged(scores: Path) -> bool:
     return any(line["event"] == DAMAGED for line in read_journal(scores))
+
+
+def _copy_losses(source: Path, target: Path) -> None:
+    """The lines of the base that `target` does not have yet."""
+    lines = [line for line in read_journal(source) if line["event"] == "loss" and line["model"] == "base"]
+    known = {line["row"] for line in read_journal(target) if line["event"] == "loss" and line["model"] == "base"}
+    missing = [line for line in lines if line["row"] not in known]
+    if missing:
+        with Journal(target) as journal:
+            for line in missing:
+                journal.append("loss", **{key: line[key] for key in ("model", "row", "nll", "tokens")})
+
+
+def _counted(scores: Path, total: int, progress: Progress) -> Callable[[Beat], None]:
+    """Reports the items that are done, those of an earlier task included."""
+    done = sum(line["event"] in ("loss", "answer") for line in read_journal(scores))
+
+    def on_beat(beat: Beat) -> None:
+        nonlocal done
+        if beat is Beat.ITEM:
+            done += 1
+            progress(min(done, total), total)
+
+    return on_beat

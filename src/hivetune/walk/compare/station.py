@@ -14,6 +14,7 @@ from hivetune.config import EvalConfig
 from hivetune.errors import UsageError
 from hivetune.judge.compare import Prompt, SideAnswers, comparison_document
 from hivetune.records import Progress, silent
+from hivetune.release.quantize import SERVED_QUANT
 from hivetune.serve.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.walk.compare.answers import (
     TIMES,
@@ -28,7 +29,6 @@ from hivetune.walk.compare.frozen import frozen_prompts
 from hivetune.walk.compare.losses import compared_losses
 from hivetune.walk.compare.prompts import prompts_hash, prompts_of_rows, prompts_of_run, timed_first
 from hivetune.walk.open import Run
-from hivetune.walk.release.register import SERVED_QUANT
 
 COMPARISONS, ANSWERED = "comparisons", "answers"
 

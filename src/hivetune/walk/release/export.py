@@ -4,23 +4,26 @@ from pathlib import Path
 
 from hivetune.data.render.folder import load_renderer
 from hivetune.errors import HivetuneError
-from hivetune.records import Example
+from hivetune.records import Example, Split
 from hivetune.run.folder import EXPORTS, RECORD
 from hivetune.serve.llama.backend import Backend
 from hivetune.serve.llama.prompts import compare_prompts
 from hivetune.walk.open import load_run
 
 CHECKED_PROMPTS = 50
+_HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
 
 
 def check_prompts(run: Path, backend: Backend) -> int:
-    """Compares held-out conversations as the server tokenizes them with the ids that were trained on; returns how many.
+    """Compares conversations, held-out ones first, as the server tokenizes them with the ids that were trained on;
+    returns how many.
 
     Raises HivetuneError when one differs: such a model is asked other questions than it was trained on. UsageError when
     the run's model or data are gone.
     """
     opened = load_run(run)
-    infos = [opened.snapshot.info(row) for row in opened.snapshot.rows("test")[:CHECKED_PROMPTS]]
+    rows = [row for split in _HELD_OUT_FIRST for row in opened.snapshot.rows(split)]
+    infos = [opened.snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]
     examples = [Example(info.id, info.source, tuple(info.messages), tools=tuple(info.tools)) for info in infos]
     checked, differences = compare_prompts(backend, load_renderer(opened.model), examples)
     if differences:

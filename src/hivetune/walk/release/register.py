@@ -16,6 +16,7 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.artefacts import exports_in
 from hivetune.release.base import base_gguf
 from hivetune.release.export import export_run
+from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import Release, find, forgotten_rows, history, register
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER, EVALUATION, EVENTS
@@ -24,8 +25,6 @@ from hivetune.serve.llama.prompts import prompt_of
 from hivetune.serve.llama.recorded import RECORDED_PROMPTS, record_answers
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.verdict import judge_run, verdict_document
-
-SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bits, hardly a difference
 
 
 def register_run(folder: Path, name: str) -> tuple[Release, bool]:
