@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from gguf_families import write_model
 
-from hivetune.base.disk import lock
+from hivetune.base.disk import lock, manifest_problems
 from hivetune.run.record import read_record, write_record
 
 pytestmark = pytest.mark.slow
@@ -144,3 +144,21 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     assert (code, from_rows["run"], from_rows["already_done"]) == (0, from_file["run"], True)
     code, refused, _ = place.call("train", "faq.yaml", "--model", "model")
     assert (code, "names its model itself" in refused["error"]["message"]) == (2, True)
+    code, left, _ = place.call("prune")
+    checkpoints = str(Path(from_file["run"]) / "checkpoints")
+    assert (code, left["pruned"]) == (0, False)
+    assert checkpoints in [each["path"] for each in left["unused"] if each["what"] == "checkpoints"]
+    code, gone, _ = place.call("prune", "--yes")
+    assert (code, gone["size_bytes"]) == (0, left["size_bytes"])
+    assert not Path(checkpoints).exists()
+    assert place.call("prune")[1]["unused"] == []
+    code, again, _ = place.call("train", "faq.yaml", *steps)
+    assert (code, again["already_done"]) == (0, True)
+    assert manifest_problems(Path(from_file["run"])) == []
+    name = Path(from_file["run"]).name
+    code, refused, _ = place.call("rm", name)
+    assert (code, refused["error"]["hint"]) == (2, "give --yes")
+    code, removed, _ = place.call("rm", name, "--yes")
+    assert (code, removed["deleted"]) == (0, [from_file["run"]])
+    assert not Path(from_file["run"]).exists()
+    assert name not in [Path(each["run"]).name for each in place.call("runs")[1]["runs"]]

@@ -23,6 +23,7 @@ from hivetune.base.private import check_own, make_folder, open_plain
 from hivetune.errors import Busy
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"  # says who holds a folder now; no part of what it holds
 HASH_CHUNK_BYTES = 1 << 20
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -107,7 +108,7 @@ def write_manifest(folder: Path, extra: dict[str, Any] | None = None, *, disk: D
     files = {
         str(path.relative_to(folder)): {"size_bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.relative_to(folder) != Path(MANIFEST)
+        if path.is_file() and path.relative_to(folder) not in (Path(MANIFEST), Path(LOCK))
     }
     write_json(folder / MANIFEST, {"schema": 1, **(extra or {}), "files": files}, disk=disk)
 
@@ -154,7 +155,7 @@ def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[Non
     """
     make_folder(folder)
     check_own(folder)
-    with open(open_plain(folder / ".lock", os.O_RDWR | os.O_CREAT), "r+", encoding="utf-8") as file:
+    with open(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT), "r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -173,7 +174,7 @@ def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[Non
 
 def lock_holder(folder: Path) -> LockHolder | None:
     """The process that holds `folder` now, or None."""
-    path = folder / ".lock"
+    path = folder / LOCK
     if not path.exists():
         return None
     with open(open_plain(path), encoding="utf-8") as file:

@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "logs": ("runs", "logs", "What a run's processes printed."),
     "stop": ("runs", "stop", "Stop a run after a clean checkpoint."),
     "resume": ("runs", "resume", "Go on with a run that stopped."),
+    "rm": ("prune", "rm", "Delete runs; releases made of them stay."),
+    "prune": ("prune", "prune", "What can go, and how much it frees."),
     "verify-resume": ("verify", "verify_resume", "Kill and replay a short run, compare bit for bit."),
     "eval": ("judge", "evaluate", "Base and tuned model on the held-out rows."),
     "gate": ("judge", "gate", "The verdict: deploy, iterate, abort or not-enough-evidence."),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.cli.output import emit, say, show, size, table
+from hivetune.cli.output import emit, say, show, table
 from hivetune.release import registry
 from hivetune.release.registry import Release, forgotten_rows
 from hivetune.run.find import find_run
@@ -33,15 +33,9 @@ def register(
     emit({**document, "new": new})
 
 
-def show_registry(
-    prune: Annotated[bool, typer.Option("--prune", help="List what nothing uses and how much it holds.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --prune: delete it.")] = False,
-) -> None:
-    """All releases with their aliases and verdicts. With --prune: what can go, and how much it frees."""
+def show_registry() -> None:
+    """All releases with their aliases and verdicts."""
     with _database() as database:
-        if prune:
-            _prune(database, delete=yes)
-            return
         documents = [_document(database, release) for release in registry.releases(database)]
     if not documents:
         say("nothing is registered yet; hivetune register RUN --as NAME")
@@ -101,19 +95,6 @@ def _database() -> Iterator[sqlite3.Connection]:
         yield database
     finally:
         database.close()
-
-
-def _prune(database: sqlite3.Connection, *, delete: bool) -> None:
-    found = registry.unused(database)
-    for release, size_bytes in found:
-        show(f"{release.label}: {size(size_bytes)}, {'deleted' if delete else 'unused'}")
-        if delete:
-            registry.prune(database, release)
-    total = sum(size_bytes for _, size_bytes in found)
-    words = "freed" if delete else "can be freed with: hivetune registry --prune --yes"
-    show(f"{size(total)} {words}" if found else "every release is in use")
-    listed = [{"release": release.label, "size_bytes": size_bytes} for release, size_bytes in found]
-    emit({"pruned": delete, "size_bytes": total, "releases": listed})
 
 
 def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
     if free < needed:
         raise DoesNotFit(
             f"the release needs about {needed / 1e6:,.0f} MB, {target.parent} has {free / 1e6:,.0f} MB free",
-            hint="free some space; hivetune registry --prune says what is no longer used",
+            hint="free some space; hivetune prune says what nothing needs any more",
         )
     work = target.with_name(f".{target.name}.tmp")
     for leftover in (work, target):

@@ -8,7 +8,7 @@ from typing import Any
 
 from hivetune import __version__
 from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.disk import LOCK, home
 from hivetune.base.private import check_own, make_folder
 from hivetune.base.whole import problems_once
 from hivetune.config import RunConfig
@@ -53,7 +53,7 @@ def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
     if (folder / RECORD).exists():
         refuse_other(folder, identity)
         return load_run(folder)
-    if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
     plan = _plan_of(config, snapshot, settings_hash)
     make_folder(folder)

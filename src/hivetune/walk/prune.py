@@ -1,0 +1,137 @@
+"""What a home holds that nothing needs any more, how much it frees, and how it is deleted."""
+
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hivetune.base.database import transaction
+from hivetune.base.disk import MANIFEST, home, read_json, write_json
+from hivetune.release import registry
+from hivetune.release.artefacts import size_of
+from hivetune.run.checkpoints import FOLDER
+from hivetune.run.find import known_runs
+from hivetune.run.record import read_record
+from hivetune.run.status import RunStatus, hold_run
+
+# What was measured is kept for as long as a person may want to look at it, or compare again.
+MEASURED_DAYS = 30
+# A snapshot is made before the run that uses it, an unfinished file before it is renamed.
+YOUNG_DAYS = 1
+DAY_S = 86_400
+MEASURED = {"comparisons": "comparison", "answers": "answers", "scores": "losses"}
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Something that can go. `what` it is, and `why` nothing needs it."""
+
+    what: str
+    path: Path
+    size_bytes: int
+    why: str
+
+
+def find_unused(database: sqlite3.Connection) -> list[Unused]:
+    """What can be deleted without losing a run, a release, or anything that can't be made again. Deletes nothing."""
+    runs = list(known_runs())
+    found = [
+        *_checkpoints(runs),
+        *_snapshots(database, runs),
+        *(Unused("release", r.folder, size, f"no alias names {r.label}") for r, size in registry.unused(database)),
+        *_bases(database),
+        *_measured(),
+        *_left_over(),
+    ]
+    return [each for each in found if each.size_bytes]
+
+
+def delete(database: sqlite3.Connection, unused: Unused) -> None:
+    """Delete one of `find_unused`. Raises Busy when a process holds its run, UsageError when it came into use."""
+    if unused.what == "checkpoints":
+        _delete_checkpoints(unused.path)
+    elif unused.what == "release":
+        label = "@".join(unused.path.parts[-2:])
+        registry.prune(database, registry.find(database, label))
+    elif unused.what == "snapshot":
+        with transaction(database):
+            database.execute("DELETE FROM snapshots WHERE path = ?", (str(unused.path),))
+        shutil.rmtree(unused.path)
+    elif unused.path.is_dir():
+        shutil.rmtree(unused.path)
+    else:
+        unused.path.unlink()
+
+
+def remove_run(database: sqlite3.Connection, run: Path) -> int:
+    """Delete a run's folder and its row; releases that were made of it stay whole. Returns the bytes freed.
+
+    Raises Busy while a process holds it.
+    """
+    with hold_run(run):
+        size_bytes = size_of(run)
+        aside = run.with_name(f".{run.name}.{os.getpid()}.tmp")  # a kill half-way leaves no half run
+        os.rename(run, aside)
+    with transaction(database):
+        database.execute("DELETE FROM runs WHERE path = ?", (str(run),))
+    shutil.rmtree(aside)
+    return size_bytes
+
+
+def _checkpoints(runs: list[RunStatus]) -> Iterator[Unused]:
+    for status in runs:
+        folder = status.run / FOLDER
+        if status.state == "done" and folder.is_dir():
+            yield Unused("checkpoints", folder, size_of(folder), f"{status.run.name} is finished")
+
+
+def _delete_checkpoints(folder: Path) -> None:
+    run = folder.parent
+    with hold_run(run):
+        manifest = read_json(run / MANIFEST)
+        kept = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
+        write_json(run / MANIFEST, manifest | {"files": kept})
+        shutil.rmtree(folder)
+
+
+def _snapshots(database: sqlite3.Connection, runs: list[RunStatus]) -> Iterator[Unused]:
+    """Those of no run and no release. `why` and `forget` need the others to tell which rows are in a release."""
+    used = {release.snapshot for release in registry.releases(database) if not release.pruned}
+    paths = set()
+    for status in runs:
+        if status.state != "damaged":
+            paths.add(read_record(status.run).get("snapshot"))
+    for snapshot_hash, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
+        folder = Path(path)
+        mine = folder.is_relative_to(home()) and folder.is_dir()
+        if mine and snapshot_hash not in used and path not in paths and _older(folder, YOUNG_DAYS):
+            yield Unused("snapshot", folder, size_of(folder), "no run and no release was made of it")
+
+
+def _bases(database: sqlite3.Connection) -> Iterator[Unused]:
+    served = {release.model_sha256[:8] for release in registry.releases(database) if release.aliases}
+    for folder in sorted((home() / "bases").glob("[!.]*")):
+        if folder.is_dir() and not any(f"-{digest}-" in folder.name for digest in served):
+            yield Unused("base", folder, size_of(folder), "no release is served on it; it is made again when needed")
+
+
+def _measured() -> Iterator[Unused]:
+    for name, what in MEASURED.items():
+        for folder in sorted((home() / name).glob("[!.]*")):
+            if folder.is_dir() and _older(folder, MEASURED_DAYS):
+                yield Unused(what, folder, size_of(folder), f"older than {MEASURED_DAYS} days; can be measured again")
+
+
+def _left_over() -> Iterator[Unused]:
+    """What a process that was killed did not finish: `.NAME.tmp`, `.NAME.task`."""
+    for path in sorted((*home().glob("*/.*.tmp"), *home().glob("*/.*.task"))):
+        if _older(path, YOUNG_DAYS):
+            size_bytes = size_of(path) if path.is_dir() else path.stat().st_size
+            yield Unused("left over", path, size_bytes, "a process was killed while it made this")
+
+
+def _older(path: Path, days: float) -> bool:
+    return time.time() - path.stat().st_mtime > days * DAY_S
