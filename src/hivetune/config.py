@@ -109,6 +109,15 @@ class GateConfig(Section):
     least_general: float | None = Field(
         default=None, gt=0, le=1, description="smallest share of the baseline's right general answers that is kept"
     )
+    length_drift: float | None = Field(
+        default=None, ge=1, description="largest factor by which answers may get longer or shorter"
+    )
+    more_loops: float | None = Field(
+        default=None, ge=0, le=1, description="largest increase of the share of answers that repeat themselves"
+    )
+    more_refusals: float | None = Field(
+        default=None, ge=0, le=1, description="largest increase of the share of answers that refuse"
+    )
     look: int | None = Field(
         default=None,
         gt=0,

@@ -10,7 +10,7 @@ import pytest
 
 from hivetune.config import EvalConfig, GateConfig
 from hivetune.errors import UsageError
-from hivetune.judge.evaluate import by_agent, evaluation_document, plan_evaluation
+from hivetune.judge.evaluate import by_part, evaluation_document, plan_evaluation
 from hivetune.judge.gate import judge
 from hivetune.process.protocol import Generate
 from hivetune.records import Message
@@ -116,7 +116,7 @@ def test_the_document_keeps_each_row_and_is_what_the_gate_reads() -> None:
     assert document["answers"][0]["reference"] == "yes"
     assert document["problems"] == []
     assert judge(document, GateConfig()).verdict == "deploy"
-    assert [(a["agent"], a["rows"], a["base_loss"] > a["tuned_loss"]) for a in by_agent(document)] == [
+    assert [(a["agent"], a["rows"], a["base_loss"] > a["tuned_loss"]) for a in by_part(document, "agent")] == [
         ("a", 12, True),
         ("b", 12, True),
     ]

@@ -10,7 +10,7 @@ from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.cli.settings import SetOption
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
-from hivetune.judge.evaluate import by_agent
+from hivetune.judge.evaluate import by_part
 from hivetune.records import Verdict
 from hivetune.run.find import find_run
 from hivetune.walk.evaluate import evaluate_run
@@ -66,11 +66,22 @@ def _open(run: str, overrides: Sequence[str] | None, section: str) -> Run:
 
 
 def show_evaluation(evaluation: dict[str, Any]) -> None:
-    """Loss and success by agent, and what was wrong with single rows."""
+    """Loss and success by agent and category, and what was wrong with single rows."""
     say(f"answers come from {evaluation['answered_by']}")
+    for part in ("agent", "category"):
+        lines = by_part(evaluation, part)
+        if part == "agent" or len(lines) > 1:
+            _show_parts(part, lines)
+    for problem in evaluation["problems"][:5]:
+        say(f"{problem['source']} ({problem['model']}): {problem['problem']}")
+    if len(evaluation["problems"]) > 5:
+        say(f"and {len(evaluation['problems']) - 5} more problems, all in eval.json")
+
+
+def _show_parts(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
-            line["agent"] or "-",
+            line[part] or "-",
             line["rows"],
             number(line["base_loss"]),
             number(line["tuned_loss"]),
@@ -79,14 +90,10 @@ def show_evaluation(evaluation: dict[str, Any]) -> None:
             _share(line["base_success"]),
             _share(line["tuned_success"]),
         )
-        for line in by_agent(evaluation)
+        for line in lines
     ]
-    columns = ("agent", "rows", "loss base", "loss tuned", "p (Holm)", "answers", "success base", "success tuned")
+    columns = (part, "rows", "loss base", "loss tuned", "p (Holm)", "answers", "success base", "success tuned")
     table("", columns, rows, numeric=columns[1:])
-    for problem in evaluation["problems"][:5]:
-        say(f"{problem['source']} ({problem['model']}): {problem['problem']}")
-    if len(evaluation["problems"]) > 5:
-        say(f"and {len(evaluation['problems']) - 5} more problems, all in eval.json")
 
 
 def show_verdict(verdict: Verdict) -> None:
@@ -109,7 +116,14 @@ NAMES = {
     "peak_memory_bytes": "peak memory",
     "ended": "ended by itself",
     "loss": "loss (nats per token)",
+    "kept": "past wins kept",
+    "kept_general": "general answers kept",
+    "length": "characters per answer",
+    "loops": "answers that loop",
+    "refusals": "answers that refuse",
+    "preferred": "preferred by the judge",
 }
+SHARES_OF_ANSWERS = ("success", "ended", "kept", "kept_general", "loops", "refusals", "preferred")
 
 
 def _line(metric: Mapping[str, Any]) -> tuple[object, ...]:
@@ -133,6 +147,12 @@ def _threshold(metric: Mapping[str, Any]) -> str:
         return f"at most {metric['threshold']:g} x"
     if metric["name"].startswith(("least_", "most_")):
         return f"at {metric['name'].partition('_')[0]} {metric['threshold']:g}"
+    if metric["name"] in ("kept", "kept_general"):
+        return f"at least {metric['threshold']:.0%}"
+    if metric["name"] == "length":
+        return f"within {metric['threshold']:g} x"
+    if metric["name"] in ("loops", "refusals"):
+        return f"at most {100 * metric['threshold']:+g} %"
     return f"gain > {metric['threshold']:g}"
 
 
@@ -143,7 +163,7 @@ def metric_value(name: str, value: float | None, *, sign: bool = False) -> str:
     prefix = "+" if sign and value > 0 else ""
     if name == "peak_memory_bytes":
         return prefix + size(value)
-    if name in ("success", "ended"):
+    if name in SHARES_OF_ANSWERS:
         return f"{prefix}{100 * value:.1f} %"
     return f"{prefix}{value:.3f}" if abs(value) < 100 else f"{prefix}{value:,.0f}"
 

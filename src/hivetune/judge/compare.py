@@ -11,7 +11,7 @@ from typing import Any
 
 from hivetune.data.frozen import asked_hash
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.judge.checkers.find import answer_succeeds
+from hivetune.judge.checkers.find import Checking
 from hivetune.judge.evaluate import SIDES, noise_fields
 from hivetune.records import Message
 
@@ -83,8 +83,9 @@ def comparison_document(
     `losses`: the rows of eval.json, or why these two sides have no loss that can be compared.
     """
     problems: list[dict[str, Any]] = []
+    checking = Checking()
     sides = dict(zip(SIDES, (first, second), strict=True))
-    answers = [_answer_row(prompt, number, sides, problems) for number, prompt in enumerate(prompts)]
+    answers = [_answer_row(prompt, number, sides, problems, checking) for number, prompt in enumerate(prompts)]
     held_out, frozen = ([row for row in answers if bool(row["origin"]) == is_frozen] for is_frozen in (False, True))
     return {
         "schema": 1,
@@ -112,7 +113,11 @@ def _not_compared(sides: Mapping[str, SideAnswers], losses: Sequence[Mapping[str
 
 
 def _answer_row(
-    prompt: Prompt, number: int, sides: Mapping[str, SideAnswers], problems: list[dict[str, Any]]
+    prompt: Prompt,
+    number: int,
+    sides: Mapping[str, SideAnswers],
+    problems: list[dict[str, Any]],
+    checking: Checking,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         **{key: getattr(prompt, key) for key in ("row", "id", "source", "agent", "category", "group", "origin")},
@@ -136,7 +141,7 @@ def _answer_row(
                 problems.append({"row": prompt.row, "source": prompt.source, "model": name, "problem": "no answer"})
         elif prompt.checker is not None:
             try:
-                row[name]["success"] = answer_succeeds(answer.text, prompt.checker, ended=answer.ended)
+                row[name]["success"] = checking.succeeds(answer.text, prompt.checker, ended=answer.ended, row=row)
             except (UsageError, MachineNotFit) as error:
                 problems.append({"row": prompt.row, "source": prompt.source, "model": name, "problem": error.message})
     return row

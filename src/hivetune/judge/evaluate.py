@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from hivetune.config import EvalConfig
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.judge.checkers.find import answer_succeeds, find_checker
+from hivetune.judge.checkers.find import Checking, find_checker, row_checker
 from hivetune.judge.statistics import by_group, holm, jackknife, noise_of, p_value
 from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
@@ -103,6 +103,7 @@ def evaluation_document(
         if line["event"] in _KEYS:
             found[line["model"], _KEYS[line["event"]], int(line["row"])] = line
     problems: list[dict[str, Any]] = []
+    checking = Checking()
     _, generate = plan_evaluation(snapshot, config)
     return {
         "schema": 1,
@@ -110,7 +111,7 @@ def evaluation_document(
         **about,
         "settings": config.model_dump(mode="json"),
         "rows": loss_rows(snapshot, found),
-        "answers": [_answer_row(snapshot.info(row), found, config, problems) for row in generate.rows],
+        "answers": [_answer_row(snapshot.info(row), found, config, problems, checking) for row in generate.rows],
         **{side: dict(outcome.get(side) or {}) for side in SIDES},
         **noise_fields(outcome.get("probes_s") or ()),
         "problems": problems,
@@ -128,32 +129,33 @@ def loss_rows(snapshot: HeldOut, found: Mapping[tuple[str, str, int], Mapping[st
     return [_loss_row(snapshot.info(row), found) for row in snapshot.rows("test")]
 
 
-def by_agent(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Loss and success of each agent: [{"agent", "rows", "answers", "base_loss", "tuned_loss", ..., "p_holm"}].
+def by_part(evaluation: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
+    """Loss and success of each agent, category or session: [{"agent", "rows", "answers", "base_loss", ..., "p_holm"}].
 
-    `p_holm`: of no difference in its loss, adjusted for the number of agents, so that the one that happens to look best
-    or worst of many is not taken for a finding.
+    `part`: agent, category or group; a group of one row, which has no session, is left out. `p_holm`: of no difference
+    in its loss, adjusted for their number, so that the one that happens to look best or worst of many is not taken for
+    a finding; 1 where there are too few independent rows.
     """
-    agents = sorted({row["agent"] or "" for key in ("rows", "answers") for row in evaluation[key]})
-    found = [_agent_summary(agent, evaluation) for agent in agents]
-    adjusted = holm([summary.pop("p") for summary in found])
-    return [{**summary, "p_holm": p} for summary, p in zip(found, adjusted, strict=True)]
+    rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    answers: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for found, key in ((rows, "rows"), (answers, "answers")):
+        for row in evaluation[key]:
+            found[row[part] or ""].append(row)
+    names = sorted(name for name in rows.keys() | answers.keys() if part != "group" or len(rows[name]) > 1)
+    summaries = [{part: name or None, **_summary(rows[name], answers[name])} for name in names]
+    adjusted = holm([summary.pop("p") for summary in summaries])
+    return [{**summary, "p_holm": p} for summary, p in zip(summaries, adjusted, strict=True)]
 
 
-def _agent_summary(agent: str, evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [row for row in evaluation["rows"] if (row["agent"] or "") == agent]
+def _summary(rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     tokens = sum(row["tokens"] or 0 for row in rows)
-    answers = [
-        answer
-        for answer in evaluation["answers"]
-        if (answer["agent"] or "") == agent and all(answer[side]["success"] is not None for side in SIDES)
-    ]
-    summary: dict[str, Any] = {"agent": agent or None, "rows": len(rows), "answers": len(answers)}
+    checked = [answer for answer in answers if all(answer[side]["success"] is not None for side in SIDES)]
+    summary: dict[str, Any] = {"rows": len(rows), "answers": len(checked)}
     for side in SIDES:
         values = [row[side] for row in rows]
         usable = tokens > 0 and all(isinstance(value, float) for value in values)
         summary[f"{side}_loss"] = math.fsum(values) / tokens if usable else None
-        summary[f"{side}_success"] = sum(a[side]["success"] for a in answers) / len(answers) if answers else None
+        summary[f"{side}_success"] = sum(a[side]["success"] for a in checked) / len(checked) if checked else None
     return {**summary, "p": _p_of(rows)}
 
 
@@ -176,9 +178,16 @@ def _answer_row(
     found: Mapping[tuple[str, str, int], Mapping[str, Any]],
     config: EvalConfig,
     problems: list[dict[str, Any]],
+    checking: Checking,
 ) -> dict[str, Any]:
-    checker = info.checker if info.checker is not None else config.checker
-    row: dict[str, Any] = {**_identity(info), "checker": None if checker is None else dict(checker)}
+    checker = row_checker(info.checker, config.checker)
+    last = info.messages[-1]
+    row: dict[str, Any] = {
+        **_identity(info),
+        "checker": None if checker is None else dict(checker),
+        "prompt": next((message.content for message in reversed(info.messages) if message.role == "user"), ""),
+        "reference": last.content if last.role == "assistant" else None,
+    }
     for side in SIDES:
         line = found.get((side, "answer", info.row))
         if line is None:
@@ -187,14 +196,12 @@ def _answer_row(
             continue
         row[side] = {key: line.get(key) for key in EMPTY_ANSWER}
         try:
-            success = None if checker is None else answer_succeeds(line["answer"], checker, ended=bool(line["ended"]))
+            ended = bool(line["ended"])
+            success = None if checker is None else checking.succeeds(line["answer"], checker, ended=ended, row=row)
         except (UsageError, MachineNotFit) as error:
             problems.append({"row": info.row, "source": info.source, "model": side, "problem": error.message})
             success = None
         row[side]["success"] = success
-    last = info.messages[-1]
-    row["prompt"] = next((message.content for message in reversed(info.messages) if message.role == "user"), "")
-    row["reference"] = last.content if last.role == "assistant" else None
     return row
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.config import GateConfig
+from hivetune.judge.drift import drift_findings
 from hivetune.judge.findings import (
     Finding,
     FindingOutcome,
@@ -54,6 +55,7 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         _memory(evaluation, config),
         *limit_findings(evaluation, config),
         *frozen_findings(evaluation, config),
+        *drift_findings(evaluation, config),
     ]
     missing: Mapping[str, str] = evaluation.get("not_compared") or {}
     findings = [

@@ -9,11 +9,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from hivetune.judge.evaluate import SIDES, by_agent
+from hivetune.judge.evaluate import SIDES, by_part
 
+MOST_SESSIONS = 10
+PART_NAMES = {"agent": "agent", "category": "category", "group": "session"}
 MOST_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 LONGEST_TEXT = 3000
-HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success")
+HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred")
+SHARES_SHOWN = ("success", "ended", "least_success", "kept", "kept_general", "loops", "refusals", "preferred")
 METRIC_NAMES = {
     "loss": "loss (nats per token)",
     "perplexity": "perplexity",
@@ -25,6 +28,12 @@ METRIC_NAMES = {
     "least_success": "success of B alone",
     "most_latency_s": "seconds per answer of B alone",
     "most_memory_gb": "peak memory of B alone, GB",
+    "kept": "past wins that B keeps",
+    "kept_general": "general answers that B keeps",
+    "length": "characters per answer",
+    "loops": "answers that loop",
+    "refusals": "answers that refuse",
+    "preferred": "preferred by the judge",
 }
 _STYLE = Path(__file__).with_name("page.css")
 _PLOT_WIDTH, _ROW_HEIGHT = 260, 22
@@ -42,7 +51,9 @@ def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
         _section("Metrics", _metrics(judged["metrics"]), _metrics_note(document)),
         _section("Each answer's time", _differences(document, "seconds"), "B - A in seconds; below zero B is faster."),
         _section("Each row's loss", _loss_differences(document), "B - A in nats per token; below zero B is better."),
-        _section("By agent", _agents(document)),
+        _section("By agent", _parts(document, "agent")),
+        _section("By category", _parts(document, "category")),
+        _section("By session", _parts(document, "group"), f"The {MOST_SESSIONS} that gained least."),
         _section("What each side costs", _costs(document)),
         _section("Answers side by side", _answers(document), _answers_note(document)),
         _section("Problems", _problems(document)),
@@ -170,24 +181,26 @@ def _sorted_bars(differences: Sequence[float]) -> str:
     )
 
 
-def _agents(document: Mapping[str, Any]) -> str:
-    """Loss and success of each agent, as numbers and as two bars."""
-    lines = by_agent(document)
-    if len(lines) < 2 and (not lines or lines[0]["agent"] is None):
+def _parts(document: Mapping[str, Any], part: str) -> str:
+    """Loss and success of each agent, category or session, as numbers and as two bars."""
+    lines = by_part(document, part)
+    if len(lines) < 2 and (not lines or lines[0][part] is None):
         return ""
+    if part == "group":
+        lines = sorted(lines, key=lambda line: (line["base_loss"] or 0) - (line["tuned_loss"] or 0))[:MOST_SESSIONS]
     most = max((line[f"{side}_loss"] or 0 for line in lines for side in SIDES), default=0)
     rows = ""
     for line in lines:
         losses = [line[f"{side}_loss"] for side in SIDES]
         shares = ["-" if (s := line[f"{side}_success"]) is None else f"{s:.0%}" for side in SIDES]
         rows += (
-            f'<tr><td>{escape(line["agent"] or "-")}</td><td class="n">{line["rows"]}</td>'
+            f'<tr><td>{escape(line[part] or "-")}</td><td class="n">{line["rows"]}</td>'
             f'<td class="n">{_number(losses[0])}</td><td class="n">{_number(losses[1])}</td>'
             f'<td>{_two_bars(losses, most)}</td><td class="n">{line["answers"]}</td>'
             f'<td class="n">{shares[0]}</td><td class="n">{shares[1]}</td></tr>'
         )
     head = (
-        '<tr><th>agent</th><th class="n">rows</th><th class="n">loss A</th><th class="n">B</th><th></th>'
+        f'<tr><th>{PART_NAMES[part]}</th><th class="n">rows</th><th class="n">loss A</th><th class="n">B</th><th></th>'
         '<th class="n">checked answers</th><th class="n">success A</th><th class="n">B</th></tr>'
     )
     return f'<div class="wide"><table>{head}{rows}</table></div>'
@@ -291,7 +304,7 @@ def _value(name: str, value: float | None) -> str:
         return "-"
     if name == "peak_memory_bytes":
         return f"{value / 1e9:.2f} GB"
-    if name in ("success", "ended", "least_success"):
+    if name in SHARES_SHOWN:
         return f"{100 * value:.1f} %"
     return _number(value)
 

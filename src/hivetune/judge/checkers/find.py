@@ -8,9 +8,11 @@ Every checker also takes `must_end`: the answer must have ended by itself, not b
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hivetune.errors import UsageError
 from hivetune.judge.checkers.code import python_parses, python_passes, shell_parses
+from hivetune.judge.checkers.function import function
 from hivetune.judge.checkers.structure import json_schema, json_valid, number_close
 from hivetune.judge.checkers.words import (
     Arguments,
@@ -25,6 +27,10 @@ from hivetune.judge.checkers.words import (
     starts_with,
 )
 
+MOST_FAILURES = 3
+TOLD = ("prompt", "reference", "agent", "category", "source")  # what a function is told of a row
+_NO_CODE = "rows come from elsewhere, so they can't name code to run"
+
 
 @dataclass(frozen=True)
 class Checker:
@@ -34,8 +40,38 @@ class Checker:
     arguments: Mapping[str, tuple[type | tuple[type, ...], bool]]
 
 
-def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True) -> bool:
-    """Whether `answer` succeeds. `ended`: the model ended it by itself.
+@dataclass
+class Checking:
+    """Checks answers one after the other; `row` has at least TOLD.
+
+    A function of the user's that failed `MOST_FAILURES` times is not run again: 500 answers on which it hangs for 10 s
+    each would take hours.
+    """
+
+    failures: int = 0
+
+    def succeeds(self, answer: str, checker: Arguments, *, ended: bool, row: Arguments) -> bool:
+        """As `answer_succeeds`."""
+        if checker.get("name") != "function":
+            return answer_succeeds(answer, checker, ended=ended)
+        if self.failures >= MOST_FAILURES:
+            raise UsageError(f"not checked: the function failed on {self.failures} answers before")
+        try:
+            return answer_succeeds(answer, checker, ended=ended, row={key: row[key] for key in TOLD})
+        except UsageError:
+            self.failures += 1
+            raise
+
+
+def row_checker(checker: Arguments | None, otherwise: Arguments | None) -> Arguments | None:
+    """A row's own checker, else the config's. What a row says of code to run is left out: see function.py."""
+    if checker is None:
+        return otherwise
+    return {"name": "function"} if checker.get("name") == "function" else checker
+
+
+def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True, row: Arguments | None = None) -> bool:
+    """Whether `answer` succeeds. `ended`: the model ended it by itself. `row`: what a function is told of the row.
 
     Raises UsageError for an unknown checker or wrong arguments, naming the nearest, and for a pattern
     that takes too long: neither may count as the model's failure.
@@ -44,7 +80,7 @@ def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True) -> b
     must_end = checker["name"] == "ends_by_itself" or checker.get("must_end", False)
     if must_end and not ended:
         return False
-    return known.test(answer, checker)
+    return known.test(answer, {**checker, "row": row})
 
 
 def find_checker(checker: Arguments, where: str = "checker") -> Checker:
@@ -54,6 +90,10 @@ def find_checker(checker: Arguments, where: str = "checker") -> Checker:
         near = difflib.get_close_matches(str(name), CHECKERS, 1)
         known = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(CHECKERS))}"
         raise UsageError(f"{where}: unknown checker {name!r}", hint=known)
+    if name == "function" and "file" not in checker:
+        raise UsageError(f"{where}: only eval.checker may name a function, and needs its 'file'", hint=_NO_CODE)
+    if name == "function" and not Path(str(checker["file"])).expanduser().is_file():
+        raise UsageError(f"{where}: {checker['file']} is not a file", hint="give the path of a Python file")
     found = CHECKERS[name]
     allowed = {**found.arguments, "name": (str, True), "must_end": (bool, False)}
     for key in checker:
@@ -100,6 +140,15 @@ CHECKERS: Mapping[str, Checker] = {
     "python_parses": Checker(python_parses, {}),
     "python_passes": Checker(python_passes, {"tests": (str, True), "timeout_s": ((int, float), False)}),
     "shell_parses": Checker(shell_parses, {}),
+    "function": Checker(
+        function,
+        {
+            "file": (str, True),
+            "function": (str, False),
+            "timeout_s": ((int, float), False),
+            "memory_mb": (int, False),
+        },
+    ),
     "number_close": Checker(number_close, {"value": ((int, float), True), "tolerance": ((int, float), False)}),
     "not_empty": Checker(not_empty, {}),
     "shorter_than": Checker(shorter_than, {"characters": (int, True)}),

@@ -42,11 +42,16 @@ def run_sandboxed(command: Sequence[str], text: str, timeout_s: float) -> "subpr
 
 
 def run_limited(
-    command: Sequence[str], text: str, timeout_s: float, *, pass_fds: Sequence[int] = ()
+    command: Sequence[str],
+    text: str,
+    timeout_s: float,
+    memory_bytes: int = MEMORY_BYTES,
+    *,
+    pass_fds: Sequence[int] = (),
 ) -> "subprocess.CompletedProcess[str]":
     """Run `command` with `text` on its standard input; both outputs are cut at `OUTPUT_BYTES`. Raises TooSlow.
 
-    Each process may use `MEMORY_BYTES` and write files of `FILE_BYTES`; more than `MOST_THREADS`, or more memory in
+    Each process may use `memory_bytes` and write files of `FILE_BYTES`; more than `MOST_THREADS`, or more memory in
     all of them together, ends them.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -58,11 +63,11 @@ def run_limited(
             stdout=out,
             stderr=err,
             start_new_session=True,
-            preexec_fn=_limit,
+            preexec_fn=lambda: _limit(memory_bytes),
             pass_fds=pass_fds,
         )
         try:
-            code = _watch(process, timeout_s)
+            code = _watch(process, timeout_s, memory_bytes)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -74,7 +79,7 @@ def run_limited(
     return subprocess.CompletedProcess(list(command), code, *texts)
 
 
-def _watch(process: "subprocess.Popen[bytes]", timeout_s: float) -> int:
+def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: int) -> int:
     """Its exit code, -SIGKILL when it and its children grew too many or too large. Raises TooSlow."""
     deadline = time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0:
@@ -82,7 +87,7 @@ def _watch(process: "subprocess.Popen[bytes]", timeout_s: float) -> int:
             return process.wait(min(left, _LOOK_S))
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
-            if _num_threads(family) > MOST_THREADS or _memory_bytes(family) > MEMORY_BYTES:
+            if _num_threads(family) > MOST_THREADS or _memory_bytes(family) > memory_bytes:
                 for child in family:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         child.kill()
@@ -131,9 +136,9 @@ def base_python() -> str:
     return str(Path(sys.base_prefix) / "bin" / name)
 
 
-def _limit() -> None:
+def _limit(memory_bytes: int) -> None:
     for kind, most in (
-        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
         (resource.RLIMIT_CORE, 0),
     ):

@@ -14,7 +14,7 @@ from hivetune.data.render.dialect import template_message
 from hivetune.data.rows.read import content_id, read_example, read_rows
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
-from hivetune.judge.checkers.find import find_checker
+from hivetune.judge.checkers.find import find_checker, row_checker
 from hivetune.judge.compare import Prompt, last_said
 from hivetune.judge.evaluate import choose_prompts, plan_evaluation
 from hivetune.records import Example, Message
@@ -95,7 +95,7 @@ def _prompt(info: RowInfo, checker: Mapping[str, Any] | None) -> Prompt:
         group=info.session or info.id,
         messages=tuple(template_message(message) for message in _asked(info.messages)),
         tools=tuple(info.tools),
-        checker=info.checker if info.checker is not None else checker,
+        checker=row_checker(info.checker, checker),
         said=last_said(info.messages),
         reference=last.content if last.role == "assistant" else None,
     )

@@ -1,0 +1,121 @@
+"""Drift: answers that became longer or shorter, that loop, that refuse. Each paired with the baseline's. Pure.
+
+None of the three is worse by itself: a model may have been trained to be brief. Against a champion they are early signs
+of a model that learned from its own answers or from a bad source.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hivetune.config import GateConfig
+from hivetune.data.checks.rules import has_loop
+from hivetune.judge.evaluate import SIDES
+from hivetune.judge.findings import Finding, FindingOutcome
+from hivetune.judge.statistics import FEWEST_UNITS, Estimate, by_group, jackknife, paired_proportions, rows_needed
+from hivetune.records import Metric
+
+# How assistants begin to refuse, in the languages of most rows; looked for in the first words, where a refusal stands.
+_REFUSAL = re.compile(
+    r"\b(?:i(?:['’]m| am) (?:very |so |really )?sorry|i apologi[sz]e|as an? (?:ai|language model)"
+    r"|i(?:['’]m| am) (?:not able|unable) to|i (?:can(?:['’]t|not)|won['’]t|will not|must decline)"
+    r"|es tut mir leid|ich kann [^.]{0,40}nicht (?:helfen|beantworten)|als (?:ki|sprachmodell)"
+    r"|je suis désolée?|je ne peux pas|lo siento|no puedo ayudar|mi dispiace|non posso|sinto muito|desculpe"
+    r"|het spijt me|przykro mi|мне жаль|извините|申し訳|很抱歉|抱歉|对不起|죄송)",
+    re.IGNORECASE,
+)
+LOOKED_AT_CHARS = 160
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """The answers that both sides gave: texts of base and tuned model, and their groups."""
+
+    base: list[str]
+    tuned: list[str]
+    groups: list[str]
+
+
+def is_refusal(answer: str) -> bool:
+    """Whether an answer begins as refusals do. A heuristic: its errors are the same on both sides of a comparison."""
+    return bool(_REFUSAL.search(answer[:LOOKED_AT_CHARS]))
+
+
+def drift_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
+    """`length` (characters an answer), `loops` and `refusals` (shares of answers), where both sides answered."""
+    both = _pairs(evaluation["answers"])
+    if not both.base:
+        return []
+    return [
+        _length(both, config.length_drift, config.tolerance),
+        _share("loops", both, has_loop, config.more_loops, config.tolerance),
+        _share("refusals", both, is_refusal, config.more_refusals, config.tolerance),
+    ]
+
+
+def _pairs(answers: Sequence[Mapping[str, Any]]) -> _Pairs:
+    found = [answer for answer in answers if all(isinstance(answer[side].get("answer"), str) for side in SIDES)]
+    base, tuned = ([answer[side]["answer"] for answer in found] for side in SIDES)
+    return _Pairs(base, tuned, [answer["group"] for answer in found])
+
+
+def _length(both: _Pairs, limit: float | None, tolerance: float) -> Finding:
+    """The threshold is on the ratio of all characters, tuned / base, in either direction."""
+    lengths = [[float(len(text)) for text in texts] for texts in (both.base, both.tuned)]
+    columns = by_group([*lengths, [1.0] * len(both.base)], both.groups)
+    n, sums = len(both.base), [math.fsum(column) for column in columns]
+    shown = jackknife(columns, lambda s: (s[1] - s[0]) / s[2])
+    metric = Metric("length", sums[0] / n, sums[1] / n, shown.value, shown.ci95, n, limit, None, limit is not None)
+    if limit is None:
+        return Finding(metric, "reported")
+    if not sums[0] or not sums[1]:
+        return _told(metric, "missed", "length: one side's answers are all empty")
+    ratio = jackknife(columns, lambda s: s[1] / s[0], positive=True)
+    bounds = f"between 1/{limit:g} and {limit:g}"
+    if ratio.ci95 is None:
+        return _told(metric, "undecided", f"length: {ratio.units} rows are too few for an interval")
+    low, high = ratio.ci95
+    said = (
+        f"length: answers are {ratio.value:.3g} times as long as the baseline's, 95 % interval {low:.3g} to {high:.3g}"
+    )
+    if 1 / limit <= low and high <= limit:
+        return _told(metric, "passed", f"{said}, {bounds}")
+    if high < 1 / limit or low > limit:
+        return _told(metric, "missed", f"{said}: not {bounds}")
+    return _open(
+        metric, ratio, max(tolerance, min(abs(ratio.value - limit), abs(ratio.value - 1 / limit))), said, bounds
+    )
+
+
+def _share(name: str, both: _Pairs, test: Callable[[str], bool], limit: float | None, tolerance: float) -> Finding:
+    """The threshold is on how much larger the tuned model's share may be."""
+    base, tuned = ([test(text) for text in texts] for texts in (both.base, both.tuned))
+    n, found = len(base), paired_proportions(base, tuned, both.groups)
+    metric = Metric(name, sum(base) / n, sum(tuned) / n, found.value, found.ci95, n, limit, None, limit is not None)
+    if limit is None:
+        return Finding(metric, "reported")
+    if found.ci95 is None:
+        return _told(metric, "undecided", f"{name}: {found.units} rows are too few for an interval")
+    low, high = found.ci95
+    said = (
+        f"{name}: {sum(tuned)} of {n} answers, {sum(base)} of the baseline's, 95 % interval {low:+.3g} to {high:+.3g}"
+    )
+    allowed = f"at most {limit:+.3g}"
+    if high <= limit:
+        return _told(metric, "passed", f"{said}, {allowed}")
+    if low > limit:
+        return _told(metric, "missed", f"{said}: more than {allowed}")
+    return _open(metric, found, max(tolerance, abs(found.value - limit)), said, allowed)
+
+
+def _open(metric: Metric, estimate: Estimate, effect: float, said: str, allowed: str) -> Finding:
+    needed = rows_needed(estimate, effect) or FEWEST_UNITS
+    if estimate.units < needed:
+        return _told(metric, "undecided", f"{said}: {allowed} is open; about {needed} rows needed to decide")
+    return _told(metric, "missed", f"{said}: {allowed} is not shown, although {estimate.units} rows are enough")
+
+
+def _told(metric: Metric, outcome: FindingOutcome, reason: str) -> Finding:
+    return Finding(replace(metric, passed=outcome == "passed"), outcome, reason)
