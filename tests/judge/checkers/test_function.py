@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hivetune.errors import UsageError
-from hivetune.judge.checkers.find import MOST_FAILURES, Checking, find_checker, row_checker
+from hivetune.judge.checkers.find import FUNCTION_FAILURES, Checking, find_checker, row_checker
 
 ROW = {"prompt": "2 + 2?", "reference": "4", "agent": "a", "category": None, "source": "f:1", "checker": {}}
 
@@ -61,11 +61,11 @@ def test_a_function_that_fails_again_and_again_is_not_run_for_ever(tmp_path: Pat
         f"def check(answer, row):\n    open({str(tmp_path / 'runs')!r}, 'a').write('x')\n    raise ValueError\n"
     )
     checking, said = Checking(), []
-    for _ in range(MOST_FAILURES + 2):
+    for _ in range(FUNCTION_FAILURES + 2):
         with pytest.raises(UsageError) as raised:
             checking.succeeds("4", found, ended=True, row=ROW)
         said.append(raised.value.message)
-    assert (tmp_path / "runs").read_text() == "x" * MOST_FAILURES and said[-1].startswith("not checked")
+    assert (tmp_path / "runs").read_text() == "x" * FUNCTION_FAILURES and said[-1].startswith("not checked")
     assert checking.succeeds("4", {"name": "not_empty"}, ended=True, row=ROW)
 
 

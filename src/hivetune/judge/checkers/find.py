@@ -27,8 +27,8 @@ from hivetune.judge.checkers.words import (
     starts_with,
 )
 
-MOST_FAILURES = 3
-TOLD = ("prompt", "reference", "agent", "category", "source")  # what a function is told of a row
+FUNCTION_FAILURES = 3
+TOLD_OF_ROW = ("prompt", "reference", "agent", "category", "source")  # what a function is told of a row
 _NO_CODE = "rows come from elsewhere, so they can't name code to run"
 
 
@@ -42,9 +42,9 @@ class Checker:
 
 @dataclass
 class Checking:
-    """Checks answers one after the other; `row` has at least TOLD.
+    """Checks answers one after the other; `row` has at least TOLD_OF_ROW.
 
-    A function of the user's that failed `MOST_FAILURES` times is not run again: 500 answers on which it hangs for 10 s
+    A function of the user's that failed `FUNCTION_FAILURES` times is not run again: 500 answers on which it hangs for 10 s
     each would take hours.
     """
 
@@ -54,10 +54,10 @@ class Checking:
         """As `answer_succeeds`."""
         if checker.get("name") != "function":
             return answer_succeeds(answer, checker, ended=ended)
-        if self.failures >= MOST_FAILURES:
+        if self.failures >= FUNCTION_FAILURES:
             raise UsageError(f"not checked: the function failed on {self.failures} answers before")
         try:
-            return answer_succeeds(answer, checker, ended=ended, row={key: row[key] for key in TOLD})
+            return answer_succeeds(answer, checker, ended=ended, row={key: row[key] for key in TOLD_OF_ROW})
         except UsageError:
             self.failures += 1
             raise
