@@ -31,6 +31,7 @@ FOREIGN_OPTIONS = {
     *(
         "--unshare-all",
         "--die-with-parent",
+        "--seccomp",
         "--new-session",
         "--clearenv",
         "--cap-drop",

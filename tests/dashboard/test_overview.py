@@ -10,7 +10,7 @@ import pytest
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
-from hivetune.dashboard.overview import look, needs_of, next_steps
+from hivetune.dashboard.overview import needs_of, next_steps, overview
 from hivetune.release.registry import Release
 from hivetune.run.status import RunStatus, State
 
@@ -29,7 +29,7 @@ def commands(steps: object) -> list[str]:
 
 
 def test_a_home_that_is_not_there_is_empty_and_stays_so(own_home: Path) -> None:
-    found = look()
+    found = overview()
     assert (found.running, found.recent, found.champions, found.interactions) == ((), (), (), 0)
     assert commands(found.next) == ["hivetune demo", "hivetune init ROWS"]
     assert not (home() / "hive.db").exists()
@@ -38,7 +38,7 @@ def test_a_home_that_is_not_there_is_empty_and_stays_so(own_home: Path) -> None:
 def test_rows_in_the_store_are_what_to_begin_with(own_home: Path) -> None:
     with closing(open_database()) as database:
         database.execute("INSERT INTO interactions (id, content_id, source, row) VALUES ('a', 'a', 'f:1', '{}')")
-    found = look()
+    found = overview()
     assert found.interactions == 1
     assert commands(found.next) == ["hivetune demo", "hivetune init store"]
 
@@ -96,5 +96,5 @@ def test_a_store_that_cannot_be_read_is_said(own_home: Path) -> None:
         database.execute("CREATE TABLE more (x)")
     (home() / "hive.db").write_bytes(b"not a database" * 100)
     with pytest.raises(Exception, match=r"damaged|not a database") as caught:
-        look()
+        overview()
     assert not isinstance(caught.value, sqlite3.DatabaseError)

@@ -3,13 +3,13 @@
 import time
 
 from hivetune.cli.output import duration, emit, number, show, table
-from hivetune.dashboard.overview import Suggestion, look
+from hivetune.dashboard.overview import Suggestion, overview
 from hivetune.run.status import RunStatus
 
 
 def status() -> None:
     """What runs, what is served, what comes next, and what needs a person."""
-    found = look()
+    found = overview()
     if found.running:
         columns = ("running", "steps", "loss", "validation", "tokens/s", "left")
         table("", columns, [_running(each) for each in found.running], numeric=columns[1:])

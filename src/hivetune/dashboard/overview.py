@@ -49,7 +49,7 @@ class Overview:
         }
 
 
-def look() -> Overview:
+def overview() -> Overview:
     """The overview of this home. Makes nothing: a home that is not there is an empty one."""
     runs = sorted(known_runs(), key=lambda status: status.created, reverse=True)
     running = tuple(status for status in runs if status.state == "running")
