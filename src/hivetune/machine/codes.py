@@ -65,6 +65,7 @@ def _signal(code: str) -> str:
     ended = r"(?:exit|return|status)\w*(?: with)?(?: code| status)?[ :=(]+"
     return (
         rf"\b{code}\b|\bsignal[ :=]+(?:number )?{number}\b|\b{ended}(?:-{number}|{128 + number})\b"
+        rf"|\berror code -{number}\b|\bline \d+:\s+\d+ {words}\b"
         rf"|signal[ :]+{words}|Unexpected (?i:{words}) encountered|\b{words}(?: \(core dumped\)|\s*$)"
     )
 
