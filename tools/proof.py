@@ -68,6 +68,10 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "the lives; none of 2,000 candidates of poisoned rows does; 90 % of real gains are found",
         ["-m", "proof", "tests/cycle/test_gate_lives.py"],
     ),
+    "cycle-watch": (
+        "1,000 lives of an equally good release: at most 5 % are rolled back; one that is worse is rolled back in 95 %",
+        ["-m", "proof", "tests/cycle/test_cycle_watch.py"],
+    ),
     "gateway": (
         "10,000 requests of 16 clients through 20 swaps and 3 killed backends: none lost, none with another release's "
         "label, every stream that broke off counted, every captured answer stored once",

@@ -90,3 +90,20 @@ def test_a_thumb_down_that_is_sent_forty_times_is_one_complaint() -> None:
         watch.answered("a@2", error=False, seconds=1.0, tokens=100)
         watch.complained("a@2", "the same answer")
     assert watch.tallies["a@2"].complaints == 1 and rollbacks.told == []
+
+
+def test_counts_are_saved_now_and_then() -> None:
+    """For whoever watches from another process; not again while nothing was answered, nor every moment."""
+
+    def saved() -> list[tuple[int, int]]:
+        with closing(open_database()) as database:
+            return database.execute("SELECT answers, errors FROM served ORDER BY release").fetchall()
+
+    watch = watched(Rollbacks())
+    watch.save_now_and_then(100.0)
+    assert saved() == [(300, 3)]
+    watch.answered("a@2", error=True)
+    watch.save_now_and_then(101.0)
+    assert saved() == [(300, 3)]
+    watch.save_now_and_then(111.0)
+    assert saved() == [(300, 3), (1, 1)]

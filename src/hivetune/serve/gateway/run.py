@@ -4,6 +4,7 @@ import contextlib
 import errno
 import socket
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
-from hivetune.errors import Busy, MachineNotFit, UsageError
+from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.process.lease import training_on
 from hivetune.release.base import base_gguf
 from hivetune.release.registry import find, releases, rollback
@@ -129,6 +130,8 @@ def _read(settings: GatewaySettings, watch: Watch, checks: Checks) -> Wanted:
         found = placed(wanted(database, settings.names, checks), settings.card)
         previous = {release.name: release.label for release in releases(database) if "previous" in release.aliases}
     watch.champions(found.champions, previous)
+    with contextlib.suppress(HivetuneError, sqlite3.Error):  # a full disk: the counts are kept, and saved later
+        watch.save_now_and_then(time.monotonic())
     return found
 
 

@@ -6,6 +6,7 @@ the machine has more to do than cores: then every release is slow. The counts of
 that a restarted gateway knows them.
 """
 
+import math
 import os
 import sqlite3
 import statistics
@@ -22,6 +23,7 @@ FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
 WORDS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
 SLOW_FACTOR = 2.0
 KEPT_SPEEDS = 500
+SAVE_EVERY_S = 10.0
 KEPT_COMPLAINTS = 10_000
 FEWEST_TOKENS = 8  # of shorter answers the prompt's time says more than the tokens'
 
@@ -54,6 +56,7 @@ class Watch:
     _alarms: dict[str, dict[str, Alarm]] = field(default_factory=dict)
     _complained: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _speeds: dict[str, deque[float]] = field(default_factory=dict)
+    _saved: tuple[float, int] = (-math.inf, 0)  # when, and how many answers and complaints there were
 
     def load(self) -> None:
         """The counts that an earlier gateway left."""
@@ -64,14 +67,19 @@ class Watch:
         finally:
             database.close()
 
+    def save_now_and_then(self, now_s: float) -> None:
+        """What a loop that watches from another process reads, at most `SAVE_EVERY_S` old. `now_s`: monotonic."""
+        answers = sum(tally.answers + tally.complaints for tally in self.tallies.values())
+        if answers != self._saved[1] and now_s - self._saved[0] >= SAVE_EVERY_S:
+            self.save()
+            self._saved = now_s, answers
+
     def save(self) -> None:
+        counts = [(name, t.answers, t.errors, t.slow, t.complaints) for name, t in list(self.tallies.items())]
         database = self.open_database()
         try:
             with transaction(database):
-                database.executemany(
-                    "INSERT OR REPLACE INTO served VALUES (?, ?, ?, ?, ?)",
-                    [(name, t.answers, t.errors, t.slow, t.complaints) for name, t in self.tallies.items()],
-                )
+                database.executemany("INSERT OR REPLACE INTO served VALUES (?, ?, ?, ?, ?)", counts)
         finally:
             database.close()
 

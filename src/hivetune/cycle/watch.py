@@ -1,0 +1,122 @@
+"""Whether a new champion serves worse than the one before it: asked at every look, and wrong in few lives.
+
+Five rates, each held against that champion's own past by the gateway's alarm (serve/swap/alarm.py): answers that
+failed, that were slow and that were complained about, as the gateway counts them; and from the captured answers those
+that refuse and those that are unusually long or short. Each alarm may be asked after every answer and is false in at
+most 1 % of all lives of an equally good release, so one of the five is in at most 5 %. 20 answers are the fewest that
+say anything.
+"""
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.judge.drift import is_refusal
+from hivetune.release.registry import Move
+from hivetune.serve.gateway.capture import SOURCE
+from hivetune.serve.swap.alarm import Alarm, usual_rate
+from hivetune.serve.swap.watch import FLOORS, WORDS, ReleaseCounts
+
+REFUSAL_FLOOR = 0.02
+# Lengths outside of these shares of the earlier champion's answers are unusual: 10 % of its own are.
+SHORTEST_SHARE, LONGEST_SHARE = 0.05, 0.95
+FEWEST_BEFORE = 50  # captured answers of the earlier champion; fewer do not say what is usual
+MOST_BEFORE, MOST_AFTER = 500, 5000  # of them that are read: the newest of the one before, the first of the new one
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAnswer:
+    """A captured answer as the watch sees it. `length`: characters."""
+
+    length: int
+    refused: bool
+
+
+@dataclass(frozen=True)
+class Service:
+    """How a release served. `counts`: the gateway's; `answers`: captured ones, oldest first."""
+
+    label: str
+    counts: ReleaseCounts
+    answers: Sequence[SeenAnswer] = ()
+
+
+def predecessor(moves: Sequence[Move]) -> tuple[int, int] | None:
+    """The versions of a champion that is to be watched and of the one before it. `moves`: of its name, oldest first.
+
+    None for a first champion, and after a step back: a release that was returned to is not held against an older one,
+    so that one rollback never leads to the next.
+    """
+    champions = [move for move in moves if move.alias == "champion"]
+    if not champions:
+        return None
+    newest = champions[-1]
+    if newest.version is None or newest.previous is None or newest.version < newest.previous:
+        return None
+    return newest.version, newest.previous
+
+
+def read_service(database: sqlite3.Connection, label: str, *, newest: bool) -> Service:
+    """What hive.db knows of a release's answers: the newest of them (of the release before) or the first."""
+    row = database.execute(
+        "SELECT answers, errors, slow, complaints FROM served WHERE release = ?", (label,)
+    ).fetchone()
+    order, most = ("DESC", MOST_BEFORE) if newest else ("ASC", MOST_AFTER)
+    rows = database.execute(
+        f"SELECT row FROM interactions WHERE source = ? ORDER BY time {order}, rowid {order} LIMIT ?",
+        (f"{SOURCE}:{label}", most),
+    )
+    answers = [seen for (text,) in rows if (seen := _seen(json.loads(text))) is not None]
+    return Service(label, ReleaseCounts(*row) if row else ReleaseCounts(), answers[::-1] if newest else answers)
+
+
+def why_worse(before: Service, now: Service) -> str:
+    """Why the new champion is worse than the one before, in words; empty while nothing shows it."""
+    for kind, floor in FLOORS.items():
+        usual = usual_rate(getattr(before.counts, kind), before.counts.answers, floor)
+        alarm = Alarm(usual, answers=now.counts.answers, bad=getattr(now.counts, kind))
+        if alarm.raised:
+            return _reason(alarm, WORDS[kind], before.label)
+    if len(before.answers) < FEWEST_BEFORE:
+        return ""
+    refused = sum(answer.refused for answer in before.answers)
+    usual = usual_rate(refused, len(before.answers), REFUSAL_FLOOR)
+    raised = _first_raised(usual, (answer.refused for answer in now.answers))
+    if raised is not None:
+        return _reason(raised, "refused", before.label)
+    shortest, longest = _usual_lengths([answer.length for answer in before.answers])
+    unusual = sum(not shortest <= answer.length <= longest for answer in before.answers)
+    usual = usual_rate(unusual, len(before.answers), 1 - LONGEST_SHARE + SHORTEST_SHARE)
+    raised = _first_raised(usual, (not shortest <= answer.length <= longest for answer in now.answers))
+    if raised is not None:
+        return _reason(raised, f"were shorter than {shortest} or longer than {longest} characters", before.label)
+    return ""
+
+
+def _reason(alarm: Alarm, words: str, before: str) -> str:
+    return f"{alarm.bad} of {alarm.answers} answers {words}; at most {alarm.usual:.1%} was usual with {before}"
+
+
+def _first_raised(usual: float, bad: Iterable[bool]) -> Alarm | None:
+    """The alarm as it was when it was first raised, whenever that was asked."""
+    alarm = Alarm(usual)
+    for value in bad:
+        alarm.add(value)
+        if value and alarm.raised:
+            return alarm
+    return None
+
+
+def _usual_lengths(lengths: Sequence[int]) -> tuple[int, int]:
+    ordered = sorted(lengths)
+    return ordered[math.floor(SHORTEST_SHARE * len(ordered))], ordered[math.ceil(LONGEST_SHARE * len(ordered)) - 1]
+
+
+def _seen(row: Mapping[str, Any]) -> SeenAnswer | None:
+    """None for a call of a tool: it has no text. A corrected answer counts as it was given."""
+    given = row.get("rejected_answer") or (row.get("messages") or [{}])[-1]
+    text = given.get("content") if isinstance(given, dict) else None
+    return SeenAnswer(len(text), is_refusal(text)) if isinstance(text, str) and text else None
