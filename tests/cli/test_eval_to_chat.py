@@ -125,8 +125,14 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     assert code == 0 and answer["prompt_tokens"] > 0 and answer["new_tokens"] <= 4
     code, _, err = place.call("chat", exported["path"], "--max-tokens", "4", stdin="hi\n/new\nho\n")
     assert code == 0, err
-    code, _, _ = place.call("chat", "last", "--quant", "f32", "--agent", "a", "--prompt", "hi", "--max-tokens", "2")
-    assert code == 0
+    asked = ("chat", "last", "--quant", "f32", "--prompt", "hi", "--max-tokens", "2")
+    code, _, err = place.call(*asked, "--agent", "a")
+    assert code == 0 and "system prompt, as trained (" in err and "rows of a): You add.\n" in err
+    code, _, err = place.call(*asked)
+    words = ("several system prompts", "system prompt, as trained")
+    assert code == 0 and any(word in err for word in words), err  # which of the two is the split's to say
+    code, _, err = place.call(*asked, "--system", "")
+    assert code == 0 and "system prompt" not in err
 
 
 def test_where_llama_cpp_can_not_serve_a_model_the_engine_answers_and_it_is_said(
@@ -195,7 +201,7 @@ def test_the_walk_from_verdict_to_champion(place: Workplace) -> None:
         (("export", "OUT", "--to", "gguf", "--quant", "q8"), 2, "did you mean q8_0"),
         (("export", "/nowhere", "--to", "gguf"), 2, "is not a run folder"),
         (("chat", "/nowhere.gguf", "--prompt", "x"), 2, "cannot read"),
-        (("chat", "OUT", "--agent", "z", "--prompt", "x"), 2, "it has: a, b"),
+        (("chat", "OUT", "--agent", "z", "--prompt", "x"), 2, "they have: a, b"),
         (("register", "OUT", "--as", "No Name"), 2, "can't be the name of a release"),
         (("promote", "addre"), 2, "no release is called"),
         (("chat", "OUT", "--json"), 2, "--json needs --prompt"),

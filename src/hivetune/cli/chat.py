@@ -14,11 +14,11 @@ from hivetune.errors import UsageError
 from hivetune.serve.chat import Chat, Talk, Voice, open_voices
 from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.llama.backend import Backend
-from hivetune.walk.open import load_run
 from hivetune.walk.release.export import check_prompts
-from hivetune.walk.release.voices import find_pair, find_voice
+from hivetune.walk.release.voices import find_pair, find_voice, trained_prompt
 
 _BLOCK = '"""'
+SHOWN_CHARS = 100
 
 
 def chat(  # noqa: PLR0913 (each is an option)
@@ -29,8 +29,10 @@ def chat(  # noqa: PLR0913 (each is an option)
     blind: Annotated[bool, typer.Option("--blind", help="Hide which of the two answers; told at the end.")] = False,
     capture: Annotated[bool, typer.Option("--capture", help="Keep answers and feedback in the store.")] = False,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this once, print the answer and end.")] = None,
-    system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="System prompt of this agent of the run.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="System prompt; default: the one that most rows were trained with.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="The system prompt of this agent's rows.")] = None,
     quant: Annotated[str, typer.Option("--quant", help="Number type of the model that is exported.")] = "f16",
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 512,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0: always the likeliest token.")] = 0.0,
@@ -47,7 +49,7 @@ def chat(  # noqa: PLR0913 (each is an option)
             voices: Sequence[Voice] = (voice,)
         else:
             *voices, run = find_pair(name, beside, quant, report)
-    system = _system_prompt(run, system, agent)
+    system = _system_prompt(name, run, system, agent)
     with open_voices(voices, threads) as opened:
         _compare_prompts(run if beside is None else None, opened[0][0])
         sides = [
@@ -71,15 +73,29 @@ def _compare_prompts(run: Path | None, backend: Backend) -> None:
         say(f"prompts not compared with the trained ones: {error.message}")
 
 
-def _system_prompt(run: Path | None, system: str | None, agent: str | None) -> str | None:
-    if agent is None:
-        return system
+def _system_prompt(name: str, run: Path | None, system: str | None, agent: str | None) -> str | None:
+    """What is said first: what was asked for, else what the rows were trained with, which is told."""
     if system is not None:
-        raise UsageError("--system and --agent exclude each other")
-    known = load_run(run).config.data.system_prompts if run else {}
-    if agent not in known:
-        raise UsageError(f"--agent {agent}: the run has no system prompt for it", hint=f"it has: {', '.join(known)}")
-    return known[agent]
+        if agent is not None:
+            raise UsageError("--system and --agent exclude each other")
+        return system or None
+    try:
+        trained = trained_prompt(name, run, agent)
+    except UsageError as error:
+        if agent is not None:
+            raise
+        say(f"the rows are not looked at for their system prompt: {error.message}")
+        return None
+    if trained is None or trained.text is None:
+        return None
+    if trained.rows * 2 <= trained.looked_at:
+        say("the rows have several system prompts and none of them is used; choose one: --agent NAME or --system TEXT")
+        return None
+    whose = f"{trained.rows:,} of {trained.looked_at:,} rows" + (f" of {agent}" if agent else "")
+    shown = " ".join(trained.text.split())
+    say(f"system prompt, as trained ({whose}): {shown[:SHOWN_CHARS]}{'...' if len(shown) > SHOWN_CHARS else ''}")
+    say('another: --system TEXT; none: --system ""')
+    return trained.text
 
 
 def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]], prompt: str) -> dict[str, Any]:
