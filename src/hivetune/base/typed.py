@@ -38,6 +38,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list):
         kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
         return tuple(_read(each, item, where) for each, item in zip(kinds, value, strict=True))
+    if origin is Mapping and isinstance(value, Mapping):
+        return {key: _read(inner[1], item, f"{where}.{key}") for key, item in value.items()}
     if is_dataclass(kind) and isinstance(value, Mapping):
         return _read_record(kind, value, where)
     if kind is Path and isinstance(value, str):

@@ -6,26 +6,56 @@ reads it. A changed driver, card, torch or core count is another fingerprint, so
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home, read_json, write_json
+from hivetune.base.typed import from_plain, to_plain
 
 _SCHEMA = 1
 _DTYPES = "dtypes"
+# Half precision has to be worth its rounding, and another set of backends the change: on CPUs with native bf16 it is
+# 1.7 to 2.3 times faster, without it 40 to 500 times slower (pytorch/pytorch#146508).
+WORTH_IT = 1.25
+
+
+@dataclass(frozen=True)
+class ProvenSet:
+    """The backends that computed right and fastest in one precision: `choices` over the defaults, `environment` of the
+    process, and the seconds of a step's parts at the size of the proof."""
+
+    step_s: float
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a device was proven to compute right. `best`: by dtype, the fastest right set; a dtype that is not in it has
+    none. `dtype`: the fastest of all that is worth its rounding. `rejected`: name of a set -> why."""
+
+    time: float
+    job: str
+    dtype: str | None
+    best: Mapping[str, ProvenSet] = field(default_factory=dict)
+    rejected: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Profile:
     """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `probes`: model and setting -> points.
     `choices`: what a run should start with here: `rungs` that helped a recovery, and `dtypes`, what `dtype: auto` was.
+    `other_rates`: device -> bandwidth, launch_s, to_device, from_device (engine/measure/rates.py), and under "disk" the
+    bytes a second that it takes. `proofs`: device -> Proof, as plain values.
     """
 
     fingerprint: str
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     choices: Mapping[str, Any] = field(default_factory=dict)
     probes: Mapping[str, Any] = field(default_factory=dict)
+    other_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    proofs: Mapping[str, Any] = field(default_factory=dict)
 
     def with_rates(self, device: str, rates: Mapping[str, float]) -> "Profile":
         """The best seen of each: a busy minute says nothing about what the machine can do."""
@@ -41,8 +71,29 @@ class Profile:
     def with_dtype(self, device: str, dtype: str) -> "Profile":
         return replace(self, choices={**self.choices, _DTYPES: {**self.choices.get(_DTYPES, {}), device: dtype}})
 
+    def proof(self, device: str) -> Proof | None:
+        """None: never proven here, or by another version."""
+        try:
+            return from_plain(Proof, self.proofs[device]) if device in self.proofs else None
+        except ValueError:
+            return None
+
+    def with_proof(self, device: str, proof: Proof) -> "Profile":
+        proven = replace(self, proofs={**self.proofs, device: to_plain(proof)})
+        return proven if proof.dtype is None else proven.with_dtype(device, proof.dtype)
+
+    def right_rates(self, device: str) -> Mapping[str, float] | None:
+        """`rates` of the device, without the precisions in which no backend computed right; None: never measured."""
+        rates, proof = self.rates.get(device), self.proof(device)
+        if rates is None or proof is None:
+            return rates
+        return {dtype: rate for dtype, rate in rates.items() if dtype in proof.best}
+
     def with_probe(self, key: str, probe: Mapping[str, Any]) -> "Profile":
         return replace(self, probes={**self.probes, key: dict(probe)})
+
+
+_PARTS = [part.name for part in fields(Profile) if part.name != "fingerprint"]
 
 
 def profile_path(fingerprint: str) -> Path:
@@ -57,7 +108,7 @@ def read_profile(fingerprint: str) -> Profile:
         return Profile(fingerprint)
     if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
         return Profile(fingerprint)
-    parts = {name: content[name] for name in ("rates", "choices", "probes") if name in content}
+    parts = {name: content[name] for name in _PARTS if name in content}
     return Profile(fingerprint, **{name: part for name, part in parts.items() if isinstance(part, dict)})
 
 

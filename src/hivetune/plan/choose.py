@@ -11,6 +11,7 @@ from typing import Any
 
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.knowledge.cards import known_model
+from hivetune.machine.profile import WORTH_IT
 from hivetune.models.architecture import Architecture, parse_architecture
 from hivetune.plan.device import Device
 from hivetune.plan.layout import TrimmedDocument
@@ -19,9 +20,6 @@ from hivetune.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, u
 from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, checkpoint_interval_s
 from hivetune.run.choices import Choices
 
-# Half precision has to be worth its rounding: on CPUs with native bf16 it is 1.7 to 2.3 times faster, without it 40 to
-# 500 times slower (pytorch/pytorch#146508).
-WORTH_IT = 1.25
 # So near to WORTH_IT two measurements of one busy machine may disagree (a canary's rate moved by 6 to 60 % on a machine
 # that others used, docs/log.md): then what was decided there before stands.
 NEAR_TIE = 1.25

@@ -30,7 +30,7 @@ class Device:
     free_bytes: int
     rates: Mapping[str, float]
     bandwidth: float | None = None
-    """Bytes a second."""
+    """Bytes a second; measured where the doctor did."""
     measured: bool = False
     source: str = ""
     note: str = ""
@@ -96,12 +96,13 @@ def device_of_machine(machine: Machine, profile: Profile, wanted: str = "auto") 
 
 def _this_card(card: Card, profile: Profile, torch_name: str) -> Device:
     known = similar_card(card.name, card.architecture, card.memory_bytes)
-    measured = profile.rates.get(torch_name)
+    measured = profile.right_rates(torch_name)
     if measured is None and known is None:
         raise MachineNotFit(
             f"the memory and speed of {card.name} are unknown",
             hint="plan for a similar card: hivetune plan CONFIG --card NAME",
         )
+    published_bandwidth = known["bandwidth_gbs"] * 1e9 if known else None
     published = {dtype: rate * 1e12 for dtype, rate in known["tflops"].items()} if known else {}
     return Device(
         name=card.name,
@@ -109,7 +110,7 @@ def _this_card(card: Card, profile: Profile, torch_name: str) -> Device:
         memory_bytes=card.memory_bytes,
         free_bytes=card.free_bytes,
         rates=measured or published,
-        bandwidth=known["bandwidth_gbs"] * 1e9 if known else None,
+        bandwidth=profile.other_rates.get(torch_name, {}).get("bandwidth", published_bandwidth),
         measured=measured is not None,
         source="GEMMs measured on this machine" if measured else str(known and known["measured"]),
         note=known.get("note", "") if known else "",
@@ -122,7 +123,7 @@ def _this_cpu(machine: Machine, profile: Profile) -> Device:
     entry = next((name for flag, name in CPU_ENTRIES if flag in machine.isa), "avx")
     name = f"{machine.cpu}, {machine.cores} cores"
     known = _cpu_device(known_card(entry), name, machine.cores, machine.memory_bytes, machine.available_bytes)
-    measured = profile.rates.get("cpu")
+    measured = profile.right_rates("cpu")
     if measured is None:
         return known
     return Device(

@@ -62,6 +62,31 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class MeasureRates:
+    """What `device` does at all: products by precision, memory, launches, the way to and from the host."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class Prove:
+    """Compute the parts of a step with one set of backends, `choices`, and compare each with float64.
+
+    `model`: fields of a config.json; with `rank` and `tokens` (of a micro-batch, in rising order) they are the shapes.
+    Each part is repeated `calls` times, since some faults are rare, then all of them for `soak_s` seconds. A line of
+    `journal` before and after each, so that a child which dies has told where.
+    """
+
+    model: Mapping[str, Any]
+    rank: int
+    tokens: tuple[int, ...]
+    choices: Choices
+    journal: Path
+    calls: int
+    soak_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Train:
     """Train `run` to its end. `changes`: of a recovery, over the run's choices; `standby`: two inherited handles."""
 
@@ -172,6 +197,8 @@ class DryGguf:
 ENTRIES: Mapping[type, str] = {
     PrepareModel: "hivetune.engine.convert.prepare_model",
     Probe: "hivetune.engine.measure.probe",
+    MeasureRates: "hivetune.engine.measure.rates",
+    Prove: "hivetune.engine.measure.prove",
     Train: "hivetune.engine.train.loop",
     Replay: "hivetune.engine.recover.replay",
     Salvage: "hivetune.engine.recover.salvage",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from hivetune.machine.doctor.backends import LEAVE_HIPBLASLT
 from hivetune.machine.faults import Fault
 from hivetune.machine.faults import fault as fault_of
 from hivetune.run.choices import NO_CHOICES, Choices
@@ -47,8 +48,7 @@ RUNGS = {
         Rung(
             "blas",
             "leave hipBLASLt for rocBLAS's own kernels",
-            # Both are needed: rocBLAS itself prefers hipBLASLt on gfx12 (rocBLAS environment variables, design notes).
-            {"TORCH_BLAS_PREFER_HIPBLASLT": "0", "TORCH_BLAS_PREFER_CUBLASLT": "0", "ROCBLAS_USE_HIPBLASLT": "0"},
+            LEAVE_HIPBLASLT,
             device_only=True,
         ),
         Rung("attention", "plain attention instead of a fused kernel", choices=Choices(attention="eager")),

@@ -11,7 +11,7 @@ from engine.models import write_model as write_bare_model
 from engine.runs import learnable_rows, make_run, run_training
 
 from hivetune.base.disk import write_json
-from hivetune.engine.measure import probe
+from hivetune.engine.measure import probe, rates
 from hivetune.errors import DoesNotFit
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile
@@ -39,7 +39,7 @@ def write_model(folder: Path, **sizes: int) -> Path:
 @pytest.fixture
 def small_canary(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of a second less for each dtype; what is measured does not matter here."""
-    monkeypatch.setitem(probe.CANARY_SHAPE, "cpu", (128, 128, 128))
+    monkeypatch.setitem(rates.CANARY_SHAPE, "cpu", (128, 128, 128))
 
 
 def test_the_probe_writes_choices_prediction_and_profile(tmp_path: Path, small_canary: None) -> None:
@@ -119,9 +119,9 @@ def test_an_emulated_precision_is_given_up_after_a_small_product(monkeypatch: py
         operations = 2 * shape[0] * shape[1] * shape[2]
         return [operations / (1e11 if dtype == torch.float32 else 5e8)]
 
-    monkeypatch.setattr(probe, "_product_s", product_s)
-    assert set(probe.canary_rates(CPU)) == {"float32"}
-    assert (probe.CANARY_SHAPE["cpu"], torch.bfloat16) not in asked
+    monkeypatch.setattr(rates, "_product_s", product_s)
+    assert set(rates.canary_rates(CPU)) == {"float32"}
+    assert (rates.CANARY_SHAPE["cpu"], torch.bfloat16) not in asked
 
 
 @pytest.mark.slow

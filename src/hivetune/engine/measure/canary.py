@@ -54,8 +54,8 @@ def shapes_of(adapter: Mapping[str, Tensor], tokens: int) -> list[Product]:
         rank, size_in = a_RI.shape
         size_out = adapter[name.replace(".lora_A.", ".lora_B.")].shape[0]
         products |= {
-            Product(tokens, _cut(size_out, size_in), size_in),  # x W
-            Product(tokens, _cut(size_in, size_out), size_out),  # dy W'
+            Product(tokens, cut_outputs(size_out, size_in), size_in),  # x W
+            Product(tokens, cut_outputs(size_in, size_out), size_out),  # dy W'
             Product(tokens, rank, size_in),  # x A
             Product(tokens, size_out, rank),  # (x A) B
             Product(rank, size_in, tokens),  # dA
@@ -116,5 +116,6 @@ def _factors(product: Product, exact: int) -> tuple[Tensor, Tensor, Tensor]:
     return a_MK, b_KN, v_N
 
 
-def _cut(outputs: int, inputs: int) -> int:
+def cut_outputs(outputs: int, inputs: int) -> int:
+    """So many of the outputs of a weight with these inputs are tested."""
     return min(outputs, max(1, MOST_VALUES // inputs))

@@ -16,8 +16,9 @@ import torch
 
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.engine.device import DTYPES, complete, device_name, peak_memory_bytes, reset_peak_memory, start_with
+from hivetune.engine.device import complete, device_name, peak_memory_bytes, reset_peak_memory, start_with
 from hivetune.engine.measure.agreement import check_documents, right_choices
+from hivetune.engine.measure.rates import canary_rates, own_canary
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.feed import VALIDATION_DOCUMENTS, read_documents
@@ -45,11 +46,6 @@ from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Probe
 from hivetune.run.choices import Choices, read_resolved, write_resolved
 
-# Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
-CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
-CANARY_ROUNDS = 9
-# 30 ms for SmolLM2's on two cores: long enough that one interruption does not decide, 1 % of five steps.
-OWN_CANARY_ROUNDS = 25
 TIMED_ROUNDS = 5
 STEPS_LOOKED_AT = 64
 STEPS_COMPARED = 50
@@ -156,26 +152,6 @@ def compare_with_prediction(
         peak_bytes=peak_memory_bytes(model.device),
         canary=[entry["flops_per_s"] for entry in metrics if entry["event"] == "rate"],
     )
-
-
-def canary_rates(device: torch.device) -> dict[str, float]:
-    """FLOP/s of a large GEMM for each dtype that the device multiplies natively enough to finish it."""
-    rows, inner, columns = CANARY_SHAPE[device.type]
-    found: dict[str, float] = {}
-    for name in ("float32", "bfloat16", *(("float16",) if device.type == "cuda" else ())):
-        # A first small product tells a dtype that is emulated (on AVX2, bfloat16 is up to 500 times slower).
-        small = 2 * 128**3 / min(_product_s((128, 128, 128), DTYPES[name], device))
-        if found and small < 0.02 * max(found.values()) and device.type == "cpu":
-            continue
-        # The least: whatever disturbs makes it slower, nothing faster.
-        found[name] = 2 * rows * inner * columns / min(_product_s((rows, inner, columns), DTYPES[name], device))
-    return found
-
-
-def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> float:
-    """FLOP/s of the run's own largest product; measured again in the run, it tells whether the machine changed."""
-    shape = (512, architecture.hidden, architecture.ffn)
-    return 2.0 * math.prod(shape) / statistics.median(_product_s(shape, DTYPES[dtype], device, OWN_CANARY_ROUNDS))
 
 
 def measure(
@@ -323,27 +299,6 @@ def _plan_of(config: RunConfig, snapshot: Snapshot) -> Plan:
         epochs=config.epochs,
         max_steps=config.max_steps,
     )
-
-
-def _product_s(
-    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, rounds: int = CANARY_ROUNDS
-) -> list[float]:
-    """Seconds of x W^T, some times after a warm-up."""
-    rows, inner, columns = shape
-    x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
-    out = torch.empty(rows, columns, dtype=dtype, device=device)
-    seconds = []
-    for _ in range(rounds + 1):
-        started = time.perf_counter()
-        torch.mm(x, w.t(), out=out)
-        _wait(device)
-        seconds.append(time.perf_counter() - started)
-    return seconds[1:]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

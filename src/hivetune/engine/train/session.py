@@ -20,7 +20,8 @@ from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import cap_memory, peak_memory_bytes, settle, start_with, with_changes
 from hivetune.engine.measure import canary
-from hivetune.engine.measure.probe import compare_with_prediction, is_measured, own_canary
+from hivetune.engine.measure.probe import compare_with_prediction, is_measured
+from hivetune.engine.measure.rates import own_canary
 from hivetune.engine.model.adapter import initialise, same_views, write_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel

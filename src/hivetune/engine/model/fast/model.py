@@ -58,7 +58,7 @@ class FastModel:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder)
-        self._ops, self.kernels = _choose_ops(dtype, device, choices.kernels)
+        self._ops, self.kernels = choose_ops(dtype, device, choices.kernels)
         rank_multiple = 1 if isinstance(self._ops, NativeOps) else choices.rank_multiple or 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
         self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
@@ -210,7 +210,7 @@ class FastModel:
         )
 
 
-def _choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> tuple[Ops, str]:
+def choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> tuple[Ops, str]:
     """The kernels to use, and their name or why they are the plain ones.
 
     Raises MachineNotFit when the native ones are `wanted` and can't be built: a run that began with them must not go on

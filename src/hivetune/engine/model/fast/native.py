@@ -73,7 +73,8 @@ class NativeOps:
 
     def __init__(self, dtype: torch.dtype):
         self._kernels = kernels_for(dtype)
-        self._members: dict[int, ctypes.Array[MemberArguments]] = {}
+        # With the group itself: while it is held, no other one can get its id.
+        self._members: dict[int, tuple[Group, ctypes.Array[MemberArguments]]] = {}
 
     def add_norm(
         self,
@@ -173,15 +174,15 @@ class NativeOps:
         )  # fmt: skip
 
     def _arguments(self, group: Group) -> "ctypes.Array[MemberArguments]":
-        found = self._members.get(id(group))
-        if found is None:
-            found = (MemberArguments * len(group.adapted))()
-            for place, member in zip(found, group.adapted, strict=True):
-                assert member.scaled_up_RN is not None and member.d_down_RK is not None and member.d_up_NR is not None
-                place.start, place.size, place.rank_at = member.start, member.size, member.rank_at
-                place.rank, place.up = len(member.scaled_up_RN), member.scaled_up_RN.data_ptr()
-                place.d_down, place.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()
-            self._members[id(group)] = found
+        if id(group) in self._members:
+            return self._members[id(group)][1]
+        found = (MemberArguments * len(group.adapted))()
+        for place, member in zip(found, group.adapted, strict=True):
+            assert member.scaled_up_RN is not None and member.d_down_RK is not None and member.d_up_NR is not None
+            place.start, place.size, place.rank_at = member.start, member.size, member.rank_at
+            place.rank, place.up = len(member.scaled_up_RN), member.scaled_up_RN.data_ptr()
+            place.d_down, place.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()
+        self._members[id(group)] = (group, found)
         return found
 
 

@@ -1,0 +1,172 @@
+"""Proves that this machine computes right: each set of backends in a throw-away child, the winner into the profile.
+
+Rates come first, because they say which precisions a device multiplies natively. A child that crashes or hangs is an
+answer like any other, and the next set is tried. Nothing here imports torch.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import home
+from hivetune.base.journal import read_journal
+from hivetune.machine.doctor.backends import (
+    BackendSet,
+    Judged,
+    Kind,
+    judge_set,
+    product_rates,
+    proof_of,
+    sets_of,
+)
+from hivetune.machine.inventory import Machine
+from hivetune.machine.profile import Profile, Proof
+from hivetune.process.limits import FixedLimits
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import Beat, MeasureRates, Outcome, Prove
+from hivetune.records import Progress, silent
+
+# A fault that comes once in a thousand calls of a part is met with 95 %; --soak is for rarer ones.
+CALLS = 3000
+# Loading torch from a cold disk; one part at one size, of which the slowest takes a second or two.
+START_S, PART_S = 180.0, 90.0
+# Of the memory that is free: beyond it an allocation of the child fails, instead of the machine freezing.
+FREE_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class ProofJob:
+    """The shapes that are proven: `model` are fields of a config.json, `tokens` of a micro-batch, in rising order."""
+
+    name: str
+    model: Mapping[str, Any]
+    rank: int = 8
+    tokens: tuple[int, ...] = (64, 512)
+
+    @property
+    def words(self) -> str:
+        return f"{self.name}, rank {self.rank}, {' and '.join(map(str, self.tokens))} tokens"
+
+
+@dataclass(frozen=True)
+class ProofLimits:
+    """`calls`: repetitions of a part. `soak_s`: for so long the winner of each device goes on after that. `start_s`,
+    `part_s`: how long a child may be silent. `memory_bytes`: the most that a child on the processor may take."""
+
+    calls: int = CALLS
+    soak_s: float = 0.0
+    memory_bytes: int | None = None
+    start_s: float = START_S
+    part_s: float = PART_S
+
+
+@dataclass(frozen=True)
+class ProvenDevice:
+    """What the proof of one device came to. `rates_why`: why no rates could be measured, so that nothing was proven.
+
+    products: dtype -> FLOP/s of each product of the job by its sizes.
+    """
+
+    device: str
+    judged: tuple[Judged, ...]
+    proof: Proof | None
+    gemm: Mapping[str, float]
+    other: Mapping[str, float]
+    products: Mapping[str, Mapping[str, float]]
+    rates_why: str = ""
+
+
+Prover = Callable[[object, Path, BackendSet | None], Outcome]
+"""Runs one task (for a set, or for the rates) to its end in a folder."""
+
+
+def devices_of(machine: Machine) -> list[tuple[str, Kind]]:
+    """As torch names them: each card, and the processor, which is what recovery falls back to."""
+    numbers = itertools.count()
+    return [*((f"cuda:{next(numbers)}", card.kind) for card in machine.cards), ("cpu", "cpu")]
+
+
+def limits_on(machine: Machine, *, soak_s: float = 0.0) -> ProofLimits:
+    return ProofLimits(soak_s=soak_s, memory_bytes=round(FREE_SHARE * machine.available_bytes))
+
+
+def prove_device(
+    device: str,
+    kind: Kind,
+    job: ProofJob,
+    limits: ProofLimits = ProofLimits(),
+    *,
+    run: Prover | None = None,
+    progress: Progress = silent,
+) -> ProvenDevice:
+    """All precisions that the device multiplies natively; `run` as `prover` makes it."""
+    run = run or prover(kind, limits, progress)
+    folder = home() / "doctor" / device.replace(":", "-")
+    measured = run(MeasureRates(device), folder / "rates", None)
+    if measured.status != "done":
+        why = measured.error.message if measured.error else measured.ending()
+        return ProvenDevice(device, (), None, {}, {}, {}, why)
+    gemm = measured.result["gemm"]
+    judged = [one for dtype in gemm for one in _prove_dtype(kind, device, dtype, job, folder, limits, run)]
+    proof = proof_of(judged, job.words, time.time())
+    if limits.soak_s and proof.dtype is not None:
+        winner = next(each.of for each in judged if each.is_right and each.of.dtype == proof.dtype)
+        soaked = _prove_set(winner, job, folder, limits, run, soak_s=limits.soak_s)
+        judged = [soaked if each.of == winner else each for each in judged]
+        proof = proof_of(judged, job.words, time.time())
+    return ProvenDevice(device, tuple(judged), proof, gemm, measured.result["other"], product_rates(judged))
+
+
+def with_proven(profile: Profile, proven: ProvenDevice) -> Profile:
+    """The profile with what was measured and proven."""
+    if proven.proof is None:
+        return profile
+    profile = profile.with_rates(proven.device, proven.gemm).with_proof(proven.device, proven.proof)
+    return replace(profile, other_rates={**profile.other_rates, proven.device: dict(proven.other)})
+
+
+def prover(kind: Kind, limits: ProofLimits, progress: Progress = silent, module: str | None = None) -> Prover:
+    """Children of this machine. `module`: instead of the engine's own, in tests."""
+    beats = itertools.count(1)
+
+    def on_beat(beat: Beat) -> None:
+        progress(next(beats), None)
+
+    def run(task: object, folder: Path, of: BackendSet | None) -> Outcome:
+        return run_task(
+            task,
+            folder,
+            module=module if of is not None else None,
+            limits=FixedLimits(start_s=limits.start_s, item_s=limits.part_s),
+            environment=of.environment if of is not None else None,
+            on_beat=on_beat,
+            memory_limit_bytes=limits.memory_bytes if kind == "cpu" else None,
+        )
+
+    return run
+
+
+def _prove_dtype(
+    kind: Kind, device: str, dtype: str, job: ProofJob, folder: Path, limits: ProofLimits, run: Prover
+) -> list[Judged]:
+    always, otherwise = sets_of(kind, device, dtype)
+    judged = [_prove_set(each, job, folder, limits, run) for each in always]
+    for each in otherwise:
+        if any(one.is_right for one in judged):
+            break
+        judged.append(_prove_set(each, job, folder, limits, run))
+    return judged
+
+
+def _prove_set(
+    of: BackendSet, job: ProofJob, folder: Path, limits: ProofLimits, run: Prover, soak_s: float = 0.0
+) -> Judged:
+    here = folder / of.name.replace(" ", "-").replace(",", "").replace(":", "-")
+    journal = here / "parts.jsonl"
+    journal.unlink(missing_ok=True)
+    task = Prove(job.model, job.rank, job.tokens, of.choices, journal, limits.calls, soak_s)
+    outcome = run(task, here, of)
+    return judge_set(of, outcome, list(read_journal(journal)) if journal.exists() else [])
