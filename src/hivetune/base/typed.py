@@ -36,8 +36,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin in (Union, UnionType):  # `X | None`, the only union in use
         return None if value is None else _read(next(each for each in inner if each is not NoneType), value, where)
     if origin is tuple and isinstance(value, list):
-        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-        return tuple(_read(each, item, where) for each, item in zip(kinds, value, strict=True))
+        return _read_tuple(inner, value, where)
     if origin is Mapping and isinstance(value, Mapping):
         return {key: _read(inner[1], item, f"{where}.{key}") for key, item in value.items()}
     if is_dataclass(kind) and isinstance(value, Mapping):
@@ -49,6 +48,11 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if not _fits(origin or kind, inner, value):
         raise ValueError(f"{where}: {value!r} is not of the type {getattr(kind, '__name__', kind)}")
     return value
+
+
+def _read_tuple(inner: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:
+    kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+    return tuple(_read(each, item, where) for each, item in zip(kinds, value, strict=True))
 
 
 def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:

@@ -1,5 +1,6 @@
 """`hivetune doctor`: what this machine is, what is wrong with it, and the one command that mends each thing."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,12 +8,14 @@ import typer
 
 from hivetune import __version__
 from hivetune.cli.diagnosis import explain_text
-from hivetune.cli.output import emit, say, show
+from hivetune.cli.output import emit, progress, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit
 from hivetune.machine.doctor.findings import Judgement, judge_machine
 from hivetune.machine.doctor.look import Look, look
-from hivetune.machine.doctor.observe import Demand
+from hivetune.machine.doctor.observe import Demand, cards_in_question
+from hivetune.machine.doctor.prove import ProvenDevice, prove_machine
+from hivetune.machine.doctor.proven import proof_as_text, proof_document, with_proof
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text, of_this_account, report_document
 from hivetune.machine.doctor.variables import advised_variables, as_shell
 
@@ -26,28 +29,43 @@ def doctor(
     env: Annotated[
         bool, typer.Option("--env", help="Only the variables that this card should have, for a shell.")
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only look and judge: two seconds, nothing is proven.")
+    ] = False,
+    soak: Annotated[
+        float, typer.Option(metavar="MINUTES", help="Go on proving for so long, for faults that are rare.", min=0.0)
+    ] = 0.0,
 ) -> None:
-    """Look at this machine and judge it by what is known. Nothing is changed; the report names no user or host."""
+    """Look at this machine, judge it by what is known, and prove in children that it computes right.
+
+    The profile of the machine is written, which plan and train read. The report names no user or host.
+    """
     if text is not None:
         explain_text(text)
         return
-    job = _job(config)
+    settings = None if config is None else load_config(config, [])
+    job = Demand() if settings is None else Demand(settings.dtype, settings.method)
     seen = look()
     if env:
         _show_variables(seen)
         return
     judgement = judge_machine(seen, job)
-    _show_report(seen, judgement)
+    proven: tuple[ProvenDevice, ...] = ()
+    if judgement.fit and not quick:
+        with progress("proving that this machine computes right") as report:
+            proven = prove_machine(
+                seen.machine,
+                [one.card for one in cards_in_question(seen) if one.card.kind == seen.software.torch.kind],
+                settings,
+                soak_s=60 * soak,
+                disk_bytes_per_s=seen.host.disk.write_bytes_s,
+                progress=report,
+            )
+        judgement = with_proof(judgement, proven)
+    _show_report(seen, judgement, proven)
     if not judgement.fit:
         worst = judgement.findings[0]
         raise MachineNotFit(f"training can't work here: {worst.title}", hint=worst.mend)
-
-
-def _job(config: Path | None) -> Demand:
-    if config is None:
-        return Demand()
-    settings = load_config(config, [])
-    return Demand(settings.dtype, settings.method)
 
 
 def _show_variables(seen: Look) -> None:
@@ -58,8 +76,10 @@ def _show_variables(seen: Look) -> None:
     emit({"variables": [{"name": one.name, "value": one.value, "why": one.why} for one in advised]})
 
 
-def _show_report(seen: Look, judgement: Judgement) -> None:
+def _show_report(seen: Look, judgement: Judgement, proven: Sequence[ProvenDevice]) -> None:
     redaction = of_this_account()
-    show(redaction.text(f"hivetune {__version__}\n{facts_as_text(seen)}\n\n{findings_as_text(judgement)}"))
-    document: dict[str, Any] = redaction.document(report_document(seen, judgement))
+    parts = [f"hivetune {__version__}\n{facts_as_text(seen)}"]
+    parts += [proof_as_text(proven)] if proven else []
+    show(redaction.text("\n\n".join([*parts, findings_as_text(judgement)])))
+    document: dict[str, Any] = redaction.document(report_document(seen, judgement) | {"proof": proof_document(proven)})
     emit(document)

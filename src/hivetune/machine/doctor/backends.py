@@ -134,7 +134,9 @@ def product_rates(judged: Sequence[Judged]) -> dict[str, Mapping[str, float]]:
 
 
 def _proven(judged: Judged) -> ProvenSet:
-    kept = {name: value for name, value in judged.of.choices.made().items() if name in ("kernels", "attention")}
+    """What a run takes anyway is left out: where a compiler is missing later, it must not insist on it."""
+    made = judged.of.choices.made()
+    kept = {name: made[name] for name in ("kernels", "attention") if made.get(name, "native") != "native"}
     return ProvenSet(judged.step_s, kept, judged.of.environment)
 
 

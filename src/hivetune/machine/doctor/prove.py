@@ -6,13 +6,15 @@ answer like any other, and the next set is tried. Nothing here imports torch.
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import home
+from hivetune.base.disk import home, read_json
 from hivetune.base.journal import read_journal
+from hivetune.config import RunConfig
+from hivetune.errors import UsageError
 from hivetune.machine.doctor.backends import (
     BackendSet,
     Judged,
@@ -22,8 +24,10 @@ from hivetune.machine.doctor.backends import (
     proof_of,
     sets_of,
 )
-from hivetune.machine.inventory import Machine
-from hivetune.machine.profile import Profile, Proof
+from hivetune.machine.inventory import Card, Machine
+from hivetune.machine.knowledge.cards import known_model
+from hivetune.machine.profile import Profile, Proof, read_profile, write_profile
+from hivetune.models.prepared import find_prepared
 from hivetune.process.limits import FixedLimits
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, MeasureRates, Outcome, Prove
@@ -35,6 +39,10 @@ CALLS = 3000
 START_S, PART_S = 180.0, 90.0
 # Of the memory that is free: beyond it an allocation of the child fails, instead of the machine freezing.
 FREE_SHARE = 0.8
+
+
+# Of a micro-batch: one short row, some usual ones, and on a card as many as the processor can check in seconds.
+CPU_TOKENS, CARD_TOKENS, TOKEN_STEP = (64, 512), (64, 512, 2048), 64
 
 
 @dataclass(frozen=True)
@@ -83,14 +91,59 @@ Prover = Callable[[object, Path, BackendSet | None], Outcome]
 """Runs one task (for a set, or for the rates) to its end in a folder."""
 
 
-def devices_of(machine: Machine) -> list[tuple[str, Kind]]:
-    """As torch names them: each card, and the processor, which is what recovery falls back to."""
-    numbers = itertools.count()
-    return [*((f"cuda:{next(numbers)}", card.kind) for card in machine.cards), ("cpu", "cpu")]
+def job_of(config: RunConfig | None, *, on_card: bool) -> ProofJob:
+    """The shapes of a config's run; without one, of a small model that people train on such a device.
+
+    Raises UsageError when the sizes of the config's model are not known.
+    """
+    most = CARD_TOKENS if on_card else CPU_TOKENS
+    if config is None:
+        name = "Qwen/Qwen2.5-0.5B-Instruct" if on_card else "smollm2-135m"
+        return ProofJob(name, _fields(name), tokens=most)
+    longest = -(-config.max_length // TOKEN_STEP) * TOKEN_STEP
+    return ProofJob(
+        config.model, _fields(config.model), config.lora.r, tuple(n for n in most if n <= longest) or most[:1]
+    )
 
 
-def limits_on(machine: Machine, *, soak_s: float = 0.0) -> ProofLimits:
-    return ProofLimits(soak_s=soak_s, memory_bytes=round(FREE_SHARE * machine.available_bytes))
+def prove_machine(
+    machine: Machine,
+    cards: Sequence[Card],
+    config: RunConfig | None,
+    *,
+    soak_s: float = 0.0,
+    disk_bytes_per_s: float | None = None,
+    progress: Progress = silent,
+) -> tuple[ProvenDevice, ...]:
+    """Each of `cards` and the processor, which recovery falls back to; written into the machine's profile.
+
+    Raises UsageError as `job_of`.
+    """
+    limits = ProofLimits(soak_s=soak_s, memory_bytes=round(FREE_SHARE * machine.available_bytes))
+    devices: list[tuple[str, Kind]] = [(f"cuda:{number}", card.kind) for number, card in enumerate(cards)]
+    devices.append(("cpu", "cpu"))
+    jobs = {kind: job_of(config, on_card=kind != "cpu") for _, kind in devices}
+    proven = tuple(prove_device(device, kind, jobs[kind], limits, progress=progress) for device, kind in devices)
+    profile = read_profile(machine.fingerprint)
+    if disk_bytes_per_s is not None:
+        profile = replace(profile, other_rates={**profile.other_rates, "disk": {"write": disk_bytes_per_s}})
+    for one in proven:
+        profile = with_proven(profile, one)
+    write_profile(profile)
+    return proven
+
+
+def _fields(model: str) -> Mapping[str, Any]:
+    """What a config.json says of the model's sizes, known by its name or prepared."""
+    known = known_model(model)
+    if known is not None:
+        return known
+    prepared = None if Path(model).is_dir() else find_prepared(model)
+    folder = prepared.folder if prepared else Path(model)
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"the sizes of model {model} are not known yet", hint=f"get it first: hivetune fetch {model}")
+    found: Mapping[str, Any] = read_json(folder / "config.json")
+    return found
 
 
 def prove_device(
