@@ -72,6 +72,10 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "1,000 lives of an equally good release: at most 5 % are rolled back; one that is worse is rolled back in 95 %",
         ["-m", "proof", "tests/cycle/test_cycle_watch.py"],
     ),
+    "doctor": (
+        "the whole doctor with its proof takes less than a minute on a quiet and healthy processor and blames nothing",
+        ["-m", "proof", "tests/cli/test_doctor_proof.py"],
+    ),
     "gateway": (
         "10,000 requests of 16 clients through 20 swaps and 3 killed backends: none lost, none with another release's "
         "label, every stream that broke off counted, every captured answer stored once",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hivetune.engine.measure.parts import Backend, backend_of
+from hivetune.engine.measure.parts import Computing, backend_of
 from hivetune.engine.measure.prove import prove_set
 from hivetune.engine.model.fast.ops import TorchOps
 from hivetune.process.child import Heartbeat, run_child
@@ -63,7 +63,7 @@ def hang(a: Tensor, b: Tensor) -> Tensor:
 FAULTS = {"zeros": zeros_above, "nan": nan_once(1000), "crash": crash, "hang": hang}
 
 
-def faulty(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Backend, str]:
+def faulty(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Computing, str]:
     """Only the first set is broken, that of float32 with its own kernels."""
     backend, name = backend_of(replace(choices, kernels="torch"), device, dtype)
     if choices.kernels == "native" and choices.dtype == "float32":

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hivetune.base.journal import read_journal
 from hivetune.engine.measure import prove, rates
-from hivetune.engine.measure.parts import PARTS, Backend, Sizes, backend_of, make, reference
+from hivetune.engine.measure.parts import PARTS, Computing, Sizes, backend_of, make, reference
 from hivetune.engine.model.fast.ops import TorchOps
 from hivetune.engine.model.fast.spec import spec_from_config
 from hivetune.machine.doctor.prove import ProofJob, ProofLimits, ProvenDevice, prove_device, prover
@@ -74,10 +74,10 @@ def test_one_number_off_in_any_part_is_seen(part: str) -> None:
             found[number].view(-1)[-1] += 3.0
             return tuple(found)
 
-        assert "away from float64" in prove.Part(part, broken, truth).problem(torch.float32)
+        assert "away from float64" in prove.StepPart(part, broken, truth).problem(torch.float32)
 
 
-def with_fault(**parts: object) -> Callable[..., tuple[Backend, str]]:
+def with_fault(**parts: object) -> Callable[..., tuple[Computing, str]]:
     """Plain float32 with one thing replaced."""
     right, name = backend_of(Choices(kernels="torch"), CPU, torch.float32)
     return lambda *_: (replace(right, **parts), name)

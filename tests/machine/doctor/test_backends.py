@@ -13,8 +13,8 @@ from hivetune.machine.doctor.backends import (
     fastest,
     fastest_dtype,
     judge_set,
-    product_rates,
     proof_of,
+    rates_of_products,
     sets_of,
 )
 from hivetune.machine.doctor.prove import ProofJob, ProofLimits, prove_device, with_proven
@@ -118,7 +118,7 @@ def test_the_fastest_precision_that_is_worth_its_rounding(best: dict[str, float]
 
 def test_rates_of_products_are_the_best_of_right_sets() -> None:
     slow, fast = (Judged(named("x"), "right", products={"1x2x3": rate}) for rate in (1.0, 4.0))
-    assert product_rates([slow, fast]) == {"float32": {"1x2x3": 4.0}}
+    assert rates_of_products([slow, fast]) == {"float32": {"1x2x3": 4.0}}
 
 
 def test_every_device_has_a_last_resort() -> None:

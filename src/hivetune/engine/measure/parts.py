@@ -26,12 +26,12 @@ from hivetune.engine.train.optimizer import AdamW
 from hivetune.plan.layout import Layout, TrimmedDocument, make_layout
 from hivetune.run.choices import Choices
 
-Run = Callable[[], tuple[Tensor, ...]]
+Compute = Callable[[], tuple[Tensor, ...]]
 LOSS_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Backend:
+class Computing:
     """What computes: a tested one, or the reference. `multiply`: torch.mm's form."""
 
     device: torch.device
@@ -54,7 +54,7 @@ class Sizes:
 class Given:
     """The numbers that a part begins with: the same for every backend, rounded to `rounded`."""
 
-    backend: Backend
+    backend: Computing
     rounded: torch.dtype
 
     def __call__(self, name: str, *shape: int, wide: bool = False) -> Tensor:
@@ -72,7 +72,7 @@ class Given:
         return wide_of(self.backend.dtype) if wide else self.backend.dtype
 
 
-def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Backend, str]:
+def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Computing, str]:
     """The backends that these choices ask for, and the kernels' name. Raises MachineNotFit when they can't be built."""
     ops, kernels = choose_ops(dtype, device, choices.kernels)
     eager = choices.attention == "eager"
@@ -82,21 +82,21 @@ def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tu
             return NativeAttention(layout, spec, dtype, Workspace(device))
         return TorchAttention(layout, spec, device, eager=eager)
 
-    return Backend(device, dtype, ops, attend), kernels
+    return Computing(device, dtype, ops, attend), kernels
 
 
-def reference() -> Backend:
+def reference() -> Computing:
     """float64 on the CPU, in plain torch."""
     cpu = torch.device("cpu")
-    return Backend(cpu, torch.float64, TorchOps(), lambda layout, spec: TorchAttention(layout, spec, cpu, eager=True))
+    return Computing(cpu, torch.float64, TorchOps(), lambda layout, spec: TorchAttention(layout, spec, cpu, eager=True))
 
 
-def make(name: str, backend: Backend, sizes: Sizes, rounded: torch.dtype) -> Run:
+def make(name: str, backend: Computing, sizes: Sizes, rounded: torch.dtype) -> Compute:
     """The part `name` of PARTS, ready to be computed any number of times with the same result."""
     return PARTS[name](Given(backend, rounded), sizes)
 
 
-def _norm(given: Given, sizes: Sizes) -> Run:
+def _norm(given: Given, sizes: Sizes) -> Compute:
     shape, ops = (sizes.tokens, sizes.spec.hidden), given.backend.ops
     x_TD, dx_before_TD = given("x", *shape, wide=True), given("dx", *shape, wide=True)
     delta_TD, dy_TD, w_D = given("delta", *shape), given("dy", *shape), given("w", shape[1], wide=True)
@@ -112,7 +112,7 @@ def _norm(given: Given, sizes: Sizes) -> Run:
     return run
 
 
-def _rotation(given: Given, sizes: Sizes) -> Run:
+def _rotation(given: Given, sizes: Sizes) -> Compute:
     spec, ops = sizes.spec, given.backend.ops
     half = max((len(rope.frequencies) for rope in spec.ropes), default=spec.head_dim // 2)
     angle_TH = given("angle", sizes.tokens, half, wide=True)
@@ -130,7 +130,7 @@ def _rotation(given: Given, sizes: Sizes) -> Run:
     return run
 
 
-def _gate(given: Given, sizes: Sizes) -> Run:
+def _gate(given: Given, sizes: Sizes) -> Compute:
     spec, ops = sizes.spec, given.backend.ops
     gate_up_TF, dh_TF = given("gate_up", sizes.tokens, 2 * spec.ffn), given("dh", sizes.tokens, spec.ffn)
     h_TF, again_TF, dgate_up_TF = torch.empty_like(dh_TF), torch.empty_like(dh_TF), torch.empty_like(gate_up_TF)
@@ -143,10 +143,10 @@ def _gate(given: Given, sizes: Sizes) -> Run:
     return run
 
 
-def _loss(given: Given, sizes: Sizes) -> Run:
+def _loss(given: Given, sizes: Sizes) -> Compute:
     """Half as many rows as tokens, as in a step; no more than LOSS_ROWS, since the truth of each costs a vocabulary."""
     spec, ops = sizes.spec, given.backend.ops
-    rows = loss_rows(sizes)
+    rows = _loss_rows(sizes)
     before_CV = given("logits", rows, spec.vocab)
     target_C = (torch.arange(rows) * 7919 % spec.vocab).to(before_CV.device)
     count_C = (torch.arange(rows) % 3).to(before_CV.device, wide_of(before_CV.dtype))
@@ -160,7 +160,7 @@ def _loss(given: Given, sizes: Sizes) -> Run:
     return run
 
 
-def _attention(given: Given, sizes: Sizes) -> Run:
+def _attention(given: Given, sizes: Sizes) -> Compute:
     """Rows with a common prefix, computed once, and one of its own."""
     spec, layout = sizes.spec, layout_of(sizes.tokens)
     attend = given.backend.attend(layout, spec)
@@ -181,7 +181,7 @@ def _attention(given: Given, sizes: Sizes) -> Run:
     return run
 
 
-def _adapter(given: Given, sizes: Sizes) -> Run:
+def _adapter(given: Given, sizes: Sizes) -> Compute:
     """Both factors on one linear layer of the width of the stream: output, its gradients, and those of A and B."""
     spec, rank, tokens, ops = sizes.spec, sizes.rank, sizes.tokens, given.backend.ops
     hidden, columns = spec.hidden, -(-rank // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE
@@ -205,7 +205,7 @@ def _adapter(given: Given, sizes: Sizes) -> Run:
     return run
 
 
-def _optimizer(given: Given, sizes: Sizes) -> Run:
+def _optimizer(given: Given, sizes: Sizes) -> Compute:
     """Two updates of the adapters of a layer."""
     spec = sizes.spec
     count = sizes.rank * (4 * spec.hidden + spec.qkv_width + spec.q_width + 3 * spec.ffn)
@@ -223,7 +223,7 @@ def _optimizer(given: Given, sizes: Sizes) -> Run:
     return run
 
 
-def _copy(given: Given, sizes: Sizes) -> Run:
+def _copy(given: Given, sizes: Sizes) -> Compute:
     """From the host, on the device, and back."""
     there_TD = given("copied", sizes.tokens, sizes.spec.hidden).cpu()
     device = given.backend.device
@@ -235,7 +235,7 @@ def _copy(given: Given, sizes: Sizes) -> Run:
     return run
 
 
-PARTS: Mapping[str, Callable[[Given, Sizes], Run]] = {
+PARTS: Mapping[str, Callable[[Given, Sizes], Compute]] = {
     "copy": _copy,
     "norm": _norm,
     "rotation": _rotation,
@@ -249,7 +249,7 @@ PARTS: Mapping[str, Callable[[Given, Sizes], Run]] = {
 A_LAYER = {"norm": 2, "rotation": 1, "gate": 1, "adapter": 4, "attention": 1}
 
 
-def loss_rows(sizes: Sizes) -> int:
+def _loss_rows(sizes: Sizes) -> int:
     return min(max(1, sizes.tokens // 2), chunk_rows(sizes.spec.vocab, None), LOSS_ROWS)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from hivetune.base.journal import Journal
 from hivetune.engine.device import cap_memory, complete, start_with
 from hivetune.engine.measure.canary import Product, cut_outputs, wrong_products
-from hivetune.engine.measure.parts import A_LAYER, PARTS, Backend, Run, Sizes, backend_of, make, reference
+from hivetune.engine.measure.parts import A_LAYER, PARTS, Compute, Computing, Sizes, backend_of, make, reference
 from hivetune.engine.measure.rates import best_s
 from hivetune.engine.model.fast.spec import ModelSpec, spec_from_config
 from hivetune.models.architecture import Architecture, parse_architecture
@@ -34,16 +34,16 @@ ROUNDS = 5
 REPEAT_S = 1.0
 # Repetition is about the calls, not about the work: with so many tokens, and so few logits, a call takes 0.1 ms.
 REPEATED_TOKENS, REPEATED_VOCABULARY = 8, 2048
-Layout = Literal["nn", "nt", "tn"]
+Transposed = Literal["nn", "nt", "tn"]
 """Which factor of a product is stored transposed: forward nt, a gradient of the input nn, of a weight tn."""
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """A part at one number of tokens, with the right answer."""
 
     name: str
-    run: Run
+    run: Compute
     truth: tuple[Tensor, ...]
 
     def problem(self, dtype: torch.dtype) -> str:
@@ -62,7 +62,7 @@ class Proving:
 
     task: Prove
     architecture: Architecture
-    backend: Backend
+    backend: Computing
     journal: Journal
     heartbeat: Heartbeat
     wrong: list[str]
@@ -97,7 +97,7 @@ def prove_set(
     task: Prove,
     heartbeat: Heartbeat,
     *,
-    backend_for: Callable[[Choices, torch.device, torch.dtype], tuple[Backend, str]] = backend_of,
+    backend_for: Callable[[Choices, torch.device, torch.dtype], tuple[Computing, str]] = backend_of,
 ) -> dict[str, Any]:
     """`backend_for`: tests put broken backends in."""
     settled = complete(task.choices.device or "auto", task.choices.dtype or "auto", task.choices)
@@ -125,12 +125,12 @@ def prove_set(
     }
 
 
-def parts_at(proving: Proving, tokens: int) -> Iterator[Part]:
+def parts_at(proving: Proving, tokens: int) -> Iterator[StepPart]:
     """Each part with its truth; one at a time, as both take memory."""
     sizes, rounded = proving.sizes(tokens), proving.backend.dtype
     for name in PARTS:
         truth = make(name, reference(), sizes, rounded)()
-        yield Part(name, make(name, proving.backend, sizes, rounded), truth)
+        yield StepPart(name, make(name, proving.backend, sizes, rounded), truth)
 
 
 def check_products(proving: Proving, tokens: int) -> None:
@@ -138,7 +138,7 @@ def check_products(proving: Proving, tokens: int) -> None:
     backend = proving.backend
     for layout, products in products_of(proving, tokens).items():
 
-        def wrong(layout: Layout = layout, products: tuple[Product, ...] = products) -> str:
+        def wrong(layout: Transposed = layout, products: tuple[Product, ...] = products) -> str:
             found = wrong_products(
                 products,
                 dtype=backend.dtype,
@@ -154,7 +154,7 @@ def check_products(proving: Proving, tokens: int) -> None:
         proving.note(f"product ({layout})", tokens, wrong)
 
 
-def products_of(proving: Proving, tokens: int) -> dict[Layout, tuple[Product, ...]]:
+def products_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, ...]]:
     """Of the linear layers, forward and backward, and of both factors of their adapters; of the vocabulary at the
     smallest size only, where it costs less than a step."""
     architecture, rank = proving.architecture, proving.task.rank
@@ -210,7 +210,7 @@ def time_step(proving: Proving) -> tuple[float, dict[str, float]]:
     linears = [(linear.inputs, linear.outputs, layers) for linear in architecture.linears]
     for inputs, outputs, count in [*linears, (architecture.hidden, architecture.vocabulary, 1)]:
         rows = tokens if count > 1 else max(1, tokens // 2)
-        both: tuple[tuple[Layout, Product], ...] = (
+        both: tuple[tuple[Transposed, Product], ...] = (
             ("nt", Product(rows, outputs, inputs)),
             ("nn", Product(rows, inputs, outputs)),
         )
@@ -232,7 +232,7 @@ def distance(found: Tensor, truth: Tensor) -> float:
     return float(((found - truth).abs() / scale).max())
 
 
-def _again(proving: Proving, run: Run) -> str:
+def _again(proving: Proving, run: Compute) -> str:
     """The same numbers each time, up to rounding where sums are made in any order; compared on the device."""
     first = [tensor.clone() for tensor in run()]
     tolerance = TOLERANCE[proving.backend.dtype]
@@ -248,7 +248,7 @@ def _again(proving: Proving, run: Run) -> str:
     return f"{count} of {done} calls gave another answer than the first" if count else ""
 
 
-def _laid_out(a_MK: Tensor, b_KN: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def _laid_out(a_MK: Tensor, b_KN: Tensor, layout: Transposed) -> tuple[Tensor, Tensor]:
     """The same factors, with the second ("nt") or the first ("tn") stored transposed."""
     if layout == "nt":
         return a_MK, b_KN.t().contiguous().t()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hivetune.machine.inventory import CardKind
 from hivetune.machine.profile import WORTH_IT, Proof, ProvenSet
 from hivetune.process.protocol import ChildError, Outcome
 from hivetune.run.choices import Choices
@@ -19,7 +20,6 @@ LEAVE_HIPBLASLT = {
     "TORCH_BLAS_PREFER_CUBLASLT": "0",
     "ROCBLAS_USE_HIPBLASLT": "0",
 }
-Kind = Literal["cpu", "cuda", "rocm"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Judged:
         return self.status == "right"
 
 
-def sets_of(kind: Kind, device: str, dtype: str) -> tuple[list[BackendSet], list[BackendSet]]:
+def sets_of(kind: CardKind, device: str, dtype: str) -> tuple[list[BackendSet], list[BackendSet]]:
     """(always proven, tried in this order until one is right when none of the first are)."""
 
     def one(words: str, environment: Mapping[str, str] | None = None, **choices: Any) -> BackendSet:
@@ -123,7 +123,7 @@ def proof_of(judged: Sequence[Judged], job: str, now_s: float) -> Proof:
     return Proof(round(now_s, 3), job, fastest_dtype(best), best, rejected)
 
 
-def product_rates(judged: Sequence[Judged]) -> dict[str, Mapping[str, float]]:
+def rates_of_products(judged: Sequence[Judged]) -> dict[str, Mapping[str, float]]:
     """dtype -> FLOP/s of each product by its sizes, of the sets that were right; the best of each."""
     rates: dict[str, dict[str, float]] = {}
     for each in judged:

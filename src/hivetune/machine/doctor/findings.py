@@ -82,7 +82,7 @@ def judge_machine(seen: Look, demand: Demand | None = None) -> Judgement:
         if question := _open_question(observed, about):
             not_known.append(question)
     found += _of_variables(seen, whole)
-    return Judgement(in_order(_one_card_is_enough(found, cards)), tuple(not_known))
+    return Judgement(worst_first(_one_card_is_enough(found, cards)), tuple(not_known))
 
 
 def _finding(fact: Fact, observed: Mapping[str, Any], install: str) -> MachineFinding:
@@ -167,7 +167,7 @@ def _one_card_is_enough(found: Sequence[MachineFinding], cards: Sequence[SeenCar
     ]
 
 
-def in_order(found: Iterable[MachineFinding]) -> tuple[MachineFinding, ...]:
+def worst_first(found: Iterable[MachineFinding]) -> tuple[MachineFinding, ...]:
     """The worst first, each once."""
     unique = {(finding.id, finding.about): finding for finding in found}
     return tuple(sorted(unique.values(), key=lambda finding: WORST_FIRST.index(finding.severity)))

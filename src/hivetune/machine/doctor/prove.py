@@ -18,13 +18,12 @@ from hivetune.errors import UsageError
 from hivetune.machine.doctor.backends import (
     BackendSet,
     Judged,
-    Kind,
     judge_set,
-    product_rates,
     proof_of,
+    rates_of_products,
     sets_of,
 )
-from hivetune.machine.inventory import Card, Machine
+from hivetune.machine.inventory import Card, CardKind, Machine
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import Profile, Proof, read_profile, write_profile
 from hivetune.models.prepared import find_prepared
@@ -34,7 +33,7 @@ from hivetune.process.protocol import Beat, MeasureRates, Outcome, Prove
 from hivetune.records import Progress, silent
 
 # A fault that comes once in a thousand calls of a part is met with 95 %; --soak is for rarer ones.
-CALLS = 3000
+REPEATED_CALLS = 3000
 # Loading torch from a cold disk; one part at one size, of which the slowest takes a second or two.
 START_S, PART_S = 180.0, 90.0
 # Of the memory that is free: beyond it an allocation of the child fails, instead of the machine freezing.
@@ -64,7 +63,7 @@ class ProofLimits:
     """`calls`: repetitions of a part. `soak_s`: for so long the winner of each device goes on after that. `start_s`,
     `part_s`: how long a child may be silent. `memory_bytes`: the most that a child on the processor may take."""
 
-    calls: int = CALLS
+    calls: int = REPEATED_CALLS
     soak_s: float = 0.0
     memory_bytes: int | None = None
     start_s: float = START_S
@@ -120,7 +119,7 @@ def prove_machine(
     Raises UsageError as `job_of`.
     """
     limits = ProofLimits(soak_s=soak_s, memory_bytes=round(FREE_SHARE * machine.available_bytes))
-    devices: list[tuple[str, Kind]] = [(f"cuda:{number}", card.kind) for number, card in enumerate(cards)]
+    devices: list[tuple[str, CardKind]] = [(f"cuda:{number}", card.kind) for number, card in enumerate(cards)]
     devices.append(("cpu", "cpu"))
     jobs = {kind: job_of(config, on_card=kind != "cpu") for _, kind in devices}
     proven = tuple(prove_device(device, kind, jobs[kind], limits, progress=progress) for device, kind in devices)
@@ -148,7 +147,7 @@ def _fields(model: str) -> Mapping[str, Any]:
 
 def prove_device(
     device: str,
-    kind: Kind,
+    kind: CardKind,
     job: ProofJob,
     limits: ProofLimits = ProofLimits(),
     *,
@@ -170,7 +169,7 @@ def prove_device(
         soaked = _prove_set(winner, job, folder, limits, run, soak_s=limits.soak_s)
         judged = [soaked if each.of == winner else each for each in judged]
         proof = proof_of(judged, job.words, time.time())
-    return ProvenDevice(device, tuple(judged), proof, gemm, measured.result["other"], product_rates(judged))
+    return ProvenDevice(device, tuple(judged), proof, gemm, measured.result["other"], rates_of_products(judged))
 
 
 def with_proven(profile: Profile, proven: ProvenDevice) -> Profile:
@@ -181,7 +180,7 @@ def with_proven(profile: Profile, proven: ProvenDevice) -> Profile:
     return replace(profile, other_rates={**profile.other_rates, proven.device: dict(proven.other)})
 
 
-def prover(kind: Kind, limits: ProofLimits, progress: Progress = silent, module: str | None = None) -> Prover:
+def prover(kind: CardKind, limits: ProofLimits, progress: Progress = silent, module: str | None = None) -> Prover:
     """Children of this machine. `module`: instead of the engine's own, in tests."""
     beats = itertools.count(1)
 
@@ -203,7 +202,7 @@ def prover(kind: Kind, limits: ProofLimits, progress: Progress = silent, module:
 
 
 def _prove_dtype(
-    kind: Kind, device: str, dtype: str, job: ProofJob, folder: Path, limits: ProofLimits, run: Prover
+    kind: CardKind, device: str, dtype: str, job: ProofJob, folder: Path, limits: ProofLimits, run: Prover
 ) -> list[Judged]:
     always, otherwise = sets_of(kind, device, dtype)
     judged = [_prove_set(each, job, folder, limits, run) for each in always]

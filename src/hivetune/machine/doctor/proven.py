@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hivetune.machine.doctor.backends import Judged
-from hivetune.machine.doctor.findings import Judgement, MachineFinding, in_order
+from hivetune.machine.doctor.findings import Judgement, MachineFinding, worst_first
 from hivetune.machine.doctor.prove import ProvenDevice
 
-WORDS = {
+_SAYS = {
     "wrong": "computes wrong numbers",
     "crashed": "ends the process",
     "hung": "does not answer",
@@ -24,7 +24,7 @@ def with_proof(judgement: Judgement, proven: Sequence[ProvenDevice]) -> Judgemen
     questions = [
         f"{each.of.name}: {each.why}" for device in proven for each in device.judged if each.status == "unavailable"
     ]
-    return Judgement(in_order((*judgement.findings, *found)), (*judgement.not_known, *questions))
+    return Judgement(worst_first((*judgement.findings, *found)), (*judgement.not_known, *questions))
 
 
 def _findings(device: ProvenDevice) -> Iterable[MachineFinding]:
@@ -62,7 +62,7 @@ def _rejected(device: ProvenDevice, each: Judged) -> MachineFinding:
     return MachineFinding(
         id=f"proof-{each.of.name}",
         severity="note" if instead is not None else "risk",
-        title=f"{each.of.name} {WORDS[each.status]}",
+        title=f"{each.of.name} {_SAYS[each.status]}",
         says=says,
         evidence=(f"{each.calls:,} calls",) if each.calls else (),
         mend=mend,
