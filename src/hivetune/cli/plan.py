@@ -71,7 +71,9 @@ def show_plan(planned: Planned) -> None:
         numeric=("length", "rank", "least", "peak", "time", "disk"),
     )
     if not planned.architecture.exact:
-        say(f"{planned.architecture.family} is read as a Llama-like model: sizes may be off")
+        say(
+            f"{planned.architecture.family} is read as a Llama-like model: sizes may be off; hivetune fetch counts them"
+        )
 
 
 def _show_choice(planned: Planned, choice: Choice) -> None:

@@ -1,7 +1,8 @@
-"""What a model's config.json says about its size: its linear layers, its parameters, and what a rank adds to them.
+"""How large a model is: its linear layers, its parameters, and what a rank adds to them. Without torch and weights.
 
-Without torch and without the weights; how families differ is told in families.py. A family that is not listed there
-but uses the usual names is counted as if it were Llama, and says so (`exact` False).
+Families that families.py lists are counted from config.json by formula. Of every other model, the preparation counts
+the modules that transformers builds (engine/model/sizes.py) and writes them into hivetune.json. Before that it is
+guessed as if it were Llama, by whatever name its family gives to each size, and says so (`exact` False).
 """
 
 import json
@@ -10,34 +11,56 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.disk import read_json
 from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
-from hivetune.models.families import EXPERT_SETTINGS, FAMILIES, HEAD_NORMS, Family, Width
+from hivetune.models.families import FAMILIES, HEAD_NORMS, OTHER_NAMES, Family, Width
+from hivetune.models.prepared import DESCRIPTION
 from hivetune.models.targets import ALL_LINEAR, match_targets
 
 OUTPUT_EMBEDDING = "lm_head"
 # Far above any real model (126 in Llama 3.1 405B), far below what a made-up config would cost to count.
 LARGEST_CONFIG_BYTES = 16 << 20
 MOST_LAYERS = 4096
+USUAL_HEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One linear module: y = W x, W of shape [outputs, inputs]; `name` below the decoder layer, or in full."""
+    """One linear module: y = W x, W of shape [outputs, inputs]; `name` below the decoder layer, or in full.
+
+    experts: so many of them under one name, in one tensor; each token meets `active` of them.
+    """
 
     name: str
     inputs: int
     outputs: int
     bias: bool = False
+    experts: int = 1
+    active: int = 1
 
     @property
     def parameters(self) -> int:
-        return self.inputs * self.outputs + (self.outputs if self.bias else 0)
+        return self.experts * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
+
+    @property
+    def weights(self) -> int:
+        """Of its matrix, or of the matrices of all experts."""
+        return self.experts * self.inputs * self.outputs
+
+    def adapter_shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Of A and B, as PEFT stores them."""
+        return (self.experts * rank, self.inputs), (self.outputs, self.experts * rank)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a dense decoder. q and k are the widths of all query heads and of all key heads together."""
+    """Sizes of a decoder. q and k are the widths of all query heads and of all key heads together.
+
+    linears: of each layer, where all are alike. modules: those that can have an adapter, by full name, where the model
+    was counted module by module; then `counted` are all its parameters, and `other_weights` those of further products
+    that each token takes part in.
+    """
 
     family: str
     layers: int
@@ -51,6 +74,9 @@ class Architecture:
     norm_parameters: int
     linears: tuple[Linear, ...]
     exact: bool = True
+    modules: tuple[Linear, ...] = ()
+    counted: int = 0
+    other_weights: int = 0
 
     @property
     def q(self) -> int:
@@ -61,9 +87,33 @@ class Architecture:
         return self.kv_heads * self.head_size
 
     @property
+    def is_fast(self) -> bool:
+        """Whether the fast path computes models of its family, if nothing else of its config is in the way."""
+        return self.family in FAMILIES and FAMILIES[self.family].fast
+
+    @property
     def linear_parameters(self) -> int:
-        """Weights of the layers' GEMMs, without biases: the N of FLOPs per token."""
+        """Weights of the layers' GEMMs that one token meets, without biases: the N of FLOPs per token."""
+        if self.modules:
+            return self.other_weights + sum(linear.active * linear.inputs * linear.outputs for linear in self.modules)
         return self.layers * sum(linear.inputs * linear.outputs for linear in self.linears)
+
+    @property
+    def quantizable_parameters(self) -> int:
+        """Weights that `method: qlora` keeps in 4 bits: of linear modules, not of experts in one tensor."""
+        if self.modules:
+            return sum(linear.weights for linear in self.modules if linear.experts == 1)
+        return self.linear_parameters
+
+    @property
+    def widths_per_token(self) -> int:
+        """Inputs and outputs of all products that one token takes part in, where modules were counted."""
+        return sum(linear.active * (linear.inputs + linear.outputs) for linear in self.modules)
+
+    @property
+    def largest_linear(self) -> int:
+        """Weights of the largest matrix."""
+        return max(linear.inputs * linear.outputs for linear in self.modules or self.linears)
 
     @property
     def embedding_parameters(self) -> int:
@@ -71,24 +121,38 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
+        if self.counted:
+            return self.counted
         in_layers = self.layers * sum(linear.parameters for linear in self.linears)
         return in_layers + self.norm_parameters + self.embedding_parameters
 
     def adapted(self, target_modules: str | Sequence[str] = ALL_LINEAR) -> list[Linear]:
         """The linear modules of all layers that get an adapter, by full name. Raises UsageError as `match_targets`."""
-        linears = {
+        linears = {linear.name: linear for linear in self.modules} or {
             f"model.layers.{layer}.{linear.name}": linear for layer in range(self.layers) for linear in self.linears
         }
         chosen = match_targets([*linears, OUTPUT_EMBEDDING], target_modules, head=OUTPUT_EMBEDDING)
         return [replace(linears[name], name=name) for name in chosen]
 
     def adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR) -> int:
-        """rank * (inputs + outputs) for each adapted module."""
-        return sum(rank * (linear.inputs + linear.outputs) for linear in self.adapted(target_modules))
+        """rank * (inputs + outputs) for each adapted module, of each of its experts."""
+        return sum(rank * (part.inputs + part.outputs) * part.experts for part in self.adapted(target_modules))
+
+    def active_adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR) -> int:
+        """Those of them that one token meets."""
+        return sum(rank * (part.inputs + part.outputs) * part.active for part in self.adapted(target_modules))
 
 
 def read_architecture(path: Path) -> Architecture:
-    """The architecture in a config.json (or in the folder that holds one). Raises UsageError when it is unknown."""
+    """The architecture of a prepared folder, of any model folder, or in a config.json. Raises UsageError when it is
+    none."""
+    described = path / DESCRIPTION
+    if described.is_file():
+        sizes = read_json(described).get("sizes")
+        if sizes is not None and sizes["family"] not in FAMILIES:
+            return Architecture(
+                **{**sizes, "linears": (), "modules": tuple(Linear(**part) for part in sizes["modules"])}
+            )
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(read_bounded(path, LARGEST_CONFIG_BYTES))
@@ -108,23 +172,23 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     ):  # image-and-text models: the language part is what is trained
         config = config["text_config"]
     kind = str(config.get("model_type", ""))
-    if any(config.get(name) for name in EXPERT_SETTINGS):
-        raise UsageError(f"{where}: {kind} is a mixture of experts, which is unsupported", hint="choose a dense model")
     family = FAMILIES.get(kind, Family())
+    guessed = kind not in FAMILIES
 
     def number(name: str, default: int | None = None) -> int:
-        value = config.get(name)
-        value = default if value is None else value
+        names = (name, *OTHER_NAMES.get(name, ())) if guessed else (name,)
+        value = next((config[other] for other in names if config.get(other) is not None), default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 32:
-            raise UsageError(f"{where}: '{name}' is {value!r}: this is not a causal language model that can be planned")
+            raise UsageError(f"{where}: '{name}' is {value!r}: this is not the config of a causal language model")
         return value
 
-    hidden, layers, heads = number("hidden_size"), number("num_hidden_layers"), number("num_attention_heads")
+    hidden, layers = number("hidden_size"), number("num_hidden_layers")
+    heads = number("num_attention_heads", max(1, hidden // USUAL_HEAD) if guessed else None)
     if layers > MOST_LAYERS:
         raise UsageError(f"{where}: 'num_hidden_layers' is {layers}, at most {MOST_LAYERS} are supported")
     head_size = number("head_dim", family.head_dim or hidden // heads)
     kv_heads = number("num_key_value_heads", heads)
-    ffn = number("intermediate_size")
+    ffn = number("intermediate_size", 4 * hidden if guessed else None)
     widths: dict[Width, int] = {"hidden": hidden, "q": heads * head_size, "kv": kv_heads * head_size, "ffn": ffn}
     # Norms of heads have the size of a head, all others that of the stream; and there is the one before the logits.
     norms = layers * sum(head_size if name in HEAD_NORMS else hidden for name in family.norms) + hidden
@@ -140,7 +204,7 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         tied=bool(config.get("tie_word_embeddings", family.tied)),
         norm_parameters=norms,
         linears=_linears(family, widths, config),
-        exact=kind in FAMILIES,
+        exact=not guessed,
     )
 
 

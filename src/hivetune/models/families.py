@@ -171,3 +171,13 @@ FAMILIES: Mapping[str, Family] = {
 }
 # Settings that say that a layer holds experts; none of the families above does.
 EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# What families that are not listed call their sizes: from transformers' own maps of names (`attribute_map`) and from
+# the configs of those that have none.
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model", "n_embed", "model_dim", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_blocks"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_query_groups"),
+    "intermediate_size": ("n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "d_inner", "feed_forward_hidden_size"),
+    "vocab_size": ("n_vocab", "embedding_size"),
+}

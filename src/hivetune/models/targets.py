@@ -25,14 +25,12 @@ def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: st
     names = list(names)
     if is_all_linear(wanted):
         return [name for name in names if name != head]
+    chosen = find_targets(names, wanted)
     if isinstance(wanted, str) and not PLAIN_NAME.fullmatch(wanted):
-        pattern = _compiled(wanted)
-        chosen = [name for name in names if pattern.fullmatch(name)]
         unknown = [] if chosen else [wanted]
     else:
         ends = [wanted] if isinstance(wanted, str) else list(wanted)
         unknown = [end for end in ends if not any(_ends_with(name, end) for name in names)]
-        chosen = [name for name in names if any(_ends_with(name, end) for end in ends)]
     if unknown or not chosen:
         known = sorted({_last(name) for name in names if name != head})
         what = f"no linear module matches {', '.join(map(repr, unknown))}" if unknown else "the list is empty"
@@ -43,6 +41,17 @@ def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: st
             hint=f"leave it out, or use {ALL_LINEAR}",
         )
     return chosen
+
+
+def find_targets(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]:
+    """As `match_targets`, without its refusals: whatever of `names` is meant, maybe nothing."""
+    if is_all_linear(wanted):
+        return list(names)
+    if isinstance(wanted, str) and not PLAIN_NAME.fullmatch(wanted):
+        pattern = _compiled(wanted)
+        return [name for name in names if pattern.fullmatch(name)]
+    ends = [wanted] if isinstance(wanted, str) else list(wanted)
+    return [name for name in names if any(_ends_with(name, end) for end in ends)]
 
 
 def is_all_linear(wanted: str | Sequence[str]) -> bool:

@@ -13,9 +13,10 @@ from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import WORTH_IT
 from hivetune.models.architecture import Architecture, parse_architecture
+from hivetune.models.targets import ALL_LINEAR
 from hivetune.plan.device import Device
 from hivetune.plan.layout import TrimmedDocument
-from hivetune.plan.memory import Affine, Peak, TrainingSetup, disk_bytes, predict_peak, with_recompute
+from hivetune.plan.memory import Affine, Peak, TrainingSetup, adapters_of, disk_bytes, predict_peak, with_recompute
 from hivetune.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, unprobed_rate
 from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, checkpoint_interval_s
 from hivetune.run.choices import Choices
@@ -233,8 +234,10 @@ def try_case(case: Case, device: Device, work: Workload, *, memory_share: float 
     """The case with every row as long as `case.length`, so that lengths can be compared."""
     quantized = case.precision == "nf4"
     dtype = choose_dtype("auto", device) if quantized else case.precision
-    adapters = case.architecture.adapter_parameters(case.rank)
-    setup = TrainingSetup(case.architecture, adapters, dtype, device.kind, quantized)
+    trained, active = adapters_of(case.architecture, case.rank, ALL_LINEAR)
+    setup = TrainingSetup(
+        case.architecture, trained, dtype, device.kind, quantized=quantized, active_adapter_parameters=active
+    )
     share = sum(work.trained) / max(1, sum(work.lengths))
     at_length = assumed_workload(
         longest=case.length,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hivetune.models.architecture import Architecture
+from hivetune.models.targets import ALL_LINEAR
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 # With double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
@@ -26,9 +27,14 @@ RUNTIME_BYTES = {"cpu": 450_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
 COMPILED_BYTES = 5_500_000
 # The general path (any transformers model) keeps what autograd keeps: norms, products and masks too.
 GENERAL_FACTOR = 2.3
+# As a share of the inputs and outputs of all products, where they were counted: the same for Llama's shapes.
+COUNTED_FACTOR = 1.3
 # Half-widths of the error bar. Formula: against published peaks it was off by -10 to +10 %, against CPU processes by
 # up to 25 % (malloc keeps what was freed). With two probe steps: within 10 % on a CPU, 5 % by a card's allocator.
 FORMULA_ERROR = 0.25
+# For a family without a formula of its own, counted module by module or guessed from its config.
+UNKNOWN_ERROR = 0.5
+UNKNOWN_PROBED_ERROR = 0.15
 PROBED_PEAK_ERROR = {"cpu": 0.10, "cuda": 0.05, "rocm": 0.05}
 
 Path = Literal["fast", "general"]
@@ -38,7 +44,8 @@ Path = Literal["fast", "general"]
 class TrainingSetup:
     """What decides memory and time of a step besides its tokens.
 
-    adapter_parameters: trained ones, A and B of all modules. kind: cpu, cuda or rocm. quantized: the base's matrices
+    adapter_parameters: trained ones, A and B of all modules; active_adapter_parameters: those that one token meets,
+    where there are experts. kind: cpu, cuda or rocm. quantized: the base's matrices
     are NF4. recompute: layers whose activations are not kept. path: which implementation runs (engine/model/load.py).
     """
 
@@ -49,10 +56,18 @@ class TrainingSetup:
     quantized: bool = False
     recompute: int = 0
     path: Path = "fast"
+    active_adapter_parameters: int | None = None
 
     @property
     def value_bytes(self) -> int:
         return BYTES[self.dtype]
+
+
+def adapters_of(architecture: Architecture, rank: int, target_modules: str | Sequence[str]) -> tuple[int, int]:
+    """Trained parameters: all, and those that one token meets. Of a guessed model, whose modules have other names, as
+    if all had an adapter. Raises UsageError as `match_targets`."""
+    wanted = target_modules if architecture.exact else ALL_LINEAR
+    return architecture.adapter_parameters(rank, wanted), architecture.active_adapter_parameters(rank, wanted)
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,8 @@ def saved_bytes_per_token(setup: TrainingSetup) -> int:
     are float32 there and counted in the run's precision here: the probes' correction carries the difference.
     """
     a = setup.architecture
+    if a.modules:  # what its products take in and give out
+        return round(setup.value_bytes * COUNTED_FACTOR * a.widths_per_token / a.layers)
     widths = 2 * a.hidden + 2 * a.q + 2 * a.k + 2 * a.ffn
     kept = setup.value_bytes * widths + 4 * a.heads
     return round(kept * (GENERAL_FACTOR if setup.path == "general" else 1))
@@ -108,9 +125,8 @@ def weight_bytes(setup: TrainingSetup) -> int:
     a = setup.architecture
     if not setup.quantized:
         return a.parameters * setup.value_bytes
-    largest = max(linear.inputs * linear.outputs for linear in a.linears)
-    rest = (a.parameters - a.linear_parameters) * setup.value_bytes
-    return round(a.linear_parameters * NF4_BITS / 8) + rest + largest * setup.value_bytes
+    rest = (a.parameters - a.quantizable_parameters) * setup.value_bytes
+    return round(a.quantizable_parameters * NF4_BITS / 8) + rest + a.largest_linear * setup.value_bytes
 
 
 def predict_peak(setup: TrainingSetup, tokens: int, correction: Affine | None = None, *, row_counts: int = 2) -> Peak:
@@ -134,9 +150,15 @@ def predict_peak(setup: TrainingSetup, tokens: int, correction: Affine | None = 
     if setup.kind == "cpu" and setup.dtype == "bfloat16":
         parts["compiled products"] = row_counts * COMPILED_BYTES
     if correction is None:
-        return Peak(parts, FORMULA_ERROR)
+        return Peak(parts, UNKNOWN_ERROR if is_unknown(setup.architecture) else FORMULA_ERROR)
     parts["measured beyond the formula"] = round(correction(tokens))
-    return Peak(parts, PROBED_PEAK_ERROR[setup.kind])
+    known = PROBED_PEAK_ERROR[setup.kind]
+    return Peak(parts, max(known, UNKNOWN_PROBED_ERROR) if is_unknown(setup.architecture) else known)
+
+
+def is_unknown(architecture: Architecture) -> bool:
+    """Whether its family has no formula of its own: its error bars are wider."""
+    return bool(architecture.modules) or not architecture.exact
 
 
 def fit_correction(setup: TrainingSetup, points: Sequence[tuple[int, int]]) -> Affine:

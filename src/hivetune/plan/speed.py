@@ -76,7 +76,8 @@ def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
     """
     a = setup.architecture
     again = setup.recompute / a.layers
-    linear = (4 + 2 * again) * a.linear_parameters + (6 + 2 * again) * setup.adapter_parameters
+    trained = setup.active_adapter_parameters or setup.adapter_parameters
+    linear = (4 + 2 * again) * a.linear_parameters + (6 + 2 * again) * trained
     attention = (3.5 + again) * 2 * a.layers * a.q
     logits = 4 * a.vocabulary * a.hidden
     return linear * shape.tokens + attention * shape.squares + logits * shape.trained

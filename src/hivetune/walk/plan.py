@@ -26,7 +26,7 @@ from hivetune.plan.choose import (
     what_would_fit,
 )
 from hivetune.plan.device import Device, device_of_card, device_of_machine
-from hivetune.plan.memory import TrainingSetup, disk_bytes
+from hivetune.plan.memory import TrainingSetup, adapters_of, disk_bytes
 from hivetune.plan.speed import probe_key, read_probe
 
 BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
@@ -66,13 +66,15 @@ def plan_run(
     else:
         device = device_of_machine(machine, profile, config.device)
     work = guess_workload(config, rows, tokens)
+    trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
     setup = TrainingSetup(
         architecture,
-        architecture.adapter_parameters(config.lora.r, config.lora.target_modules),
+        trained,
         choose_dtype(config.dtype, device),
         device.kind,
         quantized=config.method == "qlora",
-        path="fast" if architecture.exact and config.method == "lora" else "general",
+        path="fast" if architecture.is_fast and config.method == "lora" else "general",
+        active_adapter_parameters=active,
     )
     probe = None if card else profile.probes.get(probe_key(setup))
     rate, correction = read_probe(setup, probe) if probe else (None, None)
@@ -91,7 +93,8 @@ def plan_run(
 def find_architecture(name: str) -> Architecture:
     """Of a prepared model, a folder with config.json, or a model that is known by its sizes."""
     if Path(name).is_dir():
-        return read_architecture(Path(name))
+        prepared = find_prepared(name)
+        return read_architecture(prepared.folder if prepared else Path(name))
     known = known_model(name)
     prepared = None if known else find_prepared(name)
     if prepared:

@@ -19,21 +19,14 @@ from hivetune.run.choices import Choices
 
 LORA = LoraConfig(r=4, alpha=12)
 SIZES: dict[str, Any] = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-# Kinds that no fast path knows: other linear modules (GPT-2's Conv1D), fused qkv, ALiBi, experts, recurrence.
+# Kinds that no fast path knows: other linear modules (GPT-2's Conv1D), fused qkv, ALiBi, recurrence. Experts are in
+# test_experts.py.
 OTHERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "gpt_neox": {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4},
     "bloom": {"hidden_size": 48, "n_layer": 2, "n_head": 4},
     "falcon": {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
     "cohere": {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4},
-    "mixtral": {
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-    },
     "mamba": {"hidden_size": 48, "num_hidden_layers": 2, "state_size": 8},
 }
 
@@ -80,10 +73,9 @@ def write_other(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", OTHERS)
 def test_loss_and_gradients_equal_peft_on_any_architecture(kind: str, tmp_path: Path) -> None:
     folder = write_other(tmp_path, kind)
-    dtype = torch.float32 if kind == "mixtral" else torch.float64  # torch has no grouped product of experts in fp64
     # PEFT refuses the other modules of Mamba, whose fused kernels read their weights past any adapter.
     lora = LoraConfig(r=4, alpha=12, target_modules=["in_proj", "x_proj"]) if kind == "mamba" else LORA
-    model, docs = load(folder, dtype, lora), [d for d in documents() if len(d.tokens_L) > 1]
+    model, docs = load(folder, lora=lora), [d for d in documents() if len(d.tokens_L) > 1]
     expected, total = peft_gradients(folder, model, docs)
     assert float(model.backward(docs, 1 / 37)) == pytest.approx(total, rel=1e-6)
     assert worst_difference(gradients(model), expected) < 2e-5  # rotary angles in fp32, as above

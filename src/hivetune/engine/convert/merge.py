@@ -11,16 +11,18 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import MANIFEST, read_json, write_json, write_manifest
-from hivetune.engine.model.adapter import PREFIX, read_adapter, scaling
+from hivetune.config import LoraConfig
+from hivetune.engine.model.adapter import A_WEIGHT, PREFIX, expert_tensors, read_adapter, scaling
+from hivetune.engine.model.linears import is_fused
 from hivetune.errors import UsageError
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, WEIGHTS, WEIGHTS_INDEX
 from hivetune.process.child import Heartbeat, run_child
@@ -46,7 +48,7 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
     lora, tensors = read_adapter(adapter)
     config = AutoConfig.from_pretrained(model, local_files_only=True)
     plan = MergePlan(
-        deltas=pair_up(tensors, scaling(lora)),
+        deltas=pair_up(tensors, lora),
         transposed=frozenset(transposed_weights(model)),
         prefix=MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].base_model_prefix,
         dtype=dtype,
@@ -57,8 +59,12 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
     try:
         merged: set[str] = set()
         files = shard_files(model)
-        for file in files:
-            merged |= _merge_file(model / file, work / file, plan, heartbeat)
+        if any(delta.experts > 1 for delta in plan.deltas.values()):
+            merged |= _merge_module(model, work, plan, heartbeat)
+            files = shard_files(work)
+        else:
+            for file in files:
+                merged |= _merge_file(model / file, work / file, plan, heartbeat)
         missing = sorted(plan.deltas.keys() - merged)
         if missing:
             raise UsageError(
@@ -66,7 +72,7 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
                 hint="it is an adapter of another base model",
             )
         for path in model.iterdir():
-            if path.is_file() and path.name not in (*NOT_COPIED, *files):
+            if path.is_file() and path.name not in (*NOT_COPIED, *shard_files(model)):
                 shutil.copyfile(path, work / path.name)
         if (model / NAMED_TEMPLATES).is_dir():
             shutil.copytree(model / NAMED_TEMPLATES, work / NAMED_TEMPLATES)
@@ -80,21 +86,42 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
     return {"merged_tensors": len(merged), "files": files}
 
 
-def pair_up(tensors: Mapping[str, Tensor], scale: float) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """Weight name in the base -> (A [R, I], B [O, R], scale)."""
-    paired = {}
+class Delta(NamedTuple):
+    """What an adapter adds to a weight: scale * B A, of each expert where there are several."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+    experts: int = 1
+
+
+def pair_up(tensors: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Delta]:
+    """By the weight's name in the base."""
+    paired, experts = {}, expert_tensors(tensors, lora)
     for name, a_RI in tensors.items():
-        if ".lora_A." in name:
-            module = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-            paired[f"{module}.weight"] = (a_RI, tensors[name.replace(".lora_A.", ".lora_B.")], scale)
+        if name.endswith(A_WEIGHT):
+            module = name.removeprefix(PREFIX).removesuffix(A_WEIGHT)
+            b_OR = tensors[name.replace(".lora_A.", ".lora_B.")]
+            many = len(a_RI) // lora.r if module in experts else 1
+            paired[experts.get(module, f"{module}.weight")] = Delta(a_RI, b_OR, scaling(lora), many)
     return paired
 
 
-def add_delta(weight: Tensor, delta: tuple[Tensor, Tensor, float], *, transposed: bool = False) -> Tensor:
-    """`weight` [O, I] ([I, O] where `transposed`) plus scale * B A, in fp32."""
-    a_RI, b_OR, scale = delta
-    change_OI = (b_OR.to(weight.device) @ a_RI.to(weight.device)).mul_(scale)
-    return (change_OI.T if transposed else change_OI) + weight.to(torch.float32)
+def add_delta(weight: Tensor, delta: Delta, *, transposed: bool = False) -> Tensor:
+    """`weight` [O, I] ([I, O] where `transposed`; with experts in front of both) plus scale * B A, in fp32."""
+    a, b = delta.a.to(weight.device), delta.b.to(weight.device)
+    if delta.experts == 1:
+        change = b @ a
+    else:
+        a_ERI, b_ORE = a.unflatten(0, (delta.experts, -1)), b.unflatten(1, (-1, delta.experts))
+        change = torch.einsum("ore,eri->eoi", b_ORE, a_ERI)
+    change.mul_(delta.scale)
+    return (change.mT if transposed else change) + weight.to(torch.float32)
+
+
+def is_transposed(owner: nn.Module) -> bool:
+    """Whether a module stores its weights [I, O]."""
+    return isinstance(owner, Conv1D) or (is_fused(owner) and bool(owner.is_transposed))
 
 
 def transposed_weights(model: Path) -> set[str]:
@@ -102,6 +129,22 @@ def transposed_weights(model: Path) -> set[str]:
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, local_files_only=True))
     return {f"{name}.weight" for name, child in module.named_modules() if isinstance(child, Conv1D)}
+
+
+@torch.no_grad()
+def _merge_module(model: Path, work: Path, plan: "MergePlan", heartbeat: Heartbeat) -> set[str]:
+    """As `_merge_file` for models with experts, whose tensors files hold one by one and modules as one: by the module,
+    in memory. The names that were merged."""
+    dtype = {name: TORCH_DTYPES[kind] for name, kind in KIND_NAMES.items()}.get(plan.dtype, "auto")
+    module = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True, use_safetensors=True)
+    weights = dict(module.named_parameters())
+    for name, delta in plan.deltas.items():
+        if name in weights:
+            owner = module.get_submodule(name.rpartition(".")[0])
+            weights[name].copy_(add_delta(weights[name], delta, transposed=is_transposed(owner)))
+            heartbeat.beat(Beat.ITEM)
+    module.save_pretrained(work)
+    return plan.deltas.keys() & weights.keys()
 
 
 def shard_files(model: Path) -> list[str]:
@@ -143,7 +186,7 @@ def _merge_file(source: Path, target: Path, plan: "MergePlan", heartbeat: Heartb
 class MergePlan:
     """What happens to each tensor. Files may leave out the model's prefix, as GPT-2's do."""
 
-    deltas: Mapping[str, tuple[Tensor, Tensor, float]]
+    deltas: Mapping[str, Delta]
     transposed: frozenset[str]
     prefix: str
     dtype: str
@@ -151,7 +194,7 @@ class MergePlan:
     def module_weight(self, name: str) -> str:
         return name if name in self.deltas else f"{self.prefix}.{name}"
 
-    def delta(self, name: str) -> tuple[Tensor, Tensor, float] | None:
+    def delta(self, name: str) -> Delta | None:
         return self.deltas.get(self.module_weight(name))
 
     def is_transposed(self, name: str) -> bool:
@@ -168,7 +211,7 @@ def _rewrite_config(model: Path, work: Path, plan: MergePlan) -> None:
         config["dtype"] = plan.dtype
         config.pop("torch_dtype", None)
     write_json(work / "config.json", config)
-    if (model / WEIGHTS_INDEX).is_file():
+    if (model / WEIGHTS_INDEX).is_file() and not (work / WEIGHTS_INDEX).is_file():
         index = read_json(model / WEIGHTS_INDEX)
         size = sum((work / file).stat().st_size for file in shard_files(model))
         write_json(work / WEIGHTS_INDEX, {**index, "metadata": {"total_size": size}})

@@ -83,7 +83,8 @@ def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str
             described |= {"kind": "folder", "source": str(target), "revision": None}
         described |= _special_ids(work, name) | {"template_sha256": _settle_template(work, name)}
         write_json(work / DESCRIPTION, described)
-        _check(work, name, text_part=name != whole)
+        described["sizes"] = _check(work, name, text_part=name != whole)
+        write_json(work / DESCRIPTION, described)
         write_manifest(work)
         if target.exists():
             shutil.rmtree(target)
@@ -93,8 +94,8 @@ def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str
     return described
 
 
-def _check(work: Path, name: str, *, text_part: bool) -> None:
-    """Raises UsageError for a folder that is not what it says: values, tensors, vocabulary, template."""
+def _check(work: Path, name: str, *, text_part: bool) -> dict[str, Any]:
+    """The model's sizes. Raises UsageError for a folder that is not what it says: tensors, vocabulary, template."""
     # transformers and torch take seconds: after the network and the template have had their say.
     from hivetune.engine.model.strict import check_against_config, read_config
 
@@ -110,7 +111,8 @@ def _check(work: Path, name: str, *, text_part: bool) -> None:
     check_weights(work, name)
     checked = check_against_config(work, name)
     check_tied(work, checked.tied, name)
-    check_vocabulary(work, checked.rows, name)
+    check_vocabulary(work, checked.sizes["vocabulary"], name)
+    return checked.sizes
 
 
 def _take_folder(folder: Path, work: Path, name: str) -> None:

@@ -30,7 +30,7 @@ from hivetune.models.architecture import Architecture, read_architecture
 from hivetune.plan import choose as plan_choose
 from hivetune.plan.device import Device, device_of_machine
 from hivetune.plan.layout import TrimmedDocument, trim_document
-from hivetune.plan.memory import Affine, Peak, TrainingSetup, fit_correction, predict_peak
+from hivetune.plan.memory import Affine, Peak, TrainingSetup, adapters_of, fit_correction, predict_peak
 from hivetune.plan.speed import (
     Prediction,
     StepShape,
@@ -256,8 +256,11 @@ def _choose_before_loading(
 
 
 def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, kind: str) -> TrainingSetup:
-    adapters = architecture.adapter_parameters(config.lora.r, config.lora.target_modules)
-    return TrainingSetup(architecture, adapters, settled.dtype or "", kind, quantized=config.method == "qlora")
+    trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
+    quantized = config.method == "qlora"
+    return TrainingSetup(
+        architecture, trained, settled.dtype or "", kind, quantized=quantized, active_adapter_parameters=active
+    )
 
 
 def _with(settled: Choices, chosen: plan_choose.Choice) -> Choices:

@@ -5,7 +5,7 @@ Shapes: R rank, I inputs and O outputs of a linear module, N all adapter weights
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -16,15 +16,59 @@ from hivetune.base.disk import read_json, write_atomic, write_json
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.models.architecture import Linear
-from hivetune.models.targets import peft_targets
+from hivetune.models.targets import ALL_LINEAR, find_targets, peft_targets
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
 PREFIX = "base_model.model."
+A_WEIGHT = ".lora_A.weight"
+# Tensors of fused experts, in the model's order; the first of them that a model has goes in, the last comes out.
+EXPERT_TENSORS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def parameter_names(module: str) -> tuple[str, str]:
     """PEFT's names of A [R, I] and B [O, R] of a linear module."""
     return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
+
+
+def names_of(linears: Sequence[Linear]) -> list[tuple[str, str]]:
+    """`parameter_names` of each. Of experts, PEFT wraps the module that holds their tensors, once for each adapted one:
+    the last of them has the module's own name, the one before `base_layer` below it."""
+    last = {_holder(linear): linear.name for linear in linears if linear.experts > 1}
+    found = []
+    for linear in linears:
+        module = linear.name
+        if linear.experts > 1:
+            module = _holder(linear) if last[_holder(linear)] == linear.name else f"{_holder(linear)}.base_layer"
+        found.append(parameter_names(module))
+    return found
+
+
+def expert_tensors(adapter: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, str]:
+    """Of the adapters on experts: the module in PEFT's names -> the tensor that it is an adapter of.
+
+    An adapter on experts has more rows than its rank. PEFT's names don't tell the tensors apart, their shapes do.
+    """
+    halves = {name.removeprefix(PREFIX).removesuffix(A_WEIGHT): a for name, a in adapter.items() if A_WEIGHT in name}
+    found = {}
+    for module, a_RI in halves.items():
+        if len(a_RI) == lora.r:
+            continue
+        holder = module.removesuffix(".base_layer")
+        inner = f"{holder}.base_layer"
+        if inner not in halves:  # one tensor alone, by the words of the setting
+            known = [f"{holder}.{part}" for part in EXPERT_TENSORS]
+            found[module] = find_targets(known, lora.target_modules)[-1]
+        elif module == holder:
+            found[module] = f"{holder}.down_proj"
+        else:
+            outputs = len(adapter[f"{PREFIX}{inner}.lora_B.weight"])
+            gated = outputs == 2 * halves[holder].shape[1]
+            found[module] = f"{holder}.{'gate_up_proj' if gated else 'up_proj'}"
+    return found
+
+
+def _holder(linear: Linear) -> str:
+    return linear.name.rpartition(".")[0]
 
 
 def scaling(lora: LoraConfig) -> float:
@@ -33,13 +77,12 @@ def scaling(lora: LoraConfig) -> float:
 
 
 def allocate(
-    linears: Iterable[Linear], rank: int, *, dtype: torch.dtype, device: torch.device
+    linears: Sequence[Linear], rank: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A flat buffer of zeros and its views by PEFT name: A and B of each module (full names) one after the other."""
     shapes: dict[str, tuple[int, int]] = {}
-    for linear in linears:
-        name_a, name_b = parameter_names(linear.name)
-        shapes[name_a], shapes[name_b] = (rank, linear.inputs), (linear.outputs, rank)
+    for linear, (name_a, name_b) in zip(linears, names_of(linears), strict=True):
+        shapes[name_a], shapes[name_b] = linear.adapter_shapes(rank)
     master_N = torch.zeros(sum(math.prod(shape) for shape in shapes.values()), dtype=dtype, device=device)
     views, start = {}, 0
     for name, shape in shapes.items():
@@ -77,7 +120,9 @@ def write_adapter(
     folder: Path, adapter: Mapping[str, Tensor], lora: LoraConfig, base: str, revision: str | None
 ) -> None:
     """PEFT's two files, fp32, each whole or not at all. `base`, `revision`: where PEFT finds the base model."""
-    names = [name.removeprefix(PREFIX).removesuffix(".lora_A.weight") for name in adapter if ".lora_A." in name]
+    experts = expert_tensors(adapter, lora)
+    modules = [name.removeprefix(PREFIX).removesuffix(A_WEIGHT) for name in adapter if name.endswith(A_WEIGHT)]
+    names = [name for name in modules if name not in experts]
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -85,9 +130,10 @@ def write_adapter(
         "revision": revision,
         "r": lora.r,
         "lora_alpha": lora.alpha,
-        "lora_dropout": lora.dropout,
+        "lora_dropout": 0.0 if experts else lora.dropout,  # PEFT refuses any on experts, and it counts in training only
         "use_rslora": lora.rslora,
-        "target_modules": peft_targets(names, lora.target_modules),
+        "target_modules": peft_targets(names, lora.target_modules) if names else [],
+        "target_parameters": sorted({".".join(name.split(".")[-2:]) for name in experts.values()}) or None,
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,
@@ -109,14 +155,19 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unsupported:
         what = ", ".join(unsupported) or f"peft_type {config.get('peft_type')}, bias {config.get('bias')}"
         raise UsageError(f"{folder / ADAPTER_CONFIG}: unsupported: {what}", hint="use plain LoRA or rsLoRA")
-    modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors})
-    lora = LoraConfig(
-        r=config["r"],
-        alpha=config["lora_alpha"],
-        dropout=config.get("lora_dropout", 0.0),
-        target_modules=modules,
-        rslora=config.get("use_rslora", False),
-    )
+    modules = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}
+
+    def settings(targets: str | list[str]) -> LoraConfig:
+        return LoraConfig(
+            r=config["r"],
+            alpha=config["lora_alpha"],
+            dropout=config.get("lora_dropout", 0.0),
+            target_modules=targets,
+            rslora=config.get("use_rslora", False),
+        )
+
+    experts = expert_tensors(tensors, settings(config.get("target_parameters") or ALL_LINEAR))
+    lora = settings(sorted({experts.get(module, module) for module in modules}))
     return lora, {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
 
 

@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.pytorch_utils import Conv1D
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.adapter import allocate, parameter_names, same_views, scaling
+from hivetune.engine.model.adapter import allocate, names_of, same_views, scaling
+from hivetune.engine.model.experts import LoraExperts, Switch
+from hivetune.engine.model.linears import find_linears
 from hivetune.engine.model.protocol import Document, halved
 from hivetune.engine.model.strict import refuse_invented
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.models.architecture import Linear
-from hivetune.models.targets import match_targets
 from hivetune.run.choices import NO_CHOICES, Choices
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
@@ -40,7 +39,7 @@ ROUNDINGS = 16
 class LoraLinear(nn.Module):
     """A frozen linear module plus scale * B A of its input, the small products in the input's dtype."""
 
-    def __init__(self, base: nn.Module, a_RI: nn.Parameter, b_OR: nn.Parameter, switch: "Switch"):
+    def __init__(self, base: nn.Module, a_RI: nn.Parameter, b_OR: nn.Parameter, switch: Switch):
         super().__init__()
         self.base = base
         self.a_RI, self.b_OR, self.switch = a_RI, b_OR, switch
@@ -63,15 +62,6 @@ class LoraLinear(nn.Module):
     @property
     def bias(self) -> Tensor | None:
         return self.base.bias
-
-
-class Switch:
-    """What all adapters of a model share: whether they count, and whether dropout does. Ranks are padded with zeros to
-    a multiple of `rank_multiple` inside the product."""
-
-    def __init__(self, scale: float, dropout: float, rank_multiple: int):
-        self.scale, self.dropout, self.rank_multiple = scale, dropout, rank_multiple
-        self.on, self.training = True, False
 
 
 class GeneralModel:
@@ -177,15 +167,20 @@ class GeneralModel:
     def _place_adapters(self) -> None:
         """Wrap each target. A parameter shares the master's memory and its gradient the flat gradient's."""
         grads = same_views(self.grad_N, self.adapter)
-        for linear in self.adapted:
-            parameters = []
-            for name in parameter_names(linear.name):
-                parameter = nn.Parameter(self.adapter[name])
-                parameter.grad = grads[name]  # autograd adds to a gradient that exists
-                parameters.append(parameter)
+        experts: dict[str, dict[str, tuple[nn.Parameter, nn.Parameter]]] = {}
+        for linear, names in zip(self.adapted, names_of(self.adapted), strict=True):
+            a, b = (nn.Parameter(self.adapter[name]) for name in names)
+            a.grad, b.grad = (grads[name] for name in names)  # autograd adds to a gradient that exists
             parent, _, child = linear.name.rpartition(".")
+            if linear.experts > 1:
+                experts.setdefault(parent, {})[child] = a, b
+            else:
+                holder = self.module.get_submodule(parent)
+                setattr(holder, child, LoraLinear(getattr(holder, child), a, b, self.switch))
+        for name, halves in experts.items():
+            parent, _, child = name.rpartition(".")
             holder = self.module.get_submodule(parent)
-            setattr(holder, child, LoraLinear(getattr(holder, child), parameters[0], parameters[1], self.switch))
+            setattr(holder, child, LoraExperts(getattr(holder, child), halves, self.switch))
 
 
 def load_general(
@@ -227,6 +222,7 @@ def load_module(
         device_map={"": device},
         quantization_config=quantization,
         attn_implementation="eager" if capped else choices.attention,  # None: SDPA where there is one
+        experts_implementation="eager" if dtype == torch.float64 else None,  # torch groups no products in fp64
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,
@@ -251,20 +247,6 @@ def require_bitsandbytes() -> None:
         raise MachineNotFit(
             "method: qlora needs bitsandbytes", hint="pip install 'hivetune[qlora]', or set method: lora"
         )
-
-
-def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
-    """The linear modules that get an adapter, by full name. Raises UsageError as `match_targets`."""
-    head = module.get_output_embeddings()
-    linears, head_name = {}, None
-    for name, child in module.named_modules():
-        if child is head:
-            head_name = name
-        if isinstance(child, nn.Linear):
-            linears[name] = Linear(name, child.in_features, child.out_features)
-        elif isinstance(child, Conv1D):  # GPT-2: its weight is stored [inputs, outputs]
-            linears[name] = Linear(name, child.nx, child.nf)
-    return [linears[name] for name in match_targets(linears, lora.target_modules, head=head_name)]
 
 
 def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:

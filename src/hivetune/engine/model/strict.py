@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import read_json
+from hivetune.engine.model.sizes import count_sizes
 from hivetune.errors import UsageError
 from hivetune.models.architecture import MOST_LAYERS
 
@@ -37,10 +38,10 @@ _HINT = "download or convert it again; config.json and *.safetensors have to be 
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check knows of a model. `rows`: of the input embedding; `tied`: names of tensors that share a value."""
+    """What the check knows of a model. `tied`: names of tensors that share a value; `sizes`: of hivetune.json."""
 
-    rows: int
     tied: tuple[tuple[str, str], ...]
+    sizes: dict[str, Any]
 
 
 def check_against_config(folder: Path, name: str) -> Checked:
@@ -69,8 +70,7 @@ def check_against_config(folder: Path, name: str) -> Checked:
     if not any(isinstance(child, nn.Linear | Conv1D) for child in module.base_model.modules()):
         raise UsageError(f"model {name}: config.json describes a model without layers", hint=_HINT)
     _run_without_memory(module, name)
-    embedding = module.get_input_embeddings()
-    return Checked(int(embedding.weight.shape[0]), tuple(module.all_tied_weights_keys.items()))
+    return Checked(tuple(module.all_tied_weights_keys.items()), count_sizes(module))
 
 
 def read_config(folder: Path, name: str) -> Any:

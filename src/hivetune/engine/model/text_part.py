@@ -11,7 +11,7 @@ from hivetune.errors import UsageError
 from hivetune.models.prepared import WEIGHTS, WEIGHTS_INDEX
 
 # What precedes the names of the text part's tensors, by the two generations of transformers; alone it is "model.".
-PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.")
+TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.")
 HEADS = ("lm_head.", "language_model.lm_head.")
 
 
@@ -21,7 +21,7 @@ def take_text_part(work: Path, config: Any, name: str) -> None:
     if text is config:
         raise UsageError(f"model {name}: {config.model_type} is a text model as it is", hint="leave :text out")
     tensors = open_weights(work)
-    prefix = next((prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in tensors)), None)
+    prefix = next((prefix for prefix in TEXT_PREFIXES if any(key.startswith(prefix) for key in tensors)), None)
     if prefix is None:
         raise UsageError(f"model {name}: the tensors of its text part can't be told from the others")
     kept = {f"model.{key.removeprefix(prefix)}": stored for key, stored in tensors.items() if key.startswith(prefix)}

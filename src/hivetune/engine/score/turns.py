@@ -12,10 +12,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from hivetune.engine.convert.merge import add_delta, pair_up
-from hivetune.engine.model.adapter import read_adapter, scaling
+from hivetune.engine.convert.merge import Delta, add_delta, is_transposed, pair_up
+from hivetune.engine.model.adapter import read_adapter
 from hivetune.engine.score.generate import PROBE_TOKENS, settle_module
 from hivetune.machine.inventory import read_machine
 
@@ -58,12 +57,12 @@ class BothModels:
         self.cached = settle_module(self.module, prompts)  # and the warm-up
         self._attention = self.module.config._attn_implementation
         self._probe = min(prompts, key=len)[:PROBE_TOKENS]
-        self._deltas: Mapping[str, tuple[Tensor, Tensor, float]] = {}
+        self._deltas: Mapping[str, Delta] = {}
         self._idle: dict[str, Tensor] = {}  # the adapted weights of the model whose turn it is not
         if adapter is not None:
             lora, tensors = read_adapter(adapter)
-            self._deltas = pair_up(tensors, scaling(lora))
-        size_bytes = sum(self._owner(name).weight.nbytes for name in self._deltas)
+            self._deltas = pair_up(tensors, lora)
+        size_bytes = sum(self.module.get_parameter(name).nbytes for name in self._deltas)
         if size_bytes <= SHARE_FOR_WEIGHTS * _free_bytes(next(self.module.parameters()).device):
             self._idle = {name: self._merged(name) for name in self._deltas}
 
@@ -78,11 +77,11 @@ class BothModels:
             return
         if self._idle:
             for name, waiting in self._idle.items():
-                parameter = self._owner(name).weight
+                parameter = self.module.get_parameter(name)
                 self._idle[name], parameter.data = parameter.data, waiting
         elif side == "tuned":
             for name in self._deltas:
-                self._owner(name).weight.copy_(self._merged(name))
+                self.module.get_parameter(name).copy_(self._merged(name))
         else:
             del self.module
             gc.collect()
@@ -99,15 +98,11 @@ class BothModels:
         self.module(input_ids=tokens_1P, use_cache=False).logits[0, -1].argmax().item()  # waits for the device
         return time.perf_counter() - started
 
-    def _owner(self, name: str) -> nn.Module:
-        return self.module.get_submodule(name.removesuffix(".weight"))
-
     @torch.no_grad()
     def _merged(self, name: str) -> Tensor:
         """W + scale * B A, rounded once to the weight's precision."""
-        owner = self._owner(name)
-        merged = add_delta(owner.weight, self._deltas[name], transposed=isinstance(owner, Conv1D))
-        return merged.to(owner.weight.dtype).contiguous()
+        weight, owner = self.module.get_parameter(name), self.module.get_submodule(name.rpartition(".")[0])
+        return add_delta(weight, self._deltas[name], transposed=is_transposed(owner)).to(weight.dtype).contiguous()
 
 
 def _free_bytes(device: torch.device) -> int:

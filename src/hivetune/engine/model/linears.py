@@ -1,0 +1,69 @@
+"""The linear modules of a transformers model: which there are, and which get an adapter."""
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hivetune.config import LoraConfig
+from hivetune.models.architecture import Linear
+from hivetune.models.targets import match_targets
+
+# PEFT takes these names in an adapter for the experts of a fused tensor, whatever module they are of, and loads nothing
+# else under them (peft/utils/transformers_weight_conversion.py).
+NAMES_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+
+
+def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
+    """The linear modules that get an adapter, by full name. Raises UsageError as `match_targets`."""
+    head, frozen = module.get_output_embeddings(), frozen_linears(module)
+    head_name = next((name for name, child in module.named_modules() if child is head), None)
+    linears = {name: linear for name, linear in linears_of(module).items() if name not in frozen}
+    return [linears[name] for name in match_targets(linears, lora.target_modules, head=head_name)]
+
+
+def linears_of(module: nn.Module) -> dict[str, Linear]:
+    """Every linear module by its full name, fused experts too."""
+    linears = find_experts(module)
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Linear):
+            linears[name] = Linear(name, child.in_features, child.out_features)
+        elif isinstance(child, Conv1D):  # GPT-2: its weight is stored [inputs, outputs]
+            linears[name] = Linear(name, child.nx, child.nf)
+    return linears
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether it is transformers' collection of experts in one tensor (`use_experts_implementation` marks them)."""
+    return "is_transposed" in vars(module) and "has_gate" in vars(module)
+
+
+def expert_parameters(module: nn.Module) -> tuple[str, str]:
+    """Names of the two tensors of fused experts, in the model's order."""
+    return ("gate_up_proj" if module.has_gate else "up_proj"), "down_proj"
+
+
+def find_experts(module: nn.Module) -> dict[str, Linear]:
+    """Each tensor of each collection of fused experts as linear modules of one name, such as
+    `model.layers.0.mlp.experts.gate_up_proj`."""
+    found = {}
+    for name, child in module.named_modules():
+        if is_fused(child):
+            for part in expert_parameters(child):
+                shape = getattr(child, part).shape
+                inputs, outputs = (shape[1], shape[2]) if child.is_transposed else (shape[2], shape[1])
+                found[f"{name}.{part}"] = Linear(f"{name}.{part}", inputs, outputs, experts=shape[0])
+    return found
+
+
+def frozen_linears(module: nn.Module) -> set[str]:
+    """Full names of the linear modules that get no adapter because of the experts: those that stand beside experts
+    (routers, which decide which experts a token meets), and, where experts are fused, shared experts and dense MLPs."""
+    found, fused = set(), False
+    for name, child in module.named_modules():
+        parts = dict(child.named_children())
+        fused = fused or is_fused(child)
+        if any(is_fused(part) or (isinstance(part, nn.ModuleList) and key == "experts") for key, part in parts.items()):
+            found |= {f"{name}.{key}" for key, part in parts.items() if isinstance(part, nn.Linear)}
+    if fused:
+        linears = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+        found |= {name for name in linears if name.rpartition(".")[2] in NAMES_OF_EXPERTS}
+    return found

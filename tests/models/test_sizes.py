@@ -1,0 +1,104 @@
+"""Every model can be planned: counted when it is prepared, guessed before that, refused never for want of a formula."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hivetune.base.disk import write_json
+from hivetune.config import LoraConfig, RunConfig, parse_config
+from hivetune.engine.convert.prepare_model import prepare_model
+from hivetune.engine.model.load import load_model
+from hivetune.models.architecture import read_architecture
+from hivetune.models.prepared import folder_for
+from hivetune.plan.memory import TrainingSetup, adapters_of, predict_peak
+from hivetune.plan.speed import shape_of, step_flops
+from hivetune.walk.plan import plan_run
+
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4},
+    "bloom": {"hidden_size": 48, "n_layer": 2, "n_head": 4},
+    "falcon": {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "opt": {
+        "hidden_size": 48,
+        "ffn_dim": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 48,
+    },
+    "mamba": {"hidden_size": 48, "num_hidden_layers": 2, "state_size": 8},
+    "mixtral": {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_local_experts": 8}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2},
+}
+
+
+def write_kind(source: Path, folder: Path, kind: str) -> Path:
+    shutil.copytree(source, folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    known = json.loads((folder / "config.json").read_text())
+    ids = {name: known[name] for name in ("vocab_size", "eos_token_id", "pad_token_id")}
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **ids, **KINDS[kind])).save_pretrained(folder)
+    return folder
+
+
+def config_of(model: Path) -> RunConfig:
+    return parse_config({"model": str(model), "data": {"path": "rows.jsonl"}, "lora": {"r": 4}}, "test")
+
+
+@pytest.mark.parametrize("kind", [k if k == "mixtral" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
+def test_a_model_without_a_formula_is_counted(
+    kind: str, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
+    source = write_kind(tiny_source, tmp_path / "model", kind)
+    guessed = plan_run(config_of(source), memory_gb=16, cores=2)
+    assert not guessed.architecture.exact and guessed.choice is not None
+    assert guessed.choice.peak.error == 0.5
+    prepare_model(str(source), folder_for(str(source)))
+    found = read_architecture(folder_for(str(source)))
+    module = AutoModelForCausalLM.from_pretrained(source)
+    assert found.parameters == sum(parameter.numel() for parameter in module.parameters())
+    lora = LoraConfig(r=4)
+    device = torch.device("cpu")
+    loaded = load_model(folder_for(str(source)), lora, method="lora", dtype=torch.float32, device=device)
+    assert found.adapter_parameters(4) == loaded.master_N.numel()
+    planned = plan_run(config_of(source), memory_gb=16, cores=2)
+    assert planned.architecture == found and planned.choice is not None and planned.setup.path == "general"
+    assert planned.setup.adapter_parameters == loaded.master_N.numel()
+
+
+def test_experts_take_the_memory_of_all_and_the_time_of_those_that_a_token_meets(
+    tiny_source: Path, tmp_path: Path
+) -> None:
+    prepare_model(str(write_kind(tiny_source, tmp_path / "model", "mixtral")), tmp_path / "prepared")
+    found = read_architecture(tmp_path / "prepared")
+    inside = 3 * 48 * 80  # gate, up and down of one expert
+    assert found.linear_parameters == 2 * (2 * inside + 2 * 48 * 48 + 2 * 48 * 24)
+    assert found.parameters > 2 * 8 * inside
+    trained, active = adapters_of(found, 4, "all-linear")
+    assert trained - active == 2 * 6 * 4 * ((48 + 160) + (80 + 48))
+    setup = TrainingSetup(found, trained, "float32", path="general", active_adapter_parameters=active)
+    assert predict_peak(setup, 64).parts["weights"] == 4 * found.parameters
+    assert step_flops(setup, shape_of(64, 0)) == pytest.approx(
+        64 * (4 * found.linear_parameters + 6 * active) + 3.5 * 2 * 2 * 48 * 64 * 64
+    )
+
+
+def test_what_an_older_version_prepared_is_prepared_again(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hivetune.base.disk import read_json, write_manifest
+    from hivetune.models.prepared import find_prepared
+
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
+    folder = folder_for(str(tiny_source))
+    prepare_model(str(tiny_source), folder)
+    assert find_prepared(str(tiny_source)) is not None
+    write_json(folder / "hivetune.json", {**read_json(folder / "hivetune.json"), "schema": 1})
+    write_manifest(folder)
+    assert find_prepared(str(tiny_source)) is None
