@@ -47,7 +47,7 @@ def measure(work: Path, settings: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"load_before": os.getloadavg(), "cores": os.cpu_count()}
     answers = Path(os.environ["HIVETUNE_HOME"]) / "answers"
     options = ["--prompts", str(settings.prompts), "--new-tokens", str(settings.new_tokens)]
-    options += ["--latency-prompts", str(settings.latency_prompts)]
+    options += ["--set", f"eval.latency_prompts={settings.latency_prompts}"]
     command = ("compare", "base", str(work / "run"), *options)
     found["base_not_kept_s"], first = timed(*command)
     forget_candidate(answers, first["answers"][0]["tuned"]["answer"])

@@ -80,8 +80,14 @@ class EvalConfig(Section):
     checker: dict[str, Any] | None = Field(
         default=None, description="decides the success of rows without a checker of their own"
     )
+    judge: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a model that says which answer it prefers: URL#MODEL, a .gguf file, a release, base",
+    )
     frozen: list[str] = Field(
-        default=[], description="files of rows that are never trained and that every candidate answers"
+        default=[],
+        description="names of releases and files of rows that are never trained and that every candidate answers",
     )
     general: bool = Field(default=True, description="served sides answer the general questions that Hivetune brings")
 
@@ -100,6 +106,10 @@ class GateConfig(Section):
         default=None, gt=0, description="longest mean time of an answer of the tuned model"
     )
     most_memory_gb: float | None = Field(default=None, gt=0, description="largest peak memory of the tuned model")
+    preferred_gain: float | None = Field(
+        default=None, ge=-1, le=1, description="smallest gain by eval.judge: share preferred less share of the baseline"
+    )
+    judge_alone: bool = Field(default=False, description="let eval.judge be the only evidence that a model is better")
     least_kept: float | None = Field(
         default=0.9,
         gt=0,

@@ -219,7 +219,7 @@ def test_a_run_is_compared_and_judged_against_other_baselines(place: Workplace) 
     if not path.exists():
         assert place.document("eval", run)[0] == 0
     kept, evaluation = path.read_bytes(), json.loads(path.read_bytes())
-    code, compared = place.document("compare", "base", run, "--latency-prompts", "5")
+    code, compared = place.document("compare", "base", run, "--set", "eval.latency_prompts=5")
     assert code == 0, compared
     for side in ("base", "tuned"):
         losses = [row[side] for row in compared["rows"]]

@@ -37,7 +37,7 @@ def rows(tmp_path: Path) -> str:
 
 def test_any_against_any(own_home: Path, tmp_path: Path, rows: str) -> None:
     labels = [add_release(tmp_path, "helper", seed) for seed in (1, 2)]
-    options = ("--rows", rows, "--new-tokens", "6", "--latency-prompts", "5")
+    options = ("--rows", rows, "--new-tokens", "6", "--set", "eval.latency_prompts=5")
     code, document = compare(*labels, *options)
     assert code == 0 and document["problems"] == [] and len(document["answers"]) == 8
     metrics = {metric["name"]: metric for metric in document["metrics"]}

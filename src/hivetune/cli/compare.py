@@ -9,10 +9,10 @@ import typer
 from hivetune.base.disk import write_json
 from hivetune.cli.judge import show_metrics
 from hivetune.cli.output import emit, number, progress, say, show, size, table
-from hivetune.config import EvalConfig, GateConfig
+from hivetune.config import DataConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
-from hivetune.judge.sides import parse_side
+from hivetune.judge.sides import BASELINE, parse_side
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.run.find import find_run
 from hivetune.walk.compare.pages import write_comparison_page
@@ -31,8 +31,8 @@ def compare_sides(
     run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Answer this run's held-out rows.")] = None,
     prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Most rows that are answered.")] = None,
     new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Longest answer, in tokens.")] = None,
-    latency_prompts: Annotated[
-        int | None, typer.Option("--latency-prompts", min=1, help="Rows answered alone and in turns, for the times.")
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Another setting: eval.judge=URL#MODEL, ...")
     ] = None,
     quant: Annotated[str, typer.Option("--quant", help="Number type of a base that adapters are served on.")] = (
         SERVED_QUANT
@@ -40,9 +40,14 @@ def compare_sides(
 ) -> None:
     """Two of anything on the same rows, as they are served: success, times, memory, and loss where both have one."""
     opened = None if rows else _rows_from(run, first, second)
-    known = opened.config.eval if opened else EvalConfig()
-    changes = {"prompts": prompts, "new_tokens": new_tokens, "latency_prompts": latency_prompts}
-    settings = known.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    wrong = next((override for override in overrides or () if not override.startswith("eval.")), None)
+    if wrong:
+        raise UsageError(f"--set {wrong}: only eval.* can be changed here")
+    changes = {"eval.prompts": prompts, "eval.new_tokens": new_tokens}
+    given = [f"{key}={value}" for key, value in changes.items() if value is not None]
+    # Without a run only the defaults of `eval` count; the rest of this config is not read.
+    config = opened.config if opened else RunConfig(model=BASELINE, data=DataConfig(path="-"))
+    settings = override_config(config, [*given, *(overrides or ())]).eval
     with progress("answering", "answers") as report:
         made = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
     document = _document(made, opened)

@@ -117,13 +117,22 @@ def general_questions() -> list[FrozenQuestion]:
     ]
 
 
-def own_questions(paths: Sequence[str], checker: Mapping[str, Any] | None) -> list[FrozenQuestion]:
-    """The user's own. `checker`: of rows without one. Raises DataRefused for a row that can't be used, naming it."""
+def is_name(entry: str) -> bool:
+    """Whether an entry of eval.frozen names releases, not a file."""
+    return not {"/", ".", "*"} & set(entry)
+
+
+def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> list[FrozenQuestion]:
+    """The user's own, of the files in eval.frozen. `checker`: of rows without one.
+
+    Raises DataRefused for a row that can't be used, naming it, UsageError for a file that is not there.
+    """
     found = []
+    paths = [entry for entry in entries if not is_name(entry)]
     if not paths:
         return []
     with tempfile.TemporaryDirectory(prefix="hivetune-frozen-") as spill:
-        for chunk in plan_inputs(list(paths), Path(spill)).chunks:
+        for chunk in plan_inputs(paths, Path(spill)).chunks:
             for raw in read_rows(chunk):
                 try:
                     example = read_example(raw, {}).example

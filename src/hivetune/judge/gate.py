@@ -23,6 +23,7 @@ from hivetune.judge.findings import (
     not_compared,
 )
 from hivetune.judge.frozen import frozen_findings
+from hivetune.judge.preferences import preference
 from hivetune.judge.statistics import (
     ALPHA,
     FEWEST_UNITS,
@@ -41,6 +42,10 @@ from hivetune.judge.statistics import (
 from hivetune.records import Metric, Verdict
 
 Evaluation = Mapping[str, Any]
+JUDGED_ALONE = (
+    "a judge model's preference is all that says better: require gate.loss_gain or gate.success_gain too, or set "
+    "gate.judge_alone"
+)
 
 
 def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
@@ -50,6 +55,7 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         _perplexity(evaluation),
         _success(evaluation, config),
         _ended(evaluation),
+        *_preferred(evaluation, config),
         _latency(evaluation, config),
         _speed(evaluation),
         _memory(evaluation, config),
@@ -77,6 +83,8 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         return Verdict("iterate", reasons["missed"] + reasons["undecided"], metrics)
     if reasons["undecided"]:
         return Verdict("not-enough-evidence", reasons["undecided"], metrics)
+    if not config.judge_alone and _judged_alone(findings):
+        return Verdict("not-enough-evidence", (*reasons["passed"], JUDGED_ALONE), metrics)
     return Verdict("deploy", reasons["passed"] + reported + _unchecked(evaluation), metrics)
 
 
@@ -143,6 +151,33 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
     gained, lost = discordant(base, tuned)
     detail = f"; {gained} gained, {lost} lost, McNemar p = {mcnemar_p(gained, lost):.3g}"
     return Finding(finding.metric, finding.outcome, finding.reason + detail if finding.reason else "")
+
+
+def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
+    """What a judge model prefers: share of pairs won by the tuned model less those won by the base."""
+    threshold, found = config.preferred_gain, evaluation.get("preferences")
+    if found is None:
+        return [] if threshold is None else [_failed("preferred", "no model judged (eval.judge)", 0, threshold, True)]
+    known = [row["preferred"] for row in found["rows"] if row["preferred"] is not None]
+    if not known:
+        return [_failed("preferred", f"{found['judge']} gave no readable reply", 0, threshold, threshold is not None)]
+    estimate = preference(found["rows"])
+    deciding = estimate if config.look is None else preference(found["rows"], alpha=_alpha(config))
+    n = len(known)
+    metric = _measured("preferred", known.count("base") / n, known.count("tuned") / n, n)
+    finding = _gain_finding(metric, estimate, deciding.ci95, estimate.value, threshold, config.tolerance)
+    said = f"; {found['judge']} contradicts itself on {found['contradictions']} of {found['asked']} pairs"
+    said += " when the answers change places"
+    said += "; it judges its own answers" * found["judges_itself"]
+    if threshold is None:
+        return [Finding(finding.metric, "reported", f"preferred: {estimate.value:+.3g}{said}")]
+    return [Finding(finding.metric, finding.outcome, finding.reason + said)]
+
+
+def _judged_alone(findings: Sequence[Finding]) -> bool:
+    """Whether a model's opinion is all that says that the tuned model is better."""
+    passed = {finding.metric.name for finding in findings if finding.outcome == "passed"}
+    return "preferred" in passed and not passed & {"loss", "success", "least_success"}
 
 
 def _ended(evaluation: Evaluation) -> Finding:

@@ -44,8 +44,8 @@ class Checker:
 class Checking:
     """Checks answers one after the other; `row` has at least TOLD_OF_ROW.
 
-    A function of the user's that failed `FUNCTION_FAILURES` times is not run again: 500 answers on which it hangs for 10 s
-    each would take hours.
+    A function of the user's that failed `FUNCTION_FAILURES` times is not run again: 500 answers on which it hangs for
+    10 s each would take hours.
     """
 
     failures: int = 0

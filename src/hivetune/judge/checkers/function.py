@@ -16,7 +16,7 @@ from hivetune.judge.checkers.limited import MEMORY_BYTES, OUTPUT_BYTES, TooSlow,
 from hivetune.judge.checkers.words import Arguments
 
 FUNCTION_TIMEOUT_S, LONGEST_FUNCTION_TIMEOUT_S = 10.0, 300.0
-SHOWN_CHARS = 200
+_SHOWN_CHARS = 200
 # What the function prints goes to standard error; standard output is the result's alone.
 _CALL = """
 import importlib.util, json, os, sys
@@ -61,5 +61,5 @@ def function(answer: str, arguments: Arguments) -> bool:
     if done.returncode or done.stdout not in ("True", "False"):
         last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
         hint = f"raise memory_mb (now {memory_bytes >> 20})" if "MemoryError" in last or done.returncode < 0 else ""
-        raise UsageError(f"{where} failed: {last[:SHOWN_CHARS]}", hint=hint)
+        raise UsageError(f"{where} failed: {last[:_SHOWN_CHARS]}", hint=hint)
     return done.stdout == "True"

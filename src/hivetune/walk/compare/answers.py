@@ -5,6 +5,8 @@ once, and a comparison that failed half-way goes on where it was. The times of t
 """
 
 import contextlib
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,12 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal, read_journal
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.compare import Prompt, PromptAnswer
+from hivetune.records import Progress
 from hivetune.serve.ask import TimedAnswer, Unanswered
-from hivetune.walk.compare.artefacts import Asked
+from hivetune.walk.compare.artefacts import Artefact, Asked
 
+_ANSWERED = "answers"  # below the home
 ANSWERS, TIMES = "answers.jsonl", "times.jsonl"
 _TRIES = 3
 FIRST_PAUSE_S = 2.0  # doubled: a server that restarts or limits requests is often back within seconds
@@ -76,6 +81,28 @@ def kept_answers(folder: Path, label: str) -> Iterator[KeptAnswers]:
             elif entry["event"] == "served":
                 kept.served |= {name: entry[name] for name in ("cold_start_s", "peak_memory_bytes") if name in entry}
         yield kept
+
+
+@contextlib.contextmanager
+def kept_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[KeptAnswers]:
+    """What this side answered before under these settings, for this process alone."""
+    about = json.dumps([side.identity, new_tokens, slots], sort_keys=True)
+    folder = home() / _ANSWERED / hashlib.sha256(about.encode()).hexdigest()[:16]
+    with lock(folder), kept_answers(folder, side.label) as kept:
+        yield kept
+
+
+def counter(progress: Progress, total: int) -> OnAnswer:
+    """Called by several threads."""
+    guard, done = threading.Lock(), 0
+
+    def count() -> None:
+        nonlocal done
+        with guard:
+            done += 1
+            progress(min(done, total), total)
+
+    return count
 
 
 def ask_all(

@@ -10,6 +10,7 @@ from hivetune.data.frozen import (
     FrozenQuestion,
     freeze,
     general_questions,
+    is_name,
     own_questions,
     win_of,
     wins_of,
@@ -32,6 +33,7 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str]) -> list[Prompt]:
     UsageError for a damaged set.
     """
     names = {side.name.partition("@")[0] for side in map(parse_side, sides) if side.kind == "release"}
+    names |= {entry for entry in settings.frozen if is_name(entry)}
     questions = [one for name in sorted(names) for one in wins_of(name)]
     questions += own_questions(settings.frozen, settings.checker)
     questions += general_questions() if settings.general else []

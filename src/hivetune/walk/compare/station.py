@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,19 @@ from hivetune.walk.compare.answers import (
     TIMES,
     KeptAnswers,
     ask_all,
-    kept_answers,
+    counter,
+    kept_side,
     time_in_turns,
     with_times,
 )
 from hivetune.walk.compare.artefacts import Artefact, Asked, check_memory, find_artefact, open_artefact
 from hivetune.walk.compare.frozen import frozen_prompts
 from hivetune.walk.compare.losses import compared_losses
+from hivetune.walk.compare.preferences import judged
 from hivetune.walk.compare.prompts import prompts_hash, prompts_of_rows, prompts_of_run, timed_first
 from hivetune.walk.open import Run
 
-COMPARISONS, ANSWERED = "comparisons", "answers"
+COMPARISONS = "comparisons"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def compare_pair(
         "settings": settings.model_dump(mode="json"),
     }
     losses = compared_losses(run, sides, progress)
-    return Comparison(comparison_document(prompts, answered[0], answered[1], losses, about), folder)
+    document = comparison_document(prompts, answered[0], answered[1], losses, about)
+    return Comparison({**document, **judged(document, settings, run, quant, progress)}, folder)
 
 
 def _answer(
@@ -96,9 +98,9 @@ def _answer(
     server = ServerSettings(slots=settings.slots, context_tokens=context_tokens)
     unique = list({prompt.key: prompt for prompt in prompts}.values())  # a past win may be a held-out row too
     with ExitStack() as stack:
-        kept = [stack.enter_context(_kept(side, settings)) for side in asked_sides]
+        kept = [stack.enter_context(kept_side(side, settings.new_tokens, settings.slots)) for side in asked_sides]
         left = sum(prompt.key not in each.answers for each in kept for prompt in unique)
-        on_answer = _counter(progress, len(timed) + left)
+        on_answer = counter(progress, len(timed) + left)
         opened: list[tuple[Asked, float | None]] = [
             stack.enter_context(open_artefact(side, server)) for side in asked_sides
         ]
@@ -120,27 +122,6 @@ def _answer(
 def _side(side: Artefact, kept: KeptAnswers, times: Mapping[str, tuple[float, float | None]]) -> SideAnswers:
     costs = {**kept.served, "tokens_per_second": kept.tokens_per_second}
     return SideAnswers(side.label, side.kind, with_times(kept.answers, times), costs)
-
-
-@contextmanager
-def _kept(side: Artefact, settings: EvalConfig) -> Iterator[KeptAnswers]:
-    """What this side answered before under these settings, for this process alone."""
-    folder = home() / ANSWERED / _hash([side.identity, settings.new_tokens, settings.slots])[:16]
-    with lock(folder), kept_answers(folder, side.label) as kept:
-        yield kept
-
-
-def _counter(progress: Progress, total: int) -> Callable[[], None]:
-    """Called by several threads."""
-    guard, done = threading.Lock(), 0
-
-    def count() -> None:
-        nonlocal done
-        with guard:
-            done += 1
-            progress(min(done, total), total)
-
-    return count
 
 
 def _key(sides: Sequence[Artefact], prompts: Sequence[Prompt], settings: EvalConfig) -> str:
