@@ -34,7 +34,7 @@ CREATE TABLE rows (
   split TEXT NOT NULL, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL,
   length INTEGER NOT NULL, trained INTEGER NOT NULL,
   messages TEXT NOT NULL, tools TEXT, checker TEXT,
-  tied INTEGER NOT NULL,          -- equal for the rows of one group, which has one side
+  tied INTEGER NOT NULL DEFAULT 0,  -- equal for the rows of one group, which has one side
   answered_by TEXT,               -- the release whose own, unedited answer it holds
   view INTEGER NOT NULL DEFAULT 0  -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
 );
