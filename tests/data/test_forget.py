@@ -194,9 +194,9 @@ def snapshot(folder: Path, name: str, *, users: list[str | None] = (), ids: list
         rows.executescript(ROWS_SCHEMA)
         for number, (user, identity) in enumerate(zip(users, ids, strict=True)):
             rows.execute(
-                "INSERT INTO rows (row, id, interaction_id, source, split, user, length, trained, messages)"
-                " VALUES (?, ?, ?, ?, 'train', ?, 1, 1, '[]')",
-                (number, f"content{number}", identity, f"file.jsonl:{number}", user),
+                "INSERT INTO rows (row, id, interaction_id, source, split, tied, user, length, trained, messages)"
+                " VALUES (?, ?, ?, ?, 'train', ?, ?, 1, 1, '[]')",
+                (number, f"content{number}", identity, f"file.jsonl:{number}", number, user),
             )
     with closing(open_database()) as database:
         database.execute("INSERT INTO snapshots VALUES (?, ?, 1)", (name, str(folder)))

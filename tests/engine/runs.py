@@ -44,8 +44,9 @@ def write_snapshot(folder: Path, rows: Sequence[tuple[list[int], list[int]]], sp
         tokens.extend(ids)
         trained += bytes(mask)
         database.execute(
-            "INSERT INTO rows (row, id, source, split, length, trained, messages) VALUES (?, ?, ?, ?, ?, ?, '[]')",
-            (row, str(row), f"rows.jsonl:{row + 1}", splits[row % len(splits)], len(ids), sum(mask)),
+            "INSERT INTO rows (row, id, source, split, tied, length, trained, messages)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, '[]')",
+            (row, str(row), f"rows.jsonl:{row + 1}", splits[row % len(splits)], row, len(ids), sum(mask)),
         )
     database.commit()
     database.close()

@@ -88,9 +88,9 @@ def _write_snapshot(folder: Path) -> str:
         database.executescript(ROWS_SCHEMA)
         for row in range(NUM_ROWS):
             database.execute(
-                "INSERT INTO rows (row, id, source, split, length, trained, messages)"
-                " VALUES (?, ?, ?, 'train', ?, 3, '[]')",
-                (row, _content_id(row), f"rows.jsonl:{row + 1}", _length(row)),
+                "INSERT INTO rows (row, id, source, split, tied, length, trained, messages)"
+                " VALUES (?, ?, ?, 'train', ?, ?, 3, '[]')",
+                (row, _content_id(row), f"rows.jsonl:{row + 1}", row, _length(row)),
             )
     database.close()
     write_manifest(folder, {"kind": "snapshot", "hash": "h", "num_rows": NUM_ROWS})

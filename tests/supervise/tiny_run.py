@@ -110,8 +110,9 @@ def _write_snapshot(folder: Path, rows: list[list[int]]) -> str:
     database = sqlite3.connect(folder / "rows.sqlite")
     database.executescript(ROWS_SCHEMA)
     database.executemany(
-        "INSERT INTO rows (row, id, source, split, length, trained, messages) VALUES (?, ?, ?, 'train', ?, ?, '[]')",
-        [(n, _content_id(n), f"rows.jsonl:{n + 1}", len(row), len(row) - 4) for n, row in enumerate(rows)],
+        "INSERT INTO rows (row, id, source, split, tied, length, trained, messages)"
+        " VALUES (?, ?, ?, 'train', ?, ?, ?, '[]')",
+        [(n, _content_id(n), f"rows.jsonl:{n + 1}", n, len(row), len(row) - 4) for n, row in enumerate(rows)],
     )
     database.commit()
     database.close()

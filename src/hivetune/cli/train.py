@@ -12,6 +12,7 @@ from hivetune.walk.open import Run, open_run
 from hivetune.walk.probe import probe_run
 from hivetune.walk.release.dry_export import DryExport, dry_export
 from hivetune.walk.train import train_run
+from hivetune.walk.variables import settle_variables
 
 
 def train(
@@ -46,6 +47,8 @@ def measure_and_train(run: Run) -> dict[str, Any]:
     total = len(run.plan.steps)
     if run.record["status"] != "done":
         say(f"exports: {what_can_be_exported(dry_export(run))}")
+    for variable in settle_variables(run):
+        say(f"for the worker: {variable.words}")
     with progress("measuring this machine") as report:
         probe_run(run, report)
     with progress("training", "steps") as report:

@@ -28,7 +28,8 @@ class Choices:
     `kernels`: "torch" instead of our own. `attention`: as transformers names it. `rank_multiple`, `token_multiple`: the
     sizes of products are padded to them. `logit_rows`: rows of logits at a time. `share_prefixes`: compute a prefix
     that rows have in common once. `agreement`: the evidence that the fast path is right (engine/measure/agreement.py).
-    `prediction`: what the probe expects of the run (plan/speed.Prediction).
+    `prediction`: what the probe expects of the run (plan/speed.Prediction). `environment`: variables of the worker over
+    the inherited ones, null for one that is taken away (machine/doctor/variables.py).
     """
 
     device: str | None = None
@@ -47,6 +48,7 @@ class Choices:
     share_prefixes: bool | None = None
     agreement: Mapping[str, Any] | None = None
     prediction: Mapping[str, Any] | None = None
+    environment: Mapping[str, str | None] | None = None
 
     def made(self) -> dict[str, Any]:
         """Those that were made, as plain values."""

@@ -18,7 +18,7 @@ from hivetune.run import checkpoints
 from hivetune.run.folder import METRICS
 from hivetune.run.standby import Standby, persist
 from hivetune.supervise.diagnose import Diagnosis, diagnose, evidence_of
-from hivetune.supervise.ladder import effects_of
+from hivetune.supervise.variables import worker_effects
 
 SAMPLE_EVERY_S = 30.0
 # The first one sooner: many faults come within the first half minute.
@@ -78,7 +78,7 @@ class Told:
 
 def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limits: LearnedLimits) -> Ended:
     """Start the worker, watch it to its end, bring what it left in memory to disk, and say what happened."""
-    environment, choices = effects_of(rungs)
+    environment, choices = worker_effects(job.run, rungs)
     kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
     state_to_disk(job)  # what an earlier attempt left and a full disk refused
     child: Child | None = None

@@ -18,7 +18,8 @@ from hivetune.process.limits import FixedLimits, Limits
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Item, Outcome, Replay
 from hivetune.run.folder import ISOLATION, ITEMS
-from hivetune.supervise.ladder import Culprit, effects_of
+from hivetune.supervise.ladder import Culprit
+from hivetune.supervise.variables import worker_effects
 
 # Another matrix library or instruction set, wherever the run computes; variables of absent libraries do nothing.
 OTHER_RUNGS = ("blas", "isa")
@@ -161,7 +162,7 @@ def replay_in_children(
 
     def replay(attempt: Attempt) -> Ending:
         shutil.rmtree(folder, ignore_errors=True)
-        environment, choices = effects_of((*rungs, *OTHER_RUNGS) if attempt.other else rungs)
+        environment, choices = worker_effects(run, (*rungs, *OTHER_RUNGS) if attempt.other else rungs)
         task = Replay(run, model, snapshot, folder / ITEMS, attempt.items, choices)
         outcome = run_task(task, folder, module=module, limits=limits(), environment=environment)
         ending = ending_of(outcome, folder)

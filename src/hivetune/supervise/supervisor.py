@@ -40,13 +40,13 @@ from hivetune.supervise.ladder import (
     Failure,
     Reply,
     after_isolation,
-    effects_of,
     next_action,
     void_rungs,
 )
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
 from hivetune.supervise.room import LOOK_S, has_room
 from hivetune.supervise.smaller import lower_rank, thin_out
+from hivetune.supervise.variables import worker_effects
 
 SMALLER = ("rank", "sample")
 # Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
@@ -295,7 +295,7 @@ class _Supervisor:
 
     def _void(self) -> frozenset[str]:
         """Rungs that would change nothing in a worker as it is started now."""
-        environment, changes = effects_of(self.rungs)
+        environment, changes = worker_effects(self.job.run, self.rungs)
         config, settled = read_resolved(self.job.run)  # a lower rank is written there
         started = [e for e in read_journal(self.job.run / METRICS) if e["event"] == "started" and "path" in e]
         as_started = Choices(

@@ -6,6 +6,7 @@ from hivetune.process.parent import run_task
 from hivetune.process.protocol import Probe
 from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
+from hivetune.run.choices import read_resolved
 from hivetune.run.folder import OUTCOME, PROBE
 from hivetune.run.status import hold_run
 from hivetune.walk.open import Run
@@ -22,7 +23,12 @@ def probe_run(run: Run, progress: Progress = silent) -> None:
             return
         beats = itertools.count(1)
         task = Probe(run.model, run.snapshot.folder, run.folder)
-        outcome = run_task(task, run.folder / PROBE, on_beat=lambda beat: progress(next(beats), None))
+        outcome = run_task(
+            task,
+            run.folder / PROBE,
+            environment=read_resolved(run.folder)[1].environment,
+            on_beat=lambda beat: progress(next(beats), None),
+        )
         if outcome.error is not None and outcome.error.exit_code != 1:
             (run.folder / PROBE / OUTCOME).unlink()
             outcome.check("the probe")

@@ -6,6 +6,7 @@ from typing import Any
 from hivetune.base.disk import write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.records import Accounting
+from hivetune.run.choices import read_resolved
 from hivetune.run.folder import EVENTS
 from hivetune.run.status import hold_run
 from hivetune.supervise.attempt import Terms
@@ -59,6 +60,7 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
         "faults": [entry["fault"] for entry in events if entry["event"] == "failure"],
         "rungs": list(outcome.rungs),
         "useful_share": outcome.useful_share,
+        "environment": dict(read_resolved(run.folder)[1].environment or {}),
         "quarantined": quarantined_rows(run),
         "already_done": False,
     }

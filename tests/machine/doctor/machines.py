@@ -52,6 +52,11 @@ class Fake:
 
 def seen(fake: Fake, root: Path) -> Look:
     """The look of `fake`, whose tree is made in `root`."""
+    return look(seen_from(fake, root))
+
+
+def seen_from(fake: Fake, root: Path) -> Surroundings:
+    """Where to look for `fake`, whose tree is made in `root`."""
     files = {**_system(fake), **fake.files}
     for number, gpu in enumerate(fake.gpus):
         files |= _gpu(number, gpu)
@@ -68,7 +73,7 @@ def seen(fake: Fake, root: Path) -> Look:
     site = root / "site"
     _install(site, fake)
     closed = {root / path for path in fake.closed}
-    where = Surroundings(
+    return Surroundings(
         root=root,
         site=[str(site)],
         environment={"PATH": "/usr/bin", **fake.environment},
@@ -76,8 +81,8 @@ def seen(fake: Fake, root: Path) -> Look:
         may_use=lambda path: path not in closed,
         folder=root / "home",
         python=fake.python,
+        measure=False,
     )
-    return look(where)
 
 
 def _system(fake: Fake) -> dict[str, str]:

@@ -60,10 +60,9 @@ class Host:
     disk: HomeDisk
 
 
-def read_host(root: Path, folder: Path | None, environment: Mapping[str, str]) -> Host:
-    """The machine's own half. Only on the real root is anything asked of the network (loopback) or written (the disk's
-    speed, in `folder` or the home)."""
-    live = root == Path("/")
+def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *, measure: bool) -> Host:
+    """The machine's own half. With `measure` services are asked for on the loopback, and a file that is gone at once
+    is written in `folder` or the home."""
     memory = _meminfo(root)
     used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
     total = max(memory.get("MemTotal", 0), 1)
@@ -81,10 +80,10 @@ def read_host(root: Path, folder: Path | None, environment: Mapping[str, str]) -
         swapping=used > SWAP_SHARE * total and memory.get("MemAvailable", total) < AVAILABLE_SHARE * total,
         compiler=_program(environment.get("CXX") or "g++", environment) or _program("c++", environment),
         llama_server=_program("llama-server", environment),
-        redis=_redis() if live else "absent",
-        gateway_port_free=_port_free(GATEWAY_PORT) if live else True,
+        redis=_redis() if measure else "absent",
+        gateway_port_free=_port_free(GATEWAY_PORT) if measure else True,
         firmware_package=_firmware_package(root),
-        disk=_read_disk(root, folder or home(), environment, live=live),
+        disk=_read_disk(root, folder or home(), environment, measure=measure),
     )
 
 
@@ -154,13 +153,13 @@ def _firmware_package(root: Path) -> str:
     return (version or next((folder for folder in folders if folder[:1].isdigit()), "")).partition(".")[0]
 
 
-def _read_disk(root: Path, folder: Path, environment: Mapping[str, str], *, live: bool) -> HomeDisk:
+def _read_disk(root: Path, folder: Path, environment: Mapping[str, str], *, measure: bool) -> HomeDisk:
     place = folder
     while not place.exists():
         place = place.parent
     filesystem, options = _mount(root, folder)
     fsync = "off" if options & NO_FSYNC or "eatmydata" in environment.get("LD_PRELOAD", "") else "on"
-    speed = _disk_speed(place) if live else None
+    speed = _disk_speed(place) if measure else None
     return HomeDisk(
         filesystem=filesystem,
         fsync=fsync if filesystem else "unknown",

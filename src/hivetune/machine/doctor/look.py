@@ -58,7 +58,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where to look, for tests: another root, packages' folders, variables, NVIDIA cards, who may open what."""
+    """Where to look, for tests: another root, packages' folders, variables, NVIDIA cards, who may open what.
+    `measure`: time the disk and ask for services on the loopback."""
 
     root: Path = Path("/")
     site: Sequence[str] | None = None
@@ -67,6 +68,7 @@ class Surroundings:
     may_use: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
     folder: Path | None = None
     python: str = platform.python_version()
+    measure: bool = True
 
 
 HERE = Surroundings()
@@ -78,7 +80,7 @@ def look(where: Surroundings = HERE) -> Look:
     machine = read_machine(where.root, where.folder, where.nvidia)
     return Look(
         machine=machine,
-        host=read_host(where.root, where.folder, environment),
+        host=read_host(where.root, where.folder, environment, measure=where.measure and where.root == HERE.root),
         software=read_software(where.root, where.site, environment, where.python),
         cards=_seen_cards(machine.cards, where),
         variables=_variables(environment),

@@ -18,11 +18,18 @@ class Variable:
     why: str
     fact: Fact | None = None
 
+    @property
+    def words(self) -> str:
+        """HSA_ENABLE_SDMA=0, because of ...; or that it is taken away."""
+        return f"{self.name}={self.value}: {self.why}" if self.value is not None else f"no {self.name}: {self.why}"
 
-def advised_variables(seen: Look, proven: Mapping[str, str] | None = None) -> tuple[Variable, ...]:
+
+def advised_variables(
+    seen: Look, proven: Mapping[str, str] | None = None, *, keep_set: bool = False
+) -> tuple[Variable, ...]:
     """What a worker on this machine's card should have, set or removed. `proven`: the variables of the fastest correct
-    set of the machine's profile; what was measured here comes before what is reported elsewhere."""
-    proven = proven or {}
+    set of the machine's profile, None where nothing was proven; what was measured here comes before what is reported
+    elsewhere. `keep_set`: leave what is set already, unless it is known to do harm."""
     job = Demand()
     observed: list[Mapping[str, Any]] = [of_card(seen, job, one) for one in cards_in_question(seen)]
     observed = observed or [of_machine(seen, job)]
@@ -37,9 +44,11 @@ def advised_variables(seen: Look, proven: Mapping[str, str] | None = None) -> tu
     for fact in facts("advice"):
         name, value = fact.more["name"], fact.more["value"]
         # One value for all cards: where they differ, a variable of the whole process would harm the other one.
-        if all(is_met(fact.when, one) for one in observed):
+        reported_only = proven is not None and fact.more.get("proof_decides", False)
+        kept = keep_set and name in seen.variables and name not in found
+        if all(is_met(fact.when, one) for one in observed) and not reported_only and not kept:
             found[name] = Variable(name, value, fact.says, fact)
-    for name, value in proven.items():
+    for name, value in (proven or {}).items():
         found[name] = Variable(name, value, "the fastest of those that computed right here, by this machine's profile")
     return tuple(found.values())
 

@@ -58,8 +58,8 @@ KINDS = {
     "condition": (("severity", "title", "mend"), ("unknown",)),
     # What a variable really does; `verdict`: real | no-op | diagnosis | speed.
     "variable": (("name", "verdict"), ("default",)),
-    # A value to set for a card; `name`, `value`.
-    "advice": (("name", "value"), ("unknown",)),
+    # A value to set for a card; `proof_decides`: not where the machine's own proof has chosen.
+    "advice": (("name", "value"), ("unknown", "proof_decides")),
     # An inherited value that a worker must not have.
     "poison": (("name", "severity", "title"), ("mend",)),
 }

@@ -1,0 +1,28 @@
+"""Before the first measurement: the variables that a run's workers get, and those that are taken from them."""
+
+from dataclasses import replace
+
+from hivetune.machine.doctor.look import Surroundings, look
+from hivetune.machine.doctor.variables import Variable, advised_variables
+from hivetune.run import checkpoints
+from hivetune.run.choices import read_resolved, write_resolved
+from hivetune.run.folder import OUTCOME, PROBE
+from hivetune.run.status import hold_run
+from hivetune.walk.open import Run
+
+
+def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Variable, ...]:
+    """Choose them once, write them beside the run's other choices, and return those that were chosen now.
+
+    What the user has set stays, unless it is known to break or falsify a run on this card.
+    """
+    with hold_run(run.folder):
+        config, choices = read_resolved(run.folder)
+        began = (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder)
+        if began or choices.environment is not None or config.device == "cpu":
+            return ()
+        advised = advised_variables(look(where or Surroundings(folder=run.folder, measure=False)), keep_set=True)
+        if advised:
+            settled = replace(choices, environment={one.name: one.value for one in advised})
+            write_resolved(run.folder, config, settled)
+        return advised

@@ -1,0 +1,59 @@
+"""Before a run begins: its card's variables are chosen once, harmful inherited ones are taken away, and it is said."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from machine.doctor.machines import Fake, Gpu, seen_from
+
+from hivetune.config import parse_config
+from hivetune.run.choices import NO_CHOICES, read_resolved, write_resolved
+from hivetune.run.folder import OUTCOME, PROBE
+from hivetune.walk.open import Run
+from hivetune.walk.variables import settle_variables
+
+R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
+LEAVE = {"TORCH_BLAS_PREFER_HIPBLASLT": "0", "ROCBLAS_USE_HIPBLASLT": "0"}
+OVERRIDE = {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}
+
+
+def a_run(folder: Path, **settings: Any) -> Run:
+    run = folder / "run"
+    run.mkdir(parents=True)
+    write_resolved(run, parse_config({"model": "tiny", "data": {"path": "none"}, **settings}), NO_CHOICES)
+    return cast(Run, SimpleNamespace(folder=run))
+
+
+def fake(**environment: str) -> Fake:
+    return Fake(gpus=[R9700], torch="2.13.0+rocm7.2", environment=environment)
+
+
+def test_they_are_chosen_once_and_kept_with_the_other_choices(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    chosen = settle_variables(run, seen_from(fake(**OVERRIDE), tmp_path / "machine"))
+    assert {one.name: one.value for one in chosen} == {**LEAVE, "HSA_OVERRIDE_GFX_VERSION": None}
+    assert all(one.name in one.words and one.why for one in chosen)
+    assert read_resolved(run.folder)[1].environment == {**LEAVE, "HSA_OVERRIDE_GFX_VERSION": None}
+    assert settle_variables(run, seen_from(fake(), tmp_path / "other")) == ()
+
+
+def test_what_the_user_has_set_stays_unless_it_does_harm(tmp_path: Path) -> None:
+    mine = fake(TORCH_BLAS_PREFER_HIPBLASLT="1", **OVERRIDE)
+    chosen = settle_variables(a_run(tmp_path), seen_from(mine, tmp_path / "machine"))
+    assert {one.name for one in chosen} == {"ROCBLAS_USE_HIPBLASLT", "HSA_OVERRIDE_GFX_VERSION"}
+
+
+@pytest.mark.parametrize("settings", [{"device": "cpu"}, {}])
+def test_a_run_on_the_processor_gets_none(tmp_path: Path, settings: dict[str, str]) -> None:
+    machine = fake(**OVERRIDE) if settings else Fake(environment=OVERRIDE)
+    run = a_run(tmp_path, **settings)
+    assert settle_variables(run, seen_from(machine, tmp_path / "machine")) == ()
+    assert read_resolved(run.folder)[1].environment is None
+
+
+def test_a_run_that_has_begun_computes_as_it_began(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    (run.folder / PROBE).mkdir()
+    (run.folder / PROBE / OUTCOME).write_text("{}")
+    assert settle_variables(run, seen_from(fake(), tmp_path / "machine")) == ()
