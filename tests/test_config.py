@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.config import known_keys, load_config, parse_config
+from hivetune.config import known_keys, known_settings, load_config, parse_config
 from hivetune.errors import UsageError
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -110,6 +110,10 @@ def test_every_setting_is_documented_with_its_reason() -> None:
     text = (DOCS / "config.md").read_text(encoding="utf-8")
     missing = [key for key in known_keys() if f"`{key}`" not in text]
     assert not missing, f"docs/config.md does not mention {missing}"
+
+
+def test_every_setting_says_what_it_is() -> None:
+    assert [setting.key for setting in known_settings() if not setting.meaning] == []
 
 
 def aliases(levels: int) -> str:

@@ -5,7 +5,9 @@ by the plan and written to `config.resolved.yaml` of the run.
 """
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,8 +47,10 @@ class DataConfig(Section):
     on_own_answers: Literal["set_aside", "train"] = Field(
         default="set_aside", description="answers of a release that nobody rated up or checked"
     )
-    on_secret: Literal["redact", "reject", "keep"] = "redact"
-    on_personal: Literal["redact", "reject", "keep"] = "redact"
+    on_secret: Literal["redact", "reject", "keep"] = Field(default="redact", description="keys, tokens, passwords")
+    on_personal: Literal["redact", "reject", "keep"] = Field(
+        default="redact", description="mail addresses, phone, card and account numbers"
+    )
     near_duplicates: float = Field(
         default=0.85, ge=0, le=1, description="Jaccard similarity from which rows are duplicates; 0: off"
     )
@@ -56,9 +60,9 @@ class DataConfig(Section):
 
 
 class LoraConfig(Section):
-    r: int = Field(default=16, gt=0, le=1 << 16)
-    alpha: float = Field(default=32, gt=0)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    r: int = Field(default=16, gt=0, le=1 << 16, description="rank: 8 for style and format, 16 to 32 for new skills")
+    alpha: float = Field(default=32, gt=0, description="the update is scaled by alpha / r; twice the rank is usual")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the adapter's inputs left out at random")
     target_modules: str | list[str] = Field(
         default="all-linear", description="'all-linear', names such as q_proj, or a pattern for whole names: '.*_proj'"
     )
@@ -142,8 +146,8 @@ class SuperviseConfig(Section):
     hang_factor: float = Field(default=5.0, gt=1, description="a step this many times longer than usual is a hang")
     hang_floor_s: float = Field(default=60.0, gt=0, description="a step shorter than this is never a hang")
     start_timeout_s: float = Field(default=900.0, gt=0, description="imports, model load, first compile")
-    evaluate_timeout_s: float = Field(default=1800.0, gt=0)
-    save_timeout_s: float = Field(default=600.0, gt=0)
+    evaluate_timeout_s: float = Field(default=1800.0, gt=0, description="longest validation")
+    save_timeout_s: float = Field(default=600.0, gt=0, description="longest checkpoint")
     attempts: int = Field(default=3, gt=0, description="attempts without progress before giving up")
     backoff_s: float = Field(
         default=5.0, gt=0, description="first pause when a device faults at scattered steps; doubled up to 300 s"
@@ -183,7 +187,9 @@ class NotifyConfig(Section):
 
     command: list[str] = Field(default=[], description="a program and its arguments; the sentence comes last")
     webhook: str | None = Field(default=None, pattern="^https?://", description="gets the notice as JSON")
-    email: EmailConfig | None = None
+    email: EmailConfig | None = Field(
+        default=None, description="sends the notice: host, sender, to, and a password's variable"
+    )
 
 
 class CycleConfig(Section):
@@ -213,18 +219,24 @@ class RunConfig(Section):
 
     model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
     data: DataConfig
-    method: Literal["lora", "qlora"] = "lora"
+    method: Literal["lora", "qlora"] = Field(
+        default="lora", description="qlora: the frozen base in 4 bits, a quarter of its memory, slower and rounded"
+    )
     lora: LoraConfig = LoraConfig()
     max_length: int = Field(
         default=2048, ge=8, le=MOST_TOKENS_A_ROW, description="tokens; longer rows: data.on_overlong"
     )
     batch_size: int = Field(default=16, gt=0, description="examples per optimizer step: the effective batch")
-    epochs: float = Field(default=3, gt=0, le=100_000)
-    max_steps: int | None = Field(default=None, gt=0)
-    learning_rate: float = Field(default=2e-4, gt=0)
-    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    epochs: float = Field(default=3, gt=0, le=100_000, description="passes over the training rows")
+    max_steps: int | None = Field(default=None, gt=0, description="stop after so many optimizer steps")
+    learning_rate: float = Field(
+        default=2e-4, gt=0, description="an adapter needs about ten times the rate of full fine-tuning"
+    )
+    lr_schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="how the rate goes to zero after the warm-up"
+    )
     warmup: float = Field(default=0.05, ge=0, description="share of the steps below 1, number of steps from 1")
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
     clip: float = Field(default=1.0, ge=0, description="largest gradient norm; 0: no clipping")
     validate_every: int | None = Field(default=None, gt=0, description="steps; default: ten times a run")
     patience: int | None = Field(
@@ -234,7 +246,7 @@ class RunConfig(Section):
         default="auto", description="auto: by a measured GEMM"
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1")
-    seed: int = 0
+    seed: int = Field(default=0, description="order of the rows, first adapter, dropout")
     output: str | None = Field(default=None, description="run folder; default: runs/NAME-HASH below the home")
     eval: EvalConfig = EvalConfig()
     gate: GateConfig = GateConfig()
@@ -286,16 +298,31 @@ def _expand_data(tree: dict[str, Any]) -> None:
         tree["data"] = {"path": tree["data"]}
 
 
-def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
-    """Every setting as a dotted name."""
-    keys = []
+@dataclass(frozen=True)
+class Setting:
+    """One setting as people see it: `default` as YAML, empty where the setting is required."""
+
+    key: str
+    default: str
+    meaning: str
+
+
+def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[Setting]:
+    """Every setting, in the order of the file."""
+    found = []
     for name, info in section.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            keys += known_keys(kind, f"{prefix}{name}.")
+            found += known_settings(kind, f"{prefix}{name}.")
         else:
-            keys.append(prefix + name)
-    return keys
+            default = "" if info.is_required() else json.dumps(info.default)
+            found.append(Setting(prefix + name, default, info.description or ""))
+    return found
+
+
+def known_keys() -> list[str]:
+    """Every setting as a dotted name."""
+    return [setting.key for setting in known_settings()]
 
 
 def _override(tree: dict[str, Any], override: str) -> str:

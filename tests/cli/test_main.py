@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from hivetune.cli.main import COMMANDS, GROUPS, LEFT_BEHIND, main
+from hivetune.cli.main import COMMANDS, EXIT_CODES, GROUPS, LEFT_BEHIND, main
 from hivetune.cli.output import MODE
+from hivetune.errors import HivetuneError, Stopped
 
 Ask = Callable[..., tuple[int, dict[str, Any], str]]
 LONG = {"demo", "serve", "bench"}  # do their work without an argument
@@ -212,3 +214,12 @@ def test_hivetune_alone_shows_the_one_screen(tmp_path: Path) -> None:
     asked = subprocess.run([*command, "status"], capture_output=True, text=True, check=True, env=environment)
     assert alone.stdout == asked.stdout
     assert "next: start with your own rows: hivetune init ROWS" in alone.stdout
+
+
+def test_the_page_of_exit_codes_has_every_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text(encoding="utf-8")
+    kinds = [HivetuneError, *HivetuneError.__subclasses__()]
+    codes = {kind.exit_code for kind in kinds if kind is not Stopped} | {0, 130, 143}
+    told = {int(code) for line in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for code in line.split(",")}
+    assert told == codes
+    assert all(re.search(rf"\b{code}\b", EXIT_CODES) for code in codes)

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -91,3 +92,24 @@ def test_a_long_line_is_one_line_without_a_terminal(capsys: pytest.CaptureFixtur
     say("x" * 500)
     assert capsys.readouterr().err == "x" * 500 + "\n"
     assert output.PLAIN_WIDTH < 500
+
+
+def test_a_table_in_a_pipe_is_divided_by_tabs(capsys: pytest.CaptureFixture[str]) -> None:
+    table("two agents", ("agent", "rows"), [("coder\tof\nmine", 3), ("\x1b[31mtester", 41)], numeric=("rows",))
+    told = capsys.readouterr()
+    assert told.out == "agent\trows\ncoder of mine\t3\n\\x1b[31mtester\t41\n"
+    assert told.err == "two agents\n"
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_a_table_holds_on_a_narrow_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut: what does not fit goes on below."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", columns)
+    why = "the answer repeats itself without end, so it is rejected and counted"
+    table("", ("what", "reason", "rows", "why"), [("rejected", "repeated-loop", 12345, why)], numeric=("rows",))
+    lines = re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    assert max(map(len, lines)) <= int(columns)
+    text = "".join(line.split("│")[-2].strip() + " " for line in lines if "│" in line)
+    assert " ".join(text.split()) == why

@@ -1,23 +1,25 @@
-"""`hivetune config`: the settings as JSON Schema for editors, and their defaults."""
+"""`hivetune config`: the settings with their defaults, for people, and as JSON Schema for editors."""
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from hivetune.cli.output import MODE, emit
-from hivetune.config import RunConfig, known_keys
+from hivetune.cli.output import MODE, emit, table
+from hivetune.config import RunConfig, known_settings
 
 
 def config(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of the YAML file.")] = False,
 ) -> None:
-    """The settings of the YAML file: names and defaults, or with --schema their JSON Schema."""
+    """The settings of the YAML file: names, defaults and what they do, or with --schema their JSON Schema."""
     document = RunConfig.model_json_schema()
-    if MODE.json:
-        emit({"json_schema": document, "keys": known_keys()})
-    elif schema:
+    settings = known_settings()
+    if schema and not MODE.json:
         typer.echo(json.dumps(document, indent=1))
-    else:
-        for key in known_keys():
-            typer.echo(key)
+        return
+    rows = [(each.key, each.default.strip('"') or "required", each.meaning) for each in settings]
+    table("", ("setting", "default", "what it is"), rows)
+    keys = [each.key for each in settings]
+    emit({"json_schema": document, "keys": keys, "settings": [asdict(each) for each in settings]})

@@ -70,6 +70,10 @@ LEFT_BEHIND = {
     "compare": "answers that were given are kept; the same command goes on",
     "export": "no half-made file is left, an earlier export is kept; the same command begins again",
 }
+EXIT_CODES = (
+    "Exit codes (docs/exit-codes.md): 0 done, 1 unexpected, 2 usage or config, 3 data refused, 4 machine not fit, 5 does not fit, "
+    "6 the gate did not say deploy, 7 recovery exhausted, 75 busy, 130 or 143 stopped by a signal."
+)
 GROUPS = {"data": "Check, prepare and forget rows."}
 
 
@@ -123,6 +127,7 @@ def _app(arguments: list[str]) -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="From the interactions you already have to a better local model. `--json` on every command: one document.",
+        epilog=EXIT_CODES,
     )
     app.callback()(_root)
     groups = {

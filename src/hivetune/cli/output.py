@@ -93,8 +93,18 @@ def write(text: str) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:
-    """A table of text cells where `show` writes; columns named in `numeric` are right-aligned."""
+    """A table of text cells where `show` writes; columns named in `numeric` are right-aligned.
+
+    Into a pipe or a file: a line of names and a line a row, divided by tabs, for `cut`, `sort` and spreadsheets.
+    """
     if MODE.json:
+        return
+    console = out()
+    if not console.is_terminal:
+        if title:
+            say(title)
+        for cells in (columns, *rows):
+            print(clean("\t".join(" ".join(str(cell).split()) for cell in cells)))  # rich would make spaces of tabs
         return
     grid = Table(
         title=Text(clean(title)) if title else None, title_justify="left", title_style="bold", header_style="bold"
@@ -103,7 +113,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         grid.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(clean(str(cell))) for cell in row))
-    out().print(grid)
+    console.print(grid)
 
 
 @contextlib.contextmanager
