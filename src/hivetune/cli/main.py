@@ -71,8 +71,8 @@ LEFT_BEHIND = {
     "export": "no half-made file is left, an earlier export is kept; the same command begins again",
 }
 EXIT_CODES = (
-    "Exit codes (docs/exit-codes.md): 0 done, 1 unexpected, 2 usage or config, 3 data refused, 4 machine not fit, 5 does not fit, "
-    "6 the gate did not say deploy, 7 recovery exhausted, 75 busy, 130 or 143 stopped by a signal."
+    "Exit codes: 0 done, 1 unexpected, 2 usage or config, 3 data refused, 4 machine not fit, 5 does not fit, "
+    "6 the gate did not say deploy, 7 recovery exhausted, 75 busy, 130 or 143 stopped by a signal (docs/exit-codes.md)."
 )
 GROUPS = {"data": "Check, prepare and forget rows."}
 
