@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from hivetune.engine import device
+from hivetune.errors import MachineNotFit
 from hivetune.machine.inventory import read_machine
-from hivetune.machine.profile import read_profile, write_profile
+from hivetune.machine.profile import Proof, ProvenSet, read_profile, write_profile
 from hivetune.run.choices import NO_CHOICES, Choices
 
 CPU = torch.device("cpu")
@@ -27,3 +28,33 @@ def test_a_setting_or_an_earlier_choice_is_not_measured(monkeypatch: pytest.Monk
     monkeypatch.setattr(device, "product_rates", lambda place: pytest.fail("measured"))
     assert device.complete("cpu", "float32", NO_CHOICES).dtype == "float32"
     assert device.complete("cpu", "auto", Choices(dtype="bfloat16")).dtype == "bfloat16"
+
+
+def test_what_the_profile_knows_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "product_rates", lambda place: pytest.fail("measured"))
+    profile = read_profile(read_machine().fingerprint).with_rates("cpu", {"float32": 1e11, "bfloat16": 3e11})
+    write_profile(profile)
+    assert device.complete("cpu", "auto", NO_CHOICES).dtype == "bfloat16"
+
+
+def test_a_new_run_takes_the_backends_that_were_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no precision in which nothing computed right, however fast it is; a run that has begun stays as it is."""
+    monkeypatch.setattr(device, "product_rates", lambda place: pytest.fail("measured"))
+    best = {"float32": ProvenSet(1.0, {"kernels": "torch", "attention": "eager"})}
+    profile = read_profile(read_machine().fingerprint).with_rates("cpu", {"float32": 1e11, "bfloat16": 9e11})
+    write_profile(profile.with_proof("cpu", Proof(0.0, "job", "float32", best)))
+    chosen = device.complete("cpu", "auto", NO_CHOICES)
+    assert (chosen.dtype, chosen.kernels, chosen.attention) == ("float32", "torch", "eager")
+    assert device.complete("cpu", "bfloat16", NO_CHOICES).kernels is None  # not proven, not refused
+    assert device.complete("cpu", "auto", Choices(dtype="float32")).kernels is None
+    assert device.complete("cpu", "auto", Choices(kernels="native")).kernels == "native"
+
+
+def test_a_precision_that_was_proven_wrong_is_refused_in_the_proofs_words() -> None:
+    profile = read_profile(read_machine().fingerprint).with_rates("cpu", {"float32": 1e11, "bfloat16": 9e11})
+    rejected = {"bfloat16 on cpu, own kernels": "norm of 64 tokens: zeros"}
+    write_profile(profile.with_proof("cpu", Proof(0.0, "job", "float32", {"float32": ProvenSet(1.0)}, rejected)))
+    with pytest.raises(MachineNotFit, match="bfloat16 does not compute right on cpu: norm of 64 tokens") as caught:
+        device.complete("cpu", "bfloat16", NO_CHOICES)
+    assert caught.value.hint.startswith("set dtype: float32")
+    assert device.complete("cpu", "auto", NO_CHOICES).dtype == "float32"

@@ -12,7 +12,7 @@ import torch
 from hivetune.config import RunConfig
 from hivetune.errors import MachineNotFit
 from hivetune.machine.inventory import read_machine
-from hivetune.machine.profile import read_profile
+from hivetune.machine.profile import Profile, read_profile
 from hivetune.plan.choose import auto_dtype
 from hivetune.process.lease import card_name, train_on
 from hivetune.run.choices import Choices, write_resolved
@@ -44,18 +44,46 @@ def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choic
 def complete(device: str, dtype: str, choices: Choices) -> Choices:
     """`choices` with device, dtype and threads chosen where they are not; `device` and `dtype` as in the settings.
 
-    Raises MachineNotFit for a device that is not there.
+    Raises MachineNotFit for a device that is not there, or that was proven to compute wrong.
     """
     name = choices.device or (("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     place = check_device(name)
-    precision = choices.dtype or (measured_dtype(place) if dtype == "auto" else dtype)
-    return replace(choices, device=name, dtype=precision, threads=choices.threads or default_threads())
+    if choices.dtype is None:  # a run that begins
+        profile = read_profile(read_machine().fingerprint)
+        precision = chosen_dtype(place, profile) if dtype == "auto" else dtype
+        choices = replace(choices, dtype=precision)
+        choices = choices.over(proven_choices(place, precision, profile))
+    return replace(choices, device=name, threads=choices.threads or default_threads())
 
 
-def measured_dtype(device: torch.device) -> str:
-    """`dtype: auto` on this machine: measured now; near a tie its profile decides. The probe writes the profile."""
-    profile = read_profile(read_machine().fingerprint)
-    return auto_dtype(product_rates(device), profile.decided_dtype(device_name(device)))
+def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choices:
+    """The backends that computed right and fastest here; nothing where the doctor has not looked.
+
+    Raises MachineNotFit for a precision in which none did.
+    """
+    proof = profile.proof(device_name(device))
+    if proof is None:
+        return Choices()
+    if dtype in proof.best:
+        return Choices(**proof.best[dtype].choices)
+    why = next((why for name, why in proof.rejected.items() if name.startswith(f"{dtype} ")), None)
+    if why is None:
+        return Choices()
+    other = "set device: cpu, " if device.type != "cpu" else ""
+    other = f"set dtype: {proof.dtype}, " if proof.dtype else other
+    raise MachineNotFit(
+        f"{dtype} does not compute right on {device_name(device)}: {why}",
+        hint=f"{other}or prove the machine again after a change: hivetune doctor",
+    )
+
+
+def chosen_dtype(device: torch.device, profile: Profile) -> str:
+    """`dtype: auto` by the rates of the profile, where the doctor or a probe has measured them; else measured now.
+
+    Near a tie stands what was decided here before; the probe writes it down.
+    """
+    name = device_name(device)
+    return auto_dtype(profile.right_rates(name) or product_rates(device), profile.decided_dtype(name))
 
 
 def device_name(device: torch.device) -> str:

@@ -85,7 +85,7 @@ class Profile:
     def right_rates(self, device: str) -> Mapping[str, float] | None:
         """`rates` of the device, without the precisions in which no backend computed right; None: never measured."""
         rates, proof = self.rates.get(device), self.proof(device)
-        if rates is None or proof is None:
+        if rates is None or proof is None or not proof.best:
             return rates
         return {dtype: rate for dtype, rate in rates.items() if dtype in proof.best}
 

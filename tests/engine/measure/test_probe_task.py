@@ -1,5 +1,6 @@
 """The probe on a real run: what it writes, what a later plan makes of it, and whether its predictions hold."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,14 @@ import yaml
 from engine.models import write_model as write_bare_model
 from engine.runs import learnable_rows, make_run, run_training
 
-from hivetune.base.disk import write_json
-from hivetune.engine.measure import probe, rates
+from hivetune.base.disk import write_json, write_manifest
+from hivetune.engine.measure import known, probe, rates
 from hivetune.errors import DoesNotFit
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import read_architecture
 from hivetune.plan.memory import TrainingSetup
-from hivetune.plan.speed import PROBED, probe_key, read_probe
+from hivetune.plan.speed import PROBED, StepShape, probe_key, read_probe
 from hivetune.process.child import Heartbeat
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Probe, Train
@@ -68,6 +69,60 @@ def test_the_probe_writes_choices_prediction_and_profile(tmp_path: Path, small_c
     held = result["prediction"]
     assert sum(bucket["steps"] for bucket in held["buckets"]) == result["steps"] - 1
     assert isinstance(held["void"], bool) and held["peak"]["actual_bytes"] > 0
+
+
+def test_what_a_probe_found_is_not_measured_again(
+    tmp_path: Path, small_canary: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second run of the same model: no model is loaded, no product and no step is measured, the choices are equal."""
+    model = write_model(tmp_path / "model")
+    write_manifest(model, {"kind": "model"})
+    monkeypatch.setattr(known, "PROBED_TIME_ERROR", 1.0)  # a busy machine's probe too
+    monkeypatch.setattr(probe, "PROBED_TIME_ERROR", 1.0)
+    told = []
+    for name in ("first", "second"):
+        make_run(tmp_path / name, learnable_rows(60), choices=QUICK)
+        run = tmp_path / name / "run"
+        told.append(probe.main(Probe(model, tmp_path / name / "snapshot", run), Heartbeat(None)))
+        monkeypatch.setattr(probe, "canary_rates", lambda device: pytest.fail("rates were measured"))
+        monkeypatch.setattr(probe, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    assert [one["known"] for one in told] == [False, True]
+    assert told[0]["choices"] == told[1]["choices"]
+    monkeypatch.undo()
+
+    monkeypatch.setitem(rates.CANARY_SHAPE, "cpu", (128, 128, 128))
+    for name, settings in (("dropout", {"lora": {"r": 4, "dropout": 0.1}}), ("kernels", {})):
+        choices = {**QUICK, "token_multiple": 8} if name == "kernels" else QUICK
+        make_run(tmp_path / name, learnable_rows(60), choices=choices, **settings)
+        task = Probe(model, tmp_path / name / "snapshot", tmp_path / name / "run")
+        assert not probe.main(task, Heartbeat(None))["known"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "tokens", "holds"),
+    [
+        ({}, 400, True),
+        ({}, 210, True),
+        ({}, 190, False),  # half of what was measured
+        ({}, 900, False),
+        ({"held": {"model": "other"}}, 400, False),
+        ({"held": None}, 400, False),
+    ],
+)
+def test_where_an_earlier_probe_holds(tmp_path: Path, changed: dict, tokens: int, holds: bool) -> None:
+    setup = TrainingSetup(read_architecture(write_model(tmp_path / "model")), 1000, "float32")
+    points = [known.Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.2), (400, 0.4))]
+    measured = known.Measured(setup, points, 10**8, 1e11, Choices(kernels="torch"))
+    document = {**json.loads(json.dumps(known.document_of(measured, {"model": "a"}))), **changed}
+    found = known.known_probe(document, setup, {"model": "a"}, tokens)
+    assert found == (measured if holds else None)
+
+
+def test_a_probe_that_contradicts_itself_is_measured_again(tmp_path: Path) -> None:
+    setup = TrainingSetup(read_architecture(write_model(tmp_path / "model")), 1000, "float32")
+    points = [known.Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.6), (400, 0.4))]
+    document = known.document_of(known.Measured(setup, points, 10**8, 1e11), {"model": "a"})
+    assert known.known_probe(document, setup, {"model": "a"}, 400) is None
 
 
 def test_a_run_without_a_probe_has_nothing_to_compare(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import complete, device_name, peak_memory_bytes, reset_peak_memory, start_with
 from hivetune.engine.measure.agreement import check_documents, right_choices
+from hivetune.engine.measure.known import Measured, Point, conditions, document_of, known_probe
 from hivetune.engine.measure.rates import canary_rates, own_canary
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
@@ -32,8 +33,9 @@ from hivetune.plan.device import Device, device_of_machine
 from hivetune.plan.layout import TrimmedDocument, trim_document
 from hivetune.plan.memory import Affine, Peak, TrainingSetup, adapters_of, fit_correction, predict_peak
 from hivetune.plan.speed import (
+    PROBED_TIME_ERROR,
     Prediction,
-    StepShape,
+    Rate,
     Timed,
     micro_batch_shapes,
     predicted_and_actual,
@@ -52,25 +54,6 @@ STEPS_COMPARED = 50
 CANARY_STEPS = 5
 
 
-@dataclass(frozen=True)
-class Point:
-    """One measured step of one micro-batch."""
-
-    shape: StepShape
-    seconds: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """`setup` as the loaded model does it; `canary_flops_per_s`: of the own canary, beside the steps."""
-
-    setup: TrainingSetup
-    points: list[Point]
-    load_peak_bytes: int
-    canary_flops_per_s: float
-
-
 def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     run = task.run
     config, choices = read_resolved(run) if run else (parse_config(dict(task.config), "task"), task.choices)
@@ -78,46 +61,55 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     plan = read_plan(run) if run else _plan_of(config, snapshot)
     settled = complete(config.device, config.dtype, choices)
     device, _ = start_with(settled)
+    name = device_name(device)
     heartbeat.beat(Beat.PREPARING)
     architecture = read_architecture(task.model)
     machine = read_machine()
-    profile = read_profile(machine.fingerprint).with_rates(device_name(device), canary_rates(device))
-    target = device_of_machine(machine, profile, device_name(device))
+    profile = read_profile(machine.fingerprint)
+    if name not in profile.rates:
+        profile = profile.with_rates(name, canary_rates(device))
+    target = device_of_machine(machine, profile, name)
     work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
     setup = _setup_of(config, architecture, settled, target.kind)
     first = _choose_before_loading(config, setup, target, work)
     rows = _probe_rows(plan, snapshot, first.budget_tokens)
-    measured = measure(_load(task, config, settled, first), first.setup, work, snapshot, rows, heartbeat)
-    # Afterwards, so that a second model in this process is in no measured peak.
-    changes = _right_choices(task, config, settled, first, check_documents(snapshot, plan.steps[0].rows))
-    settled = changes.over(settled)
-    if changes.made().keys() - {"agreement"}:
-        measured = measure(_load(task, config, settled, first), first.setup, work, snapshot, rows, heartbeat)
-    probed, points = measured.setup, measured.points
-    correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in points])
-    fastest = target.rates.get(setup.dtype, math.inf)
-    rate = probed_rate(probed, [(point.shape, point.seconds) for point in points], gemm_flops_per_s=fastest)
+    held = conditions(task.model, config, settled)
+    tokens = micro_batch_shapes(setup, layout_rows(snapshot, rows[-1]), sys.maxsize, share=work.share)[0].tokens
+    known = known_probe(profile.probes.get(probe_key(setup)), setup, held, tokens) if run else None
+    if known:
+        measured = known
+    else:
+        documents = check_documents(snapshot, plan.steps[0].rows)
+        measured = _measure_right(
+            task,
+            config,
+            settled,
+            first,
+            documents,
+            lambda model: measure(model, first.setup, work, snapshot, rows, heartbeat),
+        )
+    settled = measured.changes.over(settled)
+    probed = measured.setup
+    correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in measured.points])
+    rate = _rate(measured, target)
+    if rate.error > PROBED_TIME_ERROR:  # are the steps faster than their products were, when those were measured?
+        profile = profile.with_rates(name, canary_rates(device))
+        target = device_of_machine(machine, profile, name)
+        rate = _rate(measured, target)
     setup = replace(setup, path=probed.path)
     chosen = plan_choose.fastest_that_fits(
         setup, target, work, memory_share=memory_share, correction=correction, rate=rate
     )
-    peak = _predicted_peak(chosen, work, snapshot, correction)
-    prediction = Prediction(
-        flops_per_s=rate.flops_per_s,
-        overhead_s=rate.overhead_s,
-        error=rate.error,
-        peak_bytes=max(peak.bytes, measured.load_peak_bytes),
-        peak_error=peak.error,
-        canary_flops_per_s=measured.canary_flops_per_s,
-    )
+    prediction = _predict(chosen, work, snapshot, measured, correction, rate)
     settled = replace(_with(settled, chosen), prediction=prediction.to_plain())
-    probe = probe_document(probed, [(point.shape, point.seconds, point.peak_bytes) for point in points])
+    probe = document_of(measured, held)
     if config.dtype == "auto":
-        profile = profile.with_dtype(device_name(device), setup.dtype)
+        profile = profile.with_dtype(name, setup.dtype)
     write_profile(profile.with_probe(probe_key(probed), probe))
     if run:
         write_resolved(run, config, settled)
-    return {"choices": settled.made(), "rates": dict(target.rates), "fingerprint": machine.fingerprint, **probe}
+    told = {"rates": dict(target.rates), "fingerprint": machine.fingerprint, "known": known is not None}
+    return {"choices": settled.made(), **told, **probe_document(probed, [])}
 
 
 def is_measured(step: int) -> bool:
@@ -212,6 +204,48 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choos
         batch_size=config.batch_size,
         epochs=config.epochs,
         max_steps=config.max_steps,
+    )
+
+
+def _measure_right(
+    task: Probe,
+    config: RunConfig,
+    settled: Choices,
+    first: plan_choose.Choice,
+    documents: Sequence[Document],
+    timed: Callable[[LoraModel], Measured],
+) -> Measured:
+    """Steps of the model that computes right. Which one that is comes afterwards, so that a second model in this
+    process is in no measured peak."""
+    measured = timed(_load(task, config, settled, first))
+    changes = _right_choices(task, config, settled, first, documents)
+    if changes.made().keys() - {"agreement"}:
+        measured = timed(_load(task, config, changes.over(settled), first))
+    return replace(measured, changes=changes)
+
+
+def _rate(measured: Measured, target: Device) -> Rate:
+    points = [(point.shape, point.seconds) for point in measured.points]
+    fastest = target.rates.get(measured.setup.dtype, math.inf)
+    return probed_rate(measured.setup, points, gemm_flops_per_s=fastest)
+
+
+def _predict(
+    chosen: plan_choose.Choice,
+    work: plan_choose.Workload,
+    snapshot: Snapshot,
+    measured: Measured,
+    correction: Affine,
+    rate: Rate,
+) -> Prediction:
+    peak = _predicted_peak(chosen, work, snapshot, correction)
+    return Prediction(
+        flops_per_s=rate.flops_per_s,
+        overhead_s=rate.overhead_s,
+        error=rate.error,
+        peak_bytes=max(peak.bytes, measured.load_peak_bytes),
+        peak_error=peak.error,
+        canary_flops_per_s=measured.canary_flops_per_s,
     )
 
 

@@ -176,7 +176,9 @@ def with_proven(profile: Profile, proven: ProvenDevice) -> Profile:
     """The profile with what was measured and proven."""
     if proven.proof is None:
         return profile
-    profile = profile.with_rates(proven.device, proven.gemm).with_proof(proven.device, proven.proof)
+    profile = profile.with_rates(proven.device, proven.gemm)
+    if proven.proof.best or proven.proof.rejected:  # else nothing could be asked, and an older proof stands
+        profile = profile.with_proof(proven.device, proven.proof)
     return replace(profile, other_rates={**profile.other_rates, proven.device: dict(proven.other)})
 
 
