@@ -299,7 +299,7 @@ def _expand_data(tree: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Setting:
+class KnownSetting:
     """One setting as people see it: `default` as YAML, empty where the setting is required."""
 
     key: str
@@ -307,7 +307,7 @@ class Setting:
     meaning: str
 
 
-def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[Setting]:
+def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[KnownSetting]:
     """Every setting, in the order of the file."""
     found = []
     for name, info in section.model_fields.items():
@@ -316,7 +316,7 @@ def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> li
             found += known_settings(kind, f"{prefix}{name}.")
         else:
             default = "" if info.is_required() else json.dumps(info.default)
-            found.append(Setting(prefix + name, default, info.description or ""))
+            found.append(KnownSetting(prefix + name, default, info.description or ""))
     return found
 
 

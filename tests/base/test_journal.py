@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disk import fill
 
-from hivetune.base.journal import RESERVE_BYTES, Journal, read_journal
+from hivetune.base.journal import RESERVE_BYTES, Journal, read_journal, read_tail
 
 
 def write(path: Path, *numbers: int) -> None:
@@ -103,3 +103,18 @@ def test_a_full_disk_has_room_for_what_is_told_about_it(small_disk: Path) -> Non
         journal.sync()
     told = [entry for entry in read_journal(small_disk / "events.jsonl") if entry["event"] == "disk_wait"]
     assert len(told) == 300
+
+
+def test_the_tail_has_the_newest_events_however_long_the_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    assert read_tail(path) == []
+    journal = Journal(path)
+    for number in range(5000):
+        journal.append("step", step=number)
+    journal.close()
+    steps = [entry["step"] for entry in read_tail(path)]
+    assert steps == list(range(5000))[-len(steps) :]
+    assert 100 < len(steps) < 5000
+    with path.open("ab") as file:
+        file.write(b'{"event": "torn')
+    assert [entry["step"] for entry in read_tail(path)][-1] == 4999

@@ -18,6 +18,7 @@ from typing import Any
 from hivetune.base.private import make_folder, open_plain
 
 DAMAGED = "damaged"
+TAIL_BYTES = 1 << 16
 CHECKSUM = "crc32"
 # Kept free on the disk behind the last line: about 300 events, more than a supervisor writes in a pause.
 RESERVE_BYTES = 64 << 10
@@ -99,6 +100,19 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             yield _entry(line) or {"event": DAMAGED, "time": 0.0, "line": number}
+
+
+def read_tail(path: Path) -> list[dict[str, Any]]:
+    """The whole events in the last TAIL_BYTES, in order: enough to tell where something stands, however long it ran."""
+    try:
+        handle = open_plain(path)
+    except FileNotFoundError:
+        return []
+    with open(handle, "rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+        file.seek(start)
+        lines = file.read().split(b"\n")[:-1]
+    return [entry for line in (lines[1:] if start else lines) if (entry := _entry(line + b"\n"))]
 
 
 def _line(entry: dict[str, Any]) -> bytes:

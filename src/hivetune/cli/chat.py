@@ -18,7 +18,7 @@ from hivetune.walk.release.export import check_prompts
 from hivetune.walk.release.voices import find_pair, find_voice, trained_prompt
 
 _BLOCK = '"""'
-SHOWN_CHARS = 100
+_SHOWN_CHARS = 100
 
 
 def chat(  # noqa: PLR0913 (each is an option)
@@ -93,7 +93,7 @@ def _system_prompt(name: str, run: Path | None, system: str | None, agent: str |
         return None
     whose = f"{trained.rows:,} of {trained.looked_at:,} rows" + (f" of {agent}" if agent else "")
     shown = " ".join(trained.text.split())
-    say(f"system prompt, as trained ({whose}): {shown[:SHOWN_CHARS]}{'...' if len(shown) > SHOWN_CHARS else ''}")
+    say(f"system prompt, as trained ({whose}): {shown[:_SHOWN_CHARS]}{'...' if len(shown) > _SHOWN_CHARS else ''}")
     say('another: --system TEXT; none: --system ""')
     return trained.text
 

@@ -9,14 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.disk import home, read_json
-from hivetune.cli.chart import write_loss_chart
 from hivetune.cli.judge import show_verdict
 from hivetune.cli.output import duration, emit, progress, say, show, size, table
 from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import load_config
 from hivetune.release.export import export_run
-from hivetune.run.folder import EVALUATION, LOSS_CURVE
-from hivetune.run.status import loss_curve
+from hivetune.run.folder import EVALUATION
 from hivetune.serve.llama.backend import open_backend
 from hivetune.walk.demo.station import ask_some, write_inputs
 from hivetune.walk.evaluate import evaluate_run
@@ -48,8 +46,6 @@ def demo(
     _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
     summary = measure_and_train(run)
     show_training(summary)
-    chart = write_loss_chart(run.folder / LOSS_CURVE, loss_curve(run.folder), title="demo: nats per token")
-    say(f"loss curve: {chart}")
     _station(4, "evaluation", "base and tuned model on rows that neither training nor its stopping has seen")
     evaluation = _evaluate(run)
     _station(5, "verdict", "by the thresholds of the config")

@@ -1,5 +1,6 @@
 """`hivetune eval` and `hivetune gate`: measure base and tuned model on held-out rows, and say what follows."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ def evaluate(run: RunFolder, overrides: SetOption = None) -> None:
     with progress("scoring and answering", "items") as report:
         evaluation = evaluate_run(opened, report)
     show_evaluation(evaluation)
+    _show_answers(evaluation["answers"])
     show(f"next: hivetune gate {run}")
     emit(evaluation)
 
@@ -42,6 +44,13 @@ def gate(run: RunFolder, overrides: SetOption = None) -> None:
         raise typer.Exit(NotDeployed.exit_code)  # not as an error: the document above is the whole answer
 
 
+SHOWN_ANSWERS, _SHOWN_CHARS = 3, 160
+VERDICT_STYLES = {
+    "deploy": "bold green",
+    "iterate": "bold yellow",
+    "not-enough-evidence": "bold yellow",
+    "abort": "bold red",
+}
 NEXT = {
     "iterate": "more or better rows, other settings; docs/evaluate.md says what each verdict means",
     "abort": "look at the rows and at the answers in eval.json before training longer",
@@ -96,10 +105,26 @@ def _show_parts(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
     table("", columns, rows, numeric=columns[1:])
 
 
+def _show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
+    """Some answers of both, those first where only one of the two succeeded; all are on the page."""
+    ranked = sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])
+    for row in ranked[:SHOWN_ANSWERS]:
+        show(f"\n{_short(row['prompt'])}", style="bold")
+        for side in ("base", "tuned"):
+            mark = {True: "ok    ", False: "wrong ", None: ""}[row[side]["success"]]
+            show(f"  {side:6}{mark}{_short(row[side]['answer'] or '')}")
+    if len(answers) > SHOWN_ANSWERS:
+        show(f"\n{len(answers) - SHOWN_ANSWERS} more, side by side: hivetune open RUN")
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text, _SHOWN_CHARS, placeholder=" ...")
+
+
 def show_verdict(verdict: Verdict) -> None:
     """The table of the verdict: base | tuned | difference with interval | threshold | passed."""
     show_metrics(verdict_document(verdict)["metrics"], ("base", "tuned"))
-    show(f"verdict: {verdict.verdict}")
+    show(f"verdict: {verdict.verdict}", style=VERDICT_STYLES[verdict.verdict])
     for reason in verdict.reasons:
         show(f"  {reason}")
 

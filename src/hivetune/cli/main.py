@@ -199,6 +199,6 @@ def _explain(error: Exception) -> HivetuneError:
 
 
 def _fail(error: HivetuneError) -> None:
-    say(f"hivetune: {error}")
+    say(f"hivetune: {error}", style="red")
     emit({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
     sys.exit(error.exit_code)

@@ -10,9 +10,9 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -26,7 +26,11 @@ PLAIN_WIDTH = 120  # columns of a table where there is no terminal
 # writing (CVE-2021-42574). A lone surrogate is a byte of a file name that is no UTF-8, which no terminal can be sent.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-_Report = Callable[[int, int | None], None]
+
+class _Report(Protocol):
+    """Tells how far it is; `note` stands behind the bar, such as the loss."""
+
+    def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
 
 
 @dataclass
@@ -71,19 +75,20 @@ def as_document(document: dict[str, Any]) -> str:
     return OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def say(text: str = "") -> None:
+def say(text: str = "", style: str = "") -> None:
     """One line for people, on stderr. A log on a full disk loses it, and nothing else goes wrong by that."""
     try:
-        err().print(clean(text), markup=False)
+        err().print(clean(text), markup=False, style=style)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
 
 
-def show(text: str) -> None:
-    """What a person asked for, on stdout; nothing under `--json`, where the document holds it."""
+def show(text: str, style: str = "") -> None:
+    """What a person asked for, on stdout; nothing under `--json`, where the document holds it. `style`: of rich, for a
+    terminal that has colours and is not told NO_COLOR."""
     if not MODE.json:
-        out().print(clean(text), markup=False)
+        out().print(clean(text), markup=False, style=style)
 
 
 def write(text: str) -> None:
@@ -118,22 +123,27 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 
 @contextlib.contextmanager
 def progress(label: str, unit: str = "") -> Iterator[_Report]:
-    """A callable `(done, total or None)`: a bar on a terminal, else a plain line about every ten seconds."""
+    """How far it is: a bar on a terminal, else a plain line about every ten seconds. No `unit`: nothing is counted."""
     console = err()
     if not console.is_terminal:
         yield _plain_progress(label, unit)
         return
-    label = clean(label)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    counted = (MofNCompleteColumn(), TextColumn(unit)) if unit else ()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counted)
+    noted = TextColumn("{task.fields[note]}", markup=False)
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), noted, console=console, transient=True) as bar:
+        task = bar.add_task(clean(label), total=None, note="")
+
+        def report(done: int, total: int | None, note: str = "") -> None:
+            bar.update(task, completed=done, total=total, note=note)
+
+        yield report
 
 
 def _plain_progress(label: str, unit: str) -> _Report:
     started = last = time.monotonic()
 
-    def report(done: int, total: int | None) -> None:
+    def report(done: int, total: int | None, note: str = "") -> None:
         nonlocal last
         now = time.monotonic()
         if now - last < PLAIN_LINE_EVERY_S and done != total:
@@ -142,7 +152,10 @@ def _plain_progress(label: str, unit: str) -> _Report:
             return
         last = now
         left = f", {duration((now - started) / done * (total - done))} left" if total and 0 < done < total else ""
-        say(f"{label}: {done:,}{f' of {total:,}' if total else ''} {unit}{left}")
+        counted = (
+            f" {done:,}{f' of {total:,}' if total else ''} {unit}" if unit else f" {duration(now - started)} so far"
+        )
+        say(f"{label}:{counted}{left}{f', {note}' if note else ''}")
 
     return report
 

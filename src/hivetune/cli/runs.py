@@ -10,6 +10,7 @@ import typer
 
 from hivetune.base.journal import read_journal
 from hivetune.base.private import open_plain
+from hivetune.cli.chart import text_chart
 from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
 from hivetune.cli.train import measure_and_train, show_training
@@ -19,7 +20,7 @@ from hivetune.process.detach import start_detached, systemd_unit
 from hivetune.run.choices import read_resolved
 from hivetune.run.find import find_run, known_runs
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
-from hivetune.run.status import RunStatus, run_status, stop_run
+from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run
 from hivetune.walk.open import load_run
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")]
@@ -62,6 +63,8 @@ def show(run: RunArgument) -> None:
     display(_line(status))
     choices, how = _choices(folder)
     display(how)
+    for line in text_chart(loss_curve(folder)):
+        display(line)
     events = list(read_journal(folder / EVENTS))
     sample: dict[str, Any] | None = None
     for entry in events:

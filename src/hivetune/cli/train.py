@@ -1,5 +1,6 @@
 """`hivetune train`: open the run of a config, hand it to the supervisor, say what came out."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.cli.settings import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.process.detach import start_detached
+from hivetune.run.folder import LOSS_CURVE
 from hivetune.supervise.attempt import Terms
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.probe import probe_run
@@ -97,3 +99,4 @@ def show_training(summary: dict[str, Any]) -> None:
     say("rows: " + ", ".join(parts))
     for place in summary["quarantined"]:
         say(f"quarantined: {place}")
+    say(f"loss curve: {Path(summary['run']) / LOSS_CURVE}")

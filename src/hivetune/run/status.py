@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import boot_id, lock, lock_holder
-from hivetune.base.journal import DAMAGED, read_journal
+from hivetune.base.journal import DAMAGED, read_journal, read_tail
 from hivetune.base.sealed import read_sealed
 from hivetune.errors import Busy, UsageError
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD
@@ -129,6 +129,15 @@ def loss_curve(run: Path) -> list[tuple[int, float, str]]:
         if entry["event"] in ("step", "validation"):
             points[entry["event"], entry["step"]] = entry["loss"]
     return sorted((step, loss, kind) for (kind, step), loss in points.items())
+
+
+def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
+    """The newest training loss and validation loss, and tokens a second of the newest step. None: not told yet."""
+    tail = read_tail(run / METRICS)
+    step = next((entry for entry in reversed(tail) if entry["event"] == "step"), None)
+    validation = next((entry for entry in reversed(tail) if entry["event"] == "validation"), None)
+    speed = step.get("tokens", 0) / step["seconds"] if step and step["seconds"] else None
+    return step["loss"] if step else None, validation["loss"] if validation else None, speed
 
 
 def _state(record: dict[str, Any], events: list[dict[str, Any]], *, running: bool) -> State:

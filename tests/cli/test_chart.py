@@ -1,0 +1,35 @@
+"""The loss curve: as SVG that a browser reads, and as lines that a terminal holds."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from hivetune.cli.chart import TEXT_HEIGHT, TEXT_WIDTH, loss_chart, text_chart
+
+FALLING = [(step, 4.0 - step / 100, "step") for step in range(1, 201)] + [
+    (100, 3.5, "validation"),
+    (200, 2.5, "validation"),
+]
+
+
+def test_a_falling_curve_falls_from_its_highest_to_its_lowest_line() -> None:
+    lines = text_chart(FALLING)
+    rows = [line.partition("│")[2] for line in lines[:TEXT_HEIGHT]]
+    assert rows[0].index("·") == 0
+    assert rows[-1].rindex("·") == TEXT_WIDTH - 1
+    assert sum(row.count("●") for row in rows) == 2
+    assert lines[TEXT_HEIGHT].endswith("step 200")
+    assert max(map(len, lines)) <= 72
+
+
+@pytest.mark.parametrize(
+    "points", [[], [(1, 2.0, "step")], [(1, 2.0, "step"), (2, 2.0, "step")], [(3, 1.0, "validation")]]
+)
+def test_few_or_equal_points_are_no_trouble(points: list[tuple[int, float, str]]) -> None:
+    assert bool(text_chart(points)) == bool(points)
+
+
+def test_other_peoples_names_are_text_in_the_picture() -> None:
+    found = ElementTree.fromstring(loss_chart(FALLING, title="<script>&\"'"))
+    assert found.find("{*}script") is None
+    assert any("<script>&" in (text.text or "") for text in found.iter() if text.tag.endswith("text"))
