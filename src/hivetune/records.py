@@ -94,7 +94,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One line of the verdict's table. `difference` is tuned - base; `passed` is None for what is only reported;
-    `anytime95` holds at every n at once (loss only), `ci95` at this n."""
+    `anytime95` holds at every n at once (loss only), `ci95` at this n; `needed` is the n that would decide, while it is
+    open."""
 
     name: str
     base: float | None
@@ -106,6 +107,16 @@ class Metric:
     passed: bool | None
     required: bool = False
     anytime95: tuple[float, float] | None = None
+    needed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to change before the next run, and the measurement that says so. `rows`: places, or what else shows it."""
+
+    about: str
+    said: str
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,7 @@ class Verdict:
     verdict: VerdictName
     reasons: tuple[str, ...]
     metrics: tuple[Metric, ...]
+    advice: tuple[Advice, ...] = ()
 
 
 def silent(done: int, total: int | None) -> None:

@@ -15,7 +15,7 @@ from hivetune.config import GateConfig
 from hivetune.judge.gate import judge
 from hivetune.judge.page import MOST_ANSWERS, comparison_page
 
-VOID = {"meta", "line", "rect", "circle", "br"}
+VOID = {"meta", "line", "rect", "circle", "br", "polyline"}
 
 
 class Structure(HTMLParser):
@@ -93,8 +93,43 @@ def test_what_is_drawn_is_what_is_printed() -> None:
     assert structure.text.count("gained") > 5
 
 
+def everything(text: str) -> str:
+    """A page with every section that a run can have, `text` wherever somebody else's can stand."""
+    found = document(30, text)
+    asked = {**found["answers"][0], "source": text, "prompt": text, "origin": "win"}
+    lost = {**asked, "tuned": {**asked["tuned"], "success": False}}
+    found["frozen"] = [lost, {**asked, "origin": "general"}]
+    found["preferences"] = {
+        **{"judge": text, "judges_itself": True, "contradictions": 3, "asked": 9, "unreadable": 1},
+        "rows": [
+            {"preferred": side, "group": str(i)} for i, side in enumerate(("base", "tuned", "tuned", "tie", None))
+        ],
+    }
+    found["rows"] = [
+        {**row, "category": f"{text}{i % 2}", "group": f"{text}{i % 5}"} for i, row in enumerate(found["rows"])
+    ]
+    curve = {"steps": [[1, 3.0], [2, 2.5], [3, 2.2]], "validations": [[1, 2.9], [3, 2.4]]}
+    advice = [{"about": "rows", "said": text, "rows": [text]}]
+    verdict = asdict(judge({**found, "not_compared": {}}, GateConfig()))
+    return comparison_page(found, {**verdict, "advice": advice, "curve": curve})
+
+
+def test_every_section_is_there() -> None:
+    structure = Structure(everything("words"))
+    assert structure.open == []
+    for title in ("What to change", "Training", "Frozen questions", "Judge model", "By category", "By session"):
+        assert title in structure.text
+    assert "validation lowest at step 3" in structure.text and "past wins" in structure.text
+    assert "prefers A in 1 pairs and B in 2; 1 are ties" in structure.text
+    assert "contradicted itself on 3 of 9" in structure.text and structure.text.count("lost") >= 1
+
+
 def test_texts_of_others_are_escaped() -> None:
     hostile = "</div><script>alert(1)</script>&amp;\" onload='x' \x00"
+    for text in (page(document(4, hostile)), everything(hostile)):
+        structure = Structure(text)
+        assert structure.open == [] and "script" not in {tag for tag, _ in structure.tags}
+        assert all("onload" not in attributes for _, attributes in structure.tags)
     structure = Structure(page(document(4, hostile)))
     assert structure.open == [] and "script" not in {tag for tag, _ in structure.tags}
     assert "alert(1)" in structure.text
@@ -121,7 +156,7 @@ def test_a_browser_draws_it_without_sideways_scrolling(tmp_path: Path, width: in
         pytest.skip("no Chromium here")
     probe = "<script>document.title = document.documentElement.scrollWidth + ' ' + innerWidth</script>"
     path = tmp_path / "page.html"
-    path.write_text(page(document()).replace("</main>", f"</main>{probe}"))
+    path.write_text(everything("a_word_without_any_break_" * 8).replace("</main>", f"</main>{probe}"))
     command = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(
         [*command, f"--window-size={width},900", "--dump-dom", path.as_uri()],

@@ -40,7 +40,8 @@ def gate(run: RunFolder, overrides: SetOption = None) -> None:
         show(f"next: hivetune export {run} --to gguf")
     emit(verdict_document(verdict))
     if verdict.verdict != "deploy":
-        show(f"next: {what_next(verdict)}")
+        if not verdict.advice:
+            show(f"next: {what_next(verdict)}")
         raise typer.Exit(NotDeployed.exit_code)  # not as an error: the document above is the whole answer
 
 
@@ -127,6 +128,12 @@ def show_verdict(verdict: Verdict) -> None:
     show(f"verdict: {verdict.verdict}", style=VERDICT_STYLES[verdict.verdict])
     for reason in verdict.reasons:
         show(f"  {reason}")
+    if verdict.advice:
+        show("what to change:")
+    for advice in verdict.advice:
+        show(f"  {advice.said}")
+        for row in advice.rows[:3]:
+            show(f"    {row}")
 
 
 def show_metrics(metrics: Sequence[Mapping[str, Any]], sides: tuple[str, str]) -> None:

@@ -4,12 +4,12 @@ Of one side there is an interval too, but none of a difference: `ci95` of these 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hivetune.config import GateConfig
-from hivetune.judge.statistics import FEWEST_UNITS, Estimate, by_group, jackknife, proportion, rows_needed
+from hivetune.judge.statistics import FEWEST_UNITS, Estimate, Interval, by_group, jackknife, proportion, rows_needed
 from hivetune.records import Metric
 
 FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
@@ -22,6 +22,78 @@ class Finding:
     metric: Metric
     outcome: FindingOutcome
     reason: str = ""
+
+
+def gain_finding(
+    metric: Metric,
+    estimate: Estimate,
+    gain_ci: Interval | None,
+    gain: float,
+    threshold: float | None,
+    tolerance: float,
+) -> Finding:
+    """Loss and success: `gain` is positive when the tuned model is better. `estimate` is of tuned - base."""
+    name = metric.name
+    needed = rows_needed(estimate, max(tolerance, abs(gain - (threshold or 0.0)))) or FEWEST_UNITS
+    make = _outcomes(metric, estimate.ci95, threshold, math.ceil(needed * metric.n / max(1, estimate.units)))
+    if threshold is None:
+        return make("reported", "")
+    if gain_ci is None:
+        return make("undecided", f"{name}: {estimate.units} rows are too few for an interval, about {needed} needed")
+    low, high = gain_ci
+    seen = f"{name}: gain {gain:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    if low > threshold or (threshold > 0 and low == threshold):
+        return make("passed", f"{seen}, above the required {threshold:g}")
+    if high < -tolerance:
+        return make("abort", f"{seen}: worse by more than the tolerance {tolerance:g}")
+    if high <= threshold and low <= 0:
+        return make("abort", f"{seen}: leaves no useful gain (required: more than {threshold:g})")
+    if high <= threshold:
+        return make("missed", f"{seen}: better, but less than the required {threshold:g}")
+    if estimate.units < needed:
+        return make(
+            "undecided", f"{seen} straddles {threshold:g}; n = {estimate.units}, about {needed} needed to decide"
+        )
+    return make(
+        "missed", f"{seen} straddles {threshold:g} although n = {estimate.units} is enough to see {tolerance:g}"
+    )
+
+
+def ratio_finding(
+    metric: Metric, shown_ci: Interval | None, ratio: Estimate, limit: float | None, tolerance: float
+) -> Finding:
+    """Latency and memory: the tuned model may cost at most `limit` times the base."""
+    needed = rows_needed(ratio, max(tolerance, abs(ratio.value - (limit or 0.0)))) or FEWEST_UNITS
+    answers_needed = math.ceil(needed * metric.n / max(1, ratio.units))
+    make = _outcomes(metric, shown_ci, limit, answers_needed)
+    if limit is None:
+        return make("reported", "")
+    if ratio.ci95 is None:
+        return make(
+            "undecided", f"{metric.name}: {metric.n} answers are too few for an interval, {answers_needed} needed"
+        )
+    low, high = ratio.ci95
+    seen = f"{metric.name}: {ratio.value:.3g} times the base (95 % interval {low:.3g} to {high:.3g})"
+    if high <= limit:
+        return make("passed", f"{seen}, within {limit:g}")
+    if low > max(limit, 1.0) * (1 + tolerance):  # of a limit below 1, a smaller gain is one too
+        return make("abort", f"{seen}: beyond {limit:g}")
+    if low <= limit and ratio.units < needed:
+        return make("undecided", f"{seen} straddles {limit:g}; n = {metric.n}, about {answers_needed} needed to decide")
+    return make("missed", f"{seen}: not shown to stay within {limit:g}")
+
+
+def _outcomes(
+    metric: Metric, ci95: Interval | None, threshold: float | None, needed: int
+) -> Callable[[FindingOutcome, str], Finding]:
+    """Makes the findings of one metric, which differ in outcome and reason only. `needed`: rows that would decide."""
+
+    def make(outcome: FindingOutcome, reason: str) -> Finding:
+        passed = None if outcome == "reported" else outcome == "passed"
+        whole = replace(metric, ci95=ci95, threshold=threshold, passed=passed, required=threshold is not None)
+        return Finding(replace(whole, needed=needed) if outcome == "undecided" else whole, outcome, reason)
+
+    return make
 
 
 def limit_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:

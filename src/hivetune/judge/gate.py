@@ -7,7 +7,7 @@ deploy               else: the 95 % bound of each required metric is on the righ
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +15,18 @@ from hivetune.config import GateConfig
 from hivetune.judge.drift import drift_findings
 from hivetune.judge.findings import (
     Finding,
-    FindingOutcome,
     against,
     alone_mean,
     alone_share,
+    gain_finding,
     limit_findings,
     not_compared,
+    ratio_finding,
 )
 from hivetune.judge.frozen import frozen_findings
 from hivetune.judge.preferences import preference
 from hivetune.judge.statistics import (
     ALPHA,
-    FEWEST_UNITS,
     Estimate,
     Interval,
     alpha_of_look,
@@ -36,7 +36,6 @@ from hivetune.judge.statistics import (
     jackknife,
     mcnemar_p,
     paired_proportions,
-    rows_needed,
     was_busy,
 )
 from hivetune.records import Metric, Verdict
@@ -106,9 +105,7 @@ def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))
     metric = replace(metric, anytime95=anytime_interval(estimate, estimate.units))
     deciding = estimate if config.look is None else jackknife(columns, _difference, alpha=_alpha(config))
-    return _gain_finding(
-        metric, estimate, _negative(deciding.ci95), -estimate.value, config.loss_gain, config.tolerance
-    )
+    return gain_finding(metric, estimate, _negative(deciding.ci95), -estimate.value, config.loss_gain, config.tolerance)
 
 
 def _difference(sums: Sequence[float]) -> float:
@@ -138,7 +135,7 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
     if figure is not None and alone is not None:
         metric = _measured("success", figure, alone.value, alone.units)
         gain = against(alone, minus=figure)
-        return _gain_finding(metric, gain, gain.ci95, gain.value, threshold, config.tolerance)
+        return gain_finding(metric, gain, gain.ci95, gain.value, threshold, config.tolerance)
     if not pairs:
         return _failed("success", "no held-out row has a checker and both answers", 0, threshold, required)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
@@ -147,7 +144,7 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
     deciding = estimate if config.look is None else paired_proportions(base, tuned, groups, alpha=_alpha(config))
     n = len(pairs)
     metric = _measured("success", sum(base) / n, sum(tuned) / n, n)
-    finding = _gain_finding(metric, estimate, deciding.ci95, estimate.value, threshold, config.tolerance)
+    finding = gain_finding(metric, estimate, deciding.ci95, estimate.value, threshold, config.tolerance)
     gained, lost = discordant(base, tuned)
     detail = f"; {gained} gained, {lost} lost, McNemar p = {mcnemar_p(gained, lost):.3g}"
     return Finding(finding.metric, finding.outcome, finding.reason + detail if finding.reason else "")
@@ -165,7 +162,7 @@ def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
     deciding = estimate if config.look is None else preference(found["rows"], alpha=_alpha(config))
     n = len(known)
     metric = _measured("preferred", known.count("base") / n, known.count("tuned") / n, n)
-    finding = _gain_finding(metric, estimate, deciding.ci95, estimate.value, threshold, config.tolerance)
+    finding = gain_finding(metric, estimate, deciding.ci95, estimate.value, threshold, config.tolerance)
     said = f"; {found['judge']} contradicts itself on {found['contradictions']} of {found['asked']} pairs"
     said += " when the answers change places"
     said += "; it judges its own answers" * found["judges_itself"]
@@ -203,7 +200,7 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
     if figure and alone is not None:
         metric = _measured("latency_s", figure, alone.value, alone.units)
         shown_ci = against(alone, minus=figure).ci95
-        return _ratio_finding(metric, shown_ci, against(alone, times=1 / figure), limit, config.tolerance)
+        return ratio_finding(metric, shown_ci, against(alone, times=1 / figure), limit, config.tolerance)
     if not pairs or not _all_finite(value for base, tuned, _ in pairs for value in (base, tuned)):
         return _failed("latency_s", "seconds per answer were not measured", len(pairs), limit, required)
     times = [[b for b, _, _ in pairs], [t for _, t, _ in pairs], [1.0] * len(pairs)]
@@ -213,7 +210,7 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
     # The interval of the difference in seconds comes from the same units: mean of tuned - base.
     shown = jackknife(columns, _difference)
     metric = _measured("latency_s", sum(columns[0]) / n, sum(columns[1]) / n, n)
-    finding = _ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance)
+    finding = ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance)
     noise, repeats = (_positive(evaluation.get(key)) for key in ("noise", "repeat_noise"))
     if finding.reason and noise is not None and repeats is not None and was_busy(noise, repeats):
         return replace(finding, reason=f"{finding.reason}; the machine was busy: equal work took up to {noise:.2g} x")
@@ -246,80 +243,8 @@ def _memory(evaluation: Evaluation, config: GateConfig) -> Finding:
     metric = _measured("peak_memory_bytes", base, tuned, 1)
     # One number a side has no interval: it passes or it misses, and never aborts.
     ratio = Estimate(tuned / base, (tuned / base, tuned / base), 1, math.nan)
-    finding = _ratio_finding(metric, None, ratio, limit, config.tolerance)
+    finding = ratio_finding(metric, None, ratio, limit, config.tolerance)
     return Finding(finding.metric, "missed" if finding.outcome == "abort" else finding.outcome, finding.reason)
-
-
-def _gain_finding(
-    metric: Metric,
-    estimate: Estimate,
-    gain_ci: Interval | None,
-    gain: float,
-    threshold: float | None,
-    tolerance: float,
-) -> Finding:
-    """Loss and success: `gain` is positive when the tuned model is better. `estimate` is of tuned - base."""
-    name = metric.name
-    make = _outcomes(metric, estimate.ci95, threshold)
-    if threshold is None:
-        return make("reported", "")
-    needed = rows_needed(estimate, max(tolerance, abs(gain - threshold))) or FEWEST_UNITS
-    if gain_ci is None:
-        return make("undecided", f"{name}: {estimate.units} rows are too few for an interval, about {needed} needed")
-    low, high = gain_ci
-    seen = f"{name}: gain {gain:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-    if low > threshold or (threshold > 0 and low == threshold):
-        return make("passed", f"{seen}, above the required {threshold:g}")
-    if high < -tolerance:
-        return make("abort", f"{seen}: worse by more than the tolerance {tolerance:g}")
-    if high <= threshold and low <= 0:
-        return make("abort", f"{seen}: leaves no useful gain (required: more than {threshold:g})")
-    if high <= threshold:
-        return make("missed", f"{seen}: better, but less than the required {threshold:g}")
-    if estimate.units < needed:
-        return make(
-            "undecided", f"{seen} straddles {threshold:g}; n = {estimate.units}, about {needed} needed to decide"
-        )
-    return make(
-        "missed", f"{seen} straddles {threshold:g} although n = {estimate.units} is enough to see {tolerance:g}"
-    )
-
-
-def _ratio_finding(
-    metric: Metric, shown_ci: Interval | None, ratio: Estimate, limit: float | None, tolerance: float
-) -> Finding:
-    """Latency and memory: the tuned model may cost at most `limit` times the base."""
-    make = _outcomes(metric, shown_ci, limit)
-    if limit is None:
-        return make("reported", "")
-    needed = rows_needed(ratio, max(tolerance, abs(ratio.value - limit))) or FEWEST_UNITS
-    answers_needed = math.ceil(needed * metric.n / max(1, ratio.units))
-    if ratio.ci95 is None:
-        return make(
-            "undecided", f"{metric.name}: {metric.n} answers are too few for an interval, {answers_needed} needed"
-        )
-    low, high = ratio.ci95
-    seen = f"{metric.name}: {ratio.value:.3g} times the base (95 % interval {low:.3g} to {high:.3g})"
-    if high <= limit:
-        return make("passed", f"{seen}, within {limit:g}")
-    if low > max(limit, 1.0) * (1 + tolerance):  # of a limit below 1, a smaller gain is one too
-        return make("abort", f"{seen}: beyond {limit:g}")
-    if low <= limit and ratio.units < needed:
-        return make("undecided", f"{seen} straddles {limit:g}; n = {metric.n}, about {answers_needed} needed to decide")
-    return make("missed", f"{seen}: not shown to stay within {limit:g}")
-
-
-def _outcomes(
-    metric: Metric, ci95: Interval | None, threshold: float | None
-) -> Callable[[FindingOutcome, str], Finding]:
-    """Makes the findings of one metric, which differ in outcome and reason only."""
-
-    def make(outcome: FindingOutcome, reason: str) -> Finding:
-        passed = None if outcome == "reported" else outcome == "passed"
-        whole = replace(metric, ci95=ci95, threshold=threshold, passed=passed, required=threshold is not None)
-        return Finding(whole, outcome, reason)
-
-    return make
 
 
 def _measured(name: str, base: float, tuned: float, n: int) -> Metric:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.judge.evaluate import SIDES, by_part
+from hivetune.judge.sections import advice_list, curve_plot, frozen_table, judge_note, shown_text
 
 MOST_SESSIONS = 10
 PART_NAMES = {"agent": "agent", "category": "category", "group": "session"}
 MOST_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
-LONGEST_TEXT = 3000
 HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred")
 SHARES_SHOWN = ("success", "ended", "least_success", "kept", "kept_general", "loops", "refusals", "preferred")
 METRIC_NAMES = {
@@ -48,7 +48,13 @@ def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
     head = f"{verdict}: {title}" if verdict else title
     sections = (
         _section("Why", _reasons(judged.get("reasons") or ())),
+        _section("What to change", advice_list(judged.get("advice") or ())),
         _section("Metrics", _metrics(judged["metrics"]), _metrics_note(document)),
+        _section(
+            "Training", curve_plot(judged.get("curve") or {}), "Nats per token: training, and validation as points."
+        ),
+        _section("Frozen questions", frozen_table(document), "Never trained; those that B lost are below."),
+        _section("Judge model", judge_note(document)),
         _section("Each answer's time", _differences(document, "seconds"), "B - A in seconds; below zero B is faster."),
         _section("Each row's loss", _loss_differences(document), "B - A in nats per token; below zero B is better."),
         _section("By agent", _parts(document, "agent")),
@@ -242,16 +248,16 @@ def _answers(document: Mapping[str, Any]) -> str:
     for number, answer in enumerate(ordered[:MOST_ANSWERS]):
         place = " ".join(str(part) for part in (answer["source"], answer["agent"]) if part)
         reference = answer["reference"]
-        shown = f'<p class="tag">reference</p><div class="text">{_text(reference)}</div>' if reference else ""
+        shown = f'<p class="tag">reference</p><div class="text">{shown_text(reference)}</div>' if reference else ""
         columns = "".join(
             f'<div><p class="tag">{name} {_outcome(answer[side])}</p>'
-            f'<div class="text">{_text(answer[side]["answer"])}</div></div>'
+            f'<div class="text">{shown_text(answer[side]["answer"])}</div></div>'
             for name, side in zip("AB", SIDES, strict=True)
         )
         body += (
-            f"<details{' open' if number < 3 else ''}><summary>{_change(answer)}{_text(answer['prompt'], 120)} "
+            f"<details{' open' if number < 3 else ''}><summary>{_change(answer)}{shown_text(answer['prompt'], 120)} "
             f'<span class="soft">{escape(place)}</span></summary>'
-            f'<p class="tag">prompt</p><div class="text">{_text(answer["prompt"])}</div>{shown}'
+            f'<p class="tag">prompt</p><div class="text">{shown_text(answer["prompt"])}</div>{shown}'
             f'<div class="pair">{columns}</div></details>'
         )
     return body
@@ -291,12 +297,6 @@ def _problems(document: Mapping[str, Any]) -> str:
     lines = [f"<li>{escape(p['source'])} ({escape(p['model'])}): {escape(p['problem'])}</li>" for p in problems[:50]]
     lines += [f"<li>and {len(problems) - 50} more</li>"] * (len(problems) > 50)
     return f"<ul>{''.join(lines)}</ul>" if lines else ""
-
-
-def _text(text: str | None, longest: int = LONGEST_TEXT) -> str:
-    if text is None:
-        return '<span class="soft">none</span>'
-    return escape(text if len(text) <= longest else text[:longest] + " ...")
 
 
 def _value(name: str, value: float | None) -> str:

@@ -1,5 +1,6 @@
 """The station after training: base and tuned model on the held-out rows."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from hivetune.base.journal import read_journal
@@ -11,7 +12,7 @@ from hivetune.judge.sides import BASELINE
 from hivetune.records import Progress, silent
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER, EVALUATION
-from hivetune.walk.compare.losses import scored
+from hivetune.walk.compare.losses import no_answers, scored
 from hivetune.walk.compare.pages import write_evaluation_page
 from hivetune.walk.compare.station import compare_pair
 from hivetune.walk.open import Run
@@ -34,7 +35,15 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
         evaluation = _by_engine(run, {**about, "answered_by": f"the engine: {why}"}, progress)
     else:
         made = compare_pair(baseline, str(run.folder), run.config.eval, run=run, progress=progress)
-        evaluation = {**made.document, **about, "answered_by": f"llama.cpp, {made.document['quant']}"}
+        result: Mapping[str, Any] = {}
+        if "loss" not in made.document["not_compared"]:
+            _, result = scored(run, run.folder, no_answers(run), silent)  # found: the comparison has computed it
+        evaluation = {
+            **made.document,
+            **about,
+            "rank": result.get("rank"),
+            "answered_by": f"llama.cpp, {made.document['quant']}",
+        }
     write_sealed(run.folder / EVALUATION, evaluation)
     metrics = verdict_document(judge(evaluation, run.config.gate))["metrics"]
     write_evaluation_page(run.folder, evaluation, {"metrics": metrics})
@@ -44,4 +53,5 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
 def _by_engine(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
     _, generate = plan_evaluation(run.snapshot, run.config.eval)
     scores, result = scored(run, run.folder, generate, progress)
+    about = {**about, "rank": result.get("rank")}
     return evaluation_document(run.snapshot, run.config.eval, read_journal(scores), result, about)

@@ -1,15 +1,18 @@
 """The verdict on an evaluation, by the thresholds of the run's config."""
 
+from dataclasses import replace
 from typing import Any
 
 from hivetune.base.disk import write_json
 from hivetune.base.sealed import read_sealed
 from hivetune.errors import UsageError
+from hivetune.judge.advice import advise
 from hivetune.judge.gate import judge
 from hivetune.records import Verdict
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.walk.compare.pages import write_evaluation_page
+from hivetune.walk.curve import contradictory_rows, curve_document, read_curve
 from hivetune.walk.open import Run
 
 
@@ -19,10 +22,12 @@ def judge_run(run: Run) -> Verdict:
     evaluation = read_sealed(path) if path.exists() else None
     if evaluation is None or evaluation.get("adapter_sha256") != adapter_hash(run.folder):
         raise UsageError(f"{run.folder} has no evaluation of its present adapter", hint=f"hivetune eval {run.folder}")
-    verdict = judge(evaluation, run.config.gate)
+    verdict, curve = judge(evaluation, run.config.gate), read_curve(run)
+    found = advise(curve, evaluation, evaluation.get("rank"), contradictory_rows(run.snapshot), verdict.metrics)
+    verdict = replace(verdict, advice=found)
     document = verdict_document(verdict)
     write_json(run.folder / VERDICT, document)
-    write_evaluation_page(run.folder, evaluation, document)
+    write_evaluation_page(run.folder, evaluation, {**document, "curve": curve_document(curve)})
     return verdict
 
 
@@ -32,4 +37,10 @@ def verdict_document(verdict: Verdict) -> dict[str, Any]:
     for metric in verdict.metrics:
         fields = {name: getattr(metric, name) for name in metric.__dataclass_fields__}
         metrics.append({**fields, "ci95": list(metric.ci95) if metric.ci95 else None})
-    return {"schema": 1, "verdict": verdict.verdict, "reasons": list(verdict.reasons), "metrics": metrics}
+    return {
+        "schema": 1,
+        "verdict": verdict.verdict,
+        "reasons": list(verdict.reasons),
+        "metrics": metrics,
+        "advice": [{"about": one.about, "said": one.said, "rows": list(one.rows)} for one in verdict.advice],
+    }

@@ -20,6 +20,7 @@ from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import complete, peak_memory_bytes, reset_peak_memory, start_with
+from hivetune.engine.measure.rank import rank_use
 from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.general import load_module
 from hivetune.engine.model.load import load_model
@@ -122,7 +123,11 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
         if task.generate.rows:
             score_answers(scoring, task.generate)
     summaries: dict[str, Any] = {name: side.summary() for name, side in sides.items()}
-    return {**summaries, "path": path, "probes_s": known.probes_s, "choices": choices.made()}
+    rank = None
+    if task.adapter is not None:
+        lora, tensors = read_adapter(task.adapter)
+        rank = rank_use(tensors, lora)
+    return {**summaries, "path": path, "probes_s": known.probes_s, "rank": rank, "choices": choices.made()}
 
 
 def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:

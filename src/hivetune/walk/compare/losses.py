@@ -37,15 +37,19 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
     adapters = [side.trained[1] for side in sides if side.trained]
     shared = next((adapter for adapter in adapters if adapter is not None), None)
     found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
-    no_answers = Generate((), run.config.eval.new_tokens, run.config.eval.slots)
     for name, adapter in zip(SIDES, adapters, strict=True):
         # The base is scored beside an adapter, in the precision that the adapter was trained in.
-        scores, _ = scored(run, adapter or shared, no_answers, progress)
+        scores, _ = scored(run, adapter or shared, no_answers(run), progress)
         kind = "base" if adapter is None else "tuned"
         for line in read_journal(scores):
             if line["event"] == "loss" and line["model"] == kind:
                 found[name, "nll", int(line["row"])] = line
     return loss_rows(run.snapshot, found)
+
+
+def no_answers(run: Run) -> Generate:
+    """Only the losses."""
+    return Generate((), run.config.eval.new_tokens, run.config.eval.slots)
 
 
 def scored(run: Run, adapter: Path | None, generate: Generate, progress: Progress) -> tuple[Path, Mapping[str, Any]]:

@@ -1,0 +1,188 @@
+"""What to change before the next run, and why: read from the run's own curves, adapter and held-out rows. Pure.
+
+Nothing here is said without the measurement that says it; a run that shows none of it gets no advice.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hivetune.judge.evaluate import SIDES
+from hivetune.records import Advice, Metric
+
+FEWEST_VALIDATIONS = 3
+ROSE = 0.01  # of the validation loss: repeated validations of one run differ by less
+ROSE_EARLY = 0.05  # within the first epoch, in which no row is seen twice
+STILL_FALLING = 0.02  # of the loss, in the last third of the steps
+GAP = 0.25  # of the held-out loss: what the trained rows are better by
+WORSE_SHARE = 0.1
+SHOWN_ROWS = 5
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Of a run: (step, loss, gradient norm) of its steps, (step, loss) of its validations, how often it was rolled
+    back, and the settings that the curve is read against. `per_epoch`: steps of one epoch."""
+
+    steps: Sequence[tuple[int, float, float]]
+    validations: Sequence[tuple[int, float]]
+    rollbacks: int
+    per_epoch: float
+    learning_rate: float
+    clip: float
+    trained_rows: int
+
+
+def advise(
+    curve: Curve,
+    evaluation: Mapping[str, Any],
+    rank: Mapping[str, Any] | None,
+    contradictory: Sequence[str],
+    metrics: Sequence[Metric],
+) -> tuple[Advice, ...]:
+    """Advice in the order of what helps most. `rank`: of engine/measure/rank.py; `contradictory`: places of trained
+    rows that answer one question differently."""
+    found = [
+        _rate(curve),
+        _trained_enough(curve),
+        _rows(curve),
+        _contradictory(contradictory),
+        _worse(evaluation),
+        _rank(rank),
+        *(_evidence(metric) for metric in metrics),
+    ]
+    return tuple(advice for advice in found if advice is not None)
+
+
+def _rate(curve: Curve) -> Advice | None:
+    why = ""
+    early = [loss for step, loss in curve.validations if step <= curve.per_epoch]
+    first, last = _quarter(curve, 0), _quarter(curve, 3)
+    if curve.rollbacks:
+        why = f"the loss jumped and training went back {curve.rollbacks} times"
+    elif len(early) >= 2 and early[-1] > (1 + ROSE_EARLY) * min(early):
+        why = f"validation rose from {min(early):.3f} to {early[-1]:.3f} within the first epoch, on rows seen once"
+    elif first is not None and last is not None and last > (1 + ROSE_EARLY) * first:
+        why = f"the training loss rose from {first:.3f} in the first quarter to {last:.3f} in the last"
+    if not why:
+        return None
+    clipped = sum(norm > curve.clip for _, _, norm in curve.steps) if curve.clip else 0
+    if curve.steps and clipped > len(curve.steps) / 2:
+        why += f"; {clipped / len(curve.steps):.0%} of the gradients were clipped"
+    return Advice("learning_rate", f"learning_rate {curve.learning_rate:g} is too high: {why}; try a third of it")
+
+
+def _trained_enough(curve: Curve) -> Advice | None:
+    """Train against validation: too long, or not long enough."""
+    if len(curve.validations) < FEWEST_VALIDATIONS:
+        return None
+    best_step, best = min(curve.validations, key=lambda each: each[1])
+    last_step, last = curve.validations[-1]
+    if last > (1 + ROSE) * best and best_step >= curve.per_epoch:
+        before = [loss for step, loss, _ in curve.steps if best_step - curve.per_epoch <= step <= best_step]
+        after = [loss for step, loss, _ in curve.steps if step > best_step]
+        if before and after and median(after) < median(before):
+            return Advice(
+                "epochs",
+                f"over-trained: validation was lowest at step {best_step} of {last_step} ({best:.3f}) and rose to "
+                f"{last:.3f} while the training loss fell from {median(before):.3f} to {median(after):.3f}; epochs: "
+                f"{max(1.0, best_step / curve.per_epoch):.2g} is enough, more rows would be better",
+            )
+    earlier = _still_falling(curve)
+    if earlier is not None:
+        return Advice(
+            "epochs",
+            f"under-trained: validation still fell from {earlier:.3f} to {last:.3f} in the last third of the steps"
+            f"; train about twice as long (now {last_step / curve.per_epoch:.2g} epochs)",
+        )
+    return None
+
+
+def _still_falling(curve: Curve) -> float | None:
+    """The validation loss at two thirds of the steps, where the last is the lowest and lower by STILL_FALLING."""
+    last_step, last = curve.validations[-1]
+    earlier = [loss for step, loss in curve.validations if step <= last_step * 2 / 3]
+    lowest = last == min(loss for _, loss in curve.validations)
+    return earlier[-1] if lowest and earlier and earlier[-1] - last > STILL_FALLING * last else None
+
+
+def _rows(curve: Curve) -> Advice | None:
+    last = _quarter(curve, 3)
+    if last is None or not curve.validations or _still_falling(curve) is not None:
+        return None
+    best = min(loss for _, loss in curve.validations)
+    epochs = curve.steps[-1][0] / curve.per_epoch
+    if epochs <= 1 or best - last <= GAP * best:
+        return None
+    return Advice(
+        "rows",
+        f"too few rows: the loss is {last:.3f} on the {curve.trained_rows:,} trained rows and {best:.3f} on held-out "
+        "ones; more rows of the same kind help more than more steps",
+    )
+
+
+def _contradictory(places: Sequence[str]) -> Advice | None:
+    if not places:
+        return None
+    said = f"contradictory: {len(places)} trained rows answer a question otherwise than another row does"
+    return Advice(
+        "rows", f"{said}; keep one answer to each, or say in the question what makes the difference", tuple(places)
+    )
+
+
+def _worse(evaluation: Mapping[str, Any]) -> Advice | None:
+    """Held-out rows whose loss got worse, the most first, and the agent that most of them are of."""
+    rows = [
+        row
+        for row in evaluation["rows"]
+        if row["tokens"] and all(isinstance(row[side], float) and math.isfinite(row[side]) for side in SIDES)
+    ]
+    worse = sorted(
+        (row for row in rows if row["tuned"] > row["base"]),
+        key=lambda row: (row["base"] - row["tuned"]) / row["tokens"],
+    )
+    if not rows or len(worse) < WORSE_SHARE * len(rows):
+        return None
+    said = f"{len(worse)} of {len(rows)} held-out rows got worse"
+    agent, count = Counter(row["agent"] for row in worse).most_common(1)[0]
+    of_agent = sum(row["agent"] == agent for row in rows)
+    if agent and count > len(worse) / 2 and of_agent < len(rows) / 2:
+        said += f", {count} of them of agent {agent!r}: it has few rows, or rows that say otherwise"
+    shown = tuple(f"{row['source']}: +{(row['tuned'] - row['base']) / row['tokens']:.3f} nats a token" for row in worse)
+    return Advice("rows", f"{said}; look at those that lost most", shown[:SHOWN_ROWS])
+
+
+def _rank(rank: Mapping[str, Any] | None) -> Advice | None:
+    if rank is None:
+        return None
+    r, usual, most = rank["r"], rank["needed_median"], rank["needed_most"]
+    of = f"of {rank['modules']} adapted modules half need at most {usual:g} of {r} directions, none more than {most}"
+    smaller = 1 << max(0, math.ceil(math.log2(most)))
+    if smaller <= r / 2:
+        return Advice(
+            "lora.r", f"rank not used: {of} (99 % of the change); lora.r: {smaller} is enough, smaller and faster"
+        )
+    return None
+
+
+def _evidence(metric: Metric) -> Advice | None:
+    """How to get to the n that decides."""
+    if metric.needed is None or metric.passed is not False or metric.needed <= metric.n:
+        return None
+    how = (
+        "hold out more rows (data.test)"
+        if metric.name == "loss"
+        else "answer more held-out rows (eval.prompts, data.test)"
+    )
+    return Advice("evidence", f"{metric.name}: about {metric.needed} rows decide it, {metric.n} are there: {how}")
+
+
+def _quarter(curve: Curve, number: int) -> float | None:
+    """The median training loss of the first (0) to the last (3) quarter of the steps; None of fewer than 16 steps."""
+    if len(curve.steps) < 16:
+        return None
+    size = len(curve.steps) // 4
+    return median(loss for _, loss, _ in curve.steps[number * size : (number + 1) * size])

@@ -1,0 +1,110 @@
+"""Parts of the page about a run: what to change, its losses step by step, frozen questions, a judge model. Pure.
+
+Every text is escaped: questions, answers and places are other people's.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from hivetune.judge.evaluate import SIDES
+
+LONGEST_TEXT = 3000
+MOST_LOST = 50
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900.0, 220.0, 52.0, 22.0
+ORIGINS = {"win": "past wins", "own": "your own", "general": "general"}
+
+
+def shown_text(text: str | None, longest: int = LONGEST_TEXT) -> str:
+    """A text of somebody else's, escaped and cut."""
+    if text is None:
+        return '<span class="soft">none</span>'
+    return escape(text if len(text) <= longest else text[:longest] + " ...")
+
+
+def advice_list(advice: Sequence[Mapping[str, Any]]) -> str:
+    """Each advice with the rows that show it."""
+    lines = ""
+    for one in advice:
+        rows = "".join(f"<li>{escape(row)}</li>" for row in one["rows"])
+        lines += f"<li>{escape(one['said'])}{f'<ul>{rows}</ul>' if rows else ''}</li>"
+    return f"<ul>{lines}</ul>" if lines else ""
+
+
+def curve_plot(curve: Mapping[str, Any]) -> str:
+    """The training loss as a line, validation as points on a line of its own, with the lowest marked."""
+    steps, validations = curve.get("steps") or [], curve.get("validations") or []
+    points = [*steps, *validations]
+    if len(steps) < 2:
+        return ""
+    low, high = min(loss for _, loss in points), max(loss for _, loss in points)
+    last, span = max(step for step, _ in points), (high - low) or 1.0
+
+    def at(step: float, loss: float) -> tuple[float, float]:
+        x = _LEFT + (_WIDTH - _LEFT - 8) * step / last
+        return x, 8 + (_HEIGHT - _BOTTOM - 16) * (high - loss) / span
+
+    def line(each: Sequence[Sequence[float]], kind: str) -> str:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in each))
+        return f'<polyline class="{kind}" points="{path}"/>'
+
+    dots = "".join(
+        f'<circle class="second" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in (at(*point) for point in validations)
+    )
+    base = _HEIGHT - _BOTTOM
+    texts = (
+        f'<text x="0" y="14">{high:.3g}</text><text x="0" y="{base:.0f}">{low:.3g}</text>'
+        f'<text x="{_LEFT:.0f}" y="{_HEIGHT - 4:.0f}">0</text>'
+        f'<text x="{_WIDTH:.0f}" y="{_HEIGHT - 4:.0f}" text-anchor="end">step {last}</text>'
+    )
+    best = f", validation lowest at step {min(validations, key=lambda each: each[1])[0]}" if validations else ""
+    said = f"training loss from {steps[0][1]:.3g} to {steps[-1][1]:.3g}{best}"
+    return (
+        f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" width="100%" role="img" aria-label="{said}">{texts}'
+        f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{base}" y2="{base}"/>'
+        f'{line(steps, "curve first")}{line(validations, "curve second")}{dots}</svg><p class="soft">{said}.</p>'
+    )
+
+
+def frozen_table(document: Mapping[str, Any]) -> str:
+    """How many of each kind both sides answer rightly, and those that only A does."""
+    rows = document.get("frozen") or ()
+    if not rows:
+        return ""
+    lines = ""
+    for origin, name in ORIGINS.items():
+        checked = [row for row in rows if row["origin"] == origin]
+        if checked:
+            right = [sum(row[side]["success"] is True for row in checked) for side in SIDES]
+            lines += f'<tr><td>{name}</td><td class="n">{len(checked)}</td><td class="n">{right[0]}</td>'
+            lines += f'<td class="n">{right[1]}</td></tr>'
+    head = '<tr><th></th><th class="n">asked</th><th class="n">right A</th><th class="n">B</th></tr>'
+    lost = [
+        row for row in rows if row["tuned"]["success"] is False and (row["origin"] == "win" or row["base"]["success"])
+    ]
+    shown = "".join(
+        f'<details><summary><span class="tag worse">lost</span> {shown_text(row["prompt"], 120)} '
+        f'<span class="soft">{escape(row["source"])}</span></summary><div class="pair">'
+        + "".join(
+            f'<div><p class="tag">{name}</p><div class="text">{shown_text(row[side]["answer"])}</div></div>'
+            for name, side in zip("AB", SIDES, strict=True)
+        )
+        + "</div></details>"
+        for row in lost[:MOST_LOST]
+    )
+    return f'<div class="wide"><table>{head}{lines}</table></div>{shown}'
+
+
+def judge_note(document: Mapping[str, Any]) -> str:
+    """What a judge model preferred, and how often it contradicted itself."""
+    found = document.get("preferences")
+    if not found:
+        return ""
+    counts = {side: sum(row["preferred"] == side for row in found["rows"]) for side in (*SIDES, "tie")}
+    said = (
+        f"{escape(found['judge'])} prefers A in {counts['base']} pairs and B in {counts['tuned']}; {counts['tie']} are "
+        f"ties. When they changed places it contradicted itself on {found['contradictions']} of {found['asked']}."
+    )
+    said += f" {found['unreadable']} of its replies named neither." if found["unreadable"] else ""
+    said += " It judges its own answers." if found["judges_itself"] else ""
+    return f"<p>{said}</p>"
