@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.table import read_conversation
+from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.read import RawRow, read_example
 
 PASSAGE = "The Seine flows through the middle of the city."

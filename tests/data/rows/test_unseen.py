@@ -7,7 +7,7 @@ import pytest
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.containers import rows_inside
-from hivetune.data.rows.layouts.table import read_conversation
+from hivetune.data.rows.find.conversation import read_conversation
 
 ASKED = [("user", "Where is it?"), ("assistant", "There.")]
 

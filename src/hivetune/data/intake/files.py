@@ -19,6 +19,7 @@ from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.data.rows.formats import convert_lines, file_format, open_bytes
 from hivetune.data.rows.sessions.batches import BatchSide, batch_side, join_batches
 from hivetune.data.rows.sessions.detect import convert_session, is_session, session_format
+from hivetune.data.rows.sessions.messages import regroup
 from hivetune.errors import UsageError
 
 ChunkKind = Literal["lines", "numbered", "oversize", "store"]
@@ -32,7 +33,8 @@ MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 4 << 20
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive rows. `path`: where the bytes are; `name`: what the user calls it; `start`, `end`: bytes, or row
-    ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines.
+    ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines;
+    `inside`: where in each record the rows are (data/rows/find/nest.py), empty: a record is a row.
     """
 
     kind: ChunkKind
@@ -43,6 +45,7 @@ class Chunk:
     first: int
     last: bool
     rows: int
+    inside: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -131,6 +134,8 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
                 chunks.append(_problem_chunk(spilled + ".problem", name, line, problem))
         else:
             (convert_session if is_session(known) else convert_lines)(path, known, spilled)
+            if not is_session(known) and regroup(spilled):
+                formats[name] = f"message-log ({known})"
             chunks += _cut(spilled, name, "numbered", chunk_bytes, None)
     if batches:  # when all of them are known: a question may be in any of them
         join_batches(batches)

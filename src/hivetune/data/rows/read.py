@@ -12,9 +12,11 @@ from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
 from hivetune.data.rows.fields import as_success, extract
+from hivetune.data.rows.find.advice import as_option, columns_for
+from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
+from hivetune.data.rows.find.nest import Place, split_payload
 from hivetune.data.rows.layouts.columns import map_columns, maps_content
-from hivetune.data.rows.layouts.said import Conversation, Row
-from hivetune.data.rows.layouts.table import read_conversation
+from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
 from hivetune.records import Example, Message
@@ -47,12 +49,16 @@ def read_rows(chunk: Chunk) -> Iterator[RawRow]:
         yield RawRow(f"{chunk.name}:{chunk.first}", b"", RowRefused("line-too-large", size))
     else:
         for raw in _line_rows(chunk):
-            yield from _each(raw)
+            yield from _each(raw, tuple(chunk.inside))
 
 
-def _each(raw: RawRow) -> Iterator[RawRow]:
-    """The row itself, or the rows that it holds; all have its place."""
-    inside = rows_inside(raw.payload) if raw.problem is None and may_hold_rows(raw.payload) else None
+def _each(raw: RawRow, place: Place) -> Iterator[RawRow]:
+    """The row itself, or the rows that it holds; all have its place in the file."""
+    inside = None
+    if raw.problem is None and place:
+        inside = split_payload(raw.payload, place)
+    elif raw.problem is None and may_hold_rows(raw.payload):
+        inside = rows_inside(raw.payload)
     if inside is None:
         yield raw
     else:
@@ -161,6 +167,8 @@ def _parsed_row(text: str) -> Row:
         raise RowRefused("too-deep") from None
     except ValueError as error:
         raise RowRefused("bad-json", f"{error}") from None
+    if isinstance(value, str):
+        value = parsed(value)  # a row that was written as JSON twice
     if isinstance(value, list) and is_conversation(value):
         return {"messages": value}
     if not isinstance(value, dict):
@@ -209,10 +217,24 @@ def read_example(raw: RawRow, columns: Mapping[str, str]) -> ReadRow:
         raise RowRefused("session-line")
     if columns:
         row = map_columns(row, columns)
-    said = read_conversation(row, mapped=maps_content(columns))
+    try:
+        said = read_conversation(row, mapped=maps_content(columns))
+    except RowRefused as refused:
+        if columns or refused.reason not in NOT_KNOWN:
+            raise
+        raise _with_advice(refused, row) from None
     if "byte-order-mark" in changed:
         said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
     return ReadRow(said.layout, _example(raw.source, row, said, raw.stored or {}), (*changed, *said.changed))
+
+
+def _with_advice(refused: RowRefused, row: Row) -> RowRefused:
+    """The reason with the line that would read the row, where there is one."""
+    columns = columns_for(row)
+    if columns is None:
+        return refused
+    hint = refused.hint.partition(": name ")[0]
+    return RowRefused(refused.reason, f"{hint}: if it is right, read it with {as_option(columns)}")
 
 
 def _without_marks(message: Message) -> Message:

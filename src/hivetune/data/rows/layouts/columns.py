@@ -54,6 +54,8 @@ THOUGHTS = (
 TURNS = ("messages", "conversations", "conversation", "chat", "dialogue", "dialog", "turns", "history", "chat_history")
 FACTS = (*SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK, *OWN_ID, *NESTED)
 
+NAMED_ROLES = ("user_role", "assistant_role")
+
 MEDIA = names(
     "image images image_url image_urls image_path image_paths image_file img photo picture pictures audio audios "
     "audio_path audio_url speech video videos video_path video_url pdf pixel_values"
@@ -127,8 +129,12 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
     used = frozenset(columns.values())
     mapped = {key: value for key, value in row.items() if key not in used and not (own and is_content(key, value))}
     for field, column in columns.items():
+        if field in NAMED_ROLES:
+            mapped[field] = column  # no column: what the turns call who speaks
+            continue
         value: Any = row
         for part in (column,) if column in row else tuple(column.split(".")):
+            value = parsed(value)
             value = value.get(part) if isinstance(value, Mapping) else None
         if value is not None:
             mapped[field] = value

@@ -50,7 +50,7 @@ def _pair(
     question, answer = row[question_column], row[answer_column]
     if _are_said(question) and _are_said(answer) and len(question) == len(answer):
         return _dialogue(name, row, (question_column, answer_column))
-    turns, replies = _turns(question) or _spoken(question), _turns(answer)
+    turns, replies = _turns(question) or spoken_prompt(question), _turns(answer)
     before = read_messages(turns, system_of(row)) if turns else list(read_system(system_of(row)))
     if not turns:
         before += _history(row.get("history") or row.get("chat_history"))
@@ -84,7 +84,7 @@ def _turns(value: Any) -> list[dict[str, Any]] | None:
     return turns if turns and all(any(key in turn for key in ROLE_KEYS) for turn in turns) else None
 
 
-def _spoken(prompt: Any) -> list[dict[str, str]] | None:
+def spoken_prompt(prompt: Any) -> list[dict[str, str]] | None:
     """The turns of a prompt that ends where the answer begins: "Human: .. Assistant:". Raises RowRefused when its
     speakers do not take turns.
     """

@@ -102,6 +102,9 @@ def _kind(part: Mapping[str, Any]) -> Any:
         return part["type"]
     if "reasoningContent" in part:
         return "reasoning"
+    part = {
+        key: value for key, value in part.items() if value is not None
+    }  # Python writes all the kinds that it is not
     for key in ("text", "functionCall", "functionResponse", "toolUse", "toolResult", "cachePoint"):
         if key in part:
             return key

@@ -1,7 +1,9 @@
 """Rows that hold a conversation as a list of turns, and records of one call: what was asked, what was answered."""
 
+import re
 from typing import Any
 
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, column_kind, system_of, tools_of
@@ -58,6 +60,8 @@ def _sharegpt(name: str, row: Row) -> Conversation:
     assert column is not None
     turns = parsed(row[column])
     if isinstance(turns, list) and len(turns) > 1 and all(isinstance(turn, str) for turn in turns):
+        if column == "turns" or len(turns) % 2 or any(_SPEAKER.match(turn) for turn in turns):
+            raise RowRefused("unknown-role", f"{column}: texts that do not say who speaks")
         turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
     return _conversation(name, read_messages(turns, system_of(row)), read_tools(tools_of(row)), (), (column,))
 
@@ -155,6 +159,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
+_SPEAKER = re.compile(r"\A\s*[^\W\d][\w .-]{0,30}:\s")  # "Amanda: I baked cookies."
 BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
 _COMMON = frozenset((*SYSTEM, *TOOLS))
 LOG_SESSION = RowLayout(

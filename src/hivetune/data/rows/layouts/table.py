@@ -43,8 +43,8 @@ _SPOKEN = ("text", "content", "message", "body", "value")
 _MEDIA_TAG = re.compile(r"<(img|audio|video)>[^<\n]{3,}</\1>|\A\s*<(?:image|video|audio)>|<(?:image|video|audio)>\s*\Z")
 
 
-def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
-    """The messages of `row`. `mapped`: the user named the columns, so others are left out at their word.
+def read_layout(row: Row, *, mapped: bool = False) -> Conversation:
+    """The messages of `row`, by the first layout that fits. `mapped`: as in `read_conversation`.
 
     Raises RowRefused: unknown-layout, unexplained-column, or what is wrong with the row.
     """

@@ -5,11 +5,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hivetune.data.rows.find.names import CONTENT_ORDER
+from hivetune.data.rows.find.streams import MIN_MESSAGES, is_message_like
 from hivetune.data.rows.formats import open_bytes, text_lines
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
 from hivetune.data.rows.sessions.codex import codex_rows, is_codex
-from hivetune.data.rows.sessions.messages import is_message_line, message_rows
+from hivetune.data.rows.sessions.messages import NUM_SAMPLE, message_rows, message_shape
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
 
 Lines = Iterator[tuple[int, str]]
@@ -23,6 +25,7 @@ _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
 _NUM_LINES = 20
 _SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
 _CODEX_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
+_CONTENTS = tuple(f'"{name}"'.encode() for name in CONTENT_ORDER)
 _TABLES = (".csv", ".tsv", ".parquet")
 
 
@@ -53,9 +56,27 @@ def _agent(head: bytes) -> str | None:
                 return "claude-code"
             if is_codex(event):
                 return "codex"
-            if is_message_line(event):
-                return "message-log"
-    return None
+    return "message-log" if _is_message_log(head) else None
+
+
+def _is_message_log(head: bytes) -> bool:
+    """Whether the first lines are messages that name their session, or all lines are one conversation."""
+    *lines, last = head.split(b"\n")
+    whole = len(head) < _HEAD_BYTES and len(lines) < NUM_SAMPLE
+    found: list[dict[str, Any] | None] = []
+    for line in [*lines, last][:NUM_SAMPLE] if whole else lines[:NUM_SAMPLE]:
+        if not line.strip():
+            continue
+        if not found and not any(name in line for name in _CONTENTS):
+            return False  # a quick no, before anything is parsed
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        found.append(event if isinstance(event, dict) else None)
+        if len(found) == MIN_MESSAGES and not all(event is None or is_message_like(event) for event in found):
+            return False
+    return message_shape(found, whole=whole) is not None
 
 
 def convert_session(path: str, known: str, out: str) -> None:

@@ -1,40 +1,77 @@
-"""Logs with one message a line and the session that it belongs to: the table behind most chat applications."""
+"""Logs with one message a row and the session that it belongs to: the table behind most chat applications."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hivetune.data.rows.fields import SESSION, TIME, as_time, plain_name
-from hivetune.data.rows.layouts.turns import ROLES
+from hivetune.data.rows.find.streams import MessageShape, said_in, shape_of
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
 
-_ROLE = ("role", "sender", "speaker", "sender_type", "author_role")
-_TEXT = ("content", "message", "text", "body")
-_WITH_CALLS = ("tool_calls", "function_call", "tool_call_id")
+NUM_SAMPLE = 400
+Event = tuple[int, dict[str, Any] | None, str]  # line, object or None, the line itself
 
 
-def is_message_line(event: Mapping[str, Any]) -> bool:
-    """Whether a line is one message of a named session."""
-    session, role, text, _ = _parts(event)
-    return session is not None and role in ROLES and text is not None
+def message_shape(sample: Iterable[dict[str, Any] | None], *, whole: bool) -> MessageShape | None:
+    """How the messages of a log are written, by its first events; None: it is no such log."""
+    found = list(sample)
+    known = [event for event in found if event is not None]
+    return shape_of(known, whole=whole) if 2 * len(known) >= len(found) else None
 
 
 def message_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
-    """One row for each session, by time where all its messages name one. A session is held until the log ends; beyond
+    """One row for each session of a log in JSON Lines."""
+    first, rest = _begun(events(lines))
+    shape = message_shape((event for _, event, _ in first), whole=len(first) < NUM_SAMPLE)
+    for place, mark, text in _joined(itertools.chain(first, rest), shape):
+        yield place, mark, text
+
+
+def regroup(path: str) -> bool:
+    """Whether the numbered lines of a file are messages; then they are replaced by one line for each session."""
+    with open(path, encoding="utf-8", errors="surrogatepass") as file:
+        first, rest = _begun(_numbered(file))
+        shape = message_shape((event for _, event, _ in first), whole=len(first) < NUM_SAMPLE)
+        if shape is None:
+            return False
+        with open(f"{path}.joined", "w", encoding="utf-8", errors="surrogatepass", newline="\n") as out:
+            for place, mark, text in _joined(itertools.chain(first, rest), shape):
+                out.write(f"{place}\t{mark}\t{text}\n")
+    os.replace(f"{path}.joined", path)
+    return True
+
+
+def _begun(found: Iterator[Event]) -> tuple[list[Event], Iterator[Event]]:
+    return list(itertools.islice(found, NUM_SAMPLE)), found
+
+
+def _numbered(lines: Iterable[str]) -> Iterator[Event]:
+    for line in lines:
+        place, mark, text = line.rstrip("\n").split("\t", 2)
+        try:
+            event = json.loads(text) if mark == "r" else None
+        except (ValueError, RecursionError):
+            event = None
+        yield int(place), event if isinstance(event, dict) else None, text
+
+
+def _joined(found: Iterable[Event], shape: MessageShape | None) -> Iterator[PlacedRow]:
+    """One row for each session, in the order that its messages name. A session is held until the log ends; beyond
     MAX_KEPT_CHARS the oldest is given out, and what comes of it later stays one message a row.
     """
     held: dict[str, list[tuple[int, float | None, dict[str, Any]]]] = {}
     sizes: dict[str, int] = {}
     kept = 0
     given: set[str] = set()
-    for number, event, text in events(lines):
-        session, role, said, time = _parts(event) if event is not None else (None, None, None, None)
-        if event is None or session is None or role is None or said is None or session in given:
+    for number, event, text in found:
+        said = None if event is None or shape is None else said_in(event, shape)
+        if said is None or said.session in given:
             yield broken(number, text)
             continue
-        turn = {"role": role, "content": said, **{key: event[key] for key in _WITH_CALLS if key in event}}
-        held.setdefault(session, []).append((number, time, turn))
-        sizes[session] = sizes.get(session, 0) + len(text)
+        held.setdefault(said.session, []).append((number, said.order, said.turn))
+        sizes[said.session] = sizes.get(said.session, 0) + len(text)
         kept += len(text)
         while kept > MAX_KEPT_CHARS and len(held) > 1:
             oldest = next(iter(held))
@@ -47,17 +84,7 @@ def message_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
 
 def _row(session: str, turns: list[tuple[int, float | None, dict[str, Any]]]) -> Iterator[PlacedRow]:
     place = turns[0][0]
-    times = [time for _, time, _ in turns if time is not None]
-    if len(times) == len(turns):
+    orders = [order for _, order, _ in turns if order is not None]
+    if len(orders) == len(turns):
         turns = sorted(turns, key=lambda turn: turn[1] or 0.0)
     yield from conversation("messages", place, [turn for _, _, turn in turns], (), session=session)
-
-
-def _parts(event: Mapping[str, Any]) -> tuple[str | None, str | None, str | None, float | None]:
-    """(session, role, text, time) of a line."""
-    plain = {plain_name(key): value for key, value in event.items()}
-    session = next((plain[key] for key in SESSION if isinstance(plain.get(key), str | int)), None)
-    role = next((plain[key] for key in _ROLE if isinstance(plain.get(key), str)), None)
-    text = next((plain[key] for key in _TEXT if isinstance(plain.get(key), str)), None)
-    time = next((as_time(plain[key]) for key in TIME if key in plain), None)
-    return None if session is None else str(session), None if role is None else role.strip().lower(), text, time

@@ -1,0 +1,1 @@
+"""Conversations in rows of no known layout, found by their structure."""

@@ -1,0 +1,25 @@
+"""The one way from a row to its conversation: by its layout, and where none has a place for it, by its structure."""
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.row import read_structure
+from hivetune.data.rows.layouts.said import Conversation, Row
+from hivetune.data.rows.layouts.table import read_layout
+
+# What a layout says of a row that it does not know; any other reason is a fault of the row.
+NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
+
+
+def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
+    """The messages of `row`. `mapped`: the user named the columns, so others are left out at their word.
+
+    Raises RowRefused: unknown-layout, unexplained-column, or what is wrong with the row.
+    """
+    try:
+        return read_layout(row, mapped=mapped)
+    except RowRefused as refused:
+        if refused.reason not in NOT_KNOWN or (mapped and "messages" not in row):
+            raise
+        try:
+            return read_structure(row, mapped=mapped)
+        except RowRefused as other:
+            raise (refused if other.reason in NOT_KNOWN else other) from None

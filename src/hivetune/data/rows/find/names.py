@@ -1,0 +1,129 @@
+"""What a name says about its value, word by word: who speaks, what was asked, what was answered, what stands beside."""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Literal
+
+from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.layouts.columns import SYSTEM, THOUGHTS, TOOLS, column_kind
+from hivetune.data.rows.layouts.said import names
+from hivetune.data.rows.layouts.turns import ROLES
+from hivetune.records import Role
+
+Part = Literal["asked", "answered", "system", "thoughts", "tools", "media", "note", "content", "unknown"]
+
+ASKERS = names(
+    "user usr human customer client student patient caller visitor guest buyer prompter inquirer requester asker "
+    "apprentice seeker learner consumer shopper traveler traveller"
+)
+ANSWERERS = names(
+    "assistant asst ai bot chatbot gpt chatgpt llm model agent support operator advisor adviser tutor teacher doctor "
+    "therapist counselor counsellor wizard expert clerk helper librarian representative rep claude gemini copilot"
+)
+_MACHINES = names("tool function observation environment ipython")
+PARTIES: dict[str, Role] = (
+    dict.fromkeys(ASKERS, "user")  # type: ignore[assignment]
+    | dict.fromkeys(ANSWERERS, "assistant")
+    | dict.fromkeys(_MACHINES, "tool")
+    | {"system": "system", "sys": "system", "developer": "system"}
+    | ROLES
+)
+_ASKED = names("question query prompt instruction request problem inquiry enquiry ask queries questions prompts")
+_ANSWERED = names("answer response reply completion output solution generation answers responses replies outputs")
+_SYSTEM_SAYS = names("response reply answer utterance output")  # a dialogue system's words
+_TELLS_SYSTEM = names("prompt message instruction instructions")
+_SAID = names("input message messages text msg utterance content turn said body transcript statement")
+# Of one row only one question and one answer is learned; these words name others, or what somebody thinks of them.
+_OTHER = names(
+    "wrong rejected incorrect bad negative distractor alternative other previous prior old draft judge judgement "
+    "critique eval feedback grade grader grading annotator annotation score rubric reason reasons "
+    "follow followup next suggested similar related paraphrase rewritten rephrased original translated translation "
+    "second third baseline reject history context examples example shot template edited revised corrected ideal"
+)
+_FILLERS = names("the final main last full raw of for to in on is first current actual real new my str string value")
+_ROLE_NAMES = names(
+    "role from sender speaker author type kind actor source who party participant side direction user agent turn name "
+    "sender_type speaker_role author_role user_type sender_role message_type speaker_type participant_role origin "
+    "author_type from_role sender_name is_user is_bot is_agent is_human is_ai is_assistant from_user from_bot bot "
+    "is_customer is_from_user is_system isbot isuser"
+)
+CONTENT_ORDER = (
+    *("content", "contents", "parts", "text", "utterance", "message", "value", "body", "msg", "mes", "transcript"),
+    *("sentences", "sentence", "said", "say", "data", "line", "lines", "statement", "txt", "input_text", "blocks"),
+    *("segments", "response", "output", "input", "answer"),
+)
+# What programs say of their own work; columns.py has those that data sets use.
+_NOTES = names(
+    "scores metrics metric evaluation evaluations stats statistics usage timings performance perf reductions"
+)
+_HUMP = re.compile(r"[_\W]+")
+
+
+@lru_cache(8192)
+def words(name: str) -> tuple[str, ...]:
+    """The words of a name or a short value, without digits: `finalResponse2` as ("final", "response")."""
+    return tuple(word for piece in _HUMP.split(plain_name(name)) if (word := piece.strip("0123456789")))
+
+
+@lru_cache(8192)
+def part_of(name: str) -> Part:
+    """What a column or key of this name holds."""
+    plain = plain_name(name)
+    if plain in TOOLS:
+        return "tools"
+    if plain in SYSTEM:
+        return "system"
+    if plain in THOUGHTS:
+        return "thoughts"
+    if plain in _NOTES:
+        return "note"
+    if (known := column_kind(plain)) in ("note", "media"):
+        return "media" if known == "media" else "note"
+    said = frozenset(words(name)) - _FILLERS
+    if said & _OTHER:
+        return "content"
+    side = _side(said)
+    return side or ("content" if known == "content" else "unknown")
+
+
+def _side(said: frozenset[str]) -> Literal["asked", "answered", "system"] | None:
+    """Whose words a name with these words holds; None where it does not say, or says both."""
+    known = _ASKED | _ANSWERED | _SAID
+    if not said or not said <= known | PARTIES.keys():
+        return None
+    asker, answerer = bool(said & ASKERS), bool(said & ANSWERERS)
+    if "system" in said and not asker and not answerer:
+        return "answered" if said & _SYSTEM_SAYS else "system" if said & _TELLS_SYSTEM else None
+    if asker or answerer:
+        return None if asker and answerer else "asked" if asker else "answered"
+    if said & _ASKED and not said & _ANSWERED:
+        return "asked"
+    if said & _ANSWERED and not said & _ASKED:
+        return "answered" if not said & names("input") else None
+    return "asked" if said == {"input"} or said == {"utterance"} else None
+
+
+def role_of(value: str) -> Role | None:
+    """The role that a short word names: `HumanMessage`, `ROLE_USER`, `ai`, `tool_result`."""
+    plain = value.strip().lower()
+    if plain in PARTIES:
+        return PARTIES[plain]
+    said = words(value)
+    if not 0 < len(said) <= 4:
+        return None
+    found = {PARTIES[word] for word in said if word in PARTIES}
+    return found.pop() if len(found) == 1 else None
+
+
+def names_role(path: str) -> bool:
+    """Whether somebody would write who speaks under the last name of `path`."""
+    plain = plain_name(path.rpartition(".")[2])
+    return plain in _ROLE_NAMES
+
+
+def likely_contents(paths: Iterator[str]) -> list[str]:
+    """Those paths whose last name is one for what was said, the likeliest first."""
+    known = [(plain_name(path.rpartition(".")[2]), path) for path in paths]
+    ranked = [(CONTENT_ORDER.index(name), path.count("."), path) for name, path in known if name in CONTENT_ORDER]
+    return [path for *_, path in sorted(ranked)]

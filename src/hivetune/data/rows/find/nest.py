@@ -1,0 +1,143 @@
+"""Records that hold many rows: where in them the rows are, decided once for a file on a sample of its records.
+
+A row below a record takes along what the record says beside it, so that nothing written there is left out unseen.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.find.names import words
+from hivetune.data.rows.find.turn_lists import TALK
+from hivetune.data.rows.layouts.said import objects, parsed
+
+Place = tuple[str, ...]  # keys; EACH: every item of a list, or every value of an object whose values are alike
+EACH = "[]"
+COLUMNS = "columns"  # a record that is a table: a list for each column
+MAX_DEPTH = 5
+MAX_PLACES = 40
+MAX_ROWS = 30  # tried at one place
+USABLE_SHARE = 0.5
+MIN_ALIKE = 2
+
+
+def place_of_rows(records: Sequence[Any]) -> Place:
+    """Where the rows of such records are; empty when the records are rows, or when no place is better."""
+    records = [parsed(record) for record in records]
+    if not records or _share(records) >= USABLE_SHARE:
+        return ()
+    if all(is_table(record) for record in records):
+        return (COLUMNS,) if _share(_rows(records, (COLUMNS,))) >= USABLE_SHARE else ()
+    best: tuple[float, Place] = (0.0, ())
+    for place in _places(records):
+        share = _share(_rows(records, place))
+        if share >= USABLE_SHARE and share > best[0]:
+            best = (share, place)
+    return best[1]
+
+
+def split_record(record: Any, place: Place) -> list[dict[str, Any]]:
+    """The rows of one record; the record itself where it has none at that place."""
+    value = parsed(record)
+    rows = list(_below(value, place, {}))
+    return rows or ([value] if isinstance(value, dict) else [])
+
+
+def split_payload(payload: bytes, place: Place) -> list[bytes] | None:
+    """The rows of a record as text; None when it is no JSON or holds none."""
+    try:
+        record = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    rows = split_record(record, place)
+    return [json.dumps(row).encode() for row in rows] or None
+
+
+def place_name(place: Place) -> str:
+    """As people write it: `data[].qas[]`."""
+    return "".join(key if key == EACH else f".{key}" for key in place).removeprefix(".")
+
+
+def _rows(records: Sequence[Any], place: Place) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        rows += split_record(record, place)[:MAX_ROWS]
+        if len(rows) >= MAX_ROWS:
+            break
+    return rows[:MAX_ROWS]
+
+
+def _share(rows: Sequence[Any]) -> float:
+    """How many of these rows are rows: they are read, or refused for a fault of their own."""
+    return sum(_is_read(row) for row in rows) / max(1, len(rows))
+
+
+def _is_read(row: Any) -> bool:
+    if not isinstance(row, dict):
+        return False
+    try:
+        read_conversation(row)
+    except RowRefused:
+        return False
+    return True
+
+
+def _places(records: Sequence[Any]) -> list[Place]:
+    """Every place that could hold rows, the outer ones first."""
+    found: list[Place] = []
+    waiting: list[tuple[Place, list[Any]]] = [((), list(records))]
+    while waiting and len(found) < MAX_PLACES:
+        place, values = waiting.pop(0)
+        values = [parsed(value) for value in values[:MAX_ROWS]]
+        inner: dict[str, list[Any]] = {}
+        if all(objects(value) is not None or _are_alike(value) for value in values) and values:
+            each = [*place, EACH]
+            found.append(tuple(each))
+            items = [item for value in values for item in (value if isinstance(value, list) else value.values())]
+            waiting.append((tuple(each), items))
+        elif all(isinstance(value, dict) for value in values):
+            for value in values:
+                for key, one in value.items():
+                    if not TALK & set(words(key)) and parsed(one) and isinstance(parsed(one), dict | list):
+                        inner.setdefault(key, []).append(one)
+        if len(place) < MAX_DEPTH:
+            waiting += [((*place, key), some) for key, some in inner.items()]
+    return found
+
+
+def _are_alike(value: Any) -> bool:
+    """Whether an object is a table by name: all its values are objects with the same keys."""
+    if not isinstance(value, dict) or len(value) < MIN_ALIKE or not all(isinstance(v, dict) for v in value.values()):
+        return False
+    kinds = {tuple(sorted(one)) for one in value.values()}
+    return len(kinds) == 1 and () not in kinds
+
+
+def is_table(record: Any) -> bool:
+    """Whether a record is a whole table: lists of one length under each of its names."""
+    if not isinstance(record, dict) or len(record) < MIN_ALIKE:
+        return False
+    if not all(isinstance(value, list) for value in record.values()):
+        return False
+    sizes = {len(value) for value in record.values()}
+    return len(sizes) == 1 and sizes.pop() >= MIN_ALIKE
+
+
+def _below(value: Any, place: Place, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows at `place` of `value`, each with what stands beside it on the way."""
+    value = parsed(value)
+    if not place:
+        if isinstance(value, dict):
+            yield {**beside, **value}
+    elif place[0] == COLUMNS:
+        if is_table(value):
+            yield from (dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True))
+    elif place[0] == EACH:
+        items = value if isinstance(value, list) else list(value.values()) if _are_alike(value) else []
+        for item in items:
+            yield from _below(item, place[1:], beside)
+    elif isinstance(value, dict) and place[0] in value:
+        rest = {key: other for key, other in value.items() if key != place[0]}
+        yield from _below(value[place[0]], place[1:], {**beside, **rest})

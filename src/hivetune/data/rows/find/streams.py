@@ -1,0 +1,141 @@
+"""Rows that are one message each: by which of their columns they belong together, and what each says.
+
+Decided on the first rows of a file; None where they are no messages, or where nothing says whose they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from hivetune.data.rows.fields import SESSION, TIME, as_time, plain_name
+from hivetune.data.rows.find.names import likely_contents, names_role, part_of
+from hivetune.data.rows.find.turn_lists import flat, roles_of
+from hivetune.data.rows.layouts.columns import CONTENT
+from hivetune.records import Role
+
+MIN_MESSAGES = 2
+MESSAGE_SHARE = 0.9  # of the first rows, that must be messages
+MAX_WITHOUT_SESSION = 500  # rows of a file that is one conversation and names none
+_ORDER = (
+    *("turn", "turn_id", "turn_idx", "turn_index", "turn_number", "turn_no", "utterance_idx", "utterance_id", "seq"),
+    *("sequence", "sequence_number", "message_index", "message_number", "position", "step", "index", "idx", "order"),
+    "line_no",
+)
+_GROUPS = (
+    *SESSION,
+    "dialog",
+    "dialogue",
+    "conversation",
+    "chat",
+    "call_id",
+    "convo_id",
+    "ticket_id",
+    "case_id",
+    "run_id",
+)
+_WITH_CALLS = ("tool_calls", "function_call", "tool_call_id", "reasoning_content")
+
+
+class MessageShape(NamedTuple):
+    """Which path of a row says what. `session` None: the whole file is one conversation."""
+
+    session: str | None
+    role: str
+    roles: Mapping[str, Role]
+    content: str
+    order: str | None
+
+
+class SaidLine(NamedTuple):
+    session: str
+    turn: dict[str, Any]
+    order: float | None
+
+
+def shape_of(events: Sequence[Mapping[str, Any]], *, whole: bool) -> MessageShape | None:
+    """How the messages of a file are written. `whole`: `events` are all rows of the file."""
+    flats = [flat(event) for event in events]
+    if len(flats) < MIN_MESSAGES:
+        return None
+    session = _path(flats, _GROUPS, str | int)
+    for role in _role_paths(flats):
+        spoken = [one for one in flats if isinstance(one.get(role), str | bool | int)]
+        found = roles_of(role, [one[role] for one in spoken])
+        if found is None or len(spoken) < MESSAGE_SHARE * len(flats):
+            continue
+        roles = {str(one[role]).strip(): said for one, said in zip(spoken, found, strict=True)}
+        content = _content(spoken, role)
+        if content is None:
+            continue
+        time = _path(flats, TIME, str | int | float)
+        if session is None and not (whole and time and _takes_turns(found)):
+            return None  # without times too, they may be examples for a prompt
+        return MessageShape(session, role, roles, content, time or _path(flats, _ORDER, str | int | float))
+    return None
+
+
+def is_message_like(event: Mapping[str, Any]) -> bool:
+    """Whether a row could be one message: a quick look before a whole sample is read."""
+    one = flat(event)
+    return any(map(names_role, one)) and bool(likely_contents(iter(one)))
+
+
+def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
+    """What one row says; None: it is no message of this shape."""
+    one = flat(event)
+    session = "" if shape.session is None else one.get(shape.session)
+    role = shape.roles.get(str(one.get(shape.role)).strip())
+    text = one.get(shape.content)
+    if not isinstance(session, str | int) or role is None or not isinstance(text, str | list | None):
+        return None
+    kept = {key: event[key] for key in _WITH_CALLS if event.get(key)}
+    if not text and not kept:
+        return None
+    order = one.get(shape.order) if shape.order else None
+    return SaidLine(str(session), {"role": role, "content": text, **kept}, as_order(order))
+
+
+def as_order(value: Any) -> float | None:
+    """A time or a number that orders messages."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        return float(value) if value.strip().isdecimal() else as_time(value)
+    return None
+
+
+def _role_paths(flats: Sequence[Mapping[str, Any]]) -> list[str]:
+    paths = [path for path in flats[0] if names_role(path)]
+    return sorted(paths, key=lambda path: (path.rpartition(".")[2] != "role", path.count(".")))
+
+
+def _path(flats: Sequence[Mapping[str, Any]], names: Sequence[str], kind: Any) -> str | None:
+    """The path of these names that nearly every row has."""
+    found = {plain_name(path.rpartition(".")[2]): path for path in reversed(flats[0])}
+    found |= {plain_name(path): path for path in flats[0]}
+    for name in names:
+        path = found.get(name)
+        if path is not None and sum(isinstance(one.get(path), kind) for one in flats) >= MESSAGE_SHARE * len(flats):
+            return path
+    return None
+
+
+def _content(flats: Sequence[Mapping[str, Any]], role: str) -> str | None:
+    """The one path with text; None where another column is written too: a row with more than a message."""
+    paths = dict.fromkeys(path for one in flats for path in one if path != role)
+    texts = [path for path in paths if any(isinstance(one.get(path), str | list) and one[path] for one in flats)]
+    content = next(iter(likely_contents(iter(texts))), None)
+    if content is None:
+        return None
+    sides = {path for path in texts if part_of(path.rpartition(".")[2]) in ("asked", "answered") and path != content}
+    other = {path for path in sides if plain_name(path) in CONTENT}
+    return None if other else content
+
+
+def _takes_turns(roles: Sequence[Role]) -> bool:
+    """Whether a file without sessions is one conversation: after its system prompt, two sides in turn."""
+    spoken = [role for role in roles if role in ("user", "assistant")]
+    if len(roles) > MAX_WITHOUT_SESSION or "system" in roles[1:] or not spoken:
+        return False
+    changes = sum(first != second for first, second in pairwise(spoken))
+    return changes >= MESSAGE_SHARE * (len(spoken) - 1)

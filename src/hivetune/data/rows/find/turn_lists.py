@@ -1,0 +1,247 @@
+"""A list in a row as turns that layouts/turns.py reads: who speaks and what was said, under whatever names.
+
+Roles are decided by their values over the whole list, contents by name and then by what looks written. What can't be
+decided is None: nobody's words are given to somebody else.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.find.names import ANSWERERS, ASKERS, likely_contents, names_role, part_of, role_of, words
+from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.said import names, objects, parsed
+from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS, are_pairs
+from hivetune.records import Role
+
+MAX_DEPTH = 3  # of a role or a content inside its turn
+MIN_TURNS = 2
+# Taken over with a turn as they are: layouts/turns.py knows them.
+_KEPT = (
+    *("tool_calls", "toolCalls", "function_call", "tool_call_id", "toolCallId", "weight", "train", "name", "tool_name"),
+    *("additional_kwargs", "refusal"),
+    *THOUGHT_KEYS,
+    *MEDIA_KEYS,
+)
+_PARENTS = ("parent", "parent_id", "parent_uuid", "parent_message_id", "parent_message_uuid", "reply_to", "in_reply_to")
+_IDS = ("id", "uuid", "message_id", "msg_id", "node_id")
+_NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?:\s*(.*)\Z", re.S)
+
+
+# What a list of turns is called; other lists may hold things that have nothing to do with each other.
+TALK = names(
+    "conversation conversations dialog dialogs dialogue dialogues turn turns chat chats log history messages exchange "
+    "exchanges interactions session talk transcript rounds"
+)
+
+
+class Given(NamedTuple):
+    """What the user said about the values that name who speaks, where nobody could know."""
+
+    user: str | None = None
+    assistant: str | None = None
+
+
+NOTHING_GIVEN = Given()
+
+
+def as_turns(value: Any, name: str, given: Given = NOTHING_GIVEN) -> list[dict[str, Any]] | None:
+    """The turns of a list called `name`, each {"role", "content", ..}; None when it is no list of turns for certain."""
+    value = parsed(value)
+    if not isinstance(value, list) or not value:
+        return None
+    items = objects(value)
+    if items is None:
+        return _spoken(value)
+    if TALK & set(words(name)) and (both := _pairs(items)) is not None:
+        return both  # under another name they may be examples that have nothing to do with each other
+    return _roles_and_contents(items, given) if len(items) >= MIN_TURNS else None
+
+
+def flat(item: Mapping[str, Any], depth: int = MAX_DEPTH, prefix: str = "") -> dict[str, Any]:
+    """Paths of everything in an object but objects: `author.role`; lists stay whole."""
+    found: dict[str, Any] = {}
+    for key, value in item.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value and depth > 1:
+            found |= flat(value, depth - 1, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def _roles_and_contents(items: list[dict[str, Any]], given: Given) -> list[dict[str, Any]] | None:
+    flats = [flat(item) for item in items]
+    common = [path for path in flats[0] if all(path in one for one in flats)]
+    best: tuple[str, list[Role]] | None = None
+    for path in sorted(common, key=lambda path: (not names_role(path), path.count("."))):
+        values = [one[path] for one in flats]
+        roles = roles_of(path, values, given)
+        if roles is not None and path.rpartition(".")[2] == "role" and ROLES.keys() >= set(values):
+            best = (path, roles)
+            break  # the field's own words
+        if roles is not None:
+            if best is not None and roles != best[1] and names_role(path):
+                return None  # two columns disagree about who speaks
+            best = best or (path, roles)
+    if best is None:
+        return None
+    path, roles = best
+    content = _content_path(flats, path)
+    if content is None:
+        return None
+    turns = [_turn(role, item, one, content) for role, item, one in zip(roles, items, flats, strict=True)]
+    return _kept_branch(items, turns)
+
+
+def _turn(role: Role, item: Mapping[str, Any], one: Mapping[str, Any], content: str) -> dict[str, Any]:
+    above = content.rpartition(".")[0]
+    holder: Any = item
+    for key in above.split(".") if above else ():
+        holder = inner if isinstance(inner := holder.get(key), dict) else {}
+    turn = {key: source[key] for source in (holder, item) for key in _KEPT if source.get(key) not in (None, "", [])}
+    if role != "tool":
+        turn.pop("name", None)
+    said = one.get(content)
+    if isinstance(said, list) and said and all(isinstance(text, str) for text in said) and "sentence" in content:
+        said = " ".join(text.strip() for text in said)
+    return {**turn, "role": role, "content": said}
+
+
+def roles_of(path: str, values: Sequence[Any], given: Given = NOTHING_GIVEN) -> list[Role] | None:
+    """Who speaks in each turn; None when the values of this path do not say it."""
+    if all(isinstance(value, bool) for value in values):
+        return _roles_of_flags(path, values)
+    if not all(isinstance(value, str | int) for value in values):
+        return None
+    texts = [str(value).strip() for value in values]
+    if given.user is not None and given.assistant is not None:
+        known: dict[str, Role] = {given.user: "user", given.assistant: "assistant"}
+        return [known[text] for text in texts] if set(texts) == known.keys() else None
+    found = {text: role_of(text) for text in set(texts)}
+    if not names_role(path) and (None in found.values() or len(found) < MIN_TURNS):
+        return None
+    return _agreed(texts, found)
+
+
+def _agreed(texts: Sequence[str], found: dict[str, Role | None]) -> list[Role] | None:
+    """The roles of two or more parties; of two parties that take turns, one that is known tells the other."""
+    named = [name for name, role in found.items() if role is None]
+    if len(named) == 1 and len(found) == MIN_TURNS:
+        other = next(role for name, role in found.items() if role is not None)
+        if other not in ("user", "assistant") or not names_party(named[0]):
+            return None
+        found[named[0]] = "assistant" if other == "user" else "user"
+    roles = [found[text] for text in texts]
+    if "assistant" not in roles and set(roles) == {"user", "system"} and roles[0] == "user":
+        roles = ["assistant" if role == "system" else role for role in roles]  # a dialogue system's answers
+    if None in roles or not {"user", "assistant"} <= set(roles):
+        return None
+    return [role for role in roles if role is not None]
+
+
+def names_party(value: str) -> bool:
+    """Whether a value could be somebody's name or kind: short, and with letters."""
+    return 0 < len(value) <= 40 and len(value.split()) <= 4 and any(c.isalpha() for c in value)
+
+
+def _roles_of_flags(path: str, values: Sequence[bool]) -> list[Role] | None:
+    said = frozenset(words(path.rpartition(".")[2])) | frozenset((plain_name(path).removeprefix("is"),))
+    if len(set(values)) < MIN_TURNS or not names_role(path):
+        return None
+    if said & ASKERS and not said & ANSWERERS:
+        return ["user" if value else "assistant" for value in values]
+    if said & ANSWERERS and not said & ASKERS:
+        return ["assistant" if value else "user" for value in values]
+    return None
+
+
+def _content_path(flats: Sequence[Mapping[str, Any]], role_path: str) -> str | None:
+    """Where each turn says its words: by name, else the only path with written text."""
+    paths = dict.fromkeys(path for one in flats for path in one if path != role_path)
+    holds = [path for path in paths if any(_says(one.get(path)) for one in flats)]
+    wanted = len(flats) / 2
+    for path in likely_contents(iter(holds)):
+        if sum(_says(one.get(path)) for one in flats) >= wanted:
+            return path
+    written = [path for path in holds if any(looks_like_content(one.get(path)) for one in flats)]
+    return written[0] if len(written) == 1 and part_of(written[0].rpartition(".")[2]) != "note" else None
+
+
+def _says(value: Any) -> bool:
+    return (isinstance(value, str) and value != "") or (isinstance(value, list) and bool(value))
+
+
+def _kept_branch(items: Sequence[Mapping[str, Any]], turns: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Turns that name their parents form a tree: those from its root to the last one."""
+    plain = [{plain_name(key): value for key, value in item.items()} for item in items]
+    own = next((name for name in _IDS if all(isinstance(one.get(name), str | int) for one in plain)), None)
+    above = next((name for name in _PARENTS if any(name in one for one in plain)), None)
+    if own is None or above is None:
+        return turns
+    ids = [str(one[own]) for one in plain]
+    parents = {key: str(one.get(above)) for key, one in zip(ids, plain, strict=True)}
+    if len(parents) < len(ids) or not any(parent in parents for parent in parents.values()):
+        return turns
+    if all(parents[second] == first for first, second in pairwise(ids)):
+        return turns
+    return None  # a tree of edits whose leaf nobody names
+
+
+def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """Items that hold both sides: {"user utterance": .., "system response": ..}."""
+    if are_pairs(list(items)):
+        return list(map(dict, items))
+    turns: list[dict[str, Any]] = []
+    for number, item in enumerate(items, 1):
+        one = flat(item)
+        asked, answered = sides(one)
+        if len(asked) == 1 and not answered and number == len(items) > 1:
+            return [*turns, {"role": "user", "content": one[asked[0]]}]  # nobody answered any more
+        if len(asked) != 1 or len(answered) != 1:
+            return None
+        turns += [{"role": "user", "content": one[asked[0]]}, {"role": "assistant", "content": one[answered[0]]}]
+    return turns
+
+
+def sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """(paths of what was asked, paths of what was answered) by the names in them, innermost first."""
+    asked: list[str] = []
+    answered: list[str] = []
+    for path, value in paths.items():
+        if not _says(value) or (isinstance(value, list) and not _are_parts(value)):
+            continue
+        for name in reversed(path.split(".")):
+            part = part_of(name)
+            if part in ("asked", "answered"):
+                (asked if part == "asked" else answered).append(path)
+            if part not in ("unknown", "content") or (part == "content" and plain_name(name) not in _TRANSPARENT):
+                break
+    return asked, answered
+
+
+_TRANSPARENT = ("content", "text", "parts", "message", "value", "body", "data")
+
+
+def _are_parts(value: Any) -> bool:
+    parts = objects(value)
+    return parts is not None and all("text" in part or "type" in part for part in parts)
+
+
+def _spoken(value: Sequence[Any]) -> list[dict[str, Any]] | None:
+    """Texts that begin with who speaks, or pairs of speaker and text."""
+    if all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in value):
+        pieces = [(item[0].strip(), item[1]) for item in value]
+    elif all(isinstance(item, str) for item in value):
+        found = [_NAMED.match(item) for item in value]
+        pieces = [(match.group(1), match.group(2)) for match in found if match]
+    else:
+        return None
+    if len(pieces) < max(MIN_TURNS, len(value)):
+        return None
+    roles = _agreed([name for name, _ in pieces], {name: role_of(name) for name, _ in pieces})
+    if roles is None or not all(isinstance(text, str) for _, text in pieces):
+        return None
+    return [{"role": role, "content": text} for role, (_, text) in zip(roles, pieces, strict=True)]
