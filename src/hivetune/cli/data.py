@@ -135,6 +135,9 @@ def show_report(document: dict[str, Any]) -> None:
         for reason, count in document[name].items():
             counts.append((f"{label}: {reason}", count, REASONS[reason].meaning))
     table("", ("rows", "count", ""), [(n, f"{c:,}", why) for n, c, why in counts], numeric=("count",))
+    for name, kinds in document["understood"].items():
+        for kind in kinds:
+            show(_understood(name, kind))
     for name, encoding in document["encodings"].items():
         show(f"{name} is {encoding.upper()}, and was read as such")
     for reason, count in document["changed"].items():
@@ -165,6 +168,14 @@ def show_report(document: dict[str, Any]) -> None:
 def _worst_first(changes: list[dict[str, str]]) -> list[dict[str, str]]:
     """Secrets, then personal data, then what else was changed."""
     return sorted(changes, key=lambda change: WORST.get(change["reason"], len(WORST)))
+
+
+def _understood(name: str, kind: dict[str, Any]) -> str:
+    """One line on how the rows of a file are read."""
+    at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
+    parts = [("question", kind["question"]), ("answer", kind["answer"]), ("not read", kind["left_out"])]
+    told = "; ".join(f"{what}: {', '.join(paths)}" for what, paths in parts if paths)
+    return f"{name}: read as {kind['layout']}{at}; {told}"
 
 
 def _show_groups(document: dict[str, Any]) -> None:

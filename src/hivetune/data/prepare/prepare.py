@@ -33,6 +33,7 @@ from hivetune.data.prepare.duplicates import write_dropped
 from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
 from hivetune.data.prepare.report import Report, make_report
+from hivetune.data.prepare.understand import place_rows, understood
 from hivetune.data.prepare.work import ChunkJob
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.rows.formats import WIDE_FORMAT
@@ -74,7 +75,7 @@ def check(
     ask `Report.refuse`.
     """
     with _work_room() as work:
-        inputs = plan_inputs(data.path, work, workers=num_workers())
+        inputs = place_rows(plan_inputs(data.path, work, workers=num_workers()), data.columns)
         job = make_job(data, model_folder, max_length, keep_raw=clean is not None)
         examined = _examine(inputs, job, data, work, progress, kept_out())
         if clean is not None:
@@ -94,7 +95,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     root.mkdir(parents=True, exist_ok=True, mode=0o700)  # what people said is nobody else's
     _remove_left_over(root)
     with _spill_room(root) as spill:
-        inputs = plan_inputs(config.data.path, spill, workers=num_workers())
+        inputs = place_rows(plan_inputs(config.data.path, spill, workers=num_workers()), config.data.columns)
         job = make_job(config.data, model_folder, config.max_length, keep_raw=False)
         frozen = kept_out(config.eval.frozen)
         key = _key(inputs, job, config, model_folder, frozen)
@@ -184,6 +185,7 @@ def _examine(
     report.document["encodings"] = {
         name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE_FORMAT.search(known))
     }
+    report.document["understood"] = understood(inputs, data.columns)
     return ExaminedRows(inputs, results, decisions, report)
 
 

@@ -1,25 +1,95 @@
-"""What each file was understood as, decided and shown on a sample of its rows before all of them are read."""
+"""What each file was understood as, decided and shown on a sample of its rows: where they are, what is asked in them,
+what is answered, and what is left out.
+"""
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hivetune.data.intake.files import Chunk, Inputs
-from hivetune.data.rows.find.nest import Place, place_of_rows
-from hivetune.data.rows.read import RawRow, read_rows
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.nest import place_name, place_of_rows
+from hivetune.data.rows.find.row import nodes
+from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
+from hivetune.records import Message
 
 SAMPLE_ROWS = 30
 SAMPLE_BYTES = 4 << 20
+MAX_PATHS = 6  # shown of each kind
 
 
-def understand(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
-    """The inputs with the place of their rows, where the records of a file hold many."""
+def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
+    """The inputs with the place of their rows, where the records of a file hold many. A user who names columns is
+    taken at their word: the records are rows.
+    """
     if columns:
         return inputs
     places = {name: place_of_rows(list(_records(chunks))) for name, chunks in _by_file(inputs.chunks)}
     return replace(inputs, chunks=tuple(replace(one, inside=places.get(one.name, ())) for one in inputs.chunks))
+
+
+def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """For each file and each layout in its first rows: `layout`, `rows` (of the sample), `rows_at`, and the paths of
+    `question`, `answer`, `system` and of written text that is `left_out`.
+    """
+    return {name: _of_file(chunks, columns) for name, chunks in _by_file(inputs.chunks)}
+
+
+def _of_file(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    counts: Counter[str] = Counter()
+    paths: dict[str, dict[str, Counter[str]]] = {}
+    for raw in _sample(chunks):
+        try:
+            read = read_example(raw, columns)
+            row = parse_row(raw.payload)
+        except RowRefused:
+            continue
+        counts[read.layout] += 1
+        found = paths.setdefault(
+            read.layout, {kind: Counter() for kind in ("question", "answer", "system", "left_out")}
+        )
+        for kind, path in _traced(row, read.example.messages):
+            found[kind][path] += 1
+    at = place_name(chunks[0].inside)
+    return [
+        {
+            "layout": layout,
+            "rows": count,
+            "rows_at": at,
+            **{kind: [path for path, _ in some.most_common(MAX_PATHS)] for kind, some in paths[layout].items()},
+        }
+        for layout, count in counts.most_common()
+    ]
+
+
+_KINDS = {"user": "question", "assistant": "answer", "system": "system", "tool": "question"}
+
+
+def _traced(row: Mapping[str, Any], messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """(kind, path) of each text of a row: where it stands in the conversation, or that it does not."""
+    seen = set()
+    for path, value in nodes(row):
+        if not isinstance(value, str) or not value.strip():
+            continue
+        kind = _kind_of(value.strip(), messages)
+        if kind is None and not looks_like_content(value):
+            continue
+        seen.add((kind or "left_out", ".".join(path).replace(".[]", "[]")))
+    yield from sorted(seen)
+
+
+def _kind_of(text: str, messages: Sequence[Message]) -> str | None:
+    """Of the text that is a whole message, else of one that is written text within it."""
+    for message in messages:
+        if text == message.content.strip():
+            return _KINDS[message.role]
+    if not looks_like_content(text):
+        return None
+    return next((_KINDS[message.role] for message in messages if text in message.content), None)
 
 
 def _by_file(chunks: Iterable[Chunk]) -> Iterator[tuple[str, list[Chunk]]]:
@@ -35,7 +105,7 @@ def _records(chunks: Sequence[Chunk]) -> Iterator[Any]:
         try:
             yield json.loads(raw.payload)
         except (ValueError, RecursionError):
-            continue
+            yield None  # broken: no row, wherever rows are
 
 
 def _sample(chunks: Sequence[Chunk]) -> list[RawRow]:

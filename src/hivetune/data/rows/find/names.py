@@ -21,7 +21,7 @@ ANSWERERS = names(
     "assistant asst ai bot chatbot gpt chatgpt llm model agent support operator advisor adviser tutor teacher doctor "
     "therapist counselor counsellor wizard expert clerk helper librarian representative rep claude gemini copilot"
 )
-_MACHINES = names("tool function observation environment ipython")
+_MACHINES = names("tool function observation environment ipython execution")
 PARTIES: dict[str, Role] = (
     dict.fromkeys(ASKERS, "user")  # type: ignore[assignment]
     | dict.fromkeys(ANSWERERS, "assistant")
@@ -30,7 +30,9 @@ PARTIES: dict[str, Role] = (
     | ROLES
 )
 _ASKED = names("question query prompt instruction request problem inquiry enquiry ask queries questions prompts")
-_ANSWERED = names("answer response reply completion output solution generation answers responses replies outputs")
+_ANSWERED = names(
+    "truth gold golden answer response reply completion output solution generation answers responses replies outputs"
+)
 _SYSTEM_SAYS = names("response reply answer utterance output")  # a dialogue system's words
 _TELLS_SYSTEM = names("prompt message instruction instructions")
 _SAID = names("input message messages text msg utterance content turn said body transcript statement")
@@ -39,9 +41,12 @@ _OTHER = names(
     "wrong rejected incorrect bad negative distractor alternative other previous prior old draft judge judgement "
     "critique eval feedback grade grader grading annotator annotation score rubric reason reasons "
     "follow followup next suggested similar related paraphrase rewritten rephrased original translated translation "
-    "second third baseline reject history context examples example shot template edited revised corrected ideal"
+    "second third baseline reject history examples example shot template edited revised corrected"
 )
-_FILLERS = names("the final main last full raw of for to in on is first current actual real new my str string value")
+_FILLERS = names(
+    "ground correct right expected reference ideal best standard canonical preferred chosen the final main last full "
+    "raw of for to in on is first current actual real new my str string value"
+)
 _ROLE_NAMES = names(
     "role from sender speaker author type kind actor source who party participant side direction user agent turn name "
     "sender_type speaker_role author_role user_type sender_role message_type speaker_type participant_role origin "
@@ -53,6 +58,7 @@ CONTENT_ORDER = (
     *("sentences", "sentence", "said", "say", "data", "line", "lines", "statement", "txt", "input_text", "blocks"),
     *("segments", "response", "output", "input", "answer"),
 )
+_OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini")
 # What programs say of their own work; columns.py has those that data sets use.
 _NOTES = names(
     "scores metrics metric evaluation evaluations stats statistics usage timings performance perf reductions"
@@ -64,6 +70,11 @@ _HUMP = re.compile(r"[_\W]+")
 def words(name: str) -> tuple[str, ...]:
     """The words of a name or a short value, without digits: `finalResponse2` as ("final", "response")."""
     return tuple(word for piece in _HUMP.split(plain_name(name)) if (word := piece.strip("0123456789")))
+
+
+def is_a_models(path: str) -> bool:
+    """Whether the names say that a model answered: beside another answer, that is one to be judged and not learned."""
+    return bool(_OF_A_MODEL & {word for name in path.split(".") for word in words(name)})
 
 
 @lru_cache(8192)
@@ -114,6 +125,11 @@ def role_of(value: str) -> Role | None:
         return None
     found = {PARTIES[word] for word in said if word in PARTIES}
     return found.pop() if len(found) == 1 else None
+
+
+def says_nothing(word: str) -> bool:
+    """Whether a word of a name tells nothing of what it holds."""
+    return word not in _ASKED | _ANSWERED | _SAID | _OTHER | _FILLERS | PARTIES.keys() | _OF_A_MODEL
 
 
 def names_role(path: str) -> bool:

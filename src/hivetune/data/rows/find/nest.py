@@ -25,7 +25,7 @@ MIN_ALIKE = 2
 
 def place_of_rows(records: Sequence[Any]) -> Place:
     """Where the rows of such records are; empty when the records are rows, or when no place is better."""
-    records = [parsed(record) for record in records]
+    records = [record for record in map(parsed, records) if record is not None]
     if not records or _share(records) >= USABLE_SHARE:
         return ()
     if all(is_table(record) for record in records):

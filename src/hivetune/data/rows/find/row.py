@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
-
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.names import part_of
-from hivetune.data.rows.find.turn_lists import NOTHING_GIVEN, Given, as_turns, sides
+from hivetune.data.rows.find.names import is_a_models, names_role, part_of, says_nothing, words
+from hivetune.data.rows.find.turn_lists import NOTHING_GIVEN, Given, as_turns, names_party, sides
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import CONTEXT, SYSTEM, TOOLS, looks_like_content
@@ -28,6 +27,7 @@ MAX_NODES = 5000
 NESTED_WORDS = 8  # a nested text of fewer words, under a name that nobody knows, is a value and not a document
 _FEW_WORDS = 3
 MIN_WORDS = 2  # of a question that is known by its place alone
+_ADDRESS = re.compile(r"\s*https?://\S+\s*\Z")
 _CODE = re.compile(r"""\s*"?[\[{]\s*\\?["'{\[]""")
 
 
@@ -44,16 +44,18 @@ def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
     Raises RowRefused: unknown-layout, unexplained-column, or what is wrong with it."""
     given = Given(_text(row.get("user_role")), _text(row.get("assistant_role")))
     body = {key: value for key, value in row.items() if key not in ("user_role", "assistant_role")}
+    body = without_prefix(body)
     if mapped:
         body = {key: body[key] for key in ("messages", *SYSTEM, *TOOLS) if key in body}
     spots = [] if given.user is None else turn_spots(body, given)
     spots = spots or turn_spots(body, NOTHING_GIVEN)
+    left_behind: tuple[str, ...] = ()
     if spots:
         messages, used = _of_turns(body, spots)
     elif (call := _call(body)) is not None:
         messages, used = call
     else:
-        messages, used = _of_sides(body)
+        messages, used, left_behind = _of_sides(body)
     ordered, changed = in_order(messages)
     tools = read_tools(next((one.value for one in nodes(body) if part_of(one.path[-1]) == "tools" and one.value), None))
     left = None if mapped else left_out(body, messages, tools, used)
@@ -61,7 +63,20 @@ def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
         raise RowRefused(
             "unexplained-column", f"{'.'.join(left)[:60]!r} looks like content, and nothing says what it is"
         )
-    return Conversation(NAME, ordered, tools, changed=changed)
+    return Conversation(NAME, ordered, tools, changed=(*left_behind, *changed))
+
+
+def without_prefix(value: Any) -> Any:
+    """A row whose names all begin with the same word that says nothing (`toy_input`, `toy_output`), without it."""
+    if isinstance(value, list):
+        return [without_prefix(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    first = {words(str(key))[:1] for key in value}
+    word = first.pop() if len(first) == 1 else ()
+    shared = bool(word) and len(value) > 1 and says_nothing(word[0])
+    size = len(word[0]) + 1 if shared else 0
+    return {(key[size:] if shared else key): without_prefix(inner) for key, inner in value.items()}
 
 
 def turn_spots(row: Row, given: Given) -> list[tuple[tuple[str, ...], list[dict[str, Any]]]]:
@@ -125,10 +140,15 @@ def _asks(value: Mapping[str, Any]) -> bool:
     )
 
 
-def _of_sides(row: Row) -> tuple[list[Message], tuple[tuple[str, ...], ...]]:
-    """The only question and the only answer."""
+def _of_sides(row: Row) -> tuple[list[Message], tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """The only question and the only answer; other answers are counted."""
     paths = _open_paths(row)
     asked, answered = sides_of(row)
+    judged = [path for path in answered if path not in _to_learn(answered)]
+    answered = _to_learn(answered)
+    if sorted(asked) == ["input", "instruction"]:  # Alpaca's: what to do, and with what
+        row = {**row, "instruction": f"{row['instruction']}\n{row['input']}"}
+        asked = ["instruction"]
     if len(asked) != 1 or len(answered) != 1:
         raise RowRefused("unknown-layout", f"columns {', '.join(str(key)[:30] for key in list(row)[:8]) or 'none'}")
     if _named_depth(asked[0], "asked") != _named_depth(answered[0], "answered"):
@@ -138,6 +158,8 @@ def _of_sides(row: Row) -> tuple[list[Message], tuple[tuple[str, ...], ...]]:
         raise RowRefused("unknown-layout", f"{asked[0]} is one word: nothing says that it is the question")
     if _is_code(question) or (isinstance(answer, str) and is_response(answer)):
         raise RowRefused("unknown-layout", f"{asked[0]} is an object that was written as text")
+    several = isinstance(answer, list) and all(isinstance(text, str) for text in answer)
+    answer = answer[0] if several else answer
     spoken = spoken_prompt(question) if isinstance(question, str) else None
     system = _system(row)
     read = list(read_messages([{"role": "user", "content": _with_context(row, question)}], None))
@@ -146,8 +168,8 @@ def _of_sides(row: Row) -> tuple[list[Message], tuple[tuple[str, ...], ...]]:
     said = {"role": "assistant", "content": answer}
     if isinstance(thoughts, str):
         said["reasoning_content"] = thoughts
-    used = (tuple(asked[0].split(".")), tuple(answered[0].split(".")))
-    return [*before, *read_messages([said], None)], used
+    used = tuple(tuple(path.split(".")) for path in (asked[0], answered[0], *judged))
+    return [*before, *read_messages([said], None)], used, ("other-answers",) if several or judged else ()
 
 
 def _with_context(row: Row, question: Any) -> Any:
@@ -160,6 +182,12 @@ def sides_of(row: Row) -> tuple[list[str], list[str]]:
     """(paths of questions, paths of answers) by their names, each text once."""
     asked, answered = sides(_open_paths(row))
     return _different(row, asked), _different(row, answered)
+
+
+def _to_learn(paths: list[str]) -> list[str]:
+    """The answers but those of a model that stand beside one other."""
+    others = [path for path in paths if not is_a_models(path)]
+    return others if len(others) == 1 else paths
 
 
 def _named_depth(path: str, part: str) -> int:
@@ -226,7 +254,11 @@ def left_out(
     for path, value in nodes(row):
         above = max((len(one) for one in used if path[: len(one)] == one), default=0)
         parts = [part_of(name) for name in (path[above:] or path) if name != "[]"]
-        if not isinstance(value, str) or not value.strip() or "note" in parts:
+        if not isinstance(value, str) or not value.strip() or "note" in parts or _ADDRESS.match(value):
+            continue
+        if (above and any(path == one for one in used)) or (above and path[:-1] in used):
+            continue  # the text itself, or other answers beside it
+        if above and names_role(path[-1]) and names_party(value):
             continue
         if "media" in parts:
             raise RowRefused("unsupported-content", f"{'.'.join(path)[:60]}: only text can be learned")

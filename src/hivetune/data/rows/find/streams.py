@@ -111,7 +111,7 @@ def _role_paths(flats: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _path(flats: Sequence[Mapping[str, Any]], names: Sequence[str], kind: Any) -> str | None:
     """The path of these names that nearly every row has."""
-    found = {plain_name(path.rpartition(".")[2]): path for path in reversed(flats[0])}
+    found: dict[str, str] = {plain_name(path.rpartition(".")[2]): path for path in reversed(list(flats[0]))}
     found |= {plain_name(path): path for path in flats[0]}
     for name in names:
         path = found.get(name)

@@ -13,7 +13,7 @@ from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.names import ANSWERERS, ASKERS, likely_contents, names_role, part_of, role_of, words
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import names, objects, parsed
-from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS, are_pairs
+from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS
 from hivetune.records import Role
 
 MAX_DEPTH = 3  # of a role or a content inside its turn
@@ -55,7 +55,7 @@ def as_turns(value: Any, name: str, given: Given = NOTHING_GIVEN) -> list[dict[s
     items = objects(value)
     if items is None:
         return _spoken(value)
-    if TALK & set(words(name)) and (both := _pairs(items)) is not None:
+    if (TALK & set(words(name)) or len(items) == 1) and (both := _pairs(items)) is not None:
         return both  # under another name they may be examples that have nothing to do with each other
     return _roles_and_contents(items, given) if len(items) >= MIN_TURNS else None
 
@@ -192,17 +192,20 @@ def _kept_branch(items: Sequence[Mapping[str, Any]], turns: list[dict[str, Any]]
 
 def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
     """Items that hold both sides: {"user utterance": .., "system response": ..}."""
-    if are_pairs(list(items)):
-        return list(map(dict, items))
     turns: list[dict[str, Any]] = []
     for number, item in enumerate(items, 1):
         one = flat(item)
         asked, answered = sides(one)
+        system = [path for path in one if part_of(path) == "system" and one[path]]
+        if number == 1 and len(system) == 1:
+            turns.append({"role": "system", "content": one[system[0]]})
         if len(asked) == 1 and not answered and number == len(items) > 1:
             return [*turns, {"role": "user", "content": one[asked[0]]}]  # nobody answered any more
         if len(asked) != 1 or len(answered) != 1:
             return None
-        turns += [{"role": "user", "content": one[asked[0]]}, {"role": "assistant", "content": one[answered[0]]}]
+        answer = one[answered[0]]
+        turns += [{"role": "user", "content": one[asked[0]]}]
+        turns += [{"role": "assistant", "content": answer[0] if _are_texts(answer) else answer}]
     return turns
 
 
@@ -211,11 +214,11 @@ def sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     asked: list[str] = []
     answered: list[str] = []
     for path, value in paths.items():
-        if not _says(value) or (isinstance(value, list) and not _are_parts(value)):
+        if not _says(value) or (isinstance(value, list) and not (_are_parts(value) or _are_texts(value))):
             continue
         for name in reversed(path.split(".")):
             part = part_of(name)
-            if part in ("asked", "answered"):
+            if part in ("asked", "answered") and (part == "answered" or not _are_texts(value)):
                 (asked if part == "asked" else answered).append(path)
             if part not in ("unknown", "content") or (part == "content" and plain_name(name) not in _TRANSPARENT):
                 break
@@ -223,6 +226,11 @@ def sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 _TRANSPARENT = ("content", "text", "parts", "message", "value", "body", "data")
+
+
+def _are_texts(value: Any) -> bool:
+    """One answer in a list. Several may be its lines or other answers: nobody can tell."""
+    return isinstance(value, list) and all(isinstance(text, str) for text in value) and len(set(value)) == 1
 
 
 def _are_parts(value: Any) -> bool:

@@ -110,6 +110,10 @@ def _kind(part: Mapping[str, Any]) -> Any:
             return key
     if "function_call" in part or "function_response" in part:  # Gemini's names in Python
         return "functionCall" if "function_call" in part else "functionResponse"
+    if "name" in part and any(key in part for key in ("arguments", "args")):
+        return "tool_call"  # frameworks that give each kind a class and write its fields alone
+    if "call_id" in part or "tool_call_id" in part:
+        return "tool_result"
     return next(iter(part), None)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, column_kind, system_of, tools_of
+from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.rows.layouts.said import (
     Conversation,
     Row,
@@ -18,7 +18,7 @@ from hivetune.data.rows.layouts.said import (
     one_of,
     parsed,
 )
-from hivetune.data.rows.layouts.turns import are_pairs, in_order, is_conversation, read_messages
+from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
 
 REQUESTS = (
@@ -108,19 +108,6 @@ def _list_column(row: Row) -> str | None:
     return None
 
 
-def _only_turns(row: Row) -> str | None:
-    """The column that is a list of turns under a name that nobody knows, if it is the only one."""
-    found = [name for name, value in row.items() if _is_list(value) and (is_conversation(value) or are_pairs(value))]
-    known = len(found) == 1 and (column_kind(found[0]) == "unknown" or are_pairs(row[found[0]]))
-    return found[0] if known else None
-
-
-def _turns(name: str, row: Row) -> Conversation:
-    column = _only_turns(row)
-    assert column is not None
-    return _conversation(name, read_messages(row[column], system_of(row)), read_tools(tools_of(row)), (), (column,))
-
-
 def _sides(row: Row) -> tuple[str, str] | None:
     """(the column of the request, the column of the response), "" for the row itself; None if it is no such record."""
     answered = next((name for name in RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
@@ -196,4 +183,3 @@ CONTENTS = RowLayout(
 SHAREGPT = RowLayout(
     "sharegpt", frozenset(LISTS), lambda row: _list_column(row) is not None, _sharegpt, _COMMON, BESIDE
 )
-ANY_TURNS = RowLayout("turns", frozenset(), lambda row: _only_turns(row) is not None, _turns, _COMMON, BESIDE)

@@ -33,7 +33,6 @@ LAYOUTS: tuple[RowLayout, ...] = (
     pairs.QUESTION_ANSWER,
     pairs.KEY_VALUE,
     pairs.TEXT,
-    records.ANY_TURNS,
 )
 # Columns of a chat's single message, with its text; a text beside one of them is no document.
 _SPEAKERS = ("role", "sender", "speaker", "from", "author_role")

@@ -241,12 +241,6 @@ def _lines(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def are_pairs(value: Any) -> bool:
-    """Whether a list holds turns with both sides, a question and its answer."""
-    turns = objects(value)
-    return turns is not None and all(_pair(turn) is not None for turn in turns)
-
-
 def _role(turn: Mapping[str, Any]) -> tuple[str, Role]:
     said: Any = one_of(turn, *ROLE_KEYS)
     if isinstance(said, dict):

@@ -25,8 +25,7 @@ def message_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
     """One row for each session of a log in JSON Lines."""
     first, rest = _begun(events(lines))
     shape = message_shape((event for _, event, _ in first), whole=len(first) < NUM_SAMPLE)
-    for place, mark, text in _joined(itertools.chain(first, rest), shape):
-        yield place, mark, text
+    yield from _joined(itertools.chain(first, rest), shape)
 
 
 def regroup(path: str) -> bool:
