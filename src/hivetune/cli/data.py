@@ -135,11 +135,7 @@ def show_report(document: dict[str, Any]) -> None:
         for reason, count in document[name].items():
             counts.append((f"{label}: {reason}", count, REASONS[reason].meaning))
     table("", ("rows", "count", ""), [(n, f"{c:,}", why) for n, c, why in counts], numeric=("count",))
-    for name, kinds in document["understood"].items():
-        for kind in kinds:
-            show(_understood(name, kind))
-    for name, encoding in document["encodings"].items():
-        show(f"{name} is {encoding.upper()}, and was read as such")
+    _show_reading(document)
     for reason, count in document["changed"].items():
         show(f"changed: {count:,} rows, {reason}: {REASONS[reason].meaning}")
     for change in _worst_first(document["changes"])[:SHOWN_PROBLEMS]:
@@ -168,6 +164,15 @@ def show_report(document: dict[str, Any]) -> None:
 def _worst_first(changes: list[dict[str, str]]) -> list[dict[str, str]]:
     """Secrets, then personal data, then what else was changed."""
     return sorted(changes, key=lambda change: WORST.get(change["reason"], len(WORST)))
+
+
+def _show_reading(document: dict[str, Any]) -> None:
+    """What the files were understood as."""
+    for name, kinds in document["understood"].items():
+        for kind in kinds:
+            show(_understood(name, kind))
+    for name, encoding in document["encodings"].items():
+        show(f"{name} is {encoding.upper()}, and was read as such")
 
 
 def _understood(name: str, kind: dict[str, Any]) -> str:

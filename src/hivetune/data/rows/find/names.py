@@ -1,7 +1,7 @@
 """What a name says about its value, word by word: who speaks, what was asked, what was answered, what stands beside."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -59,6 +59,7 @@ CONTENT_ORDER = (
     *("segments", "response", "output", "input", "answer"),
 )
 _OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini")
+_HOLDERS = names("session thread conversation chat request body context trace original event object run parent span")
 # What programs say of their own work; columns.py has those that data sets use.
 _NOTES = names(
     "scores metrics metric evaluation evaluations stats statistics usage timings performance perf reductions"
@@ -125,6 +126,12 @@ def role_of(value: str) -> Role | None:
         return None
     found = {PARTIES[word] for word in said if word in PARTIES}
     return found.pop() if len(found) == 1 else None
+
+
+def is_note(path: Sequence[str]) -> bool:
+    """Whether a path leads to a note, or to something below one. What a session holds is no note as its name is one."""
+    *above, last = path
+    return part_of(last) == "note" or any(part_of(name) == "note" and not _HOLDERS & set(words(name)) for name in above)
 
 
 def says_nothing(word: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.names import is_a_models, names_role, part_of, says_nothing, words
+from hivetune.data.rows.find.names import is_a_models, is_note, names_role, part_of, says_nothing, words
 from hivetune.data.rows.find.turn_lists import NOTHING_GIVEN, Given, as_turns, names_party, sides
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
@@ -83,7 +83,7 @@ def turn_spots(row: Row, given: Given) -> list[tuple[tuple[str, ...], list[dict[
     """Every list of turns in a row, the outermost ones."""
     found: list[tuple[tuple[str, ...], list[dict[str, Any]]]] = []
     for path, value in nodes(row):
-        if any(path[: len(above)] == above for above, _ in found) or "note" in map(part_of, path):
+        if any(path[: len(above)] == above for above, _ in found) or is_note((*path, "")):
             continue
         if isinstance(value, list) and "[]" not in path and (turns := as_turns(value, path[-1], given)) is not None:
             found.append((path, turns))
@@ -209,7 +209,7 @@ def _open_paths(row: Row) -> dict[str, Any]:
     """The texts of a row that stand in no list and below no note."""
     found: dict[str, Any] = {}
     for path, value in nodes(row):
-        if any(part_of(name) in ("note", "media") or "." in name for name in path) or "[]" in path:
+        if is_note(path) or any(part_of(name) == "media" or "." in name for name in path) or "[]" in path:
             continue
         if isinstance(value, dict):
             continue
@@ -253,8 +253,9 @@ def left_out(
     whole = "\n".join([*texts, *calls, *(str(dict(tool)) for tool in tools)])
     for path, value in nodes(row):
         above = max((len(one) for one in used if path[: len(one)] == one), default=0)
-        parts = [part_of(name) for name in (path[above:] or path) if name != "[]"]
-        if not isinstance(value, str) or not value.strip() or "note" in parts or _ADDRESS.match(value):
+        named = [name for name in (path[above:] or path) if name != "[]"]
+        parts = [part_of(name) for name in named]
+        if not isinstance(value, str) or not value.strip() or is_note(named or path) or _ADDRESS.match(value):
             continue
         if (above and any(path == one for one in used)) or (above and path[:-1] in used):
             continue  # the text itself, or other answers beside it

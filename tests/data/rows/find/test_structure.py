@@ -1,0 +1,144 @@
+"""Rows of no known layout: read where names and values leave no doubt, else refused with the line that reads them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.advice import columns_for
+from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.find.nest import place_name, place_of_rows, split_record
+from hivetune.data.rows.layouts.columns import map_columns
+
+ASKED, ANSWERED = "Where is my parcel now?", "It is at the depot."
+PAIR = [("user", ASKED), ("assistant", ANSWERED)]
+TALK = [*PAIR, ("user", "And when does it come?"), ("assistant", "It comes tomorrow.")]
+
+
+def said(row: dict[str, Any], **options: bool) -> list[tuple[str, str]]:
+    return [(m.role, m.content) for m in read_conversation(row, **options).messages]
+
+
+def turns(role: str, content: str, users: Any, assistants: Any) -> list[dict[str, Any]]:
+    return [{role: users if who == "user" else assistants, content: text} for who, text in TALK]
+
+
+CALL = {
+    "req": {"model": "m", "messages": [{"role": "user", "content": ASKED}]},
+    "res": {"choices": [{"message": {"role": "assistant", "content": ANSWERED}, "finish_reason": "stop"}]},
+}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"utterances": turns("speaker", "text", "USR", "SYSTEM")},
+        {"events": turns("author", "body", "customer", "support_agent")},
+        {"log": turns("is_user", "mes", True, False)},
+        {"session": {"history": turns("sender_type", "utterance", "ROLE_USER", "ROLE_ASSISTANT")}},
+        {"dialogue": turns("turn", "utterance", "driver", "assistant")},
+        {"steps": [{"who": {"type": role}, "payload": {"text": text}} for role, text in TALK]},
+        {"original": [["customer" if role == "user" else "agent", text] for role, text in TALK]},
+        {"transcript": [f"{'Customer' if role == 'user' else 'Agent'}: {text}" for role, text in TALK]},
+        {"exchanges": [{"user utterance": a[1], "system response": b[1]} for a, b in (TALK[:2], TALK[2:])]},
+        {"payload": json.dumps({"thread": turns("role", "content", "human", "ai")})},
+    ],
+)
+def test_turns_under_any_name(row: dict[str, Any]) -> None:
+    assert said(row) == TALK
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"ticket": {"customer_message": ASKED, "agent_reply": ANSWERED}, "region": "EU"},
+        {"question": ASKED, "truth": ANSWERED},
+        {"question": ASKED, "standard_answer": ANSWERED, "model_output": "I do not know, sorry."},
+        {"toy_input": ASKED, "toy_output": ANSWERED},
+        {"userQuestion": ASKED, "finalAnswer": {"text": ANSWERED}},
+        {"call": CALL},
+    ],
+)
+def test_the_only_question_and_answer(row: dict[str, Any]) -> None:
+    assert said(row) == PAIR
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": turns("senderWorkerId", "text", 0, 1)},  # two parties, and nobody knows which is which
+        {"talk": turns("name", "text", "Ann", "Bob")},
+        {"turns": ["Write a story about it.", "Now write it in verse."]},  # two questions
+        {"dialogue": ["Ann: Hi, how are you?", "Bob: Fine, and you?"]},
+        {"question": ASKED, "truth": ANSWERED, "answer": "It is lost, I fear."},  # two answers
+        {"question": ASKED, "final_answer": ANSWERED, "passages_found": "The depot has been full since Monday."},
+        {"query": ASKED, "extra": {"deep": {"reply": ANSWERED}}},  # of different things
+        {"user_input": '{"prompt": "Where is it?"}', "bot_reply": ANSWERED},  # an object as text
+        {"user_word": "basin", "bot_reply": ANSWERED},  # one word is no question
+        {"a": turns("speaker", "text", "user", "agent"), "b": turns("speaker", "text", "user", "agent")[1:], "c": CALL},
+        {"question": ASKED, "outputs_list": [ANSWERED, "It is lost."]},  # lines of one answer, or two answers
+        {"log": turns("speaker", "text", "user", "agent"), "persona": "You are a rude clerk."},
+        {"log": turns("speaker", "text", "user", "agent"), "image": "cat.png"},
+    ],
+)
+def test_doubt_is_a_refusal(row: dict[str, Any]) -> None:
+    with pytest.raises(RowRefused):
+        read_conversation(row)
+
+
+def test_the_line_that_is_advised_reads_the_row() -> None:
+    row = {"thread": turns("senderWorkerId", "text", 0, 1), "meta": {"id": 1}}
+    columns = columns_for(row)
+    assert columns == {"messages": "thread", "user_role": "0", "assistant_role": "1"}
+    assert said(dict(map_columns(row, columns)), mapped=True) == TALK
+    assert columns_for({"a": 1, "b": "two"}) is None
+
+
+EXAMPLE = {"question": ASKED, "answer": ANSWERED}
+SQUAD = {"context": "The depot is in Bonn.", "qas": [{"question": ASKED, "answers": [{"text": ANSWERED}]}]}
+
+
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [
+        ({"meta": 1, "cases": [{"q": {"question": ASKED}, "a": {"answer": ANSWERED}}] * 3}, "cases[]"),
+        ({"one": EXAMPLE, "two": {"question": "Who is it?", "answer": "She is."}}, "[]"),
+        ({"set": [SQUAD]}, "set[].qas[]"),
+        ({"cases": [EXAMPLE, {"question": "Who is it?", "answer": "She is."}]}, "cases[]"),
+        ({"id": [1, 2], "question": [ASKED, "Who is it?"], "truth": [ANSWERED, "It is her."]}, "columns"),
+        ({"conversation": turns("role", "content", "user", "assistant")}, ""),
+        ({"conversation": [{"user": ASKED, "image": "a.png", "reply": ANSWERED}] * 3}, ""),  # no turn is a row alone
+    ],
+)
+def test_where_the_rows_of_a_record_are(record: dict[str, Any], place: str) -> None:
+    assert place_name(place_of_rows([record])) == place
+
+
+def test_a_row_takes_along_what_stands_beside_it() -> None:
+    record = {"title": "t", "cases": [EXAMPLE]}
+    assert split_record(record, ("cases", "[]")) == [{"title": "t", **EXAMPLE}]
+
+
+def test_messages_in_a_table_become_conversations(tmp_path: Path) -> None:
+    lines = ["ticket_id,sender,seq,body"]
+    for number, (role, text) in enumerate(TALK):
+        lines += [f"{ticket},{'customer' if role == 'user' else 'agent'},{number},{text}" for ticket in (1, 2)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    report = check(DataConfig(path=str(tmp_path / "log.csv"))).document
+    assert (report["rows_in"], report["usable"], report["duplicates"]) == (2, 1, 1)
+
+
+def test_the_report_says_what_was_understood(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    row = {"ticket": {"customer_message": ASKED, "agent_reply": ANSWERED}, "scribble": "Somebody wrote this by hand."}
+    path.write_text(json.dumps(row) + "\n")
+    assert check(DataConfig(path=str(path))).document["understood"] == {str(path): []}  # what nobody knows: refused
+    del row["scribble"]
+    path.write_text(json.dumps(row) + "\n")
+    (kind,) = check(DataConfig(path=str(path))).document["understood"][str(path)]
+    assert (kind["layout"], kind["question"]) == ("structure", ["ticket.customer_message"])
+    assert (kind["answer"], kind["left_out"]) == (["ticket.agent_reply"], [])
