@@ -125,23 +125,28 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
             chunks += _cut(path, name, "lines", chunk_bytes, digest)
             continue
         _hash_file(path, digest)
-        spilled = str(spill / f"{number:06d}.lines")
-        if known.startswith("jsonl."):
-            problem = _decompress(path, known, spilled)
-            chunks += _cut(spilled, name, "lines", chunk_bytes, None)
-            if problem:
-                line = chunks[-1].first + chunks[-1].rows if chunks and chunks[-1].name == name else 1
-                chunks.append(_problem_chunk(spilled + ".problem", name, line, problem))
-        else:
-            (convert_session if is_session(known) else convert_lines)(path, known, spilled)
-            if not is_session(known) and regroup(spilled):
-                formats[name] = f"message-log ({known})"
-            chunks += _cut(spilled, name, "numbered", chunk_bytes, None)
+        formats[name], found = _converted(path, name, known, str(spill / f"{number:06d}.lines"), chunk_bytes)
+        chunks += found
     if batches:  # when all of them are known: a question may be in any of them
         join_batches(batches)
         for *_, spilled in batches:
             chunks += _cut(spilled, names[spilled], "numbered", chunk_bytes, None)
     return Inputs(tuple(chunks), digest.hexdigest(), formats)
+
+
+def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int) -> tuple[str, list[Chunk]]:
+    """(format, chunks) of a file whose rows are first written to `spilled`."""
+    if known.startswith("jsonl."):
+        problem = _decompress(path, known, spilled)
+        chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
+        if problem:
+            line = chunks[-1].first + chunks[-1].rows if chunks else 1
+            chunks.append(_problem_chunk(spilled + ".problem", name, line, problem))
+        return known, chunks
+    (convert_session if is_session(known) else convert_lines)(path, known, spilled)
+    if not is_session(known) and regroup(spilled):
+        known = f"message-log ({known})"
+    return known, list(_cut(spilled, name, "numbered", chunk_bytes, None))
 
 
 def _refuse_what_never_ends(path: str) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 
 from hivetune.data.intake.files import Chunk, Inputs
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.nest import place_name, place_of_rows
-from hivetune.data.rows.find.row import nodes
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
 from hivetune.records import Message
 
-SAMPLE_ROWS = 30
-SAMPLE_BYTES = 4 << 20
+FIRST_ROWS = 30
+FIRST_BYTES = 4 << 20
 MAX_PATHS = 6  # shown of each kind
 
 
@@ -112,11 +112,11 @@ def _sample(chunks: Sequence[Chunk]) -> list[RawRow]:
     """The first rows of a file, fewer where they are large."""
     sample: list[RawRow] = []
     size = 0
-    for raw in itertools.islice(itertools.chain.from_iterable(map(read_rows, chunks)), SAMPLE_ROWS):
+    for raw in itertools.islice(itertools.chain.from_iterable(map(read_rows, chunks)), FIRST_ROWS):
         if raw.problem is not None:
             continue
         sample.append(raw)
         size += len(raw.payload)
-        if size > SAMPLE_BYTES:
+        if size > FIRST_BYTES:
             break
     return sample

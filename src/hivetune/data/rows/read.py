@@ -14,7 +14,7 @@ from hivetune.data.rows.encodings import latin_text
 from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.find.advice import as_option, columns_for
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
-from hivetune.data.rows.find.nest import Place, split_payload
+from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.layouts.columns import map_columns, maps_content
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
@@ -52,7 +52,7 @@ def read_rows(chunk: Chunk) -> Iterator[RawRow]:
             yield from _each(raw, tuple(chunk.inside))
 
 
-def _each(raw: RawRow, place: Place) -> Iterator[RawRow]:
+def _each(raw: RawRow, place: RowPlace) -> Iterator[RawRow]:
     """The row itself, or the rows that it holds; all have its place in the file."""
     inside = None
     if raw.problem is None and place:

@@ -22,4 +22,5 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
         try:
             return read_structure(row, mapped=mapped)
         except RowRefused as other:
-            raise (refused if other.reason in NOT_KNOWN else other) from None
+            known = refused.reason != "unknown-layout" or other.reason in NOT_KNOWN
+            raise (refused if known else other) from None

@@ -11,7 +11,7 @@ from hivetune.data.rows.layouts.said import names
 from hivetune.data.rows.layouts.turns import ROLES
 from hivetune.records import Role
 
-Part = Literal["asked", "answered", "system", "thoughts", "tools", "media", "note", "content", "unknown"]
+NamePart = Literal["asked", "answered", "system", "thoughts", "tools", "media", "note", "content", "unknown"]
 
 ASKERS = names(
     "user usr human customer client student patient caller visitor guest buyer prompter inquirer requester asker "
@@ -29,9 +29,10 @@ PARTIES: dict[str, Role] = (
     | {"system": "system", "sys": "system", "developer": "system"}
     | ROLES
 )
-_ASKED = names("question query prompt instruction request problem inquiry enquiry ask queries questions prompts")
-_ANSWERED = names(
-    "truth gold golden answer response reply completion output solution generation answers responses replies outputs"
+_ASKED = names("q question query prompt instruction request problem inquiry enquiry ask queries questions prompts")
+_ANSWERED = names("a label target truth gold golden answer response reply completion output solution generation")
+_SINGULARS = names("input message utterance label truth target question query prompt request problem answer") | names(
+    "response reply completion output solution generation turn"
 )
 _SYSTEM_SAYS = names("response reply answer utterance output")  # a dialogue system's words
 _TELLS_SYSTEM = names("prompt message instruction instructions")
@@ -43,6 +44,7 @@ _OTHER = names(
     "follow followup next suggested similar related paraphrase rewritten rephrased original translated translation "
     "second third baseline reject history examples example shot template edited revised corrected"
 )
+_KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
 _FILLERS = names(
     "ground correct right expected reference ideal best standard canonical preferred chosen the final main last full "
     "raw of for to in on is first current actual real new my str string value"
@@ -58,6 +60,7 @@ CONTENT_ORDER = (
     *("sentences", "sentence", "said", "say", "data", "line", "lines", "statement", "txt", "input_text", "blocks"),
     *("segments", "response", "output", "input", "answer"),
 )
+_ACCEPTED = names("golden gold correct acceptable accepted valid possible reference expected alias")
 _OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini")
 _HOLDERS = names("session thread conversation chat request body context trace original event object run parent span")
 # What programs say of their own work; columns.py has those that data sets use.
@@ -69,8 +72,15 @@ _HUMP = re.compile(r"[_\W]+")
 
 @lru_cache(8192)
 def words(name: str) -> tuple[str, ...]:
-    """The words of a name or a short value, without digits: `finalResponse2` as ("final", "response")."""
-    return tuple(word for piece in _HUMP.split(plain_name(name)) if (word := piece.strip("0123456789")))
+    """The words of a name or a short value, without digits and plurals: `finalAnswers2` as ("final", "answer")."""
+    pieces = (piece.strip("0123456789") for piece in _HUMP.split(plain_name(name)))
+    return tuple(piece[:-1] if piece[:-1] in _SINGULARS else piece for piece in pieces if piece)
+
+
+def are_alternatives(path: str) -> bool:
+    """Whether several texts of this name are ways to say one answer, as evaluation sets list them."""
+    name = path.rpartition(".")[2]
+    return name.endswith("s") and bool(_ACCEPTED & set(words(name)))
 
 
 def is_a_models(path: str) -> bool:
@@ -79,7 +89,7 @@ def is_a_models(path: str) -> bool:
 
 
 @lru_cache(8192)
-def part_of(name: str) -> Part:
+def part_of(name: str) -> NamePart:
     """What a column or key of this name holds."""
     plain = plain_name(name)
     if plain in TOOLS:
@@ -94,26 +104,31 @@ def part_of(name: str) -> Part:
         return "media" if known == "media" else "note"
     said = frozenset(words(name)) - _FILLERS
     if said & _OTHER:
-        return "content"
+        return "unknown"
     side = _side(said)
     return side or ("content" if known == "content" else "unknown")
 
 
 def _side(said: frozenset[str]) -> Literal["asked", "answered", "system"] | None:
     """Whose words a name with these words holds; None where it does not say, or says both."""
-    known = _ASKED | _ANSWERED | _SAID
-    if not said or not said <= known | PARTIES.keys():
-        return None
     asker, answerer = bool(said & ASKERS), bool(said & ANSWERERS)
-    if "system" in said and not asker and not answerer:
-        return "answered" if said & _SYSTEM_SAYS else "system" if said & _TELLS_SYSTEM else None
+    if not said or not said <= _KNOWN or (asker and answerer):
+        return None
     if asker or answerer:
-        return None if asker and answerer else "asked" if asker else "answered"
-    if said & _ASKED and not said & _ANSWERED:
+        return "asked" if asker else "answered"
+    if "system" in said:
+        return "answered" if said & _SYSTEM_SAYS else "system" if said & _TELLS_SYSTEM else None
+    return _noun(said)
+
+
+def _noun(said: frozenset[str]) -> Literal["asked", "answered"] | None:
+    """The same where nobody is named."""
+    asked, answered = bool(said & _ASKED), bool(said & _ANSWERED)
+    if asked and not answered:
         return "asked"
-    if said & _ANSWERED and not said & _ASKED:
-        return "answered" if not said & names("input") else None
-    return "asked" if said == {"input"} or said == {"utterance"} else None
+    if answered and not asked:
+        return None if "input" in said else "answered"
+    return "asked" if said in ({"input"}, {"utterance"}) else None
 
 
 def role_of(value: str) -> Role | None:
@@ -122,8 +137,8 @@ def role_of(value: str) -> Role | None:
     if plain in PARTIES:
         return PARTIES[plain]
     said = words(value)
-    if not 0 < len(said) <= 4:
-        return None
+    if not 0 < len(said) <= 4 or any(c.isdecimal() for c in value):
+        return None  # user_1 and user_2 are two
     found = {PARTIES[word] for word in said if word in PARTIES}
     return found.pop() if len(found) == 1 else None
 

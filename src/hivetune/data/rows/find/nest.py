@@ -8,29 +8,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.names import words
 from hivetune.data.rows.find.turn_lists import TALK
 from hivetune.data.rows.layouts.said import objects, parsed
 
-Place = tuple[str, ...]  # keys; EACH: every item of a list, or every value of an object whose values are alike
+RowPlace = tuple[str, ...]  # keys; EACH: every item of a list, or every value of an object whose values are alike
 EACH = "[]"
-COLUMNS = "columns"  # a record that is a table: a list for each column
-MAX_DEPTH = 5
+BY_COLUMNS = "columns"  # a record that is a table: a list for each column
+MAX_PLACE_DEPTH = 5
 MAX_PLACES = 40
-MAX_ROWS = 30  # tried at one place
+MAX_TRIED_ROWS = 30  # tried at one place
 USABLE_SHARE = 0.5
 MIN_ALIKE = 2
 
 
-def place_of_rows(records: Sequence[Any]) -> Place:
+def place_of_rows(records: Sequence[Any]) -> RowPlace:
     """Where the rows of such records are; empty when the records are rows, or when no place is better."""
     records = [record for record in map(parsed, records) if record is not None]
-    if not records or _share(records) >= USABLE_SHARE:
+    if not records or sum(_is_row(record) for record in records) >= USABLE_SHARE * len(records):
         return ()
     if all(is_table(record) for record in records):
-        return (COLUMNS,) if _share(_rows(records, (COLUMNS,))) >= USABLE_SHARE else ()
-    best: tuple[float, Place] = (0.0, ())
+        return (BY_COLUMNS,) if _share(_rows(records, (BY_COLUMNS,))) >= USABLE_SHARE else ()
+    best: tuple[float, RowPlace] = (0.0, ())
     for place in _places(records):
         share = _share(_rows(records, place))
         if share >= USABLE_SHARE and share > best[0]:
@@ -38,14 +38,14 @@ def place_of_rows(records: Sequence[Any]) -> Place:
     return best[1]
 
 
-def split_record(record: Any, place: Place) -> list[dict[str, Any]]:
+def split_record(record: Any, place: RowPlace) -> list[dict[str, Any]]:
     """The rows of one record; the record itself where it has none at that place."""
     value = parsed(record)
     rows = list(_below(value, place, {}))
     return rows or ([value] if isinstance(value, dict) else [])
 
 
-def split_payload(payload: bytes, place: Place) -> list[bytes] | None:
+def split_payload(payload: bytes, place: RowPlace) -> list[bytes] | None:
     """The rows of a record as text; None when it is no JSON or holds none."""
     try:
         record = json.loads(payload)
@@ -55,42 +55,53 @@ def split_payload(payload: bytes, place: Place) -> list[bytes] | None:
     return [json.dumps(row).encode() for row in rows] or None
 
 
-def place_name(place: Place) -> str:
+def place_name(place: RowPlace) -> str:
     """As people write it: `data[].qas[]`."""
     return "".join(key if key == EACH else f".{key}" for key in place).removeprefix(".")
 
 
-def _rows(records: Sequence[Any], place: Place) -> list[dict[str, Any]]:
+def _rows(records: Sequence[Any], place: RowPlace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for record in records:
-        rows += split_record(record, place)[:MAX_ROWS]
-        if len(rows) >= MAX_ROWS:
+        rows += split_record(record, place)[:MAX_TRIED_ROWS]
+        if len(rows) >= MAX_TRIED_ROWS:
             break
-    return rows[:MAX_ROWS]
+    return rows[:MAX_TRIED_ROWS]
 
 
 def _share(rows: Sequence[Any]) -> float:
-    """How many of these rows are rows: they are read, or refused for a fault of their own."""
+    """How many of these rows are read."""
     return sum(_is_read(row) for row in rows) / max(1, len(rows))
+
+
+def _is_row(record: Any) -> bool:
+    """Whether a record is a row itself: it is read, or refused for a fault of its own."""
+    if not isinstance(record, dict):
+        return False
+    try:
+        read_conversation(record)
+    except RowRefused as refused:
+        return refused.reason not in NOT_KNOWN
+    return True
 
 
 def _is_read(row: Any) -> bool:
     if not isinstance(row, dict):
         return False
     try:
-        read_conversation(row)
+        found = read_conversation(row)
     except RowRefused:
         return False
-    return True
+    return found.messages[0].role != "assistant"  # a text alone may be half of what the record says
 
 
-def _places(records: Sequence[Any]) -> list[Place]:
+def _places(records: Sequence[Any]) -> list[RowPlace]:
     """Every place that could hold rows, the outer ones first."""
-    found: list[Place] = []
-    waiting: list[tuple[Place, list[Any]]] = [((), list(records))]
+    found: list[RowPlace] = []
+    waiting: list[tuple[RowPlace, list[Any]]] = [((), list(records))]
     while waiting and len(found) < MAX_PLACES:
         place, values = waiting.pop(0)
-        values = [parsed(value) for value in values[:MAX_ROWS]]
+        values = [parsed(value) for value in values[:MAX_TRIED_ROWS]]
         inner: dict[str, list[Any]] = {}
         if all(objects(value) is not None or _are_alike(value) for value in values) and values:
             each = [*place, EACH]
@@ -102,7 +113,7 @@ def _places(records: Sequence[Any]) -> list[Place]:
                 for key, one in value.items():
                     if not TALK & set(words(key)) and parsed(one) and isinstance(parsed(one), dict | list):
                         inner.setdefault(key, []).append(one)
-        if len(place) < MAX_DEPTH:
+        if len(place) < MAX_PLACE_DEPTH:
             waiting += [((*place, key), some) for key, some in inner.items()]
     return found
 
@@ -125,13 +136,13 @@ def is_table(record: Any) -> bool:
     return len(sizes) == 1 and sizes.pop() >= MIN_ALIKE
 
 
-def _below(value: Any, place: Place, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _below(value: Any, place: RowPlace, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The rows at `place` of `value`, each with what stands beside it on the way."""
     value = parsed(value)
     if not place:
         if isinstance(value, dict):
             yield {**beside, **value}
-    elif place[0] == COLUMNS:
+    elif place[0] == BY_COLUMNS:
         if is_table(value):
             yield from (dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True))
     elif place[0] == EACH:

@@ -52,7 +52,7 @@ class SaidLine(NamedTuple):
     order: float | None
 
 
-def shape_of(events: Sequence[Mapping[str, Any]], *, whole: bool) -> MessageShape | None:
+def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool) -> MessageShape | None:
     """How the messages of a file are written. `whole`: `events` are all rows of the file."""
     flats = [flat(event) for event in events]
     if len(flats) < MIN_MESSAGES:

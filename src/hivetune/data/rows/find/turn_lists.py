@@ -10,13 +10,22 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.names import ANSWERERS, ASKERS, likely_contents, names_role, part_of, role_of, words
+from hivetune.data.rows.find.names import (
+    ANSWERERS,
+    ASKERS,
+    are_alternatives,
+    likely_contents,
+    names_role,
+    part_of,
+    role_of,
+    words,
+)
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import names, objects, parsed
 from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS
 from hivetune.records import Role
 
-MAX_DEPTH = 3  # of a role or a content inside its turn
+MAX_TURN_DEPTH = 3  # of a role or a content inside its turn
 MIN_TURNS = 2
 # Taken over with a turn as they are: layouts/turns.py knows them.
 _KEPT = (
@@ -25,6 +34,7 @@ _KEPT = (
     *THOUGHT_KEYS,
     *MEDIA_KEYS,
 )
+_KEPT_SET = frozenset(_KEPT)
 _PARENTS = ("parent", "parent_id", "parent_uuid", "parent_message_id", "parent_message_uuid", "reply_to", "in_reply_to")
 _IDS = ("id", "uuid", "message_id", "msg_id", "node_id")
 _NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?:\s*(.*)\Z", re.S)
@@ -32,8 +42,8 @@ _NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?:\s*(.*)\Z"
 
 # What a list of turns is called; other lists may hold things that have nothing to do with each other.
 TALK = names(
-    "conversation conversations dialog dialogs dialogue dialogues turn turns chat chats log history messages exchange "
-    "exchanges interactions session talk transcript rounds"
+    "message messages conversation conversations dialog dialogs dialogue dialogues turn chat chats log history "
+    "exchange exchanges interactions session talk transcript rounds"
 )
 
 
@@ -60,7 +70,7 @@ def as_turns(value: Any, name: str, given: Given = NOTHING_GIVEN) -> list[dict[s
     return _roles_and_contents(items, given) if len(items) >= MIN_TURNS else None
 
 
-def flat(item: Mapping[str, Any], depth: int = MAX_DEPTH, prefix: str = "") -> dict[str, Any]:
+def flat(item: Mapping[str, Any], depth: int = MAX_TURN_DEPTH, prefix: str = "") -> dict[str, Any]:
     """Paths of everything in an object but objects: `author.role`; lists stay whole."""
     found: dict[str, Any] = {}
     for key, value in item.items():
@@ -92,6 +102,8 @@ def _roles_and_contents(items: list[dict[str, Any]], given: Given) -> list[dict[
     content = _content_path(flats, path)
     if content is None:
         return None
+    if any(one.get(content) is None and not _KEPT_SET & item.keys() for item, one in zip(items, flats, strict=True)):
+        return None  # somebody said nothing, or said it under another name
     turns = [_turn(role, item, one, content) for role, item, one in zip(roles, items, flats, strict=True)]
     return _kept_branch(items, turns)
 
@@ -121,6 +133,8 @@ def roles_of(path: str, values: Sequence[Any], given: Given = NOTHING_GIVEN) -> 
         known: dict[str, Role] = {given.user: "user", given.assistant: "assistant"}
         return [known[text] for text in texts] if set(texts) == known.keys() else None
     found = {text: role_of(text) for text in set(texts)}
+    if path == "role" and None in found.values():
+        return None  # the field's own name, so the words are too
     if not names_role(path) and (None in found.values() or len(found) < MIN_TURNS):
         return None
     return _agreed(texts, found)
@@ -131,9 +145,9 @@ def _agreed(texts: Sequence[str], found: dict[str, Role | None]) -> list[Role] |
     named = [name for name, role in found.items() if role is None]
     if len(named) == 1 and len(found) == MIN_TURNS:
         other = next(role for name, role in found.items() if role is not None)
-        if other not in ("user", "assistant") or not names_party(named[0]):
-            return None
-        found[named[0]] = "assistant" if other == "user" else "user"
+        if other != "assistant" or not names_party(named[0]):
+            return None  # what an unknown party says is never learned
+        found[named[0]] = "user"
     roles = [found[text] for text in texts]
     if "assistant" not in roles and set(roles) == {"user", "system"} and roles[0] == "user":
         roles = ["assistant" if role == "system" else role for role in roles]  # a dialogue system's answers
@@ -195,7 +209,7 @@ def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
     turns: list[dict[str, Any]] = []
     for number, item in enumerate(items, 1):
         one = flat(item)
-        asked, answered = sides(one)
+        asked, answered = both_sides(one)
         system = [path for path in one if part_of(path) == "system" and one[path]]
         if number == 1 and len(system) == 1:
             turns.append({"role": "system", "content": one[system[0]]})
@@ -205,20 +219,20 @@ def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
             return None
         answer = one[answered[0]]
         turns += [{"role": "user", "content": one[asked[0]]}]
-        turns += [{"role": "assistant", "content": answer[0] if _are_texts(answer) else answer}]
+        turns += [{"role": "assistant", "content": answer[0] if are_texts(answered[0], answer) else answer}]
     return turns
 
 
-def sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def both_sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """(paths of what was asked, paths of what was answered) by the names in them, innermost first."""
     asked: list[str] = []
     answered: list[str] = []
     for path, value in paths.items():
-        if not _says(value) or (isinstance(value, list) and not (_are_parts(value) or _are_texts(value))):
+        if not _says(value) or (isinstance(value, list) and not (_are_parts(value) or are_texts(path, value))):
             continue
         for name in reversed(path.split(".")):
             part = part_of(name)
-            if part in ("asked", "answered") and (part == "answered" or not _are_texts(value)):
+            if part in ("asked", "answered") and (part == "answered" or not are_texts(path, value)):
                 (asked if part == "asked" else answered).append(path)
             if part not in ("unknown", "content") or (part == "content" and plain_name(name) not in _TRANSPARENT):
                 break
@@ -228,9 +242,11 @@ def sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 _TRANSPARENT = ("content", "text", "parts", "message", "value", "body", "data")
 
 
-def _are_texts(value: Any) -> bool:
-    """One answer in a list. Several may be its lines or other answers: nobody can tell."""
-    return isinstance(value, list) and all(isinstance(text, str) for text in value) and len(set(value)) == 1
+def are_texts(path: str, value: Any) -> bool:
+    """One answer in a list, or several that are said to be equally good. Others may be lines: nobody can tell."""
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        return False
+    return len(set(value)) == 1 or (bool(value) and are_alternatives(path))
 
 
 def _are_parts(value: Any) -> bool:

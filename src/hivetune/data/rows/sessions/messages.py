@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hivetune.data.rows.find.streams import MessageShape, said_in, shape_of
+from hivetune.data.rows.find.streams import MessageShape, messages_shape, said_in
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
 
@@ -18,7 +18,7 @@ def message_shape(sample: Iterable[dict[str, Any] | None], *, whole: bool) -> Me
     """How the messages of a log are written, by its first events; None: it is no such log."""
     found = list(sample)
     known = [event for event in found if event is not None]
-    return shape_of(known, whole=whole) if 2 * len(known) >= len(found) else None
+    return messages_shape(known, whole=whole) if 2 * len(known) >= len(found) else None
 
 
 def message_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:

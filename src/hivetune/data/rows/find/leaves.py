@@ -1,0 +1,102 @@
+"""Everything that a row holds, by its path, and what of it a conversation does not account for."""
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.names import is_note, names_role, part_of, role_of
+from hivetune.data.rows.find.turn_lists import names_party
+from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.said import Row, Tools, is_json_text, parsed
+from hivetune.records import Message
+
+MAX_ROW_DEPTH = 24
+MAX_NODES = 20_000
+NESTED_WORDS = 8  # a nested text of fewer words, under a name that nobody knows, is a value and not a document
+_FEW_WORDS = 3
+_ADDRESS = re.compile(r"\s*https?://\S+\s*\Z")
+
+
+class Node(NamedTuple):
+    """Something in a row. `path`: its names, "[]" for any place in a list."""
+
+    path: tuple[str, ...]
+    value: Any
+
+
+def nodes(row: Row) -> Iterator[Node]:
+    """Everything in a row, outer things first; lists and objects that are written as text too.
+
+    Raises RowRefused when there is more than anybody could account for.
+    """
+    waiting = deque(Node((str(key),), value) for key, value in row.items())
+    seen = 0
+    while waiting:
+        node = waiting.popleft()
+        seen += 1
+        if seen > MAX_NODES or len(node.path) > MAX_ROW_DEPTH:
+            raise RowRefused("unknown-layout", "the row holds too much to find one conversation in it")
+        value = parsed(node.value) if isinstance(node.value, str) and is_json_text(node.value) else node.value
+        yield Node(node.path, value)
+        if isinstance(value, dict):
+            waiting.extend(Node((*node.path, str(key)), inner) for key, inner in value.items())
+        elif isinstance(value, list):
+            waiting.extend(Node((*node.path, "[]"), inner) for inner in value)
+
+
+def at(row: Row, path: str) -> Any:
+    value: Any = row
+    for key in path.split("."):
+        value = parsed(value)
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def left_out(
+    row: Row, messages: Sequence[Message], tools: Tools, used: Sequence[tuple[str, ...]]
+) -> tuple[str, ...] | None:
+    """The first path with written text that the conversation does not hold. Raises RowRefused for media."""
+    texts = [message.content for message in messages] + [message.reasoning or "" for message in messages]
+    calls = [str(call) for message in messages for call in message.tool_calls]
+    whole = "\n".join([*texts, *calls, *(str(dict(tool)) for tool in tools)])
+    for path, value in nodes(row):
+        if not isinstance(value, str) or not value.strip() or _ADDRESS.match(value):
+            continue
+        if _has_to_be_said(path, value, used) and not _is_said(value, texts, whole):
+            return path
+    return None
+
+
+def _has_to_be_said(path: tuple[str, ...], value: str, used: Sequence[tuple[str, ...]]) -> bool:
+    """Whether a text must be found in the conversation. `used`: where that was read from. Raises RowRefused."""
+    above = max((len(one) for one in used if path[: len(one)] == one), default=0)
+    named = tuple(name for name in (path[above:] or path) if name != "[]") or path
+    if is_note(named) or path in used or path[:-1] in used:
+        return False  # the text itself, or others beside it
+    if above and ((names_role(path[-1]) and names_party(value)) or role_of(value) is not None):
+        return False  # who speaks
+    parts = [part_of(name) for name in named]
+    if "media" in parts:
+        raise RowRefused("unsupported-content", f"{'.'.join(path)[:60]}: only text can be learned")
+    return _matters(value, parts, nested=len(path) > 1)
+
+
+def _matters(value: str, parts: Sequence[str], *, nested: bool) -> bool:
+    """Whether a text has to be explained: by the name nearest to it that says something, else by its length."""
+    known = next((part for part in reversed(parts) if part != "unknown"), "unknown")
+    if known != "unknown":
+        return True
+    return looks_like_content(value) and (not nested or len(value.split()) >= NESTED_WORDS)
+
+
+def _is_said(value: str, texts: Sequence[str], whole: str) -> bool:
+    """Whether a text stands in the conversation, or is written of nothing but what was said there."""
+    stripped = value.strip()
+    if stripped in whole or " ".join(stripped.split()) in " ".join(whole.split()):
+        return True
+    rest = value
+    for text in sorted({text.strip() for text in texts if text.strip()}, key=len, reverse=True):
+        rest = rest.replace(text, " ")
+    return rest != value and len([word for word in rest.split() if any(c.isalpha() for c in word)]) < _FEW_WORDS

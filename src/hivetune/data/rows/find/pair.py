@@ -1,0 +1,123 @@
+"""The only question and the only answer of a row, by the words in the names of their paths."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.find.leaves import at, nodes
+from hivetune.data.rows.find.names import is_a_models, is_note, part_of
+from hivetune.data.rows.find.turn_lists import both_sides
+from hivetune.data.rows.layouts.answers import is_response
+from hivetune.data.rows.layouts.columns import CONTEXT
+from hivetune.data.rows.layouts.pairs import spoken_prompt
+from hivetune.data.rows.layouts.said import Row
+from hivetune.data.rows.layouts.turns import read_messages, read_system
+from hivetune.records import Message
+
+QUESTION_WORDS = 2  # of a question that is known by its place alone
+# JSON, JSON in JSON, or how Python shows an object.
+_CODE = re.compile(r"""\s*"?[\[{]\s*\\?["'{\[]""")
+
+
+class FoundPair(NamedTuple):
+    """What was asked and answered. `used`: the paths that this was read from; `changed`: reasons of severity warn."""
+
+    messages: list[Message]
+    used: tuple[tuple[str, ...], ...]
+    changed: tuple[str, ...]
+
+
+def read_pair(row: Row) -> FoundPair:
+    """The only question and the only answer; other answers are counted. Raises RowRefused."""
+    asked, answered = sides_of(row)
+    to_learn = _to_learn(answered)
+    judged = [path for path in answered if path not in to_learn]
+    if sorted(asked) == ["input", "instruction"]:  # Alpaca's: what to do, and with what
+        row = {**row, "instruction": f"{row['instruction']}\n{row['input']}"}
+        asked = ["instruction"]
+    if len(asked) != 1 or len(to_learn) != 1:
+        raise RowRefused("unknown-layout", f"columns {', '.join(str(key)[:30] for key in list(row)[:8]) or 'none'}")
+    question, answer = at(row, asked[0]), at(row, to_learn[0])
+    _refuse_doubt(asked[0], to_learn[0], question, answer)
+    several = isinstance(answer, list) and all(isinstance(text, str) for text in answer)
+    said = {"role": "assistant", "content": answer[0] if several else answer, **_thoughts(row)}
+    messages = [*_before(row, question), *read_messages([said], None)]
+    used = tuple(tuple(path.split(".")) for path in (asked[0], to_learn[0], *judged))
+    return FoundPair(messages, used, ("other-answers",) if judged or (several and len(answer) > 1) else ())
+
+
+def _refuse_doubt(asked: str, answered: str, question: Any, answer: Any) -> None:
+    """Raises RowRefused where a question and an answer by name may be none."""
+    if _named_depth(asked, "asked") != _named_depth(answered, "answered"):
+        raise RowRefused("unknown-layout", f"{asked} and {answered} are parts of different things")
+    if isinstance(question, str) and len(question.split()) < QUESTION_WORDS and question.isascii():
+        raise RowRefused("unknown-layout", f"{asked} is one word: nothing says that it is the question")
+    if (isinstance(question, str) and _CODE.match(question)) or (isinstance(answer, str) and is_response(answer)):
+        raise RowRefused("unknown-layout", f"{asked} is an object that was written as text")
+
+
+def _before(row: Row, question: Any) -> list[Message]:
+    """Everything in front of the answer."""
+    spoken = spoken_prompt(question) if isinstance(question, str) else None
+    if spoken:
+        return read_messages(spoken, system_in(row))
+    return [
+        *read_system(system_in(row)),
+        *read_messages([{"role": "user", "content": _with_context(row, question)}], None),
+    ]
+
+
+def _thoughts(row: Row) -> dict[str, str]:
+    named = (path for path in open_paths(row) if part_of(path.rpartition(".")[2]) == "thoughts")
+    thoughts = next((at(row, path) for path in named), None)
+    return {"reasoning_content": thoughts} if isinstance(thoughts, str) else {}
+
+
+def _with_context(row: Row, question: Any) -> Any:
+    """A question with the text that it is about, where a row has one."""
+    found = {value.strip() for name, value in row.items() if plain_name(name) in CONTEXT and isinstance(value, str)}
+    return f"{question}\n{found.pop()}" if len(found) == 1 and isinstance(question, str) else question
+
+
+def sides_of(row: Row) -> tuple[list[str], list[str]]:
+    """(paths of questions, paths of answers) by their names, each text once."""
+    asked, answered = both_sides(open_paths(row))
+    return _different(row, asked), _different(row, answered)
+
+
+def _to_learn(paths: list[str]) -> list[str]:
+    """The answers but those of a model that stand beside one other."""
+    others = [path for path in paths if not is_a_models(path)]
+    return others if len(others) == 1 else paths
+
+
+def _named_depth(path: str, part: str) -> int:
+    """How deep the name stands that says what a path holds."""
+    return max(i for i, name in enumerate(path.split(".")) if part_of(name) == part)
+
+
+def _different(row: Row, paths: Sequence[str]) -> list[str]:
+    """One path for each text."""
+    return list({str(at(row, path)).strip(): path for path in reversed(paths)}.values())
+
+
+def open_paths(row: Row) -> dict[str, Any]:
+    """The texts of a row that stand in no list and below no note."""
+    found: dict[str, Any] = {}
+    for path, value in nodes(row):
+        if is_note(path) or any(part_of(name) == "media" or "." in name for name in path) or "[]" in path:
+            continue
+        if isinstance(value, dict):
+            continue
+        if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
+            value = value[0] if len(set(value)) == 1 else value
+        found[".".join(path)] = value
+    return found
+
+
+def system_in(row: Row) -> Any:
+    found = [node for node in nodes(row) if part_of(node.path[-1]) == "system" and isinstance(node.value, str | list)]
+    texts = {str(node.value): node.value for node in found if node.value}
+    return next(iter(texts.values())) if len(texts) == 1 else None
