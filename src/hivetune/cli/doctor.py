@@ -17,7 +17,8 @@ from hivetune.machine.doctor.observe import Demand, cards_in_question
 from hivetune.machine.doctor.prove import ProvenDevice, prove_machine
 from hivetune.machine.doctor.proven import proof_as_text, proof_document, with_proof
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text, of_this_account, report_document
-from hivetune.machine.doctor.variables import advised_variables, as_shell
+from hivetune.machine.doctor.variables import advised_variables, as_shell, proven_environment
+from hivetune.machine.profile import read_profile
 
 
 def doctor(
@@ -47,7 +48,7 @@ def doctor(
     job = Demand() if settings is None else Demand(settings.dtype, settings.method)
     seen = look()
     if env:
-        _show_variables(seen)
+        _show_variables(seen, job)
         return
     judgement = judge_machine(seen, job)
     proven: tuple[ProvenDevice, ...] = ()
@@ -68,8 +69,9 @@ def doctor(
         raise MachineNotFit(f"training can't work here: {worst.title}", hint=worst.mend)
 
 
-def _show_variables(seen: Look) -> None:
-    advised = advised_variables(seen)
+def _show_variables(seen: Look, job: Demand) -> None:
+    profile = read_profile(seen.machine.fingerprint)
+    advised = advised_variables(seen, proven_environment(profile, "cuda:0" if seen.cards else "cpu", job.dtype))
     if not advised:
         say("no variable is known to help this machine")
     show(as_shell(advised))

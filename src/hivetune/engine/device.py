@@ -115,7 +115,8 @@ def check_device(name: str) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise MachineNotFit(f"device {name}: {reason}", hint="device: auto chooses one that torch can use") from None
+        hint = "hivetune doctor says why; device: auto chooses one that torch can use"
+        raise MachineNotFit(f"device {name}: {reason}", hint=hint) from None
     return device
 
 

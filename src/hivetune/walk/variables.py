@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from hivetune.machine.doctor.look import Surroundings, look
-from hivetune.machine.doctor.variables import Variable, advised_variables
+from hivetune.machine.doctor.variables import Variable, advised_variables, proven_environment
+from hivetune.machine.profile import read_profile
 from hivetune.run import checkpoints
 from hivetune.run.choices import read_resolved, write_resolved
 from hivetune.run.folder import OUTCOME, PROBE
@@ -21,7 +22,9 @@ def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Varia
         began = (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder)
         if began or choices.environment is not None or config.device == "cpu":
             return ()
-        advised = advised_variables(look(where or Surroundings(folder=run.folder, measure=False)), keep_set=True)
+        seen = look(where or Surroundings(folder=run.folder, measure=False))
+        proven = proven_environment(read_profile(seen.machine.fingerprint), config.device, config.dtype)
+        advised = advised_variables(seen, proven, keep_set=True)
         if advised:
             settled = replace(choices, environment={one.name: one.value for one in advised})
             write_resolved(run.folder, config, settled)

@@ -9,8 +9,9 @@ from machines import GIB, IVY_BRIDGE, Fake, Gpu, seen
 from hivetune.machine.doctor.findings import WORST_FIRST, judge_machine
 from hivetune.machine.doctor.observe import Demand
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text
-from hivetune.machine.doctor.variables import advised_variables
+from hivetune.machine.doctor.variables import advised_variables, proven_environment
 from hivetune.machine.inventory import Card
+from hivetune.machine.profile import Profile, Proof, ProvenSet
 
 R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 MI50 = Gpu(90006, "AMD Instinct MI50", 32, bus=7)
@@ -378,6 +379,14 @@ def test_variables_are_for_the_card_with_a_reason_each(tmp_path: Path) -> None:
 
 def test_what_was_proven_here_comes_before_what_is_reported_elsewhere(tmp_path: Path) -> None:
     one = seen(Fake(gpus=[R9700], torch="2.13.0+rocm7.2"), tmp_path)
-    proven = {"TORCH_BLAS_PREFER_HIPBLASLT": "1"}
-    values = {variable.name: variable.value for variable in advised_variables(one, proven)}
-    assert values["TORCH_BLAS_PREFER_HIPBLASLT"] == "1"
+
+    def values(environment: dict[str, str]) -> dict[str, str | None]:
+        best = {"bfloat16": ProvenSet(1.0, environment=environment)}
+        profile = Profile("f").with_proof("cuda:0", Proof(0.0, "a job", "bfloat16", best))
+        proven = proven_environment(profile, "auto", "auto")
+        assert proven_environment(profile, "cuda:1", "auto") is None
+        assert proven_environment(profile, "cuda", "float32") is None
+        return {variable.name: variable.value for variable in advised_variables(one, proven)}
+
+    assert values({}) == {}  # hipBLASLt computed right here
+    assert values({"TORCH_BLAS_PREFER_HIPBLASLT": "0"}) == {"TORCH_BLAS_PREFER_HIPBLASLT": "0"}

@@ -19,7 +19,7 @@ from hivetune.machine.knowledge.facts import facts
 
 Access = Literal["ok", "denied", "absent"]
 # Variables in force that any of these begin with are shown, besides those that variables.toml knows.
-PREFIXES = (
+_PREFIXES = (
     *("HSA_", "HIP_", "ROCR_", "ROCM_", "ROCBLAS_", "HIPBLASLT_", "AMD_", "MIOPEN_", "GPU_", "CUDA_", "CUBLAS_"),
     *("NVIDIA_", "PYTORCH_", "TORCH_", "OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "NCCL_", "RCCL_"),
     *("HIVETUNE_", "TRITON_", "LD_PRELOAD", "LD_LIBRARY_PATH"),
@@ -127,7 +127,7 @@ def _newest(firmware: Mapping[str, str]) -> dict[str, str]:
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     known = {fact.more["name"] for fact in facts("variable")}
-    shown = {name: value for name, value in environment.items() if name in known or name.startswith(PREFIXES)}
+    shown = {name: value for name, value in environment.items() if name in known or name.startswith(_PREFIXES)}
     return {name: "(set)" if SECRET.search(name) else value for name, value in sorted(shown.items())}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from hivetune.machine.doctor.look import Look
 from hivetune.machine.doctor.observe import Demand, cards_in_question, of_card, of_machine
 from hivetune.machine.knowledge.facts import Fact, facts, is_met
+from hivetune.machine.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,15 @@ def advised_variables(
     for name, value in (proven or {}).items():
         found[name] = Variable(name, value, "the fastest of those that computed right here, by this machine's profile")
     return tuple(found.values())
+
+
+def proven_environment(profile: Profile, device: str, dtype: str) -> Mapping[str, str] | None:
+    """The variables of the set that was proven right and fastest on `device` in `dtype` (auto: in the best one), as the
+    settings name them; None where nothing was proven."""
+    number = device.partition(":")[2] or "0"
+    proof = profile.proof(device if device == "cpu" else f"cuda:{number}")
+    best = proof.best.get((proof.dtype or "") if dtype == "auto" else dtype) if proof else None
+    return best.environment if best else None
 
 
 def as_shell(variables: tuple[Variable, ...]) -> str:
