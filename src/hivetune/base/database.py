@@ -89,6 +89,22 @@ MIGRATIONS: tuple[str, ...] = (
       answers INTEGER NOT NULL, errors INTEGER NOT NULL, slow INTEGER NOT NULL, complaints INTEGER NOT NULL
     );
     """,
+    """
+    CREATE TABLE cycles (
+      id TEXT PRIMARY KEY,             -- hash of rows, settings and champion
+      name TEXT NOT NULL,              -- of the releases
+      opened REAL NOT NULL, opened_for TEXT NOT NULL, config TEXT NOT NULL, pool TEXT NOT NULL, champion TEXT,
+      closed REAL, ending TEXT, reason TEXT NOT NULL DEFAULT ''
+    );
+    CREATE TABLE decisions (           -- each act of a cycle: written before it begins, its outcome after
+      number INTEGER PRIMARY KEY, name TEXT NOT NULL, cycle TEXT, kind TEXT NOT NULL,
+      started REAL NOT NULL, ended REAL, outcome TEXT, words TEXT NOT NULL DEFAULT '', details TEXT
+    );
+    CREATE INDEX decisions_name ON decisions(name);
+    CREATE TABLE cycle_rows (          -- rows (hashes of their content) that a cycle has trained on or held out
+      name TEXT NOT NULL, row TEXT NOT NULL, PRIMARY KEY (name, row)
+    ) WITHOUT ROWID;
+    """,
 )
 
 

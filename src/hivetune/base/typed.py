@@ -10,13 +10,15 @@ _T = TypeVar("_T")
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses as objects, paths as text, tuples as lists; everything else as it is."""
+    """Dataclasses as objects, paths as text, tuples as lists, sets as sorted lists; everything else as it is."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     return value
@@ -35,10 +37,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):  # `X | None`, the only union in use
         return None if value is None else _read(next(each for each in inner if each is not NoneType), value, where)
-    if origin is tuple and isinstance(value, list):
-        return _read_tuple(inner, value, where)
-    if origin is Mapping and isinstance(value, Mapping):
-        return {key: _read(inner[1], item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, _STORED_AS.get(origin, ())):
+        return _read_many(origin, inner, value, where)
     if is_dataclass(kind) and isinstance(value, Mapping):
         return _read_record(kind, value, where)
     if kind is Path and isinstance(value, str):
@@ -50,9 +50,15 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _read_tuple(inner: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:
-    kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-    return tuple(_read(each, item, where) for each, item in zip(kinds, value, strict=True))
+# What holds many, and what it is in JSON.
+_STORED_AS: dict[Any, type] = {tuple: list, frozenset: list, Mapping: dict}
+
+
+def _read_many(origin: Any, inner: tuple[Any, ...], value: Any, where: str) -> Any:
+    if origin is Mapping:
+        return {key: _read(inner[1], item, f"{where}.{key}") for key, item in value.items()}
+    kinds = inner if origin is tuple and inner[-1] is not Ellipsis else [inner[0]] * len(value)
+    return origin(_read(each, item, where) for each, item in zip(kinds, value, strict=True))
 
 
 def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:

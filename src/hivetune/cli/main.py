@@ -54,6 +54,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rollback": ("registry", "rollback", "Return to the previous champion."),
     "serve": ("serve", "serve", "The OpenAI API of the registered champions."),
     "clients": ("clients", "show_clients", "Who may ask the gateway; tokens are made and revoked here."),
+    "cycle": ("cycle", "cycle", "Train, compare, promote and watch again and again, without people."),
     "chat": ("chat", "chat", "Talk to a run, a release or a GGUF file, or to two."),
     "bench": ("bench", "bench", "Throughput and memory on this machine, against peers where installed."),
     "config": ("config", "config", "The settings: JSON Schema, defaults."),

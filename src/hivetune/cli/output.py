@@ -126,7 +126,7 @@ def progress(label: str, unit: str = "") -> Iterator[_Report]:
     """How far it is: a bar on a terminal, else a plain line about every ten seconds. No `unit`: nothing is counted."""
     console = err()
     if not console.is_terminal:
-        yield _plain_progress(label, unit)
+        yield plain_progress(label, unit)
         return
     counted = (MofNCompleteColumn(), TextColumn(unit)) if unit else ()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counted)
@@ -140,7 +140,7 @@ def progress(label: str, unit: str = "") -> Iterator[_Report]:
         yield report
 
 
-def _plain_progress(label: str, unit: str) -> _Report:
+def plain_progress(label: str, unit: str) -> _Report:
     started = last = time.monotonic()
 
     def report(done: int, total: int | None, note: str = "") -> None:

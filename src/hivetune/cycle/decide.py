@@ -78,6 +78,7 @@ class Observed:
     they differ. `watch_failed`: why the champion is worse than the one before it, which there is. `forgotten_rows`: of
     the champion's snapshot. `known`: a cycle of these rows, settings and champion was closed already, so that opening
     it again is nothing. `asked`: a person wants a cycle now. `new_groups`: usable groups that no cycle has trained on.
+    `unusable`: why no rows can be trained on now.
     `failed_cycles`: in a row, the last at `failed_at`. `predicted_hours`, `predicted_kwh`: the upper end of the plan;
     None: not known.
     """
@@ -92,6 +93,7 @@ class Observed:
     known: bool = False
     asked: bool = False
     new_groups: int = 0
+    unusable: str = ""
     failed: Failed | None = None
     failed_cycles: int = 0
     failed_at: float = 0.0
@@ -200,6 +202,8 @@ def _begin(observed: Observed, settings: CycleConfig, now: float) -> Action:
 
 def _lacks(observed: Observed, settings: CycleConfig) -> str:
     """What a new cycle lacks that has no time of its own; empty when nothing does."""
+    if observed.unusable:
+        return f"the rows can't be used: {observed.unusable}"
     if observed.known:
         return "a cycle of these rows, settings and champion is closed already"
     enough = 1 if observed.asked else settings.after_rows

@@ -12,6 +12,10 @@ from hivetune.errors import Busy
 from hivetune.run.folder import SUPERVISOR_LOG
 
 
+def cycle_command(config: Path) -> list[str]:
+    return [sys.executable, "-m", "hivetune", "cycle", str(config.resolve())]
+
+
 def resume_command(run: Path) -> list[str]:
     return [sys.executable, "-m", "hivetune", "resume", str(run)]
 
@@ -39,17 +43,27 @@ def systemd_unit(run: Path) -> str:
     It ends for good when the run is done, was stopped, or was refused. systemd needs more time than its default to
     stop it: a step must end and a checkpoint must be written. Its cgroup caps the memory.
     """
-    command = " ".join(shlex.quote(word) for word in resume_command(run))
+    return _unit(f"Hivetune run {run.name}", resume_command(run), "1 2 3 4 5 6 7 75 130 143")
+
+
+def cycle_unit(config: Path) -> str:
+    """A user unit that runs the loop of a config, from the working directory of now: paths of the config are relative
+    to it. What a person has to mend (the config, another loop that runs) ends it for good, nothing else does."""
+    where = f"WorkingDirectory={Path.cwd()}\n"
+    return _unit(f"Hivetune cycle of {config.name}", cycle_command(config), "2 4 75", where)
+
+
+def _unit(description: str, words: list[str], final_codes: str, more: str = "") -> str:
     return f"""[Unit]
-Description=Hivetune run {run.name}
+Description={description}
 After=local-fs.target
 
 [Service]
-ExecStart={command}
+ExecStart={" ".join(shlex.quote(word) for word in words)}
 Environment=HIVETUNE_HOME={shlex.quote(str(home()))}
-Restart=on-failure
+{more}Restart=on-failure
 RestartSec=30
-RestartPreventExitStatus=1 2 3 4 5 6 7 75 130 143
+RestartPreventExitStatus={final_codes}
 KillMode=mixed
 MemoryMax=90%
 OOMPolicy=continue

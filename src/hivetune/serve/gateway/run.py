@@ -25,6 +25,7 @@ from hivetune.serve.gateway.app import Gateway
 from hivetune.serve.gateway.capture import Capture, label_of
 from hivetune.serve.gateway.clients import client_of
 from hivetune.serve.gateway.guard import Guard
+from hivetune.serve.gateway.loaded import gateway_folder, tell_loaded
 from hivetune.serve.llama.backend import CONTEXT_TOKENS, Engine, ServerSettings, open_backend
 from hivetune.serve.llama.recorded import compare_answers
 from hivetune.serve.swap.keeper import Keeper
@@ -65,13 +66,14 @@ def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None] = lam
     """
     with closing(open_database()) as database:
         wanted(database, settings.names)
-    with lock(home() / "gateway"), closing(_listen(settings)) as listening:
+    with lock(gateway_folder()), closing(_listen(settings)) as listening:
+        tell = partial(tell_loaded, settings.names)
+        tell(())
         port = listening.getsockname()[1]
         watch = Watch(_roll_back, open_database)
         watch.load()
-        keeper = Keeper(
-            partial(_read, settings, watch, Checks()), partial(start_live, settings), settings.canary, _has_room
-        )
+        start = partial(start_live, settings)
+        keeper = Keeper(partial(_read, settings, watch, Checks()), start, settings.canary, _has_room, tell=tell)
         gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None)
         config = uvicorn.Config(
             guarded(gateway, settings, port),

@@ -57,6 +57,7 @@ class Keeper:
     canary: float = 0.0
     keep_old: Callable[[], bool] = lambda: True
     hung_s: float = HUNG_S
+    tell: Callable[[frozenset[str]], None] = lambda labels: None  # which releases are loaded, when that changed
     lives: dict[str, Live] = field(default_factory=dict)
     routes: Routes = field(default_factory=Routes)
     wanted: Wanted = field(default_factory=Wanted)
@@ -226,6 +227,8 @@ class Keeper:
         """Routes to what is loaded. A champion that is still loading is answered for by the one before it."""
         loaded = self._lost | {model: live.deployment for model, live in self.lives.items()}
         labels = {label: model for model, deployment in loaded.items() for label in deployment.labels}
+        if labels.keys() != self.routes.labels.keys():
+            self.tell(frozenset(labels))
         champions = {}
         for name, label in self.wanted.champions.items():
             known = label if label in labels else self.routes.champions.get(name)

@@ -1,0 +1,141 @@
+"""`hivetune cycle`: the loop in the foreground, one look of it, or a word to the one that runs."""
+
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, lock_holder
+from hivetune.base.private import make_folder
+from hivetune.base.typed import to_plain
+from hivetune.cli.output import emit, plain_progress, say, show, table
+from hivetune.config import RunConfig, load_config
+from hivetune.cycle.decide import decide
+from hivetune.cycle.ledger import NOW, PAUSED, CycleRow, acts_of, cycles_of, loop_folder
+from hivetune.cycle.loop import Listener, Loop, opened, release_name
+from hivetune.cycle.observe import Seen, observe
+from hivetune.errors import HivetuneError, UsageError
+from hivetune.process.detach import cycle_unit
+from hivetune.walk.fetch import fetch_model
+
+SPOKEN = ("status", "pause", "resume", "now")
+SHOWN_ACTS = 5
+
+
+def cycle(
+    what: Annotated[str, typer.Argument(metavar="CONFIG|status|pause|resume|now", help="YAML file, or a word.")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="With a word: of which loop.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when there is nothing to do now.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done now, and why.")] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd user unit that does it.")] = False,
+) -> None:
+    """Train, compare, promote and watch again and again, without people: in the foreground, until it is stopped.
+
+    It may be stopped or killed at any moment; the same command goes on. status, pause, resume and now (a cycle as soon
+    as there is a new row) speak to the loop that runs.
+    """
+    if what in SPOKEN:
+        _speak(what, name)
+        return
+    config = load_config(Path(what), overrides or ())
+    if unit:
+        release_name(config)
+        text = cycle_unit(Path(what))
+        show(text)
+        say("save it as ~/.config/systemd/user/hivetune-cycle.service, then: systemctl --user enable --now ...")
+        emit({"unit": text})
+    elif dry_run:
+        _look(config)
+    else:
+        with opened(config, Listener(say, partial(plain_progress, unit=""))) as loop:
+            _run(loop, once=once)
+
+
+def _run(loop: Loop, *, once: bool) -> None:
+    say(f"the loop of {loop.name}; Ctrl-C ends it, and the same command goes on")
+    action = loop.run(once=once)
+    with closing(open_database()) as database:
+        cycles, acts = cycles_of(database, loop.name), acts_of(database, loop.name)
+    emit({"name": loop.name, "action": to_plain(action), "cycles": [_document(cycle) for cycle in cycles[-1:]]})
+    if acts and acts[-1].outcome == "failed":
+        raise HivetuneError(acts[-1].words, hint="the same command tries it again; hivetune cycle status tells more")
+    if cycles and cycles[-1].end in ("refused", "failed"):
+        show(f"cycle {cycles[-1].id} {cycles[-1].end}: {cycles[-1].reason}")
+
+
+def _look(config: RunConfig) -> None:
+    """One look and its decision; nothing is written but a snapshot of the rows."""
+    name = release_name(config)
+    fetch_model(config.model)
+    now = time.time()
+    observed = observe(config, name, Seen(), now)
+    action = decide(observed, config.cycle, now)
+    plain = to_plain(observed)
+    for key, value in plain.items():
+        show(f"  {key}: {value}")
+    show(f"decision: {action.kind.replace('_', ' ')}: {action.reason}")
+    if action.kind == "wait":
+        show(f"until: {_moment(action.not_before)}")
+    emit({"name": name, "action": to_plain(action), "observed": plain})
+
+
+def _speak(word: str, name: str | None) -> None:
+    names = [name] if name is not None else sorted(path.name for path in (home() / "cycles").glob("*") if path.is_dir())
+    if not names or not all(loop_folder(each).is_dir() for each in names):
+        raise UsageError(f"there is no loop{'' if name is None else ' of ' + name}", hint="hivetune cycle CONFIG")
+    if word == "status":
+        documents = [_status(each) for each in names]
+        emit({"cycles": documents})
+        return
+    if len(names) > 1:
+        raise UsageError(f"which loop: {', '.join(names)}?", hint=f"hivetune cycle {word} NAME")
+    folder = loop_folder(names[0])
+    if word == "resume":
+        (folder / PAUSED).unlink(missing_ok=True)
+        show(f"{names[0]} goes on")
+    else:
+        make_folder(folder)
+        (folder / (PAUSED if word == "pause" else NOW)).touch()
+        said = "is paused; what trains now ends at a checkpoint" if word == "pause" else "begins a cycle when it can"
+        show(f"{names[0]} {said}")
+    emit({"name": names[0], "said": word})
+
+
+def _status(name: str) -> dict[str, Any]:
+    folder = loop_folder(name)
+    holder = lock_holder(folder)
+    with closing(open_database()) as database:
+        cycles, acts = cycles_of(database, name), acts_of(database, name)
+    paused = (folder / PAUSED).exists()
+    running = f"runs in process {holder.pid}" if holder is not None else "does not run"
+    show(f"{name}: {running}{', paused' if paused else ''}")
+    columns = ("cycle", "opened", "for", "champion then", "ended as", "why")
+    table("", columns, [_line(cycle) for cycle in cycles[-SHOWN_ACTS:]])
+    for act in acts[-SHOWN_ACTS:]:
+        show(f"  {_moment(act.started)} {act.kind.replace('_', ' ')} {act.outcome or 'goes on'}: {act.words}")
+    return {
+        "name": name,
+        "pid": holder.pid if holder is not None else None,
+        "paused": paused,
+        "cycles": [_document(cycle) for cycle in cycles],
+        "acts": [to_plain(act) for act in acts[-SHOWN_ACTS:]],
+    }
+
+
+def _line(cycle: CycleRow) -> tuple[object, ...]:
+    ended = (cycle.end or "open").replace("_", " ")
+    return (cycle.id, _moment(cycle.opened), cycle.opened_for, cycle.champion or "-", ended, cycle.reason or "-")
+
+
+def _document(cycle: CycleRow) -> dict[str, Any]:
+    fields = ("id", "opened", "opened_for", "champion", "closed", "end", "reason")
+    return {**{field: getattr(cycle, field) for field in fields}, "run": str(cycle.run)}
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,213 @@
+"""What the loop keeps of itself: names of its files, and the tables `cycles`, `decisions` and `cycle_rows` of hive.db.
+
+    cycles/NAME/cycle.jsonl     every decision with what was observed, every intent and every outcome
+    cycles/NAME/paused, now     a person's words to the loop: files that are there or not
+    cycles/NAME/ID/run/         the run of a cycle
+    cycles/NAME/ID/*.json       what its other stations left
+
+A cycle is open while its row has no `closed`. An act is a row of `decisions` that is written before it begins; one
+without an `outcome` was interrupted by the death of its process.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.database import open_database, transaction
+from hivetune.base.disk import home
+from hivetune.cycle.decide import ActionKind, CycleEnd, Failed, OpenedFor
+from hivetune.run.folder import METRICS
+
+JOURNAL, PAUSED, NOW = "cycle.jsonl", "paused", "now"
+RUN, GATE, WATCHED = "run", "cycle-gate.json", "watched.json"
+AGAINST_CHAMPION, AGAINST_BEST = "against-champion.json", "against-best.json"
+LEFT_OUT = "left_out.jsonl"
+# Deaths of the whole process in a row, in the same act, that count as one failure of it: a kill is no fault of the act,
+# but one that takes the machine down each time must end.
+KILLS_A_FAILURE = 10
+
+
+@dataclass(frozen=True)
+class CycleRow:
+    """One row of `cycles`. `config`: the settings that it was opened with; `pool`: the snapshot of all rows that it
+    chose from; `champion`: the release that was champion then; `closed` None: it is open."""
+
+    id: str
+    name: str
+    opened: float
+    opened_for: OpenedFor
+    config: Mapping[str, Any]
+    pool: str
+    champion: str | None
+    closed: float | None = None
+    end: CycleEnd | None = None
+    reason: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return loop_folder(self.name) / self.id
+
+    @property
+    def run(self) -> Path:
+        return self.folder / RUN
+
+
+@dataclass(frozen=True)
+class Act:
+    """One row of `decisions`. `outcome`: done, failed, paused (a slice that ended), interrupted (its process died),
+    None while it goes on. `details`: such as the exit code of a failure, and hours and energy of a slice."""
+
+    number: int
+    cycle: str | None
+    kind: ActionKind
+    started: float
+    outcome: str | None = None
+    ended: float | None = None
+    words: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def loop_folder(name: str) -> Path:
+    return home() / "cycles" / name
+
+
+_FIELDS = ("id", "name", "opened", "opened_for", "config", "pool", "champion", "closed", "end", "reason")
+_CYCLE = "id, name, opened, opened_for, config, pool, champion, closed, ending, reason"
+
+
+def cycles_of(database: sqlite3.Connection, name: str) -> list[CycleRow]:
+    """Oldest first."""
+    rows = database.execute(f"SELECT {_CYCLE} FROM cycles WHERE name = ? ORDER BY opened, id", (name,))
+    return [CycleRow(**{**dict(zip(_FIELDS, row, strict=True)), "config": json.loads(row[4])}) for row in rows]
+
+
+def open_cycle(database: sqlite3.Connection, name: str) -> CycleRow | None:
+    return next((cycle for cycle in cycles_of(database, name) if cycle.closed is None), None)
+
+
+def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
+    """Open it; whether that changed anything. One that failed is opened again, any other closed one stays closed."""
+    with transaction(database):
+        known = database.execute("SELECT closed, ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
+        if known is None:
+            columns = "id, name, opened, opened_for, champion, pool, config"
+            values = (cycle.id, cycle.name, cycle.opened, cycle.opened_for, cycle.champion, cycle.pool)
+            database.execute(
+                f"INSERT INTO cycles ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*values, json.dumps(dict(cycle.config))),
+            )
+            return True
+        if known[0] is None or known[1] != "failed":
+            return False
+        database.execute("UPDATE cycles SET closed = NULL, ending = NULL, reason = '' WHERE id = ?", (cycle.id,))
+        return True
+
+
+def end_cycle(
+    database: sqlite3.Connection, cycle: CycleRow, end: CycleEnd, reason: str, now: float, trained: Iterable[str]
+) -> None:
+    """Close it, and remember the rows that it trained on (ids of their content): they count as new no more."""
+    with transaction(database):
+        database.executemany(
+            "INSERT OR IGNORE INTO cycle_rows VALUES (?, ?)", ((cycle.name, identity) for identity in trained)
+        )
+        database.execute(
+            "UPDATE cycles SET closed = ?, ending = ?, reason = ? WHERE id = ?", (now, end, reason, cycle.id)
+        )
+
+
+def trained_rows(database: sqlite3.Connection, name: str) -> frozenset[str]:
+    """Ids of the rows that a closed cycle of this name trained on or held out."""
+    return frozenset(row for (row,) in database.execute("SELECT row FROM cycle_rows WHERE name = ?", (name,)))
+
+
+def begin_act(database: sqlite3.Connection, name: str, cycle: str | None, kind: ActionKind, now: float) -> int:
+    """Its intent, durable. Returns its number."""
+    with transaction(database):
+        made = database.execute(
+            "INSERT INTO decisions (name, cycle, kind, started) VALUES (?, ?, ?, ?)", (name, cycle, kind, now)
+        )
+        return int(made.lastrowid or 0)
+
+
+def end_act(
+    database: sqlite3.Connection, number: int, outcome: str, now: float, words: str, details: Mapping[str, Any]
+) -> None:
+    with transaction(database):
+        database.execute(
+            "UPDATE decisions SET outcome = ?, ended = ?, words = ?, details = ? WHERE number = ?",
+            (outcome, now, words, json.dumps(dict(details)), number),
+        )
+
+
+def acts_of(database: sqlite3.Connection, name: str, cycle: str | None = None) -> list[Act]:
+    """Oldest first; all of a name, or those of one cycle."""
+    rows = database.execute(
+        "SELECT number, cycle, kind, started, outcome, ended, words, details FROM decisions"
+        " WHERE name = ?1 AND (?2 IS NULL OR cycle = ?2) ORDER BY number",
+        (name, cycle),
+    )
+    return [
+        Act(number, of, kind, started, outcome, ended, words, json.loads(details or "{}"))
+        for number, of, kind, started, outcome, ended, words, details in rows
+    ]
+
+
+def settle_interrupted(name: str) -> list[tuple[int, str]]:
+    """Acts whose process died get that as their outcome, by the next process that holds the loop's lock; number and
+    words of each. A slice of training took time until its last line of metrics."""
+    settled = []
+    with closing(open_database()) as database:
+        for act in acts_of(database, name):
+            if act.outcome is not None:
+                continue
+            metrics = loop_folder(name) / (act.cycle or "") / RUN / METRICS
+            seconds = max(0.0, metrics.stat().st_mtime - act.started) if metrics.exists() else 0.0
+            details = {"hours": round(seconds / 3600, 6)} if act.kind == "train" else {}
+            words = "its process ended in the middle"
+            end_act(database, act.number, "interrupted", act.started + seconds, words, details)
+            settled.append((act.number, words))
+    return settled
+
+
+def last_failure(acts: Iterable[Act], cycle: str | None) -> Failed | None:
+    """The failures at the end of `acts` that are of one kind and of this cycle; None when the last act went well.
+
+    Interrupted acts stand among them and count when there are many.
+    """
+    newest: ActionKind | None = None
+    times = kills = 0
+    last: Act | None = None
+    for act in reversed(list(acts)):
+        ours = act.cycle == cycle and newest in (None, act.kind)
+        if not ours or act.outcome in ("done", "paused"):
+            break
+        newest = act.kind
+        if act.outcome in (None, "interrupted"):
+            kills += 1
+        else:
+            times += 1
+            last = last or act
+    times += kills // KILLS_A_FAILURE
+    if newest is None or not times:
+        return None
+    if last is None:
+        return Failed(newest, times, 0.0, f"its process died {kills} times")
+    details = last.details
+    final, patient = bool(details.get("final")), bool(details.get("patient"))
+    return Failed(newest, times, last.ended or 0.0, last.words, final, patient)
+
+
+def failed_in_a_row(cycles: Iterable[CycleRow]) -> tuple[int, float]:
+    """How many of the newest closed cycles failed or were rolled back, and when the last did."""
+    closed = sorted((c for c in cycles if c.closed is not None), key=lambda c: c.closed or 0.0, reverse=True)
+    times = 0
+    for cycle in closed:
+        if cycle.end not in ("failed", "rolled_back"):
+            break
+        times += 1
+    return times, (closed[0].closed or 0.0) if times else 0.0

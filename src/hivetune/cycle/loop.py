@@ -1,0 +1,247 @@
+"""The loop: look, decide, write down the intent, act, write down the outcome, look again. One for each name."""
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Event
+from typing import Any
+
+import psutil
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import FULL_DISK, lock
+from hivetune.base.journal import Journal
+from hivetune.base.typed import to_plain
+from hivetune.config import RunConfig
+from hivetune.cycle.acts import Doing, SliceEnded, act
+from hivetune.cycle.clock import read_clocks
+from hivetune.cycle.decide import LOOK_AGAIN_S, Action, Allowed, Observed, decide
+from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
+from hivetune.cycle.notify import Notice, NoticeKind, send_notice
+from hivetune.cycle.observe import Seen, allowed_at, champion_of, gate_of, observe
+from hivetune.cycle.window import Clocks, InUse, clock_changes
+from hivetune.data.intake.collect import collect
+from hivetune.data.intake.sources.parse import parse_sources
+from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
+from hivetune.machine.desktop import CoreUse, cores_of_others, person_idle_s
+from hivetune.machine.power import busy_core_seconds
+from hivetune.records import Progress, silent
+from hivetune.release.registry import check_release_name
+from hivetune.walk.fetch import fetch_model
+
+# What another try does not change, and what only a person or time does.
+FINAL = (DataRefused,)
+HEARS_EVERY_S = 0.5
+
+
+@dataclass
+class Listener:
+    """How the loop tells what it does: a line of words, and a progress bar by its label."""
+
+    say: Callable[[str], None] = lambda words: None
+    progress: Callable[[str], Progress] = lambda label: silent
+
+
+@dataclass
+class Loop:
+    """One loop of one config. Make it with `opened`, which holds its lock."""
+
+    config: RunConfig
+    name: str
+    journal: Journal
+    told: Listener
+    known: Seen = field(default_factory=Seen)
+    clock: Callable[[], float] = time.time
+    _clocks: Clocks | None = None
+    _cores: CoreUse | None = None
+    _said: str = ""
+    _problems: set[str] = field(default_factory=set)
+
+    def step(self) -> Action:
+        """One look, one decision, and the act that it names. Raises what stopped the process, nothing else."""
+        self._collect()
+        self._tell_clock()
+        in_use = self._in_use()
+        now = self.clock()
+        observed = observe(self.config, self.name, self.known, now, in_use)
+        action = decide(observed, self.config.cycle, now)
+        self._write_decision(observed, action, now)
+        if action.kind != "wait":
+            self._act(observed, action, now)
+        return action
+
+    def run(self, *, once: bool = False) -> Action:
+        """Until it is told to stop; with `once` until there is nothing to do now. The last action."""
+        while True:
+            try:
+                action = self.step()
+                wait_s = max(0.0, min(action.not_before - self.clock(), LOOK_AGAIN_S)) if action.kind == "wait" else 0.0
+            except (Busy, DoesNotFit, OSError, sqlite3.OperationalError) as error:
+                if once or (isinstance(error, OSError) and error.errno not in FULL_DISK):
+                    raise
+                self._say_once(f"it can't look now and tries again: {error}")
+                action, wait_s = None, LOOK_AGAIN_S
+            if once and action is not None and action.kind == "wait":
+                return action
+            self._sleep(wait_s)
+
+    def _act(self, observed: Observed, action: Action, now: float) -> None:
+        """Intent, act, outcome. A failure is an outcome; what ends this process leaves an intent without one."""
+        cycle = observed.open.id if observed.open else None
+        with closing(open_database()) as database:
+            number = begin_act(database, self.name, cycle, action.kind, now)
+        self.journal.append("intent", number=number, cycle=cycle, action=action.kind)
+        self.journal.sync()
+        self.told.say(f"{action.kind.replace('_', ' ')}: {action.reason}")
+        doing = Doing(
+            self.config, self.name, observed, action.reason, partial(self._allowed, observed), now, self.told.progress
+        )
+        try:
+            words, outcome = act(action, doing), "done"
+        except Stopped:
+            raise
+        except SliceEnded as error:
+            words, outcome = error.message, "paused" if action.kind == "train" else "failed"
+        except (HivetuneError, OSError) as error:
+            words, outcome = str(error).partition("\n")[0], "failed"
+            full = isinstance(error, OSError) and error.errno in FULL_DISK
+            full = full or isinstance(error, DoesNotFit)
+            doing.details |= {"final": isinstance(error, FINAL), "patient": full or isinstance(error, Busy)}
+            doing.details["full_disk"] = full
+        with closing(open_database()) as database:
+            end_act(database, number, outcome, self.clock(), words, doing.details)
+        self.journal.append("outcome", number=number, action=action.kind, outcome=outcome, words=words, **doing.details)
+        self.told.say(f"{action.kind.replace('_', ' ')} {outcome}: {words}")
+        notice = self._notice(action, outcome, words, doing.details)
+        if notice is not None:
+            self._send(Notice(*notice))
+
+    def _notice(
+        self, action: Action, outcome: str, words: str, details: Mapping[str, Any]
+    ) -> tuple[NoticeKind, str, str] | None:
+        """What a person is told of an act; nothing of most."""
+        with closing(open_database()) as database:
+            champion = champion_of(database, self.name)
+        label = self.name if champion is None else champion.label
+        if outcome == "done" and action.kind == "promote":
+            return "promote", label, self._why()
+        if outcome == "done" and action.kind in ("roll_back", "restore"):
+            return "rollback", self.name, words
+        if details.get("end") == "ready":
+            return "ask", self.name, action.reason
+        if details.get("end") == "failed":
+            return "stuck", self.name, action.reason
+        if outcome == "failed" and details.get("full_disk"):
+            return "disk", self.name, words
+        return None
+
+    def _why(self) -> str:
+        """What the gate said of the newest cycle."""
+        with closing(open_database()) as database:
+            cycles = cycles_of(database, self.name)
+        return "; ".join(gate_of(cycles[-1]).get("reasons", ())) if cycles else ""
+
+    def _send(self, notice: Notice) -> None:
+        """Once for each thing that is said: a disk that stays full is told once."""
+        if notice.sentence in self._problems:
+            return
+        self._problems.add(notice.sentence)
+        for sent in send_notice(notice, self.config.cycle.notify):
+            self.journal.append("notice", kind=notice.kind, way=sent.way, problem=sent.problem)
+            if sent.problem:
+                self.told.say(f"a notice was not sent: {sent.problem}")
+
+    def _allowed(self, observed: Observed) -> Allowed:
+        """What the window says in the middle of an act that was decided by `observed`; a person's pause ends it too."""
+        if (loop_folder(self.name) / PAUSED).exists():
+            return Allowed(False, reason="paused by a person")
+        asked = observed.open is not None and observed.open.opened_for == "request"
+        found = allowed_at(self.config, self.clock(), self._in_use(), asked=asked)
+        ends = [end for end in (found.until, observed.allowed.until) if end is not None]
+        return replace(found, until=min(ends, default=None))
+
+    def _sleep(self, wait_s: float) -> None:
+        """At most so long; less when a person says something (cycle pause, resume, now)."""
+        folder = loop_folder(self.name)
+        said = [(folder / word).exists() for word in (PAUSED, NOW)]
+        deadline = time.monotonic() + wait_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(left_s, HEARS_EVERY_S))
+            if said != [(folder / word).exists() for word in (PAUSED, NOW)]:
+                return
+
+    def _write_decision(self, observed: Observed, action: Action, now: float) -> None:
+        """With all that it rests on, so that it can be replayed; a wait only when it differs from the last one."""
+        if action.kind == "wait" and action.reason == self._said:
+            return
+        self._said = action.reason if action.kind == "wait" else ""
+        settings = self.config.cycle.model_dump(mode="json")
+        self.journal.append("decision", now=now, observed=to_plain(observed), settings=settings, **to_plain(action))
+        if action.kind == "wait":
+            self.told.say(f"waits: {action.reason}")
+
+    def _collect(self) -> None:
+        """A source that is gone holds up nothing: the cycle goes on with the rows that are there."""
+        if not self.config.cycle.sources:
+            return
+        try:
+            collect(parse_sources(self.config.cycle.sources), follow=False, stop=Event())
+            self._problems.clear()
+        except (HivetuneError, OSError) as error:
+            self._say_once(f"nothing is collected: {str(error).partition(chr(10))[0]}")
+
+    def _tell_clock(self) -> None:
+        clocks = read_clocks()
+        if self._clocks is not None:
+            for words in clock_changes((self._clocks, clocks)):
+                self.journal.append("clock", words=words)
+                self.told.say(words)
+        self._clocks = clocks
+
+    def _in_use(self) -> InUse:
+        now = CoreUse(time.monotonic(), busy_core_seconds(), _own_seconds())
+        before, self._cores = self._cores, now
+        cores = cores_of_others(before, now) if before is not None else 0.0
+        return InUse(person_idle_s(self.clock()), cores, len(os.sched_getaffinity(0)))
+
+    def _say_once(self, words: str) -> None:
+        if words not in self._problems:
+            self._problems.add(words)
+            self.journal.append("problem", words=words)
+            self.told.say(words)
+
+
+@contextmanager
+def opened(config: RunConfig, told: Listener) -> Iterator[Loop]:
+    """The loop of this config, which no other process may run. Raises Busy, UsageError."""
+    name = release_name(config)
+    folder = loop_folder(name)
+    with ExitStack() as stack:
+        stack.enter_context(lock(folder, hint="see what it does: hivetune cycle status"))
+        journal = stack.enter_context(Journal(folder / JOURNAL))
+        for number, words in settle_interrupted(name):
+            journal.append("outcome", number=number, outcome="interrupted", words=words)
+        fetch_model(config.model, told.progress("preparing the model"))
+        yield Loop(config, name, journal, told)
+
+
+def _own_seconds() -> float:
+    """Processor time of this process and of all that it started."""
+    total = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:4])  # user, system, and those of children that have ended
+    return total
+
+
+def release_name(config: RunConfig) -> str:
+    """Raises UsageError for a config without one."""
+    if config.cycle.name is None:
+        raise UsageError("'cycle.name' is missing: the name of the releases", hint="cycle: {name: helpdesk}")
+    return check_release_name(config.cycle.name)

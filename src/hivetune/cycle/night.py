@@ -1,0 +1,80 @@
+"""The night shift: training in slices. A slice ends at a checkpoint before its window does, and stands still while
+somebody waits for an answer."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hivetune.cycle.decide import Allowed
+from hivetune.machine.power import Energy, PowerSample, energy_between, sample_power
+from hivetune.process.lease import somebody_waits
+from hivetune.supervise.attempt import Terms
+
+LINGER_S = 10.0  # after an answer: the next question of a conversation often comes soon, and going on costs nothing
+LOOK_EVERY_S = 5.0  # at what is slower to ask than a lock: is it still allowed, how much energy was taken
+LEAST_MARGIN_S, RECENT_STEPS = 2.0, 20
+
+
+@dataclass
+class Slice:
+    """One stretch of training, as the supervisor asks about it four times a second.
+
+    `allowed`: asked every few seconds; what it says ends the slice. `clock` is of the wall, as windows are.
+    """
+
+    allowed: Callable[[], Allowed]
+    yields: bool
+    left_kwh: float | None = None
+    on_step: Callable[[int], None] = lambda done: None
+    clock: Callable[[], float] = time.time
+    energy: Energy = field(default_factory=Energy)
+    why: str = ""
+    _now: Allowed = field(default_factory=Allowed)
+    _looked: float = float("-inf")
+    _done: tuple[int, float] | None = None  # steps, and when they were done
+    _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    _waited_at: float = float("-inf")
+    _sample: PowerSample = field(default_factory=lambda: sample_power(time.monotonic()))
+
+    def terms(self) -> Terms:
+        return Terms(self._step, self._stand_still, self._ends)
+
+    def _step(self, done: int) -> None:
+        now = time.monotonic()
+        if self._done is not None and done > self._done[0]:
+            self._step_s.append((now - self._done[1]) / (done - self._done[0]))
+        if self._done is None or done > self._done[0]:
+            self._done = (done, now)
+        self.on_step(done)
+
+    @property
+    def _margin_s(self) -> float:
+        """The step at hand, and as long again for its checkpoint."""
+        return LEAST_MARGIN_S + 2 * max(self._step_s, default=0.0)
+
+    def _stand_still(self) -> bool:
+        if not self.yields:
+            return False
+        if somebody_waits():
+            self._waited_at = time.monotonic()
+        return time.monotonic() - self._waited_at < LINGER_S
+
+    def _ends(self) -> int:
+        """Early enough that the step at hand and its checkpoint still fit; now, when the window is over anyway."""
+        if time.monotonic() - self._looked >= LOOK_EVERY_S:
+            self._looked = time.monotonic()
+            self._now = self.allowed()
+            sample = sample_power(self._looked)
+            self.energy, self._sample = self.energy + energy_between(self._sample, sample), sample
+        now = self.clock()
+        if self.left_kwh is not None and self.energy.kwh >= self.left_kwh:
+            self.why = "the energy of the budget is used up"
+            return 1
+        if not self._now.now:
+            self.why = self._now.reason
+            return 1
+        if self._now.until is None or now < self._now.until - self._margin_s:
+            return 0
+        self.why = "the window ends"
+        return 1 if now < self._now.until else 2

@@ -1,0 +1,373 @@
+"""What is there now: the artefacts of a cycle, the registry, the rows, the machine. Reads, and changes nothing but the
+snapshot of the rows, which is found or made."""
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, home, read_json, sha256_file
+from hivetune.base.sealed import read_sealed
+from hivetune.config import RunConfig, parse_config
+from hivetune.cycle.clock import local_zone
+from hivetune.cycle.decide import STATIONS, Allowed, Observed, Opened, Station
+from hivetune.cycle.ledger import (
+    AGAINST_BEST,
+    AGAINST_CHAMPION,
+    GATE,
+    NOW,
+    PAUSED,
+    WATCHED,
+    Act,
+    CycleRow,
+    acts_of,
+    cycles_of,
+    failed_in_a_row,
+    last_failure,
+    loop_folder,
+    trained_rows,
+)
+from hivetune.cycle.rows import Wishes, new_groups
+from hivetune.cycle.window import InUse, allowed_now, parse_window
+from hivetune.data.intake.files import find_sources
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.errors import DataRefused, HivetuneError, UsageError
+from hivetune.models.prepared import folder_for
+from hivetune.release.registry import Release, desired, forgotten_rows, history, releases
+from hivetune.run.adapter import adapter_hash
+from hivetune.run.folder import ADAPTER, EVALUATION, EXPORTS, RECORD
+from hivetune.run.record import read_record
+from hivetune.serve.gateway.loaded import loaded_labels
+from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, wanted
+from hivetune.walk.fetch import fetch_model
+from hivetune.walk.identity import settings_of
+from hivetune.walk.plan import plan_document, plan_run
+from hivetune.walk.prepare import prepare_data
+
+
+@dataclass(frozen=True)
+class RowsNow:
+    """All rows of the config now. `groups`: new usable ones. `hours`: the upper end of the plan; None: not known.
+    `problem`: why they can't be trained on."""
+
+    snapshot: Snapshot | None = None
+    groups: int = 0
+    hours: float | None = None
+    disk_bytes: int = 0
+    problem: str = ""
+
+
+@dataclass
+class Seen:
+    """What is kept from one look to the next, so that nothing is read twice that did not change."""
+
+    checks: Checks = field(default_factory=Checks)
+    key: tuple[Any, ...] | None = None
+    rows: RowsNow = field(default_factory=RowsNow)
+
+
+def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse | None = None) -> Observed:
+    """All that a decision rests on. Raises Busy and DoesNotFit where hive.db can't be read or written now."""
+    settings, folder = config.cycle, loop_folder(name)
+    with closing(open_database()) as database:
+        cycles, acts = cycles_of(database, name), acts_of(database, name)
+        champion = champion_of(database, name)
+        wants = desired(database).get(name)
+        served, problem = _served(database, name, known.checks) if wants is not None else (None, "")
+        opened = next((cycle for cycle in cycles if cycle.closed is None), None)
+        asked = (folder / NOW).exists()
+        mine = [act for act in acts if opened is not None and act.cycle == opened.id]
+        spent_hours, spent_kwh = spent(mine)
+        common = Observed(
+            paused=(folder / PAUSED).exists(),
+            desired=None if wants is None else f"{name}@{wants}",
+            served=served,
+            problem=problem,
+            asked=asked,
+            failed=last_failure(acts, opened.id if opened else None),
+        )
+        if opened is not None:
+            left = None if settings.budget_hours is None else max(0.0, settings.budget_hours - spent_hours)
+            by_person = opened.opened_for == "request"
+            state = _artefacts(database, opened, rivals_of(database, name), (spent_hours, spent_kwh))
+            return replace(common, open=state, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
+        forgotten = forgotten_rows(database, champion.snapshot) if champion is not None else 0
+        rows = _rows(config, database, name, known)
+    times, failed_at = failed_in_a_row(cycles)
+    identity = cycle_id(rows.snapshot, config, champion) if rows.snapshot is not None else ""
+    before = next((cycle for cycle in cycles if cycle.id == identity), None)
+    newest = max((cycle.opened for cycle in cycles), default=None)
+    return replace(
+        common,
+        forgotten_rows=forgotten,
+        known=before is not None and before.end != "failed",
+        new_groups=rows.groups,
+        unusable=rows.problem,
+        failed_cycles=times,
+        failed_at=failed_at,
+        allowed=allowed_at(config, now, in_use, newest=newest, left=settings.budget_hours, asked=asked),
+        predicted_hours=rows.hours,
+        predicted_kwh=_predicted_kwh(rows.hours, acts),
+        disk_free_bytes=shutil.disk_usage(home()).free,
+        disk_needed_bytes=rows.disk_bytes,
+    )
+
+
+def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
+    """12 hex digits: the same rows, settings, base model and champion are the same cycle."""
+    model = folder_for(config.model) / MANIFEST
+    parts = {
+        "rows": pool.hash,
+        "settings": settings_of(config),
+        "gate": config.gate.model_dump(mode="json"),
+        "name": config.cycle.name,
+        "model": sha256_file(model) if model.exists() else None,
+        "champion": champion.adapter_sha256 if champion is not None else None,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """Whom a candidate is held against beside the base. `best`: the best release ever, where that is not the champion
+    and its files are there."""
+
+    champion: Release | None = None
+    best: Release | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(rival.label for rival in (self.champion, self.best) if rival is not None)
+
+
+def champion_of(database: sqlite3.Connection, name: str) -> Release | None:
+    return next((release for release in releases(database, name) if "champion" in release.aliases), None)
+
+
+def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
+    champion = champion_of(database, name)
+    if champion is None:
+        return Rivals()
+    for cycle in reversed(cycles_of(database, name)):
+        release = release_of(database, cycle)
+        if release is None or release.withdrawn or release.pruned or cycle.end != "promoted":
+            continue
+        if gate_of(cycle).get("becomes_best"):
+            return Rivals(champion, release if release.label != champion.label else None)
+    return Rivals(champion)
+
+
+def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
+    """Ids of the rows that a release's cycle had; of all that cycles of its name had where its snapshot is gone."""
+    found = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
+    try:
+        return frozenset(row.id for row in open_snapshot(Path(found[0] if found else "")).pool())
+    except UsageError:
+        return trained_rows(database, release.name)
+
+
+def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
+    """The release that was registered from a cycle's run."""
+    return next((one for one in releases(database, cycle.name) if one.run == str(cycle.run.resolve())), None)
+
+
+def settings_then(cycle: CycleRow) -> RunConfig:
+    """The config that a cycle was opened with: one that was changed since counts for the next."""
+    return parse_config(cycle.config, f"cycle {cycle.id}")
+
+
+def pool_of(config: RunConfig) -> Snapshot:
+    """All rows of the config, before any is left out by a cycle. Raises what preparing raises."""
+    return prepare_data(pool_config(config), fetch_model(config.model))
+
+
+def pool_config(config: RunConfig) -> RunConfig:
+    """The same config with the user's general rows among its data."""
+    general = config.cycle.general
+    if general is None:
+        return config
+    paths = [config.data.path] if isinstance(config.data.path, str) else config.data.path
+    return config.model_copy(update={"data": config.data.model_copy(update={"path": [*paths, general]})})
+
+
+def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str) -> Wishes:
+    return Wishes(known=trained_rows(database, name), general=config.cycle.general, replay=config.cycle.replay)
+
+
+def spent(acts: Iterable[Act]) -> tuple[float, float]:
+    """Hours and kWh of training in these acts."""
+    slices = [act.details for act in acts if act.kind == "train"]
+    return sum(one.get("hours", 0.0) for one in slices), sum(one.get("kwh", 0.0) for one in slices)
+
+
+def _served(database: sqlite3.Connection, name: str, checks: Checks) -> tuple[str | None, str]:
+    """The release of this name that can be served, and why it is not the champion."""
+    found = wanted(database, (name,), checks)
+    return found.champions.get(name), "; ".join(found.problems)
+
+
+def allowed_at(
+    config: RunConfig,
+    now: float,
+    in_use: InUse | None,
+    *,
+    newest: float | None = None,
+    left: float | None = None,
+    asked: bool = False,
+) -> Allowed:
+    """What the window says at a moment. `newest`: when the newest cycle was opened, where none is open; `left`: hours
+    of the budget."""
+    window = parse_window(config.cycle.window)
+    return allowed_now(window, now, local_zone(), opened_s=newest, left_hours=left, in_use=in_use, asked=asked)
+
+
+def _rows(config: RunConfig, database: sqlite3.Connection, name: str, known: Seen) -> RowsNow:
+    """Read again only when the inputs or what was trained changed."""
+    trained = trained_rows(database, name)
+    try:
+        key = (_inputs(config, database), len(trained), config)
+        if known.key == key:
+            return known.rows
+        pool = pool_of(config)
+        rows = list(pool.pool())
+        groups = new_groups(rows, wishes_of(database, config, name))
+        trained_lengths = [row.length for row in rows if row.split == "train"]
+        planned = plan_run(
+            config, rows=len(trained_lengths), tokens=max(1, sum(trained_lengths) // max(1, len(trained_lengths)))
+        )
+        document = plan_document(planned)
+        hours = document["hours_range"][1] if document["fits"] else None
+        found = RowsNow(pool, groups, hours, sum(document["disk_bytes"].values()), planned.why_not)
+    except (DataRefused, UsageError) as error:
+        return RowsNow(problem=error.message)
+    known.key, known.rows = key, found
+    return found
+
+
+def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
+    """Changes whenever the rows may have changed: the store's counts, and size and time of files."""
+    paths = pool_config(config).data.path
+    found: list[Any] = [
+        database.execute(
+            "SELECT count(*), max(rowid), count(feedback), total(feedback), total(length(row)) FROM interactions"
+        ).fetchone(),
+        database.execute("SELECT count(*) FROM forgotten").fetchone(),
+    ]
+    for name in find_sources(paths):
+        if os.path.isfile(name):
+            status = os.stat(name)
+            found.append((name, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def _predicted_kwh(hours: float | None, acts: list[Act]) -> float | None:
+    """By what an hour of training has taken so far on this machine."""
+    known_hours, kwh = spent(acts)
+    return None if hours is None or not known_hours or not kwh else hours * kwh / known_hours
+
+
+def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, used: tuple[float, float]) -> Opened:
+    """Which stations have left what they leave."""
+    release = release_of(database, cycle)
+    done: set[Station] = set()
+    passed, promoted_at = None, 0.0
+    if release is not None:
+        done |= set(STATIONS[: STATIONS.index("register") + 1]) - {"gate"}
+        loaded = loaded_labels(cycle.name)
+        # The first release of a name is loaded when it is promoted.
+        if rivals.champion is None or loaded is None or release.label in loaded:
+            done.add("warm")
+        past = [move for move in history(database, cycle.name) if move.alias == "champion"]
+        moves = [move.time for move in past if move.version == release.version]
+        if moves:
+            done |= {"gate", "warm", "promote"}
+            passed, promoted_at = True, max(moves)
+    else:
+        done |= _of_run(cycle, rivals)
+    if "promote" not in done:
+        passed = verdict_of(cycle, rivals)
+        done |= {"gate"} if passed is not None else set()
+    if (cycle.folder / WATCHED).exists():
+        done.add("watch")
+    return Opened(
+        id=cycle.id,
+        opened_for=cycle.opened_for,
+        done=frozenset(done),
+        passed=passed,
+        void=_void(database, cycle),
+        withdrawn=release.withdrawn if release is not None else "",
+        spent_hours=round(used[0], 6),
+        spent_kwh=round(used[1], 6),
+        promoted_at=promoted_at,
+    )
+
+
+def _of_run(cycle: CycleRow, rivals: Rivals) -> set[Station]:
+    """The stations that the run's folder shows, as long as each rests on a whole one before it."""
+    run = cycle.run
+    if not (run / RECORD).exists() or not Path(read_record(run).get("snapshot", "")).is_dir():
+        return set()
+    done: set[Station] = {"snapshot"}
+    if read_record(run)["status"] != "done" or not (run / ADAPTER).is_file():
+        return done
+    try:
+        adapter = adapter_hash(run)
+    except HivetuneError:  # damaged after it was trained: training again makes the same one
+        return done
+    done.add("train")
+    beside = ((rivals.champion, AGAINST_CHAMPION), (rivals.best, AGAINST_BEST))
+    if _sealed(run / EVALUATION).get("adapter_sha256") == adapter and all(
+        rival is None or is_evaluation_of(cycle.folder / file, adapter, rival) for rival, file in beside
+    ):
+        done.add("evaluate")
+    export = run / EXPORTS / ADAPTER_EXPORT / MANIFEST
+    if export.exists() and read_json(export).get("adapter_sha256") == adapter:
+        done.add("export")
+    return done
+
+
+def is_evaluation_of(path: Path, adapter: str, rival: Release) -> bool:
+    """Whether an evaluation is whole, of this adapter, and against this rival."""
+    document = _sealed(path)
+    return (document.get("adapter_sha256"), document.get("rival")) == (adapter, rival.label)
+
+
+def verdict_of(cycle: CycleRow, rivals: Rivals) -> bool | None:
+    """What the gate of a cycle said against the present rivals; None where it has not."""
+    document = gate_of(cycle)
+    return bool(document["passed"]) if document.get("rivals") == list(rivals.labels) else None
+
+
+def gate_of(cycle: CycleRow) -> dict[str, Any]:
+    """What the gate wrote; nothing before it."""
+    return _sealed(cycle.folder / GATE)
+
+
+def _sealed(path: Path) -> dict[str, Any]:
+    """Nothing where the file is missing or damaged: what it tells is measured again."""
+    try:
+        return read_sealed(path)
+    except UsageError:
+        return {}
+
+
+def _void(database: sqlite3.Connection, cycle: CycleRow) -> str:
+    """Why an open cycle must not go on; empty when it may."""
+    if not (cycle.run / RECORD).exists():
+        return ""
+    record = read_record(cycle.run)
+    identity = record.get("identity", {})
+    gone = forgotten_rows(database, identity.get("snapshot", ""))
+    if gone:
+        return f"{gone} of its rows were forgotten"
+    manifest = folder_for(settings_then(cycle).model) / MANIFEST
+    if manifest.exists() and sha256_file(manifest) != identity.get("model"):
+        return "the base model was changed after it began"
+    return ""
