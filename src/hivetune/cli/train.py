@@ -1,5 +1,7 @@
 """`hivetune train`: open the run of a config, hand it to the supervisor, say what came out."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +9,7 @@ import typer
 
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.cli.settings import ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.supervise.attempt import Terms
@@ -15,6 +18,8 @@ from hivetune.walk.probe import probe_run
 from hivetune.walk.release.dry_export import DryExport, dry_export
 from hivetune.walk.train import train_run
 from hivetune.walk.variables import settle_variables
+
+WAIT_S = 2.0
 
 
 def train(
@@ -32,7 +37,7 @@ def train(
     chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
     loaded, name = read_settings(config, model, [*(overrides or []), *chunks])
     with progress("preparing model and data", "rows") as report:
-        run = open_run(loaded, name, report)
+        run = open_run(loaded, name, report, _waiting())
     if detach:
         start_detached(run.folder)
         say(f"training goes on in the background\nfollow it: hivetune watch {run.folder}")
@@ -42,6 +47,20 @@ def train(
     show_training(summary)
     show(f"next: hivetune eval {run.folder}")
     emit(summary)
+
+
+def _waiting() -> Callable[[Busy], None]:
+    """Says once for whom it waits."""
+    told = False
+
+    def wait(busy: Busy) -> None:
+        nonlocal told
+        if not told:
+            say(f"{busy.message}: waiting until it has prepared the rows")
+            told = True
+        time.sleep(WAIT_S)
+
+    return wait
 
 
 def measure_and_train(run: Run) -> dict[str, Any]:

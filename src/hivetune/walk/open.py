@@ -1,7 +1,7 @@
 """A run folder is opened: found, or made with its plan and its record. Nothing is trained here."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hivetune.base.private import check_own, make_folder
 from hivetune.base.whole import problems_once
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
-from hivetune.errors import UsageError
+from hivetune.errors import Busy, UsageError
 from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
 from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices, read_resolved, write_resolved
@@ -39,13 +39,17 @@ class Run:
         return read_record(self.folder)
 
 
-def open_run(config: RunConfig, name: str, progress: Progress = silent) -> Run:
+def open_run(
+    config: RunConfig, name: str, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
+) -> Run:
     """The run of this config and data: found when it exists, else made with its plan. Trains nothing.
+
+    `on_busy` as in prepare_data: a second run on the same rows waits for the first to prepare them.
 
     Raises UsageError when the folder belongs to another config or other data, naming the difference.
     """
     model = fetch_model(config.model, progress)
-    snapshot = prepare_data(config, model, progress)
+    snapshot = prepare_data(config, model, progress, on_busy)
     identity = identity_of(config, snapshot, model)
     settings_hash = identity_hash(identity)
     folder = Path(config.output).expanduser() if config.output else home() / "runs" / f"{name}-{settings_hash[:10]}"
