@@ -11,8 +11,8 @@ from hivetune.judge.gate import judge
 from hivetune.records import Verdict
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION, VERDICT
+from hivetune.walk.compare.curve import contradictory_rows, curve_document, read_curve
 from hivetune.walk.compare.pages import write_evaluation_page
-from hivetune.walk.curve import contradictory_rows, curve_document, read_curve
 from hivetune.walk.open import Run
 
 

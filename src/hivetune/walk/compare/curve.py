@@ -11,7 +11,7 @@ from hivetune.run.folder import METRICS
 from hivetune.walk.open import Run
 
 MOST_ROWS_READ = 20_000  # about 2 s
-MOST_PLACES = 10
+_MOST_PLACES = 10
 MOST_POINTS = 200  # of a plot
 
 
@@ -52,4 +52,4 @@ def contradictory_rows(snapshot: Snapshot) -> tuple[str, ...]:
             said = " ".join(turns[1].content.split()).casefold()
             answers[info.agent or "", question(info.messages)].setdefault(said, info.source)
     others = [list(known.values())[1:] for known in answers.values() if len(known) > 1]
-    return tuple(place for places in others for place in places)[:MOST_PLACES]
+    return tuple(place for places in others for place in places)[:_MOST_PLACES]
