@@ -8,6 +8,8 @@ import pytest
 from machine.doctor.machines import Fake, Gpu, seen_from
 
 from hivetune.config import parse_config
+from hivetune.machine.doctor.look import look
+from hivetune.machine.profile import Proof, ProvenSet, read_profile, write_profile
 from hivetune.run.choices import NO_CHOICES, read_resolved, write_resolved
 from hivetune.run.folder import OUTCOME, PROBE
 from hivetune.walk.open import Run
@@ -42,6 +44,18 @@ def test_what_the_user_has_set_stays_unless_it_does_harm(tmp_path: Path) -> None
     mine = fake(TORCH_BLAS_PREFER_HIPBLASLT="1", **OVERRIDE)
     chosen = settle_variables(a_run(tmp_path), seen_from(mine, tmp_path / "machine"))
     assert {one.name for one in chosen} == {"ROCBLAS_USE_HIPBLASLT", "HSA_OVERRIDE_GFX_VERSION"}
+
+
+def test_what_was_proven_here_comes_before_what_is_reported(tmp_path: Path) -> None:
+    """hipBLASLt computed right and fastest in the doctor's proof: nothing keeps the run from it."""
+    where = seen_from(fake(**OVERRIDE), tmp_path / "machine")
+    profile = read_profile(look(where).machine.fingerprint)
+    best = {"bfloat16": ProvenSet(0.1), "float32": ProvenSet(0.9, {}, LEAVE)}
+    write_profile(profile.with_proof("cuda:0", Proof(0.0, "job", "bfloat16", best)))
+    for dtype, kept in (("auto", {}), ("float32", LEAVE)):
+        run = a_run(tmp_path / dtype, dtype=dtype)
+        settle_variables(run, where)
+        assert read_resolved(run.folder)[1].environment == {**kept, "HSA_OVERRIDE_GFX_VERSION": None}
 
 
 @pytest.mark.parametrize("settings", [{"device": "cpu"}, {}])

@@ -59,6 +59,7 @@ def doctor(
                 [one.card for one in cards_in_question(seen) if one.card.kind == seen.software.torch.kind],
                 settings,
                 soak_s=60 * soak,
+                removed=tuple(one.name for one in advised_variables(seen) if one.value is None),
                 disk_bytes_per_s=seen.host.disk.write_bytes_s,
                 progress=report,
             )

@@ -99,7 +99,12 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
         f"time: {duration(total)} (between {low} and {high}), {choice.step_s:.2g} s a step, "
         f"{tokens_per_s:,.0f} tokens/s, {100 * share:.0f} % of the GEMM rate; validation and loading come on top"
     )
-    lost = power_loss_s(setup, choice.step_s, planned.config.supervise.checkpoint_every_s)
+    lost = power_loss_s(
+        setup,
+        choice.step_s,
+        planned.config.supervise.checkpoint_every_s,
+        disk_bytes_per_s=planned.disk_bytes_per_s,
+    )
     show(f"a power cut takes at most {duration(lost)} of work")
 
 

@@ -319,10 +319,12 @@ def with_advice(error: DoesNotFit, options: Sequence[Option], own: Case) -> Does
     return DoesNotFit(error.message, hint=f"these would fit: {near}" if near else "choose a smaller model")
 
 
-def power_loss_s(setup: TrainingSetup, step_s: float, every_s: float | None = None) -> float:
+def power_loss_s(
+    setup: TrainingSetup, step_s: float, every_s: float | None = None, *, disk_bytes_per_s: float = DISK_BYTES_PER_S
+) -> float:
     """Most seconds of work that a power cut can lose: one step, or the checkpoint interval."""
     checkpoint_bytes = 12 * setup.adapter_parameters
-    cost_s = max(0.05, checkpoint_bytes / DISK_BYTES_PER_S)
+    cost_s = max(0.05, checkpoint_bytes / disk_bytes_per_s)
     interval_s = every_s or checkpoint_interval_s(cost_s, MEAN_TIME_BETWEEN_FAULTS_S, blocking_s=0.1 * cost_s)
     return max(step_s, interval_s)
 

@@ -14,6 +14,7 @@ from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import find_prepared
 from hivetune.plan.choose import (
+    DISK_BYTES_PER_S,
     Case,
     Choice,
     Option,
@@ -46,6 +47,8 @@ class Planned:
     choice: Choice | None
     why_not: str
     options: Sequence[Option]
+    disk_bytes_per_s: float = DISK_BYTES_PER_S
+    """Measured by the doctor, else assumed."""
 
 
 def plan_run(
@@ -87,7 +90,8 @@ def plan_run(
         why_not = error.message
     own = Case(config.model, architecture, config.max_length, config.lora.r, precision_of(setup))
     options = what_would_fit(own, device, work, compared(config.model, device), memory_share=share)
-    return Planned(config, architecture, device, work, setup, choice, why_not, options)
+    disk_bytes_per_s = profile.other_rates.get("disk", {}).get("write", DISK_BYTES_PER_S)
+    return Planned(config, architecture, device, work, setup, choice, why_not, options, disk_bytes_per_s)
 
 
 def find_architecture(name: str) -> Architecture:
@@ -174,5 +178,5 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "step_s": choice.step_s,
         "hours": hours,
         "hours_range": [hours * (1 - choice.error), hours * (1 + choice.error)],
-        "power_loss_s": power_loss_s(choice.setup, choice.step_s, every_s),
+        "power_loss_s": power_loss_s(choice.setup, choice.step_s, every_s, disk_bytes_per_s=planned.disk_bytes_per_s),
     }
