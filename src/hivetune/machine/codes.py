@@ -27,6 +27,7 @@ def _cuda(code: str) -> str:
     camel = "|".join(name for name in names.split() if not name.isupper())
     capitals = "|".join(name for name in names.split() if name.isupper()) or "(?!)"
     found = [rf"(?:hip|cuda)Error(?:{camel})\b", rf"CUDA_ERROR_(?:{capitals})\b"]
+    found += [rf"Triton Error \[\w+\]:\s+Code: {code}\b"]
     if int(code) >= LEAST_CUDA_NUMBER:
         failed = r"[ -]?(?i:runtime |driver |api )?(?i:error|failure)\w*(?: \(error)?(?: code)?[ :=#(]+"
         found += [rf"{_CARD}\w*{failed}{code}\b", rf"\b[Ee]rror {code}: "]
@@ -65,7 +66,7 @@ def _signal(code: str) -> str:
     ended = r"(?:exit|return|status)\w*(?: with)?(?: code| status)?[ :=(]+"
     return (
         rf"\b{code}\b|\bsignal[ :=]+(?:number )?{number}\b|\b{ended}(?:-{number}|{128 + number})\b"
-        rf"|\berror code -{number}\b|\bline \d+:\s+\d+ {words}\b"
+        rf"|Signal: {words} \({number}\)|\b{words}: {number}\b|\berror code -{number}\b|\bline \d+:\s+\d+ {words}\b"
         rf"|signal[ :]+{words}|Unexpected (?i:{words}) encountered|\b{words}(?: \(core dumped\)|\s*$)"
     )
 

@@ -268,6 +268,7 @@ CASES = [
         ids("gfx120x-before-6.4"),
         ids("gfx120x-before-6.4"),
     ),
+    Case("R9700 with ROCm 10.0", Fake(gpus=[R9700], torch="2.14.0+rocm10.0.0"), ids("gfx120x-rocm-10")),
     Case("R9700 with ROCm 7.1", Fake(gpus=[R9700], torch="2.10.0+rocm7.1"), ids("gfx120x-rocm-7.1")),
     Case("Strix Halo with ROCm 7.1", Fake(gpus=[STRIX_HALO], torch="2.10.0+rocm7.1"), ids("gfx1151-rocm-7.1")),
     Case(
