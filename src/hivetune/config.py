@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -300,11 +300,12 @@ def _expand_data(tree: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class KnownSetting:
-    """One setting as people see it: `default` as YAML, empty where the setting is required."""
+    """One setting as people see it: `default` as YAML, empty where it is required; `choices` where there are few."""
 
     key: str
     default: str
     meaning: str
+    choices: tuple[str, ...] = ()
 
 
 def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[KnownSetting]:
@@ -316,7 +317,8 @@ def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> li
             found += known_settings(kind, f"{prefix}{name}.")
         else:
             default = "" if info.is_required() else json.dumps(info.default)
-            found.append(KnownSetting(prefix + name, default, info.description or ""))
+            choices = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
+            found.append(KnownSetting(prefix + name, default, info.description or "", choices))
     return found
 
 

@@ -223,3 +223,23 @@ def test_the_page_of_exit_codes_has_every_code() -> None:
     told = {int(code) for line in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for code in line.split(",")}
     assert told == codes
     assert all(re.search(rf"\b{code}\b", EXIT_CODES) for code in codes)
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("hivetune sho", ["show"]),
+        ("hivetune data for", ["forget"]),
+        ("hivetune train run.yaml --chu", ["--chunk-rows"]),
+        ("hivetune train run.yaml --set lora.r", ["lora.r=", "lora.rslora="]),
+        ("hivetune train run.yaml --set lora.rslora=", ["lora.rslora=true", "lora.rslora=false"]),
+        ("hivetune plan rows.csv --model sm", ["smollm2-135m"]),
+        ("hivetune show la", ["last"]),
+    ],
+)
+def test_a_shell_is_offered_what_fits(line: str, offered: list[str], tmp_path: Path) -> None:
+    asked = {"_HIVETUNE_COMPLETE": "complete_bash", "_TYPER_COMPLETE_ARGS": line, "COMP_WORDS": line}
+    environment = {**os.environ, **asked, "COMP_CWORD": str(len(line.split()) - 1), "HIVETUNE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", "from hivetune.cli.main import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.split() == offered, done.stderr

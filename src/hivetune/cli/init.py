@@ -8,8 +8,8 @@ import typer
 import yaml
 
 from hivetune.base.disk import write_atomic
+from hivetune.cli.arguments import ModelOption
 from hivetune.cli.output import duration, emit, progress, show, size
-from hivetune.cli.settings import ModelOption
 from hivetune.data.prepare.decide import NO_VALUE
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError

@@ -3,12 +3,12 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, show, size, table
-from hivetune.cli.settings import SetOption
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_part
@@ -18,10 +18,8 @@ from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.verdict import judge_run, verdict_document
 
-RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")]
 
-
-def evaluate(run: RunFolder, overrides: SetOption = None) -> None:
+def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     """Score base and tuned model on the held-out rows and answer some as they are served. Writes eval.json."""
     opened = _open(run, overrides, "eval.")
     with progress("scoring and answering", "items") as report:
@@ -32,7 +30,7 @@ def evaluate(run: RunFolder, overrides: SetOption = None) -> None:
     emit(evaluation)
 
 
-def gate(run: RunFolder, overrides: SetOption = None) -> None:
+def gate(run: RunArgument, overrides: SetOption = None) -> None:
     """The verdict on eval.json: deploy, iterate, abort or not-enough-evidence. Exit code 6 unless deploy."""
     verdict = judge_run(_open(run, overrides, "gate."))
     show_verdict(verdict)

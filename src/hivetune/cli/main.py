@@ -5,6 +5,7 @@ Only the module of the command that was asked for is imported, so `hivetune --he
 
 import functools
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -103,7 +104,8 @@ def main() -> None:
         signal.signal(number, _stop)
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
-    arguments = arguments or ["status"]
+    # A shell that completes a command line asks with the line in the environment (typer's own variable).
+    arguments = os.environ.get("_TYPER_COMPLETE_ARGS", "").split()[1:] or arguments or ["status"]
     try:
         # Under --json typer's own errors come here; else typer prints them, with the usage of the command.
         sys.exit(_app(arguments)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))

@@ -3,17 +3,15 @@
 import os
 import sys
 import webbrowser
-from typing import Annotated
 
-import typer
-
+from hivetune.cli.arguments import RunArgument
 from hivetune.cli.output import MODE, emit, say, show
 from hivetune.run.find import find_run
 from hivetune.walk.compare.pages import newest_page
 
 
 def open_page(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")],
+    run: RunArgument,
 ) -> None:
     """Open the newest page of a run: its evaluation, or a comparison on its rows. With --json only its path is said."""
     page = newest_page(find_run(run))

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from hivetune.base.disk import home
+from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import duration, emit, say, show, size, table
-from hivetune.cli.settings import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.errors import DoesNotFit
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.plan.choose import (

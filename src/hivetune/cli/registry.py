@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.database import open_database
+from hivetune.cli.arguments import ReleaseArgument, RunArgument
 from hivetune.cli.output import emit, say, show, table
 from hivetune.release import registry
 from hivetune.release.registry import Release, forgotten_rows
@@ -16,12 +17,11 @@ from hivetune.run.find import find_run
 from hivetune.walk.compare.frozen import freeze_wins
 from hivetune.walk.release.register import explain_release, register_run, who
 
-ReleaseArgument = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in words; kept in the history.")]
 
 
 def register(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")],
+    run: RunArgument,
     name: Annotated[str, typer.Option("--as", metavar="NAME", help="Name of the release: a-z, 0-9 and '-'.")],
 ) -> None:
     """Keep a run's adapter, exports, verdict and settings as the next version of NAME. It becomes the candidate."""

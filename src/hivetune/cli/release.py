@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.cli.arguments import RunArgument
 from hivetune.cli.output import emit, progress, say, show, size
 from hivetune.errors import MachineNotFit
 from hivetune.release.export import export_run
@@ -15,7 +16,7 @@ from hivetune.walk.release.export import check_prompts
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")],
+    run: RunArgument,
     to: Annotated[str, typer.Option("--to", help="adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
     quant: Annotated[str, typer.Option("--quant", help=f"Number type of a GGUF: {', '.join(RECIPES)}.")] = "f16",
     check: Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from hivetune.base.journal import read_journal
 from hivetune.base.private import open_plain
+from hivetune.cli.arguments import RunArgument
 from hivetune.cli.chart import text_chart
 from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
@@ -23,7 +24,6 @@ from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
 from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run
 from hivetune.walk.open import load_run
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs")]
 WATCH_S = 1.0
 TOLD = {
     "attempt": "worker {number} started",

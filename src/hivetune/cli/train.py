@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
-from hivetune.cli.settings import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
 from hivetune.run.folder import LOSS_CURVE

@@ -6,8 +6,8 @@ from pathlib import Path
 import typer
 
 from hivetune.base.disk import home
+from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import duration, emit, progress, say, show, table
-from hivetune.cli.settings import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.supervise.verify import verify_resume as verify
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.prepare import prepare_data

@@ -3,6 +3,7 @@
 engine/convert/prepare_model.py writes them; everything else only reads them.
 """
 
+import difflib
 import hashlib
 import re
 from dataclasses import dataclass
@@ -64,9 +65,11 @@ def kind_of(name: str) -> SourceKind:
         )
     if HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
         return "hub"
+    near = difflib.get_close_matches(name, [*PACKAGED, *prepared_names()], 1)
+    hint = f"give a Hub id such as Qwen/Qwen2.5-0.5B-Instruct, a folder, a GGUF file, or {next(iter(PACKAGED))}"
     raise UsageError(
         f"model {name} not found: it is no folder, no file and no Hub id",
-        hint=f"give a Hub id such as Qwen/Qwen2.5-0.5B-Instruct, a folder, a GGUF file, or {next(iter(PACKAGED))}",
+        hint=f"did you mean {near[0]}?" if near else hint,
     )
 
 
@@ -89,6 +92,13 @@ def folder_for(name: str) -> Path:
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=5).hexdigest()
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem if kind == "gguf" else path.name).lstrip(".-") or "model"
     return home() / "models" / f"{stem}-{digest}{part}"
+
+
+def prepared_names() -> list[str]:
+    """The models that were prepared on this machine, the newest first, by the names that they were fetched with."""
+    found = [path.parent for path in (home() / "models").glob(f"*/{DESCRIPTION}")]
+    found.sort(key=lambda folder: (folder / DESCRIPTION).stat().st_mtime, reverse=True)
+    return [read_prepared(folder).name for folder in found]
 
 
 def find_prepared(name: str) -> Prepared | None:

@@ -10,7 +10,7 @@ from hivetune.base.disk import home
 from hivetune.config import MOST_TOKENS_A_ROW, RunConfig, parse_config
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import UsageError
-from hivetune.models.prepared import PACKAGED, find_prepared, kind_of, read_prepared
+from hivetune.models.prepared import PACKAGED, find_prepared, kind_of, prepared_names
 from hivetune.records import Progress, silent
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.plan import Planned, plan_run
@@ -63,9 +63,7 @@ def _store_has_rows() -> bool:
 
 def _model_at_hand() -> str:
     """The model that was prepared last on this machine, else the one that comes as a package."""
-    folders = [path for path in (home() / "models").glob("*") if (path / "hivetune.json").exists()]
-    newest = max(folders, key=lambda path: (path / "hivetune.json").stat().st_mtime, default=None)
-    return next(iter(PACKAGED)) if newest is None else read_prepared(newest).name
+    return next(iter((*prepared_names(), *PACKAGED)))
 
 
 def _with_length(settings: RunConfig, tokens: int) -> RunConfig:

@@ -1,0 +1,98 @@
+"""What several commands take: a run, a config or rows with a model, settings; and how a shell completes them."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
+from hivetune.cli.output import say
+from hivetune.config import RunConfig, known_settings, load_config, override_config, parse_config
+from hivetune.data.intake.files import names_rows
+from hivetune.errors import UsageError
+from hivetune.models.prepared import PACKAGED, prepared_names
+from hivetune.release.registry import releases
+from hivetune.run.find import LAST, known_runs
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Names of runs, for a shell."""
+    return [name for name in (LAST, *(status.run.name for status in known_runs())) if name.startswith(incomplete)]
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """`a.b=` for a shell, and behind it the values of a setting that has few."""
+    found = []
+    for setting in known_settings():
+        values = [f"{setting.key}={value}" for value in setting.choices]
+        found += values if incomplete.startswith(f"{setting.key}=") else [f"{setting.key}="]
+    return [word for word in found if word.startswith(incomplete)]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Models that are on this machine, for a shell."""
+    return [name for name in dict.fromkeys((*PACKAGED, *prepared_names())) if name.startswith(incomplete)]
+
+
+def complete_release(incomplete: str) -> list[str]:
+    """NAME and NAME@VERSION, for a shell."""
+    if not (home() / "hive.db").exists():
+        return []
+    with closing(open_database()) as database:
+        known = releases(database)
+    names = dict.fromkeys(release.name for release in known)
+    return [word for word in (*names, *(release.label for release in known)) if word.startswith(incomplete)]
+
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs", autocompletion=complete_run
+    ),
+]
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="YAML file (docs/config.md), or rows together with --model.")
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="M", help="CONFIG is rows for this model.", autocompletion=complete_model),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Override a setting.", autocompletion=complete_setting),
+]
+ReleaseArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...", autocompletion=complete_release),
+]
+
+
+def read_settings(config: str, model: str | None, overrides: Sequence[str] | None) -> tuple[RunConfig, str]:
+    """The settings and the name of their runs: of a YAML file, or of rows with a model and all else at its default.
+
+    Raises UsageError.
+    """
+    path = Path(config)
+    if model is None and not names_rows(config):
+        return load_config(path, overrides or ()), path.stem
+    if path.suffix.lower() in (".yaml", ".yml"):
+        raise UsageError(
+            f"--model {model}: {config} names its model itself", hint=f"hivetune train {config} --set model={model}"
+        )
+    if model is None:
+        raise UsageError(
+            f"{config} is rows: which model should learn them?",
+            hint=f"hivetune train {config} --model smollm2-135m, or write a config first: hivetune init {config}",
+        )
+    settings = override_config(
+        parse_config({"model": model, "data": {"path": config}}, "command line"), overrides or ()
+    )
+    say(
+        f"settings: {settings.epochs:g} epochs, batch_size {settings.batch_size}, "
+        f"learning_rate {settings.learning_rate:g}, lora.r {settings.lora.r}, max_length {settings.max_length}; "
+        "others: --set, and hivetune config"
+    )
+    return settings, "rows" if config == "-" else path.stem
