@@ -17,7 +17,7 @@ from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import folder_for
 from hivetune.plan.memory import TrainingSetup, adapters_of, predict_peak
 from hivetune.plan.speed import shape_of, step_flops
-from hivetune.walk.plan import plan_run
+from hivetune.walk.before.plan import plan_run
 
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4},

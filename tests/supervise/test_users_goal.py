@@ -22,9 +22,9 @@ from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
 from hivetune.supervise.attempt import Terms
 from hivetune.supervise.supervisor import supervise_run
+from hivetune.walk.before.probe import probe_run
 from hivetune.walk.demo.rows import SYSTEM_PROMPTS, write_demo_data
 from hivetune.walk.open import Run, load_run, open_run
-from hivetune.walk.probe import probe_run
 from hivetune.walk.train import train_run
 
 WORKER = str(Path(__file__).with_name("goal_worker.py"))

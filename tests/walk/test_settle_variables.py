@@ -12,8 +12,8 @@ from hivetune.machine.doctor.look import look
 from hivetune.machine.profile import Proof, ProvenSet, read_profile, write_profile
 from hivetune.run.choices import NO_CHOICES, read_resolved, write_resolved
 from hivetune.run.folder import OUTCOME, PROBE
+from hivetune.walk.before.variables import settle_variables
 from hivetune.walk.open import Run
-from hivetune.walk.variables import settle_variables
 
 R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 LEAVE = {"TORCH_BLAS_PREFER_HIPBLASLT": "0", "ROCBLAS_USE_HIPBLASLT": "0"}

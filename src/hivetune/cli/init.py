@@ -13,8 +13,8 @@ from hivetune.cli.output import duration, emit, progress, show, size
 from hivetune.data.prepare.decide import NO_VALUE
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
-from hivetune.walk.plan import Planned
-from hivetune.walk.propose import Proposal, propose
+from hivetune.walk.before.plan import Planned
+from hivetune.walk.before.propose import Proposal, propose
 
 MOST_NAMED = 6  # agents or categories in a comment
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.

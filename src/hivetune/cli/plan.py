@@ -19,7 +19,7 @@ from hivetune.plan.choose import (
 )
 from hivetune.plan.memory import disk_bytes, explain_memory
 from hivetune.plan.speed import step_flops
-from hivetune.walk.plan import Planned, case_of, plan_document, plan_run, precision_of
+from hivetune.walk.before.plan import Planned, case_of, plan_document, plan_run, precision_of
 
 
 def plan(

@@ -13,11 +13,11 @@ from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.supervise.attempt import Terms
+from hivetune.walk.before.probe import probe_run
+from hivetune.walk.before.variables import settle_variables
 from hivetune.walk.open import Run, open_run
-from hivetune.walk.probe import probe_run
 from hivetune.walk.release.dry_export import DryExport, dry_export
 from hivetune.walk.train import train_run
-from hivetune.walk.variables import settle_variables
 
 WAIT_S = 2.0
 

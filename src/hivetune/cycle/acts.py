@@ -53,10 +53,10 @@ from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION, RECORD
 from hivetune.run.record import read_record
 from hivetune.serve.gateway.loaded import loaded_labels
+from hivetune.walk.before.probe import probe_run
 from hivetune.walk.compare.station import compare_pair
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.open import Run, load_run, open_run
-from hivetune.walk.probe import probe_run
 from hivetune.walk.release.register import register_run
 from hivetune.walk.train import train_run
 from hivetune.walk.verdict import verdict_document

@@ -46,9 +46,9 @@ from hivetune.run.folder import ADAPTER, EVALUATION, EXPORTS, RECORD
 from hivetune.run.record import read_record
 from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, wanted
+from hivetune.walk.before.plan import plan_document, plan_run
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.identity import settings_of
-from hivetune.walk.plan import plan_document, plan_run
 from hivetune.walk.prepare import prepare_data
 
 

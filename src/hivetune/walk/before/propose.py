@@ -12,8 +12,8 @@ from hivetune.data.prepare.prepare import check
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, find_prepared, kind_of, prepared_names
 from hivetune.records import Progress, silent
+from hivetune.walk.before.plan import Planned, plan_run
 from hivetune.walk.fetch import fetch_model
-from hivetune.walk.plan import Planned, plan_run
 
 MULTIPLE = 64  # token counts are padded to multiples of it
 SHORTEST = 256  # a row of a question and an answer; below it the memory is needed by the model and not by the rows
