@@ -30,7 +30,7 @@ class Contests:
 
     `champion` and `best` are None before there is a champion; `best` also while it is the champion. `known`: ids of the
     rows that the champion's cycle had; the others are fresh. `look`: the number of this candidate among those that were
-    judged against this champion, from 1. `kl_to_base`: nats per token, where it was measured.
+    judged against this champion, from 1.
     """
 
     base: Evaluation
@@ -38,7 +38,6 @@ class Contests:
     best: Evaluation | None = None
     known: Collection[str] = ()
     look: int = 1
-    kl_to_base: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def judge_cycle(contests: Contests, config: GateConfig) -> CycleVerdict:
         look=contests.look,
         becomes_best=verdict == "deploy" and (gain is None or (isinstance(gain, Estimate) and gain.value > 0)),
         fresh_rows=len(fresh),
-        kl_to_base=contests.kl_to_base,
+        kl_to_base=(contests.base.get("kl_to_base") or {}).get("nats_per_token"),
     )
 
 

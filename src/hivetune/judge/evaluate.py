@@ -114,6 +114,7 @@ def evaluation_document(
         "answers": [_answer_row(snapshot.info(row), found, config, problems, checking) for row in generate.rows],
         **{side: dict(outcome.get(side) or {}) for side in SIDES},
         **noise_fields(outcome.get("probes_s") or ()),
+        "kl_to_base": outcome.get("kl_to_base"),
         "problems": problems,
     }
 

@@ -42,6 +42,7 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
             **made.document,
             **about,
             "rank": result.get("rank"),
+            "kl_to_base": result.get("kl_to_base"),
             "answered_by": f"llama.cpp, {made.document['quant']}",
         }
     write_sealed(run.folder / EVALUATION, evaluation)

@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 import torch
 from engine.model.test_general import write_other
-from engine.models import each_family, random_adapter, write_model
+from engine.models import documents, each_family, random_adapter, write_model
 from engine.runs import learnable_rows, make_run, run_training
 from transformers import AutoModelForCausalLM
 
+from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.engine.convert.merge import merge
 from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.general import load_general, load_module
+from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document
 from hivetune.engine.score import score, turns
+from hivetune.engine.score.divergence import LONGEST_ROW, divergence_from_base
 from hivetune.engine.score.generate import Completion, answer_prompts, settle_module
 from hivetune.engine.train.feed import read_documents
 from hivetune.models.prepared import DESCRIPTION
@@ -131,6 +134,7 @@ def test_losses_and_answers_of_base_and_tuned(trained: Path, tiny_model_folder: 
         assert result[side]["loss"] == pytest.approx(sum(expected) / total, rel=1e-5)
         assert result[side]["peak_memory_bytes"] > 1 << 20 and result[side]["tokens_per_second"] > 0
     assert result["tuned"]["loss"] < result["base"]["loss"]
+    assert result["kl_to_base"]["rows"] == 5 and result["kl_to_base"]["nats_per_token"] > 0
 
 
 def test_tuned_answers_are_those_of_the_merged_model(trained: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -249,3 +253,54 @@ def test_a_loss_that_is_not_finite_is_null(
     )
     assert [line["nll"] for line in lines if line["model"] == "tuned"] == [None] * 5
     assert result["tuned"]["loss"] is None and result["base"]["loss"] is not None
+
+
+def test_the_divergence_from_the_base_is_that_of_the_probabilities(tmp_path: Path) -> None:
+    """By torch's own kl_div on transformers' logits; the same on both paths, 0 for an adapter of zeros."""
+    folder = write_model(tmp_path)
+    model = load_model(folder, LoraConfig(r=4), method="lora", dtype=torch.float32, device=torch.device("cpu"))
+    given = documents()  # two of them without a target
+    whole = divergence_from_base(model, given, Heartbeat(None))
+    assert whole is not None and whole["nats_per_token"] == pytest.approx(0, abs=1e-6)
+    random_adapter(model)
+    whole = divergence_from_base(model, given, Heartbeat(None))
+    assert whole is not None
+    expected, tokens = 0.0, 0
+    for document in given:
+        ids = document.tokens_L.tolist()
+        places = document.trained_L.nonzero()[:, 0] - 1
+        tuned, base = (torch.log_softmax(model.logits(ids, adapter=on)[places], -1) for on in (True, False))
+        expected += float(torch.nn.functional.kl_div(base, tuned, reduction="sum", log_target=True))
+        tokens += len(places)
+        assert torch.allclose(
+            model.logits(ids, adapter=False), module_of(folder)(input_ids=torch.tensor([ids])).logits[0], atol=1e-3
+        )
+    assert whole == {
+        "nats_per_token": pytest.approx(expected / tokens, rel=1e-4),
+        "tokens": tokens,
+        "rows": len(given) - 2,
+    }
+    general = load_general(
+        folder,
+        LoraConfig(r=4),
+        method="lora",
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        choices=Choices(),
+        why="",
+    )
+    for name, tensor in model.adapter.items():
+        general.adapter[name].copy_(tensor)
+    again = divergence_from_base(general, given, Heartbeat(None))
+    assert again is not None and again["nats_per_token"] == pytest.approx(whole["nats_per_token"], rel=1e-3)
+
+
+def test_rows_that_are_too_long_and_too_many_are_left_out_of_the_divergence(tmp_path: Path) -> None:
+    model = load_model(
+        write_model(tmp_path), LoraConfig(r=4), method="lora", dtype=torch.float32, device=torch.device("cpu")
+    )
+    tokens, trained = torch.ones(LONGEST_ROW + 1, dtype=torch.int64), torch.ones(LONGEST_ROW + 1, dtype=torch.bool)
+    assert divergence_from_base(model, [Document(0, tokens, trained)], Heartbeat(None)) is None
+    short = Document(0, tokens[:3], torch.tensor([False, True, True]))
+    found = divergence_from_base(model, [short] * 70, Heartbeat(None))
+    assert found == {"nats_per_token": pytest.approx(0, abs=1e-6), "tokens": 48, "rows": 24}

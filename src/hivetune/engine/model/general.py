@@ -115,6 +115,16 @@ class GeneralModel:
             self.switch.on = True
         return sums_B
 
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
+        self.switch.on = adapter
+        try:
+            ids = torch.tensor([list(tokens)], device=self.device)
+            found: Tensor = self.module(input_ids=ids, use_cache=False).logits[0]
+            return found
+        finally:
+            self.switch.on = True
+
     def _nll(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor]:
         """nll [M] of every trained token of one padded micro-batch, and which document [M] it belongs to."""
         length = self._padded(max(len(document.tokens_L) for document in documents))

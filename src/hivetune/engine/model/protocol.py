@@ -52,6 +52,10 @@ class LoraModel(Protocol):
         """Float [len(documents)]: sum over the trained tokens of each; `adapter` False: of the base model."""
         ...
 
+    def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
+        """[len(tokens), V] of one document, in the dtype of the model; `adapter` False: of the base model."""
+        ...
+
 
 def halved(batches: Sequence[list[int]], halvings: int) -> list[list[int]]:
     """Each micro-batch cut in 2 ** `halvings` parts, as far as it has documents: what a recovery does about memory.

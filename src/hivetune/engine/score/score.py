@@ -25,6 +25,7 @@ from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.general import load_module
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document
+from hivetune.engine.score.divergence import divergence_from_base
 from hivetune.engine.score.generate import Completion, answer_prompts
 from hivetune.engine.score.turns import BothModels, SideName, blocks, in_turns
 from hivetune.engine.train.feed import read_documents
@@ -118,7 +119,7 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
             known=known,
             heartbeat=heartbeat,
         )
-        path = score_losses(scoring, task.rows) if task.rows else None
+        path, divergence = score_losses(scoring, task.rows) if task.rows else (None, None)
         gc.collect()
         if task.generate.rows:
             score_answers(scoring, task.generate)
@@ -127,7 +128,8 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     if task.adapter is not None:
         lora, tensors = read_adapter(task.adapter)
         rank = rank_use(tensors, lora)
-    return {**summaries, "path": path, "probes_s": known.probes_s, "rank": rank, "choices": choices.made()}
+    made = {"path": path, "probes_s": known.probes_s, "rank": rank, "kl_to_base": divergence}
+    return {**summaries, **made, "choices": choices.made()}
 
 
 def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
@@ -158,14 +160,15 @@ def choices_of(adapter: Path | None) -> Choices:
     return read_resolved(adapter)[1]
 
 
-def score_losses(scoring: Scoring, rows: Sequence[int]) -> str | None:
+def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dict[str, Any] | None]:
     """A line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite.
 
-    None instead of the path when every line was there before.
+    Returns the path of the model and the divergence of the tuned from the base model (divergence.py); None and None
+    when every line was there before.
     """
     missing = {name: [row for row in rows if (name, row) not in scoring.known.losses] for name in scoring.sides}
     if not any(missing.values()):
-        return None
+        return None, None
     lora, tensors = (LoraConfig(r=1), None) if scoring.adapter is None else read_adapter(scoring.adapter)
     model = load_model(
         scoring.model,
@@ -193,7 +196,9 @@ def score_losses(scoring: Scoring, rows: Sequence[int]) -> str | None:
             line = scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
             side.add_loss(line)
             scoring.heartbeat.beat(Beat.ITEM)
-    return model.path
+    if scoring.adapter is None:
+        return model.path, None
+    return model.path, divergence_from_base(model, read_documents(scoring.snapshot, rows), scoring.heartbeat)
 
 
 def score_answers(scoring: Scoring, wanted: Generate) -> None:
