@@ -5,11 +5,20 @@ import os
 import random
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import yaml
 from serve.hive import MODEL, make_home
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, read_json
+from hivetune.base.journal import read_journal
+from hivetune.cycle.ledger import cycles_of
+from hivetune.release.registry import releases
+from hivetune.run.record import read_record
 
 NAME = "demo"
 WORDS = ("red", "blue", "green", "black", "white", "small", "large", "quick", "slow", "old", "new", "warm")
@@ -70,3 +79,61 @@ def cycle(*arguments: str, check: bool = True, **environment: str) -> dict[str, 
     assert not check or done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return {**document, "exit_code": done.returncode, "told": done.stderr}
+
+
+def poisoned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same questions with each other's answers."""
+    answers = [row["messages"][1] for row in rows]
+    random.Random(1).shuffle(answers)
+    return [{**row, "messages": [row["messages"][0], answer]} for row, answer in zip(rows, answers, strict=True)]
+
+
+class KilledLoop:
+    """`hivetune cycle CONFIG --once`, killed (SIGKILL) where the journal's borders fall, and begun again."""
+
+    def __init__(self, config: Path, log: Path):
+        self.config, self.log = config, log
+        self.journal = home() / "cycles" / NAME / "cycle.jsonl"
+        self.kills: list[tuple[str, str]] = []
+
+    def once(self, borders: list[tuple[str, str]]) -> None:
+        """To its end, killed at each of these (event, action) as it is written; those that do not come are left."""
+        waiting = list(borders)
+        while True:
+            seen = self._lines()
+            with open(self.log, "a", encoding="utf-8") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "hivetune", "cycle", str(self.config), "--once"], stdout=log, stderr=log
+                )
+            if not self._kill_at_border(process, seen, waiting):
+                assert process.returncode == 0, self.log.read_text()[-3000:]
+                return
+
+    def _kill_at_border(self, process: "subprocess.Popen[bytes]", seen: int, waiting: list[tuple[str, str]]) -> bool:
+        while process.poll() is None:
+            for entry in list(read_journal(self.journal))[seen:]:
+                seen += 1
+                border = (entry["event"], entry.get("action", ""))
+                if border in waiting:
+                    waiting.remove(border)
+                    self.kills.append(border)
+                    process.kill()
+                    process.wait()
+                    return True
+            time.sleep(0.005)
+        return False
+
+    def _lines(self) -> int:
+        return len(list(read_journal(self.journal)))
+
+
+def summary() -> dict[str, Any]:
+    """What must not depend on kills: cycles and how they ended, releases and their adapters, accounting, aliases."""
+    with closing(open_database()) as database:
+        found = cycles_of(database, NAME)
+        known = releases(database, NAME)
+    return {
+        "cycles": [(one.id, one.end, one.champion) for one in found],
+        "rows": [read_json(Path(read_record(one.run)["snapshot"]) / "manifest.json")["accounting"] for one in found],
+        "releases": [(one.label, one.adapter_sha256, one.snapshot, one.verdict, one.aliases) for one in known],
+    }

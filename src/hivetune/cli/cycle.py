@@ -17,7 +17,8 @@ from hivetune.config import RunConfig, load_config
 from hivetune.cycle.decide import decide
 from hivetune.cycle.ledger import NOW, PAUSED, CycleRow, acts_of, cycles_of, loop_folder
 from hivetune.cycle.loop import Listener, Loop, opened, release_name
-from hivetune.cycle.observe import Seen, observe
+from hivetune.cycle.observe import observe
+from hivetune.cycle.pool import Seen
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.process.detach import cycle_unit
 from hivetune.walk.fetch import fetch_model

@@ -18,12 +18,14 @@ from hivetune.base.disk import FULL_DISK, lock
 from hivetune.base.journal import Journal
 from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
-from hivetune.cycle.acts import Doing, SliceEnded, act
+from hivetune.cycle.acts.doing import Doing, SliceEnded
+from hivetune.cycle.acts.table import act
 from hivetune.cycle.clock import read_clocks
 from hivetune.cycle.decide import LOOK_AGAIN_S, Action, Allowed, Observed, decide
 from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice
-from hivetune.cycle.observe import Seen, allowed_at, champion_of, gate_of, observe
+from hivetune.cycle.observe import allowed_at, champion_of, gate_of, observe
+from hivetune.cycle.pool import Seen
 from hivetune.cycle.window import Clocks, InUse, clock_changes
 from hivetune.data.intake.collect import collect
 from hivetune.data.intake.sources.parse import parse_sources

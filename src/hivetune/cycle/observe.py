@@ -1,14 +1,11 @@
 """What is there now: the artefacts of a cycle, the registry, the rows, the machine. Reads, and changes nothing but the
 snapshot of the rows, which is found or made."""
 
-import hashlib
-import json
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +31,11 @@ from hivetune.cycle.ledger import (
     loop_folder,
     trained_rows,
 )
-from hivetune.cycle.rows import Wishes, new_groups
+from hivetune.cycle.pool import Seen, cycle_id, read_rows_now
+from hivetune.cycle.watch import predecessor, read_service, why_worse
 from hivetune.cycle.window import InUse, allowed_now, parse_window
-from hivetune.data.intake.files import find_sources
-from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.errors import DataRefused, HivetuneError, UsageError
+from hivetune.data.snapshot import open_snapshot
+from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release, desired, forgotten_rows, history, releases
 from hivetune.run.adapter import adapter_hash
@@ -46,31 +43,6 @@ from hivetune.run.folder import ADAPTER, EVALUATION, EXPORTS, RECORD
 from hivetune.run.record import read_record
 from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, wanted
-from hivetune.walk.before.plan import plan_document, plan_run
-from hivetune.walk.fetch import fetch_model
-from hivetune.walk.identity import settings_of
-from hivetune.walk.prepare import prepare_data
-
-
-@dataclass(frozen=True)
-class RowsNow:
-    """All rows of the config now. `groups`: new usable ones. `hours`: the upper end of the plan; None: not known.
-    `problem`: why they can't be trained on."""
-
-    snapshot: Snapshot | None = None
-    groups: int = 0
-    hours: float | None = None
-    disk_bytes: int = 0
-    problem: str = ""
-
-
-@dataclass
-class Seen:
-    """What is kept from one look to the next, so that nothing is read twice that did not change."""
-
-    checks: Checks = field(default_factory=Checks)
-    key: tuple[Any, ...] | None = None
-    rows: RowsNow = field(default_factory=RowsNow)
 
 
 def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse | None = None) -> Observed:
@@ -90,6 +62,7 @@ def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse
             desired=None if wants is None else f"{name}@{wants}",
             served=served,
             problem=problem,
+            watch_failed=_watch_failed(database, name, settings.watch.hours, now),
             asked=asked,
             failed=last_failure(acts, opened.id if opened else None),
         )
@@ -99,7 +72,7 @@ def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse
             state = _artefacts(database, opened, rivals_of(database, name), (spent_hours, spent_kwh))
             return replace(common, open=state, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
         forgotten = forgotten_rows(database, champion.snapshot) if champion is not None else 0
-        rows = _rows(config, database, name, known)
+        rows = read_rows_now(config, database, name, known)
     times, failed_at = failed_in_a_row(cycles)
     identity = cycle_id(rows.snapshot, config, champion) if rows.snapshot is not None else ""
     before = next((cycle for cycle in cycles if cycle.id == identity), None)
@@ -120,18 +93,20 @@ def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse
     )
 
 
-def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
-    """12 hex digits: the same rows, settings, base model and champion are the same cycle."""
-    model = folder_for(config.model) / MANIFEST
-    parts = {
-        "rows": pool.hash,
-        "settings": settings_of(config),
-        "gate": config.gate.model_dump(mode="json"),
-        "name": config.cycle.name,
-        "model": sha256_file(model) if model.exists() else None,
-        "champion": champion.adapter_sha256 if champion is not None else None,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+def _watch_failed(database: sqlite3.Connection, name: str, hours: float, now: float) -> str:
+    """Why the champion is worse than the one before it, while it is watched and there is one to return to."""
+    moves = history(database, name)
+    pair = predecessor(moves)
+    since = max((move.time for move in moves if move.alias == "champion"), default=0.0)
+    if pair is None or now > since + hours * 3600:
+        return ""
+    known = {release.version: release for release in releases(database, name)}
+    newest, before = (known[version] for version in pair)
+    if "previous" not in before.aliases or "champion" not in newest.aliases:
+        return ""
+    return why_worse(
+        read_service(database, before.label, newest=True), read_service(database, newest.label, newest=False)
+    )
 
 
 @dataclass(frozen=True)
@@ -183,24 +158,6 @@ def settings_then(cycle: CycleRow) -> RunConfig:
     return parse_config(cycle.config, f"cycle {cycle.id}")
 
 
-def pool_of(config: RunConfig) -> Snapshot:
-    """All rows of the config, before any is left out by a cycle. Raises what preparing raises."""
-    return prepare_data(pool_config(config), fetch_model(config.model))
-
-
-def pool_config(config: RunConfig) -> RunConfig:
-    """The same config with the user's general rows among its data."""
-    general = config.cycle.general
-    if general is None:
-        return config
-    paths = [config.data.path] if isinstance(config.data.path, str) else config.data.path
-    return config.model_copy(update={"data": config.data.model_copy(update={"path": [*paths, general]})})
-
-
-def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str) -> Wishes:
-    return Wishes(known=trained_rows(database, name), general=config.cycle.general, replay=config.cycle.replay)
-
-
 def spent(acts: Iterable[Act]) -> tuple[float, float]:
     """Hours and kWh of training in these acts."""
     slices = [act.details for act in acts if act.kind == "train"]
@@ -226,45 +183,6 @@ def allowed_at(
     of the budget."""
     window = parse_window(config.cycle.window)
     return allowed_now(window, now, local_zone(), opened_s=newest, left_hours=left, in_use=in_use, asked=asked)
-
-
-def _rows(config: RunConfig, database: sqlite3.Connection, name: str, known: Seen) -> RowsNow:
-    """Read again only when the inputs or what was trained changed."""
-    trained = trained_rows(database, name)
-    try:
-        key = (_inputs(config, database), len(trained), config)
-        if known.key == key:
-            return known.rows
-        pool = pool_of(config)
-        rows = list(pool.pool())
-        groups = new_groups(rows, wishes_of(database, config, name))
-        trained_lengths = [row.length for row in rows if row.split == "train"]
-        planned = plan_run(
-            config, rows=len(trained_lengths), tokens=max(1, sum(trained_lengths) // max(1, len(trained_lengths)))
-        )
-        document = plan_document(planned)
-        hours = document["hours_range"][1] if document["fits"] else None
-        found = RowsNow(pool, groups, hours, sum(document["disk_bytes"].values()), planned.why_not)
-    except (DataRefused, UsageError) as error:
-        return RowsNow(problem=error.message)
-    known.key, known.rows = key, found
-    return found
-
-
-def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
-    """Changes whenever the rows may have changed: the store's counts, and size and time of files."""
-    paths = pool_config(config).data.path
-    found: list[Any] = [
-        database.execute(
-            "SELECT count(*), max(rowid), count(feedback), total(feedback), total(length(row)) FROM interactions"
-        ).fetchone(),
-        database.execute("SELECT count(*) FROM forgotten").fetchone(),
-    ]
-    for name in find_sources(paths):
-        if os.path.isfile(name):
-            status = os.stat(name)
-            found.append((name, status.st_size, status.st_mtime_ns))
-    return tuple(found)
 
 
 def _predicted_kwh(hours: float | None, acts: list[Act]) -> float | None:

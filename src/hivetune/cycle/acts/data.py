@@ -1,0 +1,122 @@
+"""Acts on rows: a cycle is opened, its rows are chosen, its run is made."""
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from hivetune.base.database import open_database
+from hivetune.base.journal import read_journal
+from hivetune.base.private import make_folder
+from hivetune.config import RunConfig
+from hivetune.cycle.acts.doing import Doing, ends_with_window
+from hivetune.cycle.decide import OpenedFor
+from hivetune.cycle.ledger import (
+    LEFT_OUT,
+    NOW,
+    CycleRow,
+    begin_cycle,
+    loop_folder,
+)
+from hivetune.cycle.observe import champion_of, settings_then
+from hivetune.cycle.pool import budget_tokens, cycle_id, pool_config, pool_of, wishes_of
+from hivetune.cycle.rows import Wishes, choose_rows, needs_scores
+from hivetune.data.leave_out import write_leave_out
+from hivetune.data.snapshot import PoolRow, open_snapshot
+from hivetune.errors import HivetuneError, UsageError
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import Generate, Score
+from hivetune.release.registry import Release
+from hivetune.run.folder import RECORD, SCORES
+from hivetune.walk.fetch import fetch_model
+from hivetune.walk.open import open_run
+
+
+def open_cycle_of(doing: Doing, opened_for: OpenedFor = "rows") -> str:
+    """A row of `cycles` that names the rows to choose from. The same rows, settings and champion are the same cycle."""
+    pool = pool_of(doing.config)
+    asked = loop_folder(doing.name) / NOW
+    with closing(open_database()) as database:
+        champion = champion_of(database, doing.name)
+        cycle = CycleRow(
+            id=cycle_id(pool, doing.config, champion),
+            name=doing.name,
+            opened=doing.now,
+            opened_for="request" if asked.exists() and opened_for == "rows" else opened_for,
+            config=doing.config.model_dump(mode="json"),
+            pool=str(pool.folder),
+            champion=None if champion is None else champion.label,
+        )
+        make_folder(cycle.folder)
+        new = begin_cycle(database, cycle)
+    asked.unlink(missing_ok=True)
+    return f"cycle {cycle.id} is open" if new else f"cycle {cycle.id} was there before"
+
+
+def open_rebuild(doing: Doing) -> str:
+    return open_cycle_of(doing, "rebuild")
+
+
+def make_run(doing: Doing) -> str:
+    """The rows are chosen, and the run is made with its plan."""
+    cycle = doing.cycle()
+    config = settings_then(cycle)
+    present = pool_of(config)
+    try:
+        pool = open_snapshot(Path(cycle.pool))
+    except UsageError:  # deleted meanwhile: the same rows make the same one again
+        pool = present
+    rows = list(pool.pool())
+    with closing(open_database()) as database:
+        wishes = wishes_of(database, config, doing.name)
+    wishes = replace(wishes, budget_tokens=budget_tokens(config, rows))
+    champion = doing.champion()
+    if champion is not None and needs_scores(rows, wishes):
+        wishes = replace(wishes, scores=_scores(config, cycle, champion, rows, wishes))
+    choice = choose_rows(rows, wishes)
+    left_out = dict(choice.left_out)
+    there = {row.id for row in rows}
+    left_out |= {row.id: "next-cycle" for row in present.pool() if row.id not in there}
+    write_leave_out(cycle.folder / LEFT_OUT, left_out)
+    data = pool_config(config).data.model_copy(update={"leave_out": str(cycle.folder / LEFT_OUT)})
+    if cycle.run.exists() and not (cycle.run / RECORD).exists():
+        shutil.rmtree(cycle.run)  # killed before it was a run
+    chosen = config.model_copy(update={"data": data, "output": str(cycle.run)})
+    run = open_run(chosen, doing.name, ends_with_window(doing, "preparing rows"))
+    late = {row.id for row in run.snapshot.pool()} - there
+    if late:
+        shutil.rmtree(cycle.run)
+        raise HivetuneError(f"{len(late)} rows came while the rows were chosen", hint="they wait for the next cycle")
+    doing.details["tokens"] = {"new": choice.new_tokens, "old": choice.old_tokens, "general": choice.general_tokens}
+    doing.details["rows"] = dict(run.snapshot.manifest["accounting"])
+    return f"{len(run.snapshot.rows('train'))} rows to train on, {len(run.plan.steps)} steps"
+
+
+def _scores(
+    config: RunConfig, cycle: CycleRow, champion: Release, rows: Sequence[PoolRow], wishes: Wishes
+) -> dict[str, float]:
+    """Nats per token of the champion on each old row, so that those it has forgotten are trained again first."""
+    views = {
+        number: row.id for row in rows if row.split == "train" and row.id in wishes.known for number in row.numbers
+    }
+    folder = cycle.folder / "scoring"
+    task = Score(
+        model=fetch_model(config.model),
+        adapter=champion.folder,
+        snapshot=Path(cycle.pool),
+        scores=folder / SCORES,
+        rows=tuple(sorted(views)),
+        generate=Generate((), 1, 1),
+        dtype=config.dtype,
+        device=config.device,
+    )
+    run_task(task, folder).check("scoring the old rows")
+    nats: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for line in read_journal(task.scores):
+        if line["event"] == "loss" and line["model"] == "tuned" and line["nll"] is not None:
+            nats[views[line["row"]]] += line["nll"]
+            tokens[views[line["row"]]] += line["tokens"]
+    return {identity: nats[identity] / tokens[identity] for identity in tokens if tokens[identity]}

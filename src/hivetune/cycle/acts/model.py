@@ -1,0 +1,115 @@
+"""Acts on the run: a slice of training, its evaluation, the verdict."""
+
+import time
+from contextlib import closing
+
+from hivetune.base.database import open_database
+from hivetune.base.sealed import read_sealed, write_sealed
+from hivetune.cycle.acts.doing import Doing, SliceEnded, ends_with_window
+from hivetune.cycle.acts.night import Slice
+from hivetune.cycle.gate import Contests, judge_cycle
+from hivetune.cycle.ledger import (
+    AGAINST_BEST,
+    AGAINST_CHAMPION,
+    GATE,
+    cycles_of,
+)
+from hivetune.cycle.observe import (
+    is_evaluation_of,
+    rivals_of,
+    rows_behind,
+)
+from hivetune.errors import HivetuneError
+from hivetune.release.registry import Release
+from hivetune.run.adapter import adapter_hash
+from hivetune.run.folder import EVALUATION
+from hivetune.walk.before.probe import probe_run
+from hivetune.walk.compare.station import compare_pair
+from hivetune.walk.evaluate import evaluate_run
+from hivetune.walk.train import train_run
+from hivetune.walk.verdict import verdict_document
+
+
+def train_slice(doing: Doing) -> str:
+    """One slice. The worker holds the card's lease as long as it lives; the kernel gives it back."""
+    run = doing.run()
+    settings, opened = doing.config.cycle, doing.observed.open
+    assert opened is not None
+    left_kwh = None if settings.budget_kwh is None else settings.budget_kwh - opened.spent_kwh
+    slice_ = Slice(doing.allowed, settings.yield_to == "serving", left_kwh)
+    total = len(run.plan.steps)
+    probe_run(run, doing.progress("measuring this machine"))
+    report = doing.progress("training")
+    slice_.on_step = lambda done: report(done, total)
+    started = time.monotonic()
+    try:
+        document = train_run(run, slice_.terms())
+    except HivetuneError as error:
+        if slice_.why:
+            raise SliceEnded(f"{slice_.why}: {error.message}") from None
+        raise
+    finally:
+        hours = (time.monotonic() - started) / 3600
+        doing.details |= {"hours": round(hours, 6), "kwh": round(slice_.energy.kwh, 6)}
+        doing.details["energy"] = "measured" if slice_.energy.measured else "estimated"
+    return f"{document['steps']} steps, loss {document['loss_last']}"
+
+
+def evaluate_beside(doing: Doing) -> str:
+    """Against the base on its held-out rows, and against the champion and the best ever on the same."""
+    cycle, run = doing.cycle(), doing.run()
+    report = ends_with_window(doing, "scoring and answering")
+    evaluate_run(run, report)
+    with closing(open_database()) as database:
+        rivals = rivals_of(database, doing.name)
+    for rival, file in ((rivals.champion, AGAINST_CHAMPION), (rivals.best, AGAINST_BEST)):
+        if rival is None or is_evaluation_of(cycle.folder / file, adapter_hash(run.folder), rival):
+            continue
+        made = compare_pair(rival.label, str(run.folder), run.config.eval, run=run, progress=report)
+        about = {"adapter_sha256": adapter_hash(run.folder), "rival": rival.label}
+        write_sealed(cycle.folder / file, {**made.document, **about})
+    return f"measured against {', '.join(('the base', *rivals.labels))}"
+
+
+def judge_candidate(doing: Doing) -> str:
+    """One verdict on the evaluations against base, champion and best ever; another champion needs another one."""
+    cycle, run = doing.cycle(), doing.run()
+    with closing(open_database()) as database:
+        rivals = rivals_of(database, doing.name)
+        known = rows_behind(database, rivals.champion) if rivals.champion is not None else frozenset()
+    contests = Contests(
+        base=read_sealed(run.folder / EVALUATION),
+        champion=read_sealed(cycle.folder / AGAINST_CHAMPION) if rivals.champion is not None else None,
+        best=read_sealed(cycle.folder / AGAINST_BEST) if rivals.best is not None else None,
+        known=known,
+        look=_looks(doing, rivals.champion),
+    )
+    verdict = judge_cycle(contests, run.config.gate)
+    passed, reasons = verdict.passed, list(verdict.reasons)
+    if cycle.opened_for == "rebuild" and not passed:
+        # What was forgotten must go: a model without it need not be better than one with it, only no failure.
+        passed = verdict.parts["base"].verdict == "deploy" and verdict.verdict != "abort"
+        reasons = ["the champion holds forgotten rows", *reasons]
+    document = {
+        "schema": 1,
+        "passed": passed,
+        "verdict": verdict.verdict,
+        "reasons": reasons,
+        "rivals": list(rivals.labels),
+        "adapter_sha256": adapter_hash(run.folder),
+        "look": verdict.look,
+        "becomes_best": verdict.becomes_best,
+        "fresh_rows": verdict.fresh_rows,
+        "kl_to_base": verdict.kl_to_base,
+        "parts": {rival: verdict_document(part) for rival, part in verdict.parts.items()},
+    }
+    write_sealed(cycle.folder / GATE, document)
+    return f"{verdict.verdict}: {'; '.join(reasons)}"
+
+
+def _looks(doing: Doing, champion: Release | None) -> int:
+    """The number of this candidate among those that were held against one champion."""
+    with closing(open_database()) as database:
+        others = [one for one in cycles_of(database, doing.name) if one.closed is not None]
+    label = None if champion is None else champion.label
+    return 1 + sum(one.champion == label and (one.folder / GATE).exists() for one in others)

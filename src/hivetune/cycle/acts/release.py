@@ -1,0 +1,117 @@
+"""Acts on the release: exported, registered, loaded, promoted, watched; and back."""
+
+import shutil
+import time
+from contextlib import closing
+from pathlib import Path
+
+from hivetune.base.database import open_database
+from hivetune.base.sealed import write_sealed
+from hivetune.cycle.acts.doing import Doing, ends_with_window
+from hivetune.cycle.decide import ending
+from hivetune.cycle.ledger import (
+    WATCHED,
+    CycleRow,
+    end_cycle,
+)
+from hivetune.cycle.observe import (
+    release_of,
+)
+from hivetune.data.snapshot import open_snapshot
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.release.export import export_run
+from hivetune.release.registry import Release, promote, rollback
+from hivetune.run import checkpoints
+from hivetune.run.record import read_record
+from hivetune.serve.gateway.loaded import loaded_labels
+from hivetune.walk.release.register import register_run
+
+BY = "cycle"  # who moved an alias, in its history
+
+
+WARM_S = 120.0  # how long a gateway may take to load a new release before that counts as a failure
+
+
+def restore_champion(doing: Doing) -> str:
+    """The champion's files again from its run; without that the one before it."""
+    champion = doing.champion()
+    if champion is None:
+        raise UsageError(f"{doing.name} has no champion to restore", hint=f"hivetune promote {doing.name}@VERSION")
+    try:
+        again, _ = register_run(Path(champion.run), champion.name)
+        again.check()
+        return f"{again.label} was restored from its run"
+    except HivetuneError as error:
+        with closing(open_database()) as database:
+            back, _ = rollback(database, doing.name, by=BY, reason=f"it is damaged: {error.message}")
+        return f"{back.label} is the champion again: {champion.label} is damaged"
+
+
+def return_to_previous(doing: Doing) -> str:
+    with closing(open_database()) as database:
+        back, gone = rollback(database, doing.name, by=BY, reason=doing.reason)
+    return f"{back.label} is the champion again; {gone.label} is withdrawn"
+
+
+def export_adapter(doing: Doing) -> str:
+    return str(export_run(doing.run().folder, "gguf-adapter", progress=ends_with_window(doing, "exporting")).path)
+
+
+def register_candidate(doing: Doing) -> str:
+    release, _ = register_run(doing.run().folder, doing.name)
+    return f"{release.label} is registered"
+
+
+def wait_until_loaded(doing: Doing) -> str:
+    """The gateway has loaded it beside the champion."""
+    release = _needed(doing)
+    deadline = time.monotonic() + WARM_S
+    while True:
+        loaded = loaded_labels(doing.name)
+        if loaded is None or release.label in loaded:
+            return f"{release.label} is loaded" if loaded is not None else "no gateway runs"
+        if time.monotonic() > deadline:
+            raise MachineNotFit(f"the gateway has not loaded {release.label}", hint="its /health says why")
+        time.sleep(0.25)
+
+
+def promote_candidate(doing: Doing) -> str:
+    release = _needed(doing)
+    with closing(open_database()) as database:
+        promoted = promote(database, release.label, by=BY, reason=f"cycle {doing.cycle().id}")
+    return f"{promoted.label} is the champion"
+
+
+def end_watch(doing: Doing) -> str:
+    write_sealed(doing.cycle().folder / WATCHED, {"schema": 1, "time": doing.now})
+    return "the watch is over"
+
+
+def close_cycle(doing: Doing) -> str:
+    cycle = doing.cycle()
+    assert doing.observed.open is not None
+    found = ending(doing.observed.open, doing.config.cycle, doing.observed.failed)
+    assert found is not None, "decided by what was observed"
+    end, reason = found
+    trained = [] if end in ("failed", "given_up") else _rows_of(cycle)
+    with closing(open_database()) as database:
+        end_cycle(database, cycle, end, reason, doing.now, trained)
+    shutil.rmtree(cycle.run / checkpoints.FOLDER, ignore_errors=end == "failed")
+    doing.details["end"] = end
+    return f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
+
+
+def _rows_of(cycle: CycleRow) -> list[str]:
+    """Ids of the rows that its run trained on or held out; of all that it chose from where the run is gone."""
+    try:
+        return [row.id for row in open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool()]
+    except (UsageError, KeyError):
+        return [row.id for row in open_snapshot(Path(cycle.pool)).pool()]
+
+
+def _needed(doing: Doing) -> Release:
+    with closing(open_database()) as database:
+        release = release_of(database, doing.cycle())
+    if release is None:
+        raise HivetuneError(f"no release was registered from cycle {doing.cycle().id}", hint="it is registered again")
+    return release

@@ -1,0 +1,137 @@
+"""All rows of the config as they are now: how many new groups, what training on them would take, and whose cycle they
+make. Read again only when they changed."""
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.config import RunConfig
+from hivetune.cycle.ledger import (
+    trained_rows,
+)
+from hivetune.cycle.rows import Wishes, new_groups
+from hivetune.data.intake.files import find_sources
+from hivetune.data.snapshot import PoolRow, Snapshot
+from hivetune.errors import DataRefused, UsageError
+from hivetune.models.prepared import folder_for
+from hivetune.release.registry import Release
+from hivetune.serve.swap.wanted import Checks
+from hivetune.walk.before.plan import plan_document, plan_run
+from hivetune.walk.fetch import fetch_model
+from hivetune.walk.identity import settings_of
+from hivetune.walk.prepare import prepare_data
+
+FEWEST_STEPS = 10  # of a training that is worth its evaluation
+
+
+@dataclass(frozen=True)
+class RowsNow:
+    """All rows of the config now. `groups`: new usable ones. `hours`: the upper end of the plan; None: not known.
+    `problem`: why they can't be trained on."""
+
+    snapshot: Snapshot | None = None
+    groups: int = 0
+    hours: float | None = None
+    disk_bytes: int = 0
+    problem: str = ""
+
+
+@dataclass
+class Seen:
+    """What is kept from one look to the next, so that nothing is read twice that did not change."""
+
+    checks: Checks = field(default_factory=Checks)
+    key: tuple[Any, ...] | None = None
+    rows: RowsNow = field(default_factory=RowsNow)
+
+
+def read_rows_now(config: RunConfig, database: sqlite3.Connection, name: str, known: Seen) -> RowsNow:
+    """Read again only when the inputs or what was trained changed."""
+    trained = trained_rows(database, name)
+    try:
+        key = (_inputs(config, database), len(trained), config)
+        if known.key == key:
+            return known.rows
+        pool = pool_of(config)
+        rows = list(pool.pool())
+        groups = new_groups(rows, wishes_of(database, config, name))
+        hours, disk_bytes, why_not = _planned(config, rows)
+        if budget_tokens(config, rows) is not None:
+            hours = config.cycle.budget_hours  # the choice of rows keeps to it
+        found = RowsNow(pool, groups, hours, disk_bytes, why_not)
+    except (DataRefused, UsageError) as error:
+        return RowsNow(problem=error.message)
+    known.key, known.rows = key, found
+    return found
+
+
+def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:
+    """Of training on all rows: the upper end of its hours, bytes on the disk, and why it does not fit."""
+    lengths = [row.length for row in rows if row.split == "train"]
+    planned = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
+    document = plan_document(planned)
+    hours = document["hours_range"][1] if document["fits"] else None
+    return hours, sum(document["disk_bytes"].values()), planned.why_not
+
+
+def budget_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
+    """How many tokens of rows the budget of hours is good for; None where all fit, or not even a few steps would."""
+    budget, (hours, _, _) = config.cycle.budget_hours, _planned(config, rows)
+    if budget is None or hours is None or hours <= budget:
+        return None
+    lengths = [row.length for row in rows if row.split == "train"]
+    tokens = int(sum(lengths) * budget / hours)
+    return tokens if tokens >= FEWEST_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
+
+
+def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
+    """Changes whenever the rows may have changed: the store's counts, and size and time of files."""
+    paths = pool_config(config).data.path
+    found: list[Any] = [
+        database.execute(
+            "SELECT count(*), max(rowid), count(feedback), total(feedback), total(length(row)) FROM interactions"
+        ).fetchone(),
+        database.execute("SELECT count(*) FROM forgotten").fetchone(),
+    ]
+    for name in find_sources(paths):
+        if os.path.isfile(name):
+            status = os.stat(name)
+            found.append((name, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def pool_of(config: RunConfig) -> Snapshot:
+    """All rows of the config, before any is left out by a cycle. Raises what preparing raises."""
+    return prepare_data(pool_config(config), fetch_model(config.model))
+
+
+def pool_config(config: RunConfig) -> RunConfig:
+    """The same config with the user's general rows among its data."""
+    general = config.cycle.general
+    if general is None:
+        return config
+    paths = [config.data.path] if isinstance(config.data.path, str) else config.data.path
+    return config.model_copy(update={"data": config.data.model_copy(update={"path": [*paths, general]})})
+
+
+def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str) -> Wishes:
+    return Wishes(known=trained_rows(database, name), general=config.cycle.general, replay=config.cycle.replay)
+
+
+def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
+    """12 hex digits: the same rows, settings, base model and champion are the same cycle."""
+    model = folder_for(config.model) / MANIFEST
+    parts = {
+        "rows": pool.hash,
+        "settings": settings_of(config),
+        "gate": config.gate.model_dump(mode="json"),
+        "name": config.cycle.name,
+        "model": sha256_file(model) if model.exists() else None,
+        "champion": champion.adapter_sha256 if champion is not None else None,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,63 @@
+"""A world of artefacts without files: what an action that went well leaves behind, for tests of the decision alone."""
+
+from dataclasses import replace
+
+from hivetune.config import CycleConfig
+from hivetune.cycle.decide import STATIONS, Action, Observed, Opened, ending
+
+NOW = 1_800_000_000.0
+
+
+def after(action: Action, observed: Observed, settings: CycleConfig, now: float, *, passes: bool = True) -> Observed:
+    """The state that the artefacts of `action` make of `observed`. `passes`: what the gate says."""
+    kind = action.kind
+    if kind == "wait":
+        return observed
+    state = replace(observed, failed=None)
+    cycle = observed.open
+    if kind == "restore":
+        return replace(state, served=observed.desired)
+    if kind == "roll_back":
+        promoted = cycle is not None and "promote" in cycle.done
+        gone = replace(cycle, withdrawn="slow") if promoted and cycle is not None else cycle
+        return replace(state, watch_failed="", desired="demo@1", served="demo@1", open=gone)
+    if kind in ("open", "rebuild"):
+        return replace(state, open=Opened("a", "rebuild" if kind == "rebuild" else "rows"), asked=False)
+    assert cycle is not None
+    if kind == "close":
+        end = ending(cycle, settings, observed.failed)
+        assert end is not None
+        failed = end[0] in ("failed", "rolled_back")
+        return replace(
+            state,
+            open=None,
+            known=end[0] != "failed",
+            new_groups=observed.new_groups if end[0] in ("failed", "given_up") else 0,
+            failed_cycles=observed.failed_cycles + 1 if failed else 0,
+            failed_at=now if failed else 0.0,
+        )
+    done = replace(cycle, done=cycle.done | {kind})
+    if kind == "gate":
+        done = replace(done, passed=passes)
+    if kind == "promote":
+        done = replace(done, promoted_at=now)
+        return replace(state, open=done, desired="demo@2", served="demo@2")
+    return replace(state, open=done)
+
+
+def check(action: Action, observed: Observed, settings: CycleConfig, now: float) -> None:
+    """What holds of every decision."""
+    cycle = observed.open
+    if action.kind == "wait":
+        assert now < action.not_before < now + 10 * 366 * 86400, (action, observed)
+        return
+    assert action.not_before == now and action.reason, (action, observed)
+    assert not observed.paused
+    if action.kind == "promote":
+        assert cycle is not None and cycle.passed and not cycle.void and not cycle.withdrawn, observed
+        assert settings.promote == "auto" and set(STATIONS[: STATIONS.index("promote")]) <= cycle.done
+    if action.kind in ("open", "rebuild"):
+        assert cycle is None and not observed.known
+    if action.kind in STATIONS:
+        assert cycle is not None and action.kind not in cycle.done
+        assert set(STATIONS[: STATIONS.index(action.kind)]) <= cycle.done
