@@ -67,6 +67,7 @@ class LoraConfig(Section):
         default="all-linear", description="'all-linear', names such as q_proj, or a pattern for whole names: '.*_proj'"
     )
     rslora: bool = Field(default=False, description="scale by alpha / sqrt(r) instead of alpha / r")
+    start: str | None = Field(default=None, description="folder of an adapter of the same base to go on from")
 
 
 class EvalConfig(Section):

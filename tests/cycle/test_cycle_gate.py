@@ -99,6 +99,19 @@ def test_a_loss_that_is_not_finite_ends_it() -> None:
     assert any("not finite" in reason for reason in found.reasons)
 
 
+def test_rows_that_are_not_finite_for_anybody_are_left_out_and_counted() -> None:
+    """They would be in the held-out rows for ever, and keep every candidate back."""
+    contests, broken = situation(0.5), {"base": "not finite", "tuned": "not finite"}
+    assert contests.champion is not None
+    spoiled = [
+        {**document, "rows": [{**row, **(broken if n < 3 else {})} for n, row in enumerate(document["rows"])]}
+        for document in (contests.base, contests.champion)
+    ]
+    found = judge_cycle(replace(contests, base=spoiled[0], champion=spoiled[1]), LOSS_ONLY)
+    assert found.passed
+    assert found.reasons[-1] == "3 held-out rows are not finite for a rival either, and say nothing"
+
+
 def test_frozen_questions_that_were_lost_keep_the_champion() -> None:
     contests = situation(0.5)
     frozen = [

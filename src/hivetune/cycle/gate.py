@@ -58,7 +58,18 @@ class CycleVerdict:
 
 
 def judge_cycle(contests: Contests, config: GateConfig) -> CycleVerdict:
-    """The gravest of the verdicts against each rival; its reasons name who it was."""
+    """The gravest of the verdicts against each rival; its reasons name who it was.
+
+    A held-out row on which a rival is not finite either says nothing about the candidate: it is left out, and counted.
+    Otherwise one such row would keep every candidate from now on.
+    """
+    broken = _not_finite(contests)
+    contests = replace(
+        contests,
+        base=_without(contests.base, broken),
+        champion=None if contests.champion is None else _without(contests.champion, broken),
+        best=None if contests.best is None else _without(contests.best, broken),
+    )
     against_base = config.model_copy(update={"look": contests.look if contests.champion is None else None})
     parts: dict[Rival, Verdict] = {"base": judge(contests.base, against_base)}
     if contests.champion is not None:
@@ -71,6 +82,8 @@ def judge_cycle(contests: Contests, config: GateConfig) -> CycleVerdict:
         if part.verdict == verdict
         for reason in part.reasons
     )
+    if broken:
+        reasons += (f"{len(broken)} held-out rows are not finite for a rival either, and say nothing",)
     fresh = [row for row in contests.base["rows"] if row["id"] not in contests.known]
     best = contests.best or contests.champion
     gain = None if best is None else _gain(best["rows"])
@@ -83,6 +96,16 @@ def judge_cycle(contests: Contests, config: GateConfig) -> CycleVerdict:
         fresh_rows=len(fresh),
         kl_to_base=(contests.base.get("kl_to_base") or {}).get("nats_per_token"),
     )
+
+
+def _not_finite(contests: Contests) -> frozenset[str]:
+    """Ids of the rows on which a rival's loss is not finite."""
+    documents = [document for document in (contests.base, contests.champion, contests.best) if document is not None]
+    return frozenset(row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite")
+
+
+def _without(evaluation: Evaluation, ids: Collection[str]) -> Evaluation:
+    return {**evaluation, "rows": [row for row in evaluation["rows"] if row["id"] not in ids]}
 
 
 def _named(rival: Rival) -> str:

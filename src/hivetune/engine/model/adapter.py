@@ -116,6 +116,31 @@ def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
         view.copy_(torch.empty(view.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator))
 
 
+def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int) -> None:
+    """The values before the first step: drawn (`initialise`), or those of the adapter at `lora.start`.
+
+    Raises UsageError for one of another base, rank or scale.
+    """
+    if lora.start is None:
+        initialise(adapter, seed)
+        return
+    theirs, tensors = read_adapter(Path(lora.start))
+    if scaling(theirs) != scaling(lora):
+        raise UsageError(
+            f"lora.start: {lora.start} is scaled by {scaling(theirs):g}, this run by {scaling(lora):g}",
+            hint="set lora.r, lora.alpha and lora.rslora as in the run that made it",
+        )
+    fill(adapter, tensors, f"lora.start: {lora.start}")
+
+
+def is_as_begun(adapter: Mapping[str, Tensor], lora: LoraConfig) -> bool:
+    """Whether it computes what it did before the first step."""
+    if lora.start is None:
+        return not any(bool(view.any()) for name, view in adapter.items() if ".lora_B." in name)
+    tensors = read_adapter(Path(lora.start))[1]
+    return all(torch.equal(view.cpu().to(torch.float32), tensors[name]) for name, view in adapter.items())
+
+
 def write_adapter(
     folder: Path, adapter: Mapping[str, Tensor], lora: LoraConfig, base: str, revision: str | None
 ) -> None:

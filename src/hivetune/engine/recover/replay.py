@@ -8,7 +8,7 @@ from typing import Any
 from hivetune.base.journal import Journal
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import cap_memory, settle, start_with, with_changes
-from hivetune.engine.model.adapter import initialise
+from hivetune.engine.model.adapter import begin
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.checkpoint import load_newest_good
@@ -38,7 +38,7 @@ def load_as_saved(task: Replay) -> LoraModel:
         device=device,
         choices=choices,
     )
-    initialise(model.adapter, config.seed)
+    begin(model.adapter, config.lora, config.seed)
     state, _ = load_newest_good(task.run)
     if state is not None:
         for name, view in model.adapter.items():

@@ -22,7 +22,7 @@ from hivetune.engine.device import cap_memory, peak_memory_bytes, settle, start_
 from hivetune.engine.measure import canary
 from hivetune.engine.measure.probe import compare_with_prediction, is_measured
 from hivetune.engine.measure.rates import own_canary
-from hivetune.engine.model.adapter import initialise, same_views, write_adapter
+from hivetune.engine.model.adapter import begin, is_as_begun, same_views, write_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel
 from hivetune.engine.train.checkpoint import TrainState, load, load_newest_good
@@ -145,7 +145,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
 
 def restore(session: Session) -> LoopState:
     """Weights, optimizer and progress of the newest good checkpoint, or of the start; later metrics are taken back."""
-    initialise(session.model.adapter, session.config.seed)
+    begin(session.model.adapter, session.config.lora, session.config.seed)
     session.optimizer.exp_avg_N.zero_()
     session.optimizer.exp_avg_sq_N.zero_()
     state, problems = load_newest_good(session.folder)
@@ -237,7 +237,7 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
             f"{session.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl"
         )
     if progress.updates:
-        if not any(bool(view.any()) for name, view in session.model.adapter.items() if ".lora_B." in name):
+        if is_as_begun(session.model.adapter, session.config.lora):
             raise StepNotFinite(f"after {progress.updates} updates the adapter is what it was at the start")
         adapter, adapter_step = session.model.adapter, progress.step
         if progress.best is not None and progress.best["step"] != progress.step:
