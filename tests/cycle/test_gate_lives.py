@@ -63,8 +63,8 @@ def test_poisoned_rows_of_a_few_cycles_change_nothing() -> None:
 
 def test_a_real_gain_is_found() -> None:
     """0.15 nats per token with rows of a standard deviation of 0.28: at the first look and at the thirtieth."""
-    assert count(lambda seed: better(seed, 0.15, 1), range(20)) == 20
-    assert count(lambda seed: better(seed, 0.15, 30), range(20)) >= 18
+    assert count(lambda seed: better(seed, 0.15, 1), range(20)) >= 19
+    assert count(lambda seed: better(seed, 0.15, 30, 180), range(20)) >= 18
 
 
 @pytest.mark.proof

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.journal import read_journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
@@ -22,14 +23,15 @@ from hivetune.cycle.ledger import (
 )
 from hivetune.cycle.observe import champion_of, settings_then
 from hivetune.cycle.pool import budget_tokens, cycle_id, pool_config, pool_of, wishes_of
-from hivetune.cycle.rows import Wishes, choose_rows, needs_scores
+from hivetune.cycle.rows import MOST_IN_A_ROW, Wishes, begins_from, choose_rows, needs_scores
 from hivetune.data.leave_out import write_leave_out
 from hivetune.data.snapshot import PoolRow, open_snapshot
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Generate, Score
 from hivetune.release.registry import Release
-from hivetune.run.folder import RECORD, SCORES
+from hivetune.run.choices import read_resolved
+from hivetune.run.folder import CONFIG, RECORD, SCORES
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.open import open_run
 
@@ -71,8 +73,9 @@ def make_run(doing: Doing) -> str:
     rows = list(pool.pool())
     with closing(open_database()) as database:
         wishes = wishes_of(database, config, doing.name)
-    wishes = replace(wishes, budget_tokens=budget_tokens(config, rows))
     champion = doing.champion()
+    start = _start(config, champion) if cycle.opened_for != "rebuild" else None
+    wishes = replace(wishes, budget_tokens=budget_tokens(config, rows), going_on=start is not None)
     if champion is not None and needs_scores(rows, wishes):
         wishes = replace(wishes, scores=_scores(config, cycle, champion, rows, wishes))
     choice = choose_rows(rows, wishes)
@@ -83,15 +86,43 @@ def make_run(doing: Doing) -> str:
     data = pool_config(config).data.model_copy(update={"leave_out": str(cycle.folder / LEFT_OUT)})
     if cycle.run.exists() and not (cycle.run / RECORD).exists():
         shutil.rmtree(cycle.run)  # killed before it was a run
-    chosen = config.model_copy(update={"data": data, "output": str(cycle.run)})
+    lora = config.lora.model_copy(update={"start": None if start is None else str(start)})
+    chosen = config.model_copy(update={"data": data, "lora": lora, "output": str(cycle.run)})
     run = open_run(chosen, doing.name, ends_with_window(doing, "preparing rows"))
     late = {row.id for row in run.snapshot.pool()} - there
     if late:
         shutil.rmtree(cycle.run)
         raise HivetuneError(f"{len(late)} rows came while the rows were chosen", hint="they wait for the next cycle")
+    doing.details["start"] = "base" if champion is None or start is None else champion.label
     doing.details["tokens"] = {"new": choice.new_tokens, "old": choice.old_tokens, "general": choice.general_tokens}
     doing.details["rows"] = dict(run.snapshot.manifest["accounting"])
     return f"{len(run.snapshot.rows('train'))} rows to train on, {len(run.plan.steps)} steps"
+
+
+def _start(config: RunConfig, champion: Release | None) -> Path | None:
+    """The adapter that training goes on from (`cycle.start_from: last`); None: from the base.
+
+    From the base too when the champion is of another base or another kind of adapter, and after so many cycles in a row
+    that what they forgot adds up.
+    """
+    if champion is None or begins_from(config.cycle.start_from, trained_in_a_row(champion.folder)) == "base":
+        return None
+    theirs = read_resolved(champion.folder)[0].lora
+    kind = [(one.r, one.alpha, one.rslora, one.target_modules) for one in (theirs, config.lora)]
+    same_base = champion.model_sha256 == sha256_file(fetch_model(config.model) / MANIFEST)
+    return champion.folder if same_base and kind[0] == kind[1] else None
+
+
+def trained_in_a_row(folder: Path) -> int:
+    """How many trainings up to this adapter's went on from another; MOST_IN_A_ROW where one of them is gone."""
+    for count in range(MOST_IN_A_ROW):
+        if not (folder / CONFIG).is_file():
+            break
+        start = read_resolved(folder)[0].lora.start
+        if start is None:
+            return count
+        folder = Path(start)
+    return MOST_IN_A_ROW
 
 
 def _scores(
