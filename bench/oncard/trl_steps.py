@@ -1,6 +1,6 @@
-"""TRL's SFTTrainer with PEFT on rows of token ids: seconds and loss of each step, peak memory, as JSON. For gpu.py.
+"""TRL's SFTTrainer with PEFT on rows of token ids: seconds and loss of each step, peak memory, as JSON. For card.py.
 
-    python bench/gpu_trl.py MODEL ADAPTER ROWS.json OUT.json --mode defaults|best --steps 12
+    python bench/oncard/trl_steps.py MODEL ADAPTER ROWS.json OUT.json --mode defaults|best --steps 12
 
 defaults: what a user gets (fp32 on a CPU, recomputing every layer). best: bf16 weights and no recomputing, the fastest
 exact settings of its documentation that run there. Same rows in the same order, same loss mask, same adapter to begin

@@ -1,0 +1,194 @@
+"""The parts of card.py that say whether a device computes right: facts, proof, models, a kill and what comes after."""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+Found = Iterator[tuple[str, Any]]
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "mistral", "phi3")
+SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 500, "initializer_range": 0.1, "pad_token_id": 0}
+# Of the whole gradient, relative; what right backends reach is a third of it and less (docs/performance.md).
+BOUND = {"float32": 1e-4, "bfloat16": 0.06, "float16": 0.02}
+CHATML = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+    "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def facts(device: str, work: Path, tiny: bool) -> Found:
+    """The doctor's look: no torch is loaded yet, so this much is known even where loading it fails."""
+    from hivetune.machine.doctor.findings import judge_machine
+    from hivetune.machine.doctor.look import look
+    from hivetune.machine.doctor.report import facts_as_text, of_this_account, report_document
+
+    seen = look()
+    yield "device", ", ".join(one.name for one in seen.cards) or seen.machine.cpu
+    yield "torch", seen.software.torch.version
+    yield "doctor", of_this_account().document(report_document(seen, judge_machine(seen)))
+    yield "text", of_this_account().text(facts_as_text(seen)).splitlines()
+
+
+def proof(device: str, work: Path, tiny: bool) -> Found:
+    """The doctor's proof of this device alone; the profile that it writes is a finding too."""
+    from hivetune.base.disk import read_json
+    from hivetune.machine.doctor.prove import ProofJob, ProofLimits, job_of, prove_device, with_proven
+    from hivetune.machine.doctor.proven import proof_document
+    from hivetune.machine.inventory import read_machine
+    from hivetune.machine.profile import read_profile, write_profile
+
+    machine = read_machine()
+    number = int(device.partition(":")[2] or 0)
+    kind = machine.cards[number].kind if device.startswith("cuda") and number < len(machine.cards) else "cpu"
+    if device.startswith("cuda") and kind == "cpu":
+        kind = "cuda"  # in a container that hides the driver's own tree
+    job = job_of(None, on_card=kind != "cpu")
+    limits = ProofLimits()
+    if tiny:
+        sizes = {"model_type": "llama", **{key: value for key, value in SMALL.items() if isinstance(value, int)}}
+        job, limits = ProofJob("tiny", sizes, 8, (64,)), replace(limits, calls=20)
+    proven = prove_device(device, kind, job, limits)
+    (document,) = proof_document([proven])
+    yield "dtype", document["dtype"]
+    yield "sets", document
+    path = write_profile(with_proven(read_profile(machine.fingerprint), proven))
+    yield "profile", read_json(path)
+
+
+def correct(device: str, work: Path, tiny: bool) -> Found:
+    """Loss and each adapter's gradient of small random models of each family, on the device by precision, attention and
+    kernels, against float64 on the CPU."""
+    import torch
+
+    from hivetune.run.choices import Choices
+
+    place = torch.device(device)
+    kernels: tuple[Any, ...] = ("native", "torch") if place.type == "cpu" else (None,)
+    dtypes = ("float32", "bfloat16") + (("float16",) if place.type == "cuda" else ())
+    worst: dict[str, float] = {}
+    wrong: list[str] = []
+    for family in FAMILIES[:2] if tiny else FAMILIES:
+        folder = write_random(work / family, family, SMALL)
+        documents = random_rows(8, 40, 12, 20, 500)
+        truth, true_loss = gradients(folder, torch.float64, torch.device("cpu"), documents, Choices())
+        for dtype, attention, kernel in itertools.product(dtypes, (None, "eager"), kernels):
+            name = " ".join(filter(None, (family, dtype, attention or "fused", kernel)))
+            choices = Choices(attention=attention, kernels=kernel)
+            found, loss = gradients(folder, getattr(torch, dtype), place, documents, choices)
+            each = {key: relative(found[key], truth[key]) for key in truth}
+            whole = relative(torch.cat([*found.values()]), torch.cat([*truth.values()]))
+            worst[dtype] = max(worst.get(dtype, 0.0), whole)
+            if not whole <= BOUND[dtype]:
+                wrong.append(name)
+            tensor = max(each, key=lambda key: each[key])
+            yield name, {"loss": loss / true_loss - 1, "gradient": whole, "worst_tensor": each[tensor], "of": tensor}
+            yield "worst", worst
+            yield "wrong", wrong
+    yield "graph against eager", "there are no graphs: every step is eager"
+
+
+def resume(device: str, work: Path, tiny: bool) -> Found:
+    """`hivetune verify-resume` on a small random model: a SIGKILL, gone on with, compared with the undisturbed run."""
+    folder = write_random(work / "resume", "llama", {**SMALL, "vocab_size": 3 + 256})
+    write_tokenizer(folder)
+    rows = work / "resume.jsonl"
+    words = ["what", "is", "the", "state", "of", "line", "two", "please", "check", "it", "again", "and", "tell", "me"]
+    rows.write_text(
+        "".join(
+            json.dumps({"prompt": f"{words[i % 13]} {i} ?", "completion": " ".join(words[: 3 + i % 9])}) + "\n"
+            for i in range(60)
+        )
+    )
+    config = work / "resume.yaml"
+    config.write_text(
+        f"model: {folder}\ndata: {{path: {rows}}}\ndevice: {device}\nbatch_size: 4\nmax_steps: 8\nlora: {{r: 4}}\n"
+    )
+    command = [sys.executable, "-m", "hivetune", "verify-resume", str(config), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(ended.stderr, file=sys.stderr)
+    told = json.loads(ended.stdout) if ended.stdout.strip() else {"error": {"message": ended.stderr[-300:]}}
+    yield "resumed", {key: told[key] for key in ("passed", "identical", "steps", "kills", "device") if key in told}
+    if "error" in told:
+        raise SystemExit(told["error"]["message"])
+
+
+def write_random(folder: Path, family: str, sizes: dict[str, Any], on: str = "cpu") -> Path:
+    """A model of these sizes with random weights in bfloat16, as transformers saves it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(family, **sizes)
+    with torch.device(on):
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE without merges, under ChatML: rows as text need one."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    vocabulary = {token: at for at, token in enumerate([*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHATML,
+    ).save_pretrained(folder)
+
+
+def random_rows(count: int, tokens: int, system: int, answer: int, vocab: int, seed: int = 3) -> list[Any]:
+    """Random ids with one common prefix; the last `answer` tokens are trained. Lengths differ by a quarter."""
+    import torch
+
+    from hivetune.engine.model.protocol import Document
+
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randint(5, vocab, (system,), generator=generator)
+    found = []
+    for row in range(count):
+        length = tokens - tokens // 8 + row % 8 * tokens // 32
+        own = torch.randint(5, vocab, (length - system,), generator=generator)
+        trained = torch.zeros(length, dtype=torch.bool)
+        trained[-answer:] = True
+        found.append(Document(row, torch.cat([common, own]), trained))
+    return found
+
+
+def gradients(
+    folder: Path, dtype: Any, device: Any, documents: list[Any], choices: Any
+) -> tuple[dict[str, Any], float]:
+    """Gradient of each adapter tensor by name, flat in float64 on the CPU, and the loss; adapters that are not zero."""
+    import torch
+
+    from hivetune.config import LoraConfig
+    from hivetune.engine.model.adapter import same_views
+    from hivetune.engine.model.load import load_model
+
+    model = load_model(folder, LoraConfig(r=8, alpha=16), method="lora", dtype=dtype, device=device, choices=choices)
+    if model.path != "fast":
+        raise RuntimeError(f"{folder.name} is not computed on the fast path: {model.why}")
+    generator = torch.Generator().manual_seed(2)
+    for view in model.adapter.values():
+        view.copy_(torch.randn(view.shape, generator=generator, dtype=torch.float64) * 0.05)
+    loss = model.backward(documents, 1 / 100)
+    views = same_views(model.grad_N, model.adapter)
+    return {name: views[name].flatten().double().cpu() for name in sorted(views)}, float(loss)
+
+
+def relative(found: Any, truth: Any) -> float:
+    return float((found - truth).norm() / truth.norm().clamp_min(1e-30))
+
+
+PARTS = {"facts": facts, "proof": proof, "correct": correct, "resume": resume}

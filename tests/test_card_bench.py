@@ -1,0 +1,65 @@
+"""bench/card.py on a processor with tiny sizes: it runs, what it found is whole on the disk, a cut leaves it valid."""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+def card(out: Path, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, str(BENCH / "card.py"), "--out", str(out), "--device", "cpu", "--tiny", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert ended.returncode == 0, ended.stderr
+    ElementTree.parse(out / "card.svg")
+    assert "| part | ended |" in (out / "card.md").read_text()
+    found: dict[str, Any] = json.loads((out / "card.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_facts_correctness_and_a_size(tmp_path: Path) -> None:
+    parts = card(tmp_path, "--minutes", "5", "--parts", "facts", "correct", "0.5b")["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == {
+        "facts": "done",
+        "correct": "done",
+        "0.5b": "done",
+    }
+    assert parts["facts"]["found"]["torch"] and parts["facts"]["found"]["doctor"]["fit"]
+    correct = parts["correct"]["found"]
+    assert correct["wrong"] == [] and 0 < correct["worst"]["float32"] < 1e-4
+    assert 0 < correct["llama float32 fused native"]["worst_tensor"] < 1e-3
+    steps = parts["0.5b"]["found"]
+    for name in ("agents", "plain", "full"):
+        assert steps[name]["samples_per_s"] > 0 and steps[name]["predicted_peak_bytes"] > 0
+    assert steps["kernels"]["product"] > 0
+
+
+@pytest.mark.slow
+def test_a_part_that_is_cut_off_leaves_what_it_found(tmp_path: Path) -> None:
+    """Too little time for the proof of a processor, and none for what comes after it."""
+    told = card(tmp_path, "--minutes", "0.1", "--parts", "proof", "job")
+    parts = told["parts"]
+    assert parts["proof"]["status"] == "cut off" and parts["proof"]["seconds"] < 30
+    assert parts["job"] == {"status": "not begun", "seconds": 0.0, "found": {}}
+
+
+def test_each_finding_is_on_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    from oncard.report import Report, plot
+
+    report = Report(tmp_path, device="cpu")
+    for number in range(3):
+        report.note("0.5b", f"set {number}", {"samples_per_s": float(number)})
+        parts = json.loads((tmp_path / "card.json").read_text())["parts"]
+        assert len(parts["0.5b"]["found"]) == number + 1 and parts["0.5b"]["status"] == "under way"
+    report.end("0.5b", "done", 1.0)
+    assert (tmp_path / "card.svg").read_text().count("<rect") == 3
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    ElementTree.fromstring(plot([]))
