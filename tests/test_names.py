@@ -43,7 +43,7 @@ FOREIGN_OPTIONS = {
     "--api-key",  # of any program whose command line holds a secret
     *("--no-deps", "--dry-run", "--report"),  # pip
     "--token",  # of any program whose command line holds a secret
-    *("--torch-backend", "--shm-size", "--ipc", "--nproc-per-node"),  # uv, docker, torchrun
+    *("--torch-backend", "--reinstall-package", "--shm-size", "--ipc", "--nproc-per-node"),  # uv, docker, torchrun
 }
 FOREIGN_PAGES = {"docs/gguf.md"}  # in ggml-org/ggml
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")

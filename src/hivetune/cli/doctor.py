@@ -11,7 +11,7 @@ from hivetune.cli.diagnosis import explain_text
 from hivetune.cli.output import emit, progress, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit
-from hivetune.machine.doctor.findings import Judgement, judge_machine
+from hivetune.machine.doctor.findings import Judgement, judge_machine, visible_cards
 from hivetune.machine.doctor.look import Look, look
 from hivetune.machine.doctor.observe import Demand, cards_in_question
 from hivetune.machine.doctor.prove import ProvenDevice, prove_machine
@@ -59,7 +59,7 @@ def doctor(
                 [one.card for one in cards_in_question(seen) if one.card.kind == seen.software.torch.kind],
                 settings,
                 soak_s=60 * soak,
-                removed=tuple(one.name for one in advised_variables(seen) if one.value is None),
+                environment=_of_children(seen),
                 disk_bytes_per_s=seen.host.disk.write_bytes_s,
                 progress=report,
             )
@@ -68,6 +68,12 @@ def doctor(
     if not judgement.fit:
         worst = judgement.findings[0]
         raise MachineNotFit(f"training can't work here: {worst.title}", hint=worst.mend)
+
+
+def _of_children(seen: Look) -> dict[str, str | None]:
+    """Variables of a proof's children: as a worker's, but every card and every library is asked."""
+    kept = [one for one in advised_variables(seen, {}, keep_set=True) if one.name not in visible_cards(seen)]
+    return {one.name: one.value for one in kept}
 
 
 def _show_variables(seen: Look, job: Demand) -> None:

@@ -14,7 +14,6 @@ from hivetune.process.detach import start_detached
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.supervise.attempt import Terms
 from hivetune.walk.before.probe import probe_run
-from hivetune.walk.before.variables import settle_variables
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.release.dry_export import DryExport, dry_export
 from hivetune.walk.train import train_run
@@ -68,10 +67,10 @@ def measure_and_train(run: Run) -> dict[str, Any]:
     total = len(run.plan.steps)
     if run.record["status"] != "done":
         say(f"exports: {what_can_be_exported(dry_export(run))}")
-    for variable in settle_variables(run):
-        say(f"for the worker: {variable.words}")
     with progress("measuring this machine") as report:
-        probe_run(run, report)
+        variables = probe_run(run, report)
+    for variable in variables:
+        say(f"for the worker: {variable.words}")
     with progress("training", "steps") as report:
         return train_run(run, Terms(lambda done: report(done, total)))
 

@@ -88,7 +88,6 @@ CASES = [
         "RX 6700 XT without the override that it needs",
         Fake(gpus=[RX6700], torch="2.7.1+rocm6.3", kernels=ALL_GFX),
         ids("needs-an-override"),
-        ids("needs-an-override"),
     ),
     Case(
         "RX 6700 XT with it",
@@ -349,6 +348,11 @@ def test_with_one_broken_card_of_two_the_run_is_kept_from_it(tmp_path: Path) -> 
     (finding,) = judgement.findings
     assert judgement.fit and finding.severity == "risk"
     assert finding.mend == "export HIP_VISIBLE_DEVICES=1"
+    (variable,) = advised_variables(seen(Fake(gpus=[MI50, RX7900], torch="2.9.1+rocm6.4"), tmp_path / "again"))
+    assert (variable.name, variable.value) == ("HIP_VISIBLE_DEVICES", "1")
+    two = [replace(P100, driver="580.1"), replace(H200, index=1)]
+    judgement = judge_machine(seen(Fake(nvidia=two, torch="2.13.0", cuda="13.0"), tmp_path / "nvidia"))
+    assert judgement.findings[0].mend == "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1"
 
 
 def test_the_command_installs_the_torch_of_this_very_card(tmp_path: Path) -> None:
@@ -360,7 +364,10 @@ def test_the_command_installs_the_torch_of_this_very_card(tmp_path: Path) -> Non
     }
     for number, (backend, (fake, requirement)) in enumerate(wanted.items()):
         worst = judge_machine(seen(fake, tmp_path / str(number))).findings[0]
-        assert worst.mend == f"pip install uv && uv pip install --torch-backend {backend} '{requirement}'"
+        assert (
+            worst.mend
+            == f"pip install uv && uv pip install --torch-backend {backend} --reinstall-package torch '{requirement}'"
+        )
 
 
 def test_variables_are_for_the_card_with_a_reason_each(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hivetune.machine.doctor.install import choose_install
-from hivetune.machine.doctor.look import Look, SeenCard
+from hivetune.machine.doctor.look import Look
 from hivetune.machine.doctor.observe import ALLOCATOR, Demand, cards_in_question, of_card, of_machine
 from hivetune.machine.knowledge.facts import Fact, facts, is_met
 
@@ -66,8 +66,7 @@ def judge_machine(seen: Look, demand: Demand | None = None) -> Judgement:
     demand = demand or Demand()
     whole = of_machine(seen, demand)
     install = _install_command(seen)
-    possible = [*facts("condition"), *facts("poison")]
-    possible += [fact for fact in facts("build") if fact.more["verdict"] == "bad"]
+    possible = _faults_found()
     found = [_finding(fact, whole, install) for fact in possible if is_met(fact.when, whole)]
     not_known: list[str] = []
     cards = cards_in_question(seen)
@@ -82,7 +81,13 @@ def judge_machine(seen: Look, demand: Demand | None = None) -> Judgement:
         if question := _open_question(observed, about):
             not_known.append(question)
     found += _of_variables(seen, whole)
-    return Judgement(worst_first(_one_card_is_enough(found, cards)), tuple(not_known))
+    return Judgement(worst_first(_one_card_is_enough(found, visible_cards(seen))), tuple(not_known))
+
+
+def _faults_found() -> list[Fact]:
+    """The facts that find fault with a machine."""
+    bad = [fact for fact in facts("build") if fact.more["verdict"] == "bad"]
+    return [*facts("condition"), *facts("poison"), *bad]
 
 
 def _finding(fact: Fact, observed: Mapping[str, Any], install: str) -> MachineFinding:
@@ -153,16 +158,29 @@ def _of_variables(seen: Look, whole: Mapping[str, Any]) -> Iterable[MachineFindi
         )
 
 
-def _one_card_is_enough(found: Sequence[MachineFinding], cards: Sequence[SeenCard]) -> list[MachineFinding]:
+def visible_cards(seen: Look) -> dict[str, str]:
+    """Variables that keep a process from cards that can't work, where others can; empty when that is not so."""
+    cards = cards_in_question(seen)
+    possible = [fact for fact in _faults_found() if fact.more["severity"] == "fatal"]
+    whole = of_machine(seen, Demand())
+    fatal = [fact for fact in possible if not is_met(fact.when, whole)]
+    good = [one for one in cards if not any(is_met(fact.when, of_card(seen, Demand(), one)) for fact in fatal)]
+    if not good or len(good) == len(cards):
+        return {}
+    numbers = ",".join(str(one.number) for one in good)
+    if good[0].card.kind == "rocm":
+        return {"HIP_VISIBLE_DEVICES": numbers}
+    # CUDA numbers the fastest first, the driver by the bus.
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
+
+
+def _one_card_is_enough(found: Sequence[MachineFinding], variables: Mapping[str, str]) -> list[MachineFinding]:
     """What keeps one card from working is no end while another works: the run is to be kept from it."""
-    broken = {finding.about for finding in found if finding.severity == "fatal" and finding.about}
-    good = [one for one in cards if one.name not in broken]
-    if not broken or not good:
-        return list(found)
-    name = "HIP_VISIBLE_DEVICES" if good[0].card.kind == "rocm" else "CUDA_VISIBLE_DEVICES"
-    mend = f"export {name}={','.join(str(one.number) for one in good)}"
+    mend = f"export {' '.join(f'{name}={value}' for name, value in variables.items())}"
     return [
-        replace(finding, severity="risk", mend=mend) if finding.about and finding.severity == "fatal" else finding
+        replace(finding, severity="risk", mend=mend)
+        if variables and finding.about and finding.severity == "fatal"
+        else finding
         for finding in found
     ]
 

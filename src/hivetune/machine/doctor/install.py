@@ -18,8 +18,10 @@ class Install:
 
     @property
     def command(self) -> str:
-        """What a person types; uv is asked for by name because it alone knows where each build is."""
-        return f"pip install uv && uv pip install --torch-backend {self.backend} '{self.requirement}'"
+        """What a person types: uv alone knows where each build is. An installed torch is replaced, as one for another
+        card can have the same version."""
+        what = f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
+        return f"pip install uv && uv pip install {what}"
 
 
 def choose_install(seen: Sequence[Mapping[str, Any]], python: str) -> Install | None:

@@ -7,7 +7,7 @@ answer like any other, and the next set is tried. Nothing here imports torch.
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,12 @@ class ProofJob:
 class ProofLimits:
     """`calls`: repetitions of a part. `soak_s`: for so long the winner of each device goes on after that. `start_s`,
     `part_s`: how long a child may be silent. `memory_bytes`: the most that a child on the processor may take.
-    `removed`: inherited variables that are taken from the children, as train takes them from its workers."""
+    `environment`: variables of the children besides those of a set, as train gives and takes them (null: removed)."""
 
     calls: int = REPEATED_CALLS
     soak_s: float = 0.0
     memory_bytes: int | None = None
-    removed: tuple[str, ...] = ()
+    environment: Mapping[str, str | None] = field(default_factory=dict)
     start_s: float = START_S
     part_s: float = PART_S
 
@@ -113,7 +113,7 @@ def prove_machine(
     config: RunConfig | None,
     *,
     soak_s: float = 0.0,
-    removed: tuple[str, ...] = (),
+    environment: Mapping[str, str | None] | None = None,
     disk_bytes_per_s: float | None = None,
     progress: Progress = silent,
 ) -> tuple[ProvenDevice, ...]:
@@ -121,7 +121,9 @@ def prove_machine(
 
     Raises UsageError as `job_of`.
     """
-    limits = ProofLimits(soak_s=soak_s, removed=removed, memory_bytes=round(FREE_SHARE * machine.available_bytes))
+    limits = ProofLimits(
+        soak_s=soak_s, environment=environment or {}, memory_bytes=round(FREE_SHARE * machine.available_bytes)
+    )
     devices: list[tuple[str, CardKind]] = [(f"cuda:{number}", card.kind) for number, card in enumerate(cards)]
     devices.append(("cpu", "cpu"))
     jobs = {kind: job_of(config, on_card=kind != "cpu") for _, kind in devices}
@@ -198,7 +200,7 @@ def prover(kind: CardKind, limits: ProofLimits, progress: Progress = silent, mod
             folder,
             module=module if of is not None else None,
             limits=FixedLimits(start_s=limits.start_s, item_s=limits.part_s),
-            environment={**dict.fromkeys(limits.removed), **(of.environment if of is not None else {})},
+            environment={**limits.environment, **(of.environment if of is not None else {})},
             on_beat=on_beat,
             memory_limit_bytes=limits.memory_bytes if kind == "cpu" else None,
         )

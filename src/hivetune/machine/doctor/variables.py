@@ -1,9 +1,10 @@
 """Variables for a training worker: what its card should have, and what it must not inherit, each with the reason."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hivetune.machine.doctor.findings import visible_cards
 from hivetune.machine.doctor.look import Look
 from hivetune.machine.doctor.observe import Demand, cards_in_question, of_card, of_machine
 from hivetune.machine.knowledge.facts import Fact, facts, is_met
@@ -12,7 +13,7 @@ from hivetune.machine.profile import Profile
 
 @dataclass(frozen=True)
 class Variable:
-    """`value` None: to be taken away. `why`: one sentence. `fact`: None when the machine's own proof says so."""
+    """`value` None: to be taken away. `why`: one sentence. `fact`: None when the machine itself says so."""
 
     name: str
     value: str | None
@@ -31,27 +32,36 @@ def advised_variables(
     """What a worker on this machine's card should have, set or removed. `proven`: the variables of the fastest correct
     set of the machine's profile, None where nothing was proven; what was measured here comes before what is reported
     elsewhere. `keep_set`: leave what is set already, unless it is known to do harm."""
-    job = Demand()
-    observed: list[Mapping[str, Any]] = [of_card(seen, job, one) for one in cards_in_question(seen)]
-    observed = observed or [of_machine(seen, job)]
-    found: dict[str, Variable] = {}
-    for fact in facts("poison"):
-        if any(is_met(fact.when, one) for one in observed):
-            found |= {
-                name: Variable(name, None, f"{fact.more['title']}: {fact.says}", fact)
-                for name in fact.more["name"].split()
-                if name in seen.variables
-            }
-    for fact in facts("advice"):
-        name, value = fact.more["name"], fact.more["value"]
-        # One value for all cards: where they differ, a variable of the whole process would harm the other one.
-        reported_only = proven is not None and fact.more.get("proof_decides", False)
-        kept = keep_set and name in seen.variables and name not in found
-        if all(is_met(fact.when, one) for one in observed) and not reported_only and not kept:
-            found[name] = Variable(name, value, fact.says, fact)
+    demand = Demand()
+    observed: list[Mapping[str, Any]] = [of_card(seen, demand, one) for one in cards_in_question(seen)]
+    observed = observed or [of_machine(seen, demand)]
+    found = {variable.name: variable for variable in _poisonous(seen, observed)}
+    good = [*_for_all(observed, measured=proven is not None)]
+    good += [
+        Variable(name, value, "another card can't work with this torch") for name, value in visible_cards(seen).items()
+    ]
+    found |= {one.name: one for one in good if not keep_set or one.name in found or one.name not in seen.variables}
     for name, value in (proven or {}).items():
         found[name] = Variable(name, value, "the fastest of those that computed right here, by this machine's profile")
     return tuple(found.values())
+
+
+def _poisonous(seen: Look, observed: Sequence[Mapping[str, Any]]) -> Iterator[Variable]:
+    """What is set and must not be, for any of the cards."""
+    for fact in facts("poison"):
+        if any(is_met(fact.when, one) for one in observed):
+            for name in fact.more["name"].split():
+                if name in seen.variables:
+                    yield Variable(name, None, f"{fact.more['title']}: {fact.says}", fact)
+
+
+def _for_all(observed: Sequence[Mapping[str, Any]], *, measured: bool) -> Iterator[Variable]:
+    """What all cards should have: where they differ, a variable of the whole process would harm one of them."""
+    for fact in facts("advice"):
+        if measured and fact.more.get("proof_decides", False):
+            continue
+        if all(is_met(fact.when, one) for one in observed):
+            yield Variable(fact.more["name"], fact.more["value"], fact.says, fact)
 
 
 def proven_environment(profile: Profile, device: str, dtype: str) -> Mapping[str, str] | None:

@@ -2,6 +2,7 @@
 
 import itertools
 
+from hivetune.machine.doctor.variables import Variable
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Probe
 from hivetune.records import Progress, silent
@@ -9,18 +10,22 @@ from hivetune.run import checkpoints
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import OUTCOME, PROBE
 from hivetune.run.status import hold_run
+from hivetune.walk.before.variables import settle_variables
 from hivetune.walk.open import Run
 
 
-def probe_run(run: Run, progress: Progress = silent) -> None:
+def probe_run(run: Run, progress: Progress = silent) -> tuple[Variable, ...]:
     """Measure this machine with the run's own shapes and write the choices down, once, before step 0.
+
+    Returns the variables that the run's workers were given or lost now, for whoever tells the user.
 
     Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: finding out why
     workers die is the supervisor's business.
     """
+    variables = settle_variables(run)
     with hold_run(run.folder):
         if (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder):
-            return
+            return variables
         beats = itertools.count(1)
         task = Probe(run.model, run.snapshot.folder, run.folder)
         outcome = run_task(
@@ -32,3 +37,4 @@ def probe_run(run: Run, progress: Progress = silent) -> None:
         if outcome.error is not None and outcome.error.exit_code != 1:
             (run.folder / PROBE / OUTCOME).unlink()
             outcome.check("the probe")
+    return variables
