@@ -68,6 +68,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "the lives; none of 2,000 candidates of poisoned rows does; 90 % of real gains are found",
         ["-m", "proof", "tests/cycle/test_gate_lives.py"],
     ),
+    "cycle-poisons": (
+        "30 unattended cycles, five of them with shuffled answers, a flood by one user, secrets, a broken base file and "
+        "NaN rows: no champion is worse than the one before it on rows that no cycle saw",
+        ["-m", "proof", "tests/cycle/test_poisons.py"],
+    ),
     "cycle-watch": (
         "1,000 lives of an equally good release: at most 5 % are rolled back; one that is worse is rolled back in 95 %",
         ["-m", "proof", "tests/cycle/test_cycle_watch.py"],

@@ -94,7 +94,7 @@ def test_poisoned_cycles_promote_nothing(record_property: Callable[[str, object]
 @pytest.mark.proof
 def test_a_real_gain_is_found_in_nine_of_ten(record_property: Callable[[str, object], None]) -> None:
     """Later looks need more rows, and have them."""
-    for look, rows in ((1, 60), (10, 120), (30, 180)):
+    for look, rows in ((1, 80), (10, 120), (30, 180)):
         found = count(lambda seed, look=look, rows=rows: better(seed, 0.15, look, rows), range(8000, 8200))  # type: ignore[misc]
         record_property(f"found of 200 gains of 0.15 at look {look} with {rows} held-out rows", found)
         assert found >= 180

@@ -1,0 +1,192 @@
+"""30 unattended cycles on a tiny real model and growing rows, five of them poisoned: nothing harmful is promoted.
+
+Only `make proof NAME=cycle-poisons`: each cycle trains, is measured beside three rivals and exported. A champion is
+harmful when it is worse than the one before it on rows that no cycle ever sees. Begun again, it goes on behind the last
+batch that was finished.
+"""
+
+import json
+import os
+import random
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cycle.small import MODEL, NAME, append_rows, make_config, make_rows, poisoned
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
+from hivetune.config import load_config
+from hivetune.cycle.ledger import cycles_of
+from hivetune.cycle.loop import Listener, opened
+from hivetune.cycle.observe import champion_of
+from hivetune.engine.model.adapter import fill, read_adapter
+from hivetune.engine.model.load import load_model
+from hivetune.engine.train.feed import read_documents
+from hivetune.errors import HivetuneError
+from hivetune.walk.prepare import prepare_data
+
+pytestmark = pytest.mark.proof
+
+CYCLES, ROWS = 30, 60
+POISONS = {5: "shuffled", 10: "flood", 15: "secrets", 20: "broken base", 25: "NaN"}
+TOLERANCE = 0.02  # of the gate, in nats per token
+DAY_S = 86_400.0
+NAN_MARK = "~"  # its embedding is not a number: rows that hold it have no finite loss
+
+
+@dataclass
+class Life:
+    """What is kept between batches, so that a proof that was stopped goes on."""
+
+    path: Path
+    done: int = 0
+    losses: dict[str, float] = field(default_factory=dict)  # of champions, on rows that nobody trains on
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def load(self) -> "Life":
+        if self.path.exists():
+            known = json.loads(self.path.read_text())
+            self.done, self.losses, self.events = known["done"], known["losses"], known["events"]
+        return self
+
+    def save(self) -> None:
+        known = {"done": self.done, "losses": self.losses, "events": self.events}
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(known, indent=1))
+        temporary.rename(self.path)
+
+
+def secret(number: int) -> str:
+    said = random.Random(number)
+    return "sk-proj-" + "".join(
+        said.choice("ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnpqrstuvwxyz23456789") for _ in range(48)
+    )
+
+
+def batch(number: int) -> list[dict[str, Any]]:
+    """The rows of one day; from another place in the numbers each day."""
+    rows = make_rows(1000 * number, ROWS if number else 2 * ROWS)
+    kind = POISONS.get(number)
+    if kind == "shuffled":
+        return poisoned(rows)
+    if kind == "flood":
+        flood = poisoned(make_rows(1000 * number + 500, 400))
+        return [*rows, *({**row, "user_id": "flood"} for row in flood)]
+    if kind in ("secrets", "NaN"):
+        for row in rows[::4]:
+            answer = row["messages"][1]
+            answer["content"] += f" My key is {secret(number)}." if kind == "secrets" else f" {NAN_MARK}"
+    return rows
+
+
+def spoil_embedding(mark: str) -> None:
+    """The embedding of one character that no clean row has."""
+    from safetensors.torch import load_file, save_file
+    from tokenizers import Tokenizer
+
+    folder = home() / "models" / MODEL
+    token = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(mark, add_special_tokens=False).ids[-1]
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][token] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def clean_loss(adapter: Path, config: Path, probe: Path) -> float:
+    """Nats per token on rows that no cycle sees."""
+    settings = load_config(config, [f"data.path={probe}", "data.validation=0", "data.test=0"])
+    snapshot = prepare_data(settings, home() / "models" / MODEL)
+    documents = read_documents(snapshot, snapshot.rows("train"))
+    lora, tensors = read_adapter(adapter)
+    model = load_model(home() / "models" / MODEL, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"))
+    fill(model.adapter, tensors, str(adapter))
+    return float(model.nll(documents).sum()) / sum(int(one.trained_L.sum()) for one in documents)
+
+
+def champion() -> tuple[str, Path] | None:
+    with closing(open_database()) as database:
+        found = champion_of(database, NAME)
+    return None if found is None else (found.label, found.folder)
+
+
+def live(config: Path, day: int) -> str:
+    """The loop until there is nothing to do, `day` days from now: pauses after failures are over by then."""
+    import time
+
+    said: list[str] = []
+    try:
+        with opened(load_config(config), Listener(said.append)) as loop:
+            loop.clock = lambda: time.time() + day * DAY_S
+            action = loop.run(once=True)
+        return f"{action.kind}: {action.reason}"
+    except HivetuneError as error:
+        return f"refused: {error.message}"
+
+
+def texts_of(snapshots: list[str]) -> str:
+    found = []
+    for snapshot in snapshots:
+        with closing(sqlite3.connect(Path(snapshot) / "rows.sqlite")) as database:
+            found += [row[0] for row in database.execute("SELECT messages FROM rows")]
+    return "\n".join(found)
+
+
+def one_day(life: Life, work: Path, day: int) -> None:
+    config, kind = work / "cycle.yaml", POISONS.get(day)
+    append_rows(work / "rows.jsonl", batch(day))
+    before = champion()
+    weights = home() / "models" / MODEL / "model.safetensors"
+    whole = weights.read_bytes()
+    if kind == "broken base":
+        middle = len(whole) // 2
+        weights.write_bytes(whole[:middle] + bytes(64) + whole[middle + 64 :])
+    said = live(config, day)
+    weights.write_bytes(whole)
+    after = champion()
+    event: dict[str, Any] = {"day": day, "poison": kind, "said": said, "champion": after and after[0]}
+    if after is not None and after != before:
+        life.losses[after[0]] = clean_loss(after[1], config, work / "probe.jsonl")
+        event["clean_loss"] = life.losses[after[0]]
+        worse = before is not None and life.losses[after[0]] > life.losses[before[0]] + TOLERANCE
+        event["harmful"] = worse or kind == "broken base"
+    with closing(open_database()) as database:
+        event["cycles"] = [(one.id, one.end, one.reason[:200]) for one in cycles_of(database, NAME)][-2:]
+    life.events.append(event)
+    life.done = day + 1
+    life.save()
+
+
+def test_thirty_cycles_five_poisoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    work = Path(os.environ.get("HIVETUNE_PROOF_FOLDER", tmp_path))
+    days = int(os.environ.get("HIVETUNE_CYCLES", CYCLES))
+    monkeypatch.setenv("HIVETUNE_HOME", str(work / "home"))
+    life = Life(work / "life.json").load()
+    if not life.path.exists():
+        make_config(work)
+        spoil_embedding(NAN_MARK)
+        append_rows(work / "probe.jsonl", make_rows(900_000, 60))
+        life.save()
+    for day in range(life.done, days):
+        one_day(life, work, day)
+    promoted = [event for event in life.events if "clean_loss" in event]
+    assert not [event for event in promoted if event["harmful"]]
+    assert len(promoted) >= 2  # it learns, too
+    with closing(open_database()) as database:
+        snapshots = [path for (path,) in database.execute("SELECT path FROM snapshots")]
+    said = texts_of([path for path in snapshots if Path(path).is_dir()])
+    assert not [number for number in POISONS if secret(number) in said]
+    record_property("cycles", len(life.events))
+    record_property("poisoned", sum(event["poison"] is not None for event in life.events))
+    record_property("promotions", len(promoted))
+    record_property("harmful promotions", 0)
+    record_property("clean loss of each champion", [round(event["clean_loss"], 3) for event in promoted])
+    record_property(
+        "what became of the poisoned", [(e["poison"], e["cycles"][-1:]) for e in life.events if e["poison"]]
+    )
