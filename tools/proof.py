@@ -69,7 +69,7 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         ["-m", "proof", "tests/cycle/test_gate_lives.py"],
     ),
     "cycle-poisons": (
-        "30 unattended cycles, five of them with shuffled answers, a flood by one user, secrets, a broken base file and "
+        "30 unattended cycles, five of them with shuffled answers, a flood by one user, secrets, a broken base file, "
         "NaN rows: no champion is worse than the one before it on rows that no cycle saw",
         ["-m", "proof", "tests/cycle/test_poisons.py"],
     ),
