@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 from gguf_families import write_model
+from serve.fake_server import fake_server, stream
 
-from hivetune.base.disk import sha256_bytes
+from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest
 from hivetune.process.parent import GRACE_S
+from hivetune.release.base import base_gguf
 from hivetune.run.folder import EVALUATION
 from hivetune.walk import evaluate
 from hivetune.walk.compare import losses
@@ -117,9 +120,12 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     assert harder["metrics"][0]["base"] == verdict["metrics"][0]["base"]
 
     code, exported = place.document("export", run, "--to", "gguf", "--quant", "f32")
-    assert code == 0 and exported["made"] and exported["prompts"]["different"] == 0 < exported["prompts"]["checked"]
+    assert code == 0 and exported["made"]
+    proof = exported["proof"]
+    assert proof["holds"] and proof["conversations"] == 50 and proof["ended"] == proof["passages"] == 8
+    assert proof["typical"] < 0.02 and proof["effect"] == pytest.approx(1, abs=0.1)
     code, again = place.document("export", run, "--to", "gguf", "--quant", "f32")
-    assert code == 0 and not again["made"]
+    assert code == 0 and not again["made"] and again["proof"] == proof and again["size_bytes"] == exported["size_bytes"]
 
     code, answer = place.document("chat", exported["path"], "--prompt", "What is 1 plus 2?", "--max-tokens", "4")
     assert code == 0 and answer["prompt_tokens"] > 0 and answer["new_tokens"] <= 4
@@ -133,6 +139,36 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     assert code == 0 and any(word in err for word in words), err  # which of the two is the split's to say
     code, _, err = place.call(*asked, "--system", "")
     assert code == 0 and "system prompt" not in err
+
+
+def test_every_kind_of_export_is_proven(place: Workplace) -> None:
+    for to, quant in (("gguf-adapter", "f16"), ("merged", "f16"), ("adapter", "f16"), ("ollama", "q8_0")):
+        code, exported = place.document("export", str(place.run), "--to", to, "--quant", quant)
+        assert code == 0 and exported["proof"]["holds"], exported
+        # Four steps change little beside the rounding of 8 bits: the proof's own bound allows for that.
+        assert to == "adapter" or exported["proof"]["effect"] > 0.5
+
+
+def test_an_export_without_its_adapter_is_refused_and_not_registered(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base in the place of the merged model, with a manifest that fits: only the numbers tell."""
+    monkeypatch.setenv("HIVETUNE_HOME", str(place.folder / "home"))
+    code, exported = place.document("export", str(place.run), "--to", "gguf", "--quant", "f16", "--no-check")
+    assert code == 0 and exported["proof"] is None
+    opened = load_run(place.run)
+    base = base_gguf(opened.config.model, sha256_file(opened.model / "manifest.json"), "f16")
+    folder = Path(exported["folder"])
+    try:
+        shutil.copyfile(base, exported["path"])
+        known = json.loads((folder / "manifest.json").read_text())
+        write_manifest(folder, {key: value for key, value in known.items() if key not in ("schema", "files")})
+        code, refused = place.document("export", str(place.run), "--to", "gguf", "--quant", "f16")
+        assert code == 1 and "times the adapter's effect arrived" in refused["error"]["message"], refused
+        code, refused = place.document("register", str(place.run), "--as", "other")
+        assert code == 1 and "is not what was trained" in refused["error"]["message"]
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_where_llama_cpp_can_not_serve_a_model_the_engine_answers_and_it_is_said(
@@ -240,4 +276,19 @@ def test_a_run_is_compared_and_judged_against_other_baselines(place: Workplace) 
     assert "<h1>deploy: out against" in (place.run / "eval.html").read_text()
     code, verdict = place.document("gate", run, "--set", "gate.most_memory_gb=0.000001")
     assert (code, verdict["verdict"]) == (6, "iterate")
+    exported = place.document("export", run, "--to", "gguf", "--quant", "f32", "--no-check")[1]["path"]
+    with fake_server(lambda body: stream("It is 1.", tokens=9)) as server:
+        for side in (exported, f"{server.url}#m"):
+            code, against = place.document("eval", run, "--set", f"eval.baseline={side}")
+            assert code == 0 and against["answered_by"] == "llama.cpp, q8_0" and "loss" in against["not_compared"]
+            limits = (
+                "gate.success_gain=0",
+                "gate.latency_ratio=1000",
+                "gate.most_latency_s=999",
+                "gate.memory_ratio=9",
+            )
+            code, verdict = place.document("gate", run, *(word for limit in limits for word in ("--set", limit)))
+            found = {metric["name"]: metric["passed"] for metric in verdict["metrics"]}
+            assert found["latency_s"] and found["most_latency_s"] and found["success"] is not None
+            assert found["peak_memory_bytes"] is (None if side != exported else True)
     path.write_bytes(kept)  # as the other tests expect it

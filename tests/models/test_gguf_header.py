@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.errors import UsageError
-from hivetune.models.gguf_header import read_header
+from hivetune.models.gguf_header import Header, adapter_problem, read_header
 
 
 def write_small_gguf(path: Path) -> Path:
@@ -71,3 +71,26 @@ def test_a_missing_file_and_one_of_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("hello, this is long enough to be a header of something")
     with pytest.raises(UsageError, match="not a GGUF file"):
         read_header(tmp_path / "text.gguf")
+
+
+def header_of(architecture: str = "llama", **tensors: tuple[int, ...]) -> Header:
+    return Header(
+        {"general.architecture": architecture}, {name.replace("__", "."): shape for name, shape in tensors.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("adapter", "problem"),
+    [
+        (header_of(q__weight__lora_a=(64, 8), q__weight__lora_b=(8, 32)), None),
+        (header_of("qwen2", q__weight__lora_a=(64, 8)), "architecture 'qwen2', the model is 'llama'"),
+        (header_of(v__weight__lora_a=(64, 8)), "no weight v.weight"),
+        (header_of(q__weight__lora_a=(32, 8)), "q.weight.lora_a has the shape (32, 8)"),
+        (header_of(q__weight__lora_b=(8, 64)), "q.weight.lora_b has the shape (8, 64)"),
+        (header_of(q__weight=(64, 32)), "no weight q.weight"),
+        (header_of(q__weight__lora_c=(64, 8)), "q.weight.lora_c has the shape"),
+    ],
+)
+def test_an_adapter_belongs_to_a_base_or_it_is_said_why_not(adapter: Header, problem: str | None) -> None:
+    found = adapter_problem(header_of(q__weight=(64, 32)), adapter)
+    assert found == problem if problem is None else found is not None and problem in found

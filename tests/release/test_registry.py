@@ -19,8 +19,9 @@ from supervise.disks import CountingDisk, PowerCut
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, write_json, write_manifest
+from hivetune.base.sealed import write_sealed
 from hivetune.errors import HivetuneError, NotDeployed, UsageError
-from hivetune.release import registry
+from hivetune.release import artefacts, registry
 from hivetune.release.registry import Release, find, history, promote, register, releases, rollback
 
 
@@ -188,7 +189,7 @@ KILLED = """
 import os, signal, sqlite3, sys
 from pathlib import Path
 from hivetune.base import database
-from hivetune.release import registry
+from hivetune.release import artefacts, registry
 opened = database.open_database()
 seen = 0
 def trace(statement):
@@ -198,22 +199,33 @@ def trace(statement):
             os.kill(os.getpid(), signal.SIGKILL)
         seen += 1
 opened.set_trace_callback(trace)
-registry.rollback(opened, "helpdesk", by="test", reason="killed")
+if sys.argv[2] == "rollback":
+    registry.rollback(opened, "helpdesk", by="test", reason="killed")
+else:
+    registry.promote(opened, "helpdesk@4", by="test")
 opened.set_trace_callback(None)
 print(seen)
 """
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_statement_of_a_rollback_leaves_the_old_or_the_new_state(
-    database: sqlite3.Connection, tmp_path: Path
+@pytest.mark.parametrize(
+    ("action", "after", "served"),
+    [
+        ("rollback", {"candidate": 4, "champion": 2, "previous": 1}, 2),
+        ("promote", {"champion": 4, "previous": 3}, 4),
+    ],
+)
+def test_a_kill_at_any_statement_leaves_the_old_or_the_new_state(
+    action: str, after: dict[str, int], served: int, database: sqlite3.Connection, tmp_path: Path
 ) -> None:
     for number in (1, 2, 3):
         promote(database, add(database, tmp_path, number).label, by="ann")
+    add(database, tmp_path, 4)
     old, old_history = aliases(database), len(history(database, "helpdesk"))
     for statement in range(20):
         done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(statement)], capture_output=True, text=True, check=False
+            [sys.executable, "-c", KILLED, str(statement), action], capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
             assert int(done.stdout) == statement > 5
@@ -221,8 +233,32 @@ def test_a_kill_at_any_statement_of_a_rollback_leaves_the_old_or_the_new_state(
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert (aliases(database), len(history(database, "helpdesk"))) == (old, old_history)
         assert registry.desired(database) == {"helpdesk": 3}
-    assert aliases(database) == {"champion": 2, "previous": 1}
-    assert registry.desired(database) == {"helpdesk": 2}
+    assert aliases(database) == after
+    assert registry.desired(database) == {"helpdesk": served}
+
+
+def test_an_older_database_beside_newer_artefacts_and_the_other_way_round(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """A backup of `hive.db` alone is restored: what it does not know is no release, and gives way to the next one."""
+    promote(database, add(database, tmp_path, 1).label, by="ann")
+    with closing(sqlite3.connect(tmp_path / "backup.db")) as backup:
+        database.backup(backup)
+    newer = promote(database, add(database, tmp_path, 2).label, by="ann")
+    database.close()
+    for name in ("hive.db-wal", "hive.db-shm"):
+        (home() / name).unlink(missing_ok=True)
+    shutil.copyfile(tmp_path / "backup.db", home() / "hive.db")
+    with closing(open_database()) as restored:
+        assert aliases(restored) == {"champion": 1} and registry.desired(restored) == {"helpdesk": 1}
+        assert newer.folder.is_dir() and [release.version for release in releases(restored)] == [1]
+        third = add(restored, tmp_path, 3)
+        third.check()
+        assert third.label == "helpdesk@2" and third.adapter_sha256 != newer.adapter_sha256
+        artefacts.remove(third.folder)  # and a database whose artefacts were not in the backup
+        with pytest.raises(HivetuneError, match="helpdesk@2 is damaged"):
+            promote(restored, "helpdesk@2", by="ann")
+        assert aliases(restored) == {"candidate": 2, "champion": 1}
 
 
 def test_a_home_that_was_copied_or_restored_works(
@@ -305,3 +341,19 @@ def test_a_release_whose_manifest_was_mended_with_its_adapter_is_damaged(
     write_manifest(release.folder, {**manifest, "adapter_sha256": "1" * 64})
     with pytest.raises(HivetuneError, match="it holds another adapter than was registered"):
         release.check()
+
+
+def test_an_export_that_was_found_not_to_be_what_was_trained_is_not_registered(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """By a proof of these bytes; one of an earlier file says nothing about the present one."""
+    run = finished_run(tmp_path / "run", export=True)
+    folder = run / "export" / "gguf-f16"
+    manifest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    proof = {"manifest_sha256": manifest, "holds": False, "problems": ["the loss is 9 instead of 2"]}
+    write_sealed(folder / "proof.json", proof)
+    with pytest.raises(HivetuneError, match="is not what was trained: the loss is 9"):
+        register(database, run, "helpdesk", about(run), by="test")
+    assert releases(database) == []
+    write_sealed(folder / "proof.json", {**proof, "manifest_sha256": "0" * 64})
+    assert register(database, run, "helpdesk", about(run), by="test")[1]

@@ -14,13 +14,14 @@ from hivetune.cli.output import duration, emit, progress, say, show, size, table
 from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import load_config
 from hivetune.release.export import export_run
+from hivetune.release.quantize import SERVED_QUANT
 from hivetune.run.folder import EVALUATION
 from hivetune.serve.llama.backend import open_backend
 from hivetune.walk.demo.station import ask_some, write_inputs
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.open import Run, open_run
-from hivetune.walk.release.export import check_prompts
+from hivetune.walk.release.prove import prove_export, said_of
 from hivetune.walk.verdict import judge_run, verdict_document
 
 ANSWER_CHARS = 160
@@ -52,8 +53,10 @@ def demo(
     verdict = judge_run(run)
     show_verdict(verdict)
     _station(6, "export", "GGUF, and its answers from llama.cpp")
-    exported = export_run(run.folder, "gguf")
+    exported = export_run(run.folder, "gguf", quant=SERVED_QUANT)
     say(f"{exported.path}: {size(exported.path.stat().st_size)}")
+    with progress("proving the export") as report:
+        say(f"proof: {said_of(prove_export(run.folder, exported, report))}")
     answers = _answers(run, evaluation, exported.path)
     _next_steps(config_path, run.folder, exported.path)
     say(f"the walk took {duration(time.monotonic() - started)}")
@@ -89,11 +92,9 @@ def _evaluate(run: Run) -> dict[str, Any]:
 
 
 def _answers(run: Run, evaluation: dict[str, Any], gguf: Path) -> list[dict[str, str]]:
-    """What the prompts and the answers of the exported file are worth: equal to training, and for people to read."""
+    """A few answers of the exported file, for people to read."""
     with open_backend(gguf) as backend:
-        checked = check_prompts(run.folder, backend)
         found = ask_some(run, evaluation, backend)
-    say(f"prompts: {checked} of {checked} held-out conversations have the token ids that were trained on")
     show("\nThree held-out prompts:")
     for answers in found:
         show(f"\n  {answers['prompt']}")

@@ -8,11 +8,11 @@ import typer
 from hivetune.cli.arguments import RunArgument
 from hivetune.cli.output import emit, progress, say, show, size
 from hivetune.errors import MachineNotFit
-from hivetune.release.export import export_run
+from hivetune.release.export import Exported, export_run
 from hivetune.release.quantize import RECIPES
 from hivetune.run.find import find_run
-from hivetune.serve.llama.backend import find_engine, open_backend
-from hivetune.walk.release.export import check_prompts
+from hivetune.serve.llama.backend import find_engine
+from hivetune.walk.release.prove import prove_export, said_of
 
 
 def export(
@@ -21,7 +21,7 @@ def export(
     quant: Annotated[str, typer.Option("--quant", help=f"Number type of a GGUF: {', '.join(RECIPES)}.")] = "f16",
     check: Annotated[
         bool,
-        typer.Option("--check/--no-check", help="Compare the prompts that llama.cpp builds with the trained ones."),
+        typer.Option("--check/--no-check", help="Prove that what was exported is what was trained."),
     ] = True,
 ) -> None:
     """Export the adapter of a run to RUN/export: PEFT adapter, merged model, GGUF, GGUF adapter or Ollama."""
@@ -35,25 +35,24 @@ def export(
         "folder": str(exported.folder),
         "size_bytes": exported.size_bytes,
         "made": exported.made,
-        "prompts": None,
+        "proof": _proof(folder, exported) if check else None,
     }
-    if check and to == "gguf":
-        document["prompts"] = _compare_prompts(folder, exported.path)
     show(_next(exported.to, exported.path))
     emit(document)
 
 
-def _compare_prompts(run: Path, gguf: Path) -> dict[str, int] | None:
-    """None without llama.cpp here."""
-    try:
-        find_engine("auto")
-    except MachineNotFit as error:
-        say(f"prompts not compared: {error.message}; {error.hint}")
-        return None
-    with open_backend(gguf) as backend:
-        checked = check_prompts(run, backend)
-    say(f"prompts: {checked} of {checked} held-out conversations have the token ids that were trained on")
-    return {"checked": checked, "different": 0}
+def _proof(run: Path, exported: Exported) -> dict[str, Any] | None:
+    """None for a GGUF without llama.cpp here."""
+    if exported.to not in ("adapter", "merged"):
+        try:
+            find_engine("auto")
+        except MachineNotFit as error:
+            say(f"not proven: {error.message}; {error.hint}")
+            return None
+    with progress("proving the export") as report:
+        proof = prove_export(run, exported, report)
+    say(f"proof: {said_of(proof)}")
+    return proof
 
 
 def _next(to: str, path: Path) -> str:

@@ -150,6 +150,25 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Passage:
+    """Tokens of a conversation, and the places among them that are asked about."""
+
+    tokens: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tell:
+    """What `model`, alone and with `adapter` beside it, says of each place: its token's log-probability, and those of
+    the `top` likeliest."""
+
+    model: Path
+    adapter: Path | None
+    passages: tuple[Passage, ...]
+    top: int
+
+
+@dataclass(frozen=True)
 class Merge:
     """Adapter and base as one folder `target`, in `dtype`: float32, bfloat16, or the base's own ("source")."""
 
@@ -203,6 +222,7 @@ ENTRIES: Mapping[type, str] = {
     Replay: "hivetune.engine.recover.replay",
     Salvage: "hivetune.engine.recover.salvage",
     Score: "hivetune.engine.score.score",
+    Tell: "hivetune.engine.score.told",
     Merge: "hivetune.engine.convert.merge",
     WriteGguf: "hivetune.engine.convert.to_gguf",
     WriteGgufAdapter: "hivetune.engine.convert.to_gguf",

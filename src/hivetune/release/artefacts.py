@@ -16,8 +16,10 @@ from typing import Any
 
 from hivetune.base.disk import DISK, MANIFEST, Disk, read_json, sha256_file, write_manifest
 from hivetune.base.private import make_folder
+from hivetune.base.sealed import read_sealed
 from hivetune.base.whole import problems_once
 from hivetune.errors import DoesNotFit, HivetuneError
+from hivetune.release.prove import PROOF
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, RECORD, VERDICT
 
 EXPORTED = "exports"
@@ -102,8 +104,20 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
         problems = problems_once(folder)
         if problems:
             raise HivetuneError(f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {run}")
+        _check_proof(folder)
         for root, _, names in os.walk(folder):
             for name in names:
                 path = Path(root) / name
                 files[str(Path(EXPORTED) / folder.name / path.relative_to(folder))] = path
     return files
+
+
+def _check_proof(export: Path) -> None:
+    """Raises HivetuneError for an export that was found not to be what was trained. One that nobody proved is taken."""
+    path = export / PROOF
+    proof = read_sealed(path) if path.is_file() else {}
+    if proof.get("manifest_sha256") == sha256_file(export / MANIFEST) and not proof["holds"]:
+        raise HivetuneError(
+            f"{export} is not what was trained: {proof['problems'][0]}",
+            hint=f"delete the folder, or export it again: see {path}",
+        )

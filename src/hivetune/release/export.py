@@ -27,6 +27,7 @@ from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
 from hivetune.release.gguf import write_gguf_adapter, write_gguf_model
 from hivetune.release.ollama import write_modelfile
+from hivetune.release.prove import PROOF
 from hivetune.release.quantize import Recipe, find_recipe
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER, EXPORTS
@@ -102,7 +103,7 @@ def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progres
         else:
             made = False
     main_file = next(iter(sorted(folder.glob("*.gguf"))), None)
-    size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
     target: ExportFormat = identity["to"]  # type: ignore[assignment]
     return Exported(target, main_file if main_file and to != "ollama" else folder, folder, size_bytes, made)
 

@@ -24,6 +24,7 @@ from hivetune.serve.llama.backend import ServerSettings, open_backend
 from hivetune.serve.llama.prompts import prompt_of
 from hivetune.serve.llama.recorded import RECORDED_PROMPTS, record_answers
 from hivetune.walk.open import Run, load_run
+from hivetune.walk.release.prove import prove_export
 from hivetune.walk.verdict import judge_run, verdict_document
 
 
@@ -81,13 +82,17 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
 
 
 def _prove(run: Run) -> dict[str, Any]:
-    """The adapter as a GGUF file, and a few answers of it as it will be served: `answers` by number type, or `unserved`
-    with the reason why this model or this machine can't."""
+    """The adapter as a GGUF file, the proof that it is what was trained, and a few answers of it as it will be served:
+    `answers` by number type, or `unserved` with the reason why this model or this machine can't.
+
+    Raises HivetuneError for a file that is not what was trained."""
     try:
-        adapter = export_run(run.folder, "gguf-adapter").path
+        exported = export_run(run.folder, "gguf-adapter")
         base = base_gguf(run.config.model, sha256_file(run.model / MANIFEST), SERVED_QUANT)
-        with open_backend(base, ServerSettings(adapters=((adapter, 0.0),))) as backend:
-            return {"answers": {SERVED_QUANT: record_answers(backend, _chats(run), adapter=0)}}
+        proof = prove_export(run.folder, exported)
+        with open_backend(base, ServerSettings(adapters=((exported.path, 0.0),))) as backend:
+            answers = record_answers(backend, _chats(run), adapter=0)
+        return {"export": proof, "answers": {SERVED_QUANT: answers}}
     except (UsageError, MachineNotFit) as error:
         return {"unserved": error.message}
 

@@ -1,0 +1,138 @@
+"""An export is proven and the proof lies beside it: `proof.json`, about these bytes and no others."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_bytes, sha256_file, write_json
+from hivetune.base.sealed import read_sealed, write_sealed
+from hivetune.base.typed import to_plain
+from hivetune.errors import HivetuneError
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import Passage, Tell
+from hivetune.records import Progress, silent
+from hivetune.release.base import base_gguf
+from hivetune.release.export import Exported
+from hivetune.release.prove import PROOF, TOP, Saying, Sayings, choose_passages, plain_told, prove, read_told
+from hivetune.release.quantize import SERVED_QUANT, find_recipe
+from hivetune.run.adapter import adapter_hash
+from hivetune.run.folder import ADAPTER
+from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
+from hivetune.serve.llama.told import tell_passages
+from hivetune.walk.open import Run, load_run
+from hivetune.walk.release.export import check_prompts
+
+_SLOTS = 4
+_CONTEXT_TOKENS = 4096
+
+
+def prove_export(folder: Path, exported: Exported, progress: Progress = silent) -> dict[str, Any]:
+    """What shows that this artefact is what the run in `folder` trained: found beside it, or measured now.
+
+    Raises HivetuneError where it is not, naming what differs; the file and its proof stay to be looked at.
+    MachineNotFit when a GGUF can't be loaded here, UsageError when the run's model or data are gone.
+    """
+    artefact = sha256_file(exported.folder / MANIFEST)
+    path = exported.folder / PROOF
+    proof: dict[str, Any] = read_sealed(path) if path.is_file() else {}
+    if proof.get("manifest_sha256") != artefact:
+        run = load_run(folder)
+        proof = {"schema": 1, "to": exported.to, "manifest_sha256": artefact, **_measure(run, exported, progress)}
+        write_sealed(path, proof)
+    if not proof["holds"]:
+        raise HivetuneError(
+            f"{exported.path} is not what was trained: {'; '.join(proof['problems'])}",
+            hint=f"do not serve it; please report it with {path}",
+        )
+    return proof
+
+
+def said_of(proof: dict[str, Any]) -> str:
+    """A proof in one line, for people."""
+    if "typical" not in proof:
+        return "the adapter's bytes are those that were trained"
+    effect = "" if proof["effect"] is None else f", {proof['effect']:.2f} of the adapter's effect"
+    said = (
+        f"log-probabilities within {proof['typical']:.3f} nats of what was trained (bound {proof['bound']:.3f}){effect}"
+    )
+    if "ended" in proof:
+        said += f", {proof['conversations']} conversations with the trained token ids, {proof['ended']} answers ended"
+    return said
+
+
+def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]:
+    if exported.to == "adapter":
+        same = sha256_file(exported.folder / ADAPTER) == adapter_hash(run.folder)
+        return {"holds": same, "problems": [] if same else ["its weights are not those that were trained"]}
+    passages = choose_passages(run.snapshot)
+    trained = _told(run.model, run.folder, passages, progress)
+    if exported.to == "merged":
+        merged = _told(exported.folder, None, passages, progress)["base"]
+        return prove("merged", trained, merged, None)
+    recipe = find_recipe(str(read_json(exported.folder / MANIFEST)["quant"] or SERVED_QUANT))
+    quantized = recipe.bits < 16
+    with _served(run, exported, recipe.name) as (backend, adapter):
+        conversations = check_prompts(run.folder, backend)
+        told, ended = tell_passages(backend, passages, slots=_SLOTS, top=TOP, adapter=adapter)
+        base_told: Sayings | None = None
+        if adapter is not None:
+            base_told, _ = tell_passages(backend, passages, slots=_SLOTS, top=TOP)
+    if base_told is None and quantized:
+        base_told = _base_told(run, recipe.name, passages)
+    found = prove(recipe.name, trained, told, base_told)
+    if not all(ended):
+        found["problems"].append(f"{ended.count(False)} of {len(ended)} trained ends do not end an answer")
+    counts = {"conversations": conversations, "passages": len(passages), "ended": sum(ended)}
+    return {**found, "quant": recipe.name, **counts, "holds": not found["problems"]}
+
+
+@contextlib.contextmanager
+def _served(run: Run, exported: Exported, quant: str) -> Iterator[tuple[Backend, int | None]]:
+    """The file, and the number of the adapter in it: a whole model has none."""
+    file = next(iter(sorted(exported.folder.glob("*.gguf"))))
+    beside = exported.to == "gguf-adapter"
+    model = base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant) if beside else file
+    adapters = ((file, 0.0),) if beside else ()
+    settings = ServerSettings(adapters=adapters, slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
+    with open_backend(model, settings) as backend:
+        yield backend, 0 if beside else None
+
+
+def _base_told(run: Run, quant: str, passages: Sequence[Passage]) -> Sayings:
+    """What the base says at a number type, kept by content: it is the same for every adapter."""
+    model_sha256 = sha256_file(run.model / MANIFEST)
+    asked = repr([model_sha256, quant, TOP, to_plain(tuple(passages))])
+    path = home() / "told" / f"{sha256_bytes(asked.encode())[:16]}.json"
+    with lock(path.parent):
+        if not path.is_file():
+            model = base_gguf(run.config.model, model_sha256, quant)
+            with open_backend(model, ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)) as backend:
+                told, _ = tell_passages(backend, passages, slots=_SLOTS, top=TOP)
+            write_json(path, plain_told(told))
+    return read_told(read_json(path))
+
+
+def _told(
+    model: Path, adapter: Path | None, passages: Sequence[Passage], progress: Progress
+) -> dict[str, list[list[Saying | None]]]:
+    """What the engine says, of the base and with the adapter, kept by content: all exports of a run compare with it."""
+    about = [
+        sha256_file(model / MANIFEST),
+        None if adapter is None else adapter_hash(adapter),
+        to_plain(tuple(passages)),
+    ]
+    path = home() / "told" / f"{sha256_bytes(repr([TOP, *about]).encode())[:16]}.json"
+    task = path.with_suffix(".task")
+    with lock(path.parent):
+        if not path.is_file():
+            try:
+                found = run_task(
+                    Tell(model, adapter, tuple(passages), TOP), task, on_beat=lambda beat: progress(0, None)
+                ).check("comparing with what was trained")
+            finally:
+                shutil.rmtree(task, ignore_errors=True)
+            write_json(path, {side: found[side] for side in ("base", "tuned") if side in found})
+        known = read_json(path)
+    return {side: read_told(lists) for side, lists in known.items()}

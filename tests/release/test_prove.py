@@ -1,0 +1,120 @@
+"""What a proof accepts and what it finds: rounding; a missing or doubled adapter, another model, NaN."""
+
+import math
+import random
+import re
+
+import pytest
+
+from hivetune.errors import DataRefused
+from hivetune.process.protocol import Passage
+from hivetune.release.prove import (
+    LONGEST_PASSAGE,
+    PLACES,
+    Saying,
+    Sayings,
+    choose_passages,
+    plain_told,
+    prove,
+    read_told,
+)
+
+PASSAGES_OF, PLACES_OF, TOKENS = 6, 10, 5
+
+
+def said(change: float, noise: float, seed: int = 0, effect: float = 1.0) -> Sayings:
+    """A base (change 0), or what an adapter makes of it, with independent noise on each number."""
+    rng, adapter, own = random.Random(1), random.Random(2), random.Random(seed)
+    found = []
+    for _ in range(PASSAGES_OF):
+        places = []
+        for _ in range(PLACES_OF):
+            scores = [
+                rng.uniform(-6, -1) + change * effect * adapter.gauss(0, 1) + own.gauss(0, noise) for _ in range(TOKENS)
+            ]
+            places.append(Saying(scores[0], tuple(enumerate(scores[1:], 100))))
+        found.append(places)
+    return found
+
+
+TRAINED = {"base": said(0, 0), "tuned": said(0.5, 0)}
+
+
+def test_rounding_is_accepted_and_measured() -> None:
+    proof = prove("f16", TRAINED, said(0.5, 0.01, seed=5), None)
+    assert proof["holds"] and proof["problems"] == [] and proof["places"] == 60
+    assert proof["typical"] == pytest.approx(0.008, abs=0.002) and proof["effect"] == pytest.approx(1, abs=0.01)
+    quantized = prove("q4_0", TRAINED, said(0.5, 0.2, seed=5), said(0, 0.2, seed=6))
+    assert quantized["holds"] and quantized["bound"] == pytest.approx(0.03 + 2 * quantized["base_typical"])
+
+
+@pytest.mark.parametrize(
+    ("exported", "words"),
+    [
+        (said(0.5, 0.2, seed=5), "differ by"),
+        (said(0, 0.01, seed=5), "0.0. times the adapter's effect"),
+        (said(0.5, 0.01, seed=5, effect=2.0), "2.0. times the adapter's effect"),
+        (said(0.5, math.nan), "differ by nan"),
+    ],
+    ids=["another model", "no adapter", "twice the scale", "not finite"],
+)
+def test_what_is_not_what_was_trained_is_found(exported: Sayings, words: str) -> None:
+    proof = prove("f16", TRAINED, exported, None)
+    assert not proof["holds"] and any(re.search(words, problem) for problem in proof["problems"]), proof
+
+
+def test_a_missing_adapter_is_found_under_the_rounding_of_four_bits() -> None:
+    """Its effect of 0.1 nats is half of the rounding: the size of the difference alone would not tell."""
+    trained = {"base": said(0, 0), "tuned": said(0.1, 0)}
+    base = said(0, 0.2, seed=6)
+    assert prove("q4_0", trained, said(0.1, 0.2, seed=6), base)["holds"]
+    lost = prove("q4_0", trained, base, base)
+    assert lost["typical"] < lost["bound"] and lost["problems"] == [
+        "0.00 times the adapter's effect arrived instead of once"
+    ]
+
+
+def test_an_adapter_that_changes_nothing_has_no_effect_to_lose() -> None:
+    untrained = {"base": said(0, 0), "tuned": said(0, 0)}
+    proof = prove("f16", untrained, said(0, 0.001, seed=5), None)
+    assert proof["holds"] and proof["effect"] is None
+
+
+def test_places_that_llama_cpp_does_not_report_are_counted_and_left_out() -> None:
+    exported = [list(passage) for passage in said(0.5, 0.01, seed=5)]
+    exported[2][3] = None
+    proof = prove("f16", TRAINED, exported, None)
+    assert (proof["holds"], proof["places"], proof["unreported"]) == (True, 59, 1)
+    assert read_told(plain_told(exported)) == exported
+    assert not prove("f16", TRAINED, [[None] * PLACES_OF] * PASSAGES_OF, None)["holds"]
+
+
+class Snapshot:
+    def __init__(self, rows: dict[str, list[tuple[bytes, bytes]]]):
+        self.kept = {i: row for i, row in enumerate(row for split in rows.values() for row in split)}
+        self.splits = {split: [i for i, row in self.kept.items() if row in rows[split]] for split in rows}
+
+    def rows(self, split: str) -> list[int]:
+        return self.splits.get(split, [])
+
+    def length(self, row: int) -> int:
+        return len(self.kept[row][0])
+
+    def tokens(self, row: int) -> memoryview:
+        return memoryview(self.kept[row][0])
+
+    def trained(self, row: int) -> memoryview:
+        return memoryview(self.kept[row][1])
+
+
+def test_passages_are_the_beginning_and_the_end_of_last_answers_held_out_ones_first() -> None:
+    held_out = (bytes(range(40)), bytes([0] * 5 + [1] * 3 + [0] * 10 + [1] * 20 + [0] * 2))
+    trained = (bytes(range(50, 56)), bytes([0, 0, 1, 1, 0, 0]))
+    found = choose_passages(Snapshot({"train": [trained], "test": [held_out]}))
+    assert found == [
+        Passage(tuple(range(38)), (*range(18, 18 + PLACES), 37)),
+        Passage((50, 51, 52, 53), (2, 3)),
+    ]
+    long = (bytes(LONGEST_PASSAGE + 1), bytes([1] * (LONGEST_PASSAGE + 1)))
+    with pytest.raises(DataRefused, match="every row is longer"):
+        choose_passages(Snapshot({"test": [long]}))
