@@ -267,6 +267,11 @@ CASES = [
         ids("gfx120x-before-6.4"),
         ids("gfx120x-before-6.4"),
     ),
+    Case(
+        "R9700 with the firmware of a bad day",
+        Fake(gpus=[R9700], torch="2.14.0+rocm7.3", files={"var/lib/pacman/local/linux-firmware-20251125-2/desc": ""}),
+        ids("gfx120x-firmware"),
+    ),
     Case("R9700 with ROCm 10.0", Fake(gpus=[R9700], torch="2.14.0+rocm10.0.0"), ids("gfx120x-rocm-10")),
     Case("R9700 with ROCm 7.1", Fake(gpus=[R9700], torch="2.10.0+rocm7.1"), ids("gfx120x-rocm-7.1")),
     Case("Strix Halo with ROCm 7.1", Fake(gpus=[STRIX_HALO], torch="2.10.0+rocm7.1"), ids("gfx1151-rocm-7.1")),
@@ -324,6 +329,24 @@ def test_a_home_that_a_power_cut_empties_is_told(mount: str, tmp_path: Path) -> 
     fake = Fake(files={"proc/self/mountinfo": root + mount.format(home=tmp_path)})
     (finding,) = judge_machine(seen(fake, tmp_path)).findings
     assert finding.id == ("home-in-memory" if "tmpfs" in mount else "no-fsync")
+
+
+@pytest.mark.parametrize(
+    ("files", "date"),
+    [
+        (
+            {
+                "var/lib/dpkg/status": "Package: bash\nVersion: 5\n\nPackage: linux-firmware\nVersion: 20240318.git3b1-0ubuntu2\n"
+            },
+            "20240318",
+        ),
+        ({"var/lib/dpkg/status": "Package: firmware-amd-graphics\nVersion: 20230625-2\n"}, "20230625"),
+        ({"var/lib/pacman/local/linux-firmware-amdgpu-20251021-1/desc": ""}, "20251021"),
+        ({"var/lib/dpkg/status": "Package: linux-firmware\nStatus: broken"}, ""),
+    ],
+)
+def test_the_date_of_the_firmware(files: dict[str, str], date: str, tmp_path: Path) -> None:
+    assert seen(Fake(files=files), tmp_path).host.firmware_package == date
 
 
 def test_a_disk_without_room_is_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -18,6 +19,7 @@ from hivetune.machine.inventory import kernel_release
 
 REDIS_PORT, GATEWAY_PORT = 6379, 8642
 _ANSWER_S = 0.2
+FIRMWARE_PACKAGES = ("linux-firmware", "firmware-amd-graphics")  # Ubuntu, Debian
 # The disk's speed: as much as can be written and synced in so short a time.
 DISK_S, DISK_PIECE_BYTES, DISK_MOST_BYTES = 0.25, 4 << 20, 64 << 20
 # Mount options under which fsync returns before anything is safe (ext4(5), xfs(5), the kernel's page on overlayfs).
@@ -142,15 +144,20 @@ def _port_free(port: int) -> bool:
 
 
 def _firmware_package(root: Path) -> str:
-    """The date of the linux-firmware package (20251125), which brings the cards' firmware: dpkg's or pacman's."""
-    name = version = ""
+    """The date (20251125) of the package with an AMD card's firmware, by dpkg's or pacman's records; "" unknown."""
+    name = ""
     for line in _text(root / "var/lib/dpkg/status").splitlines():
         if line.startswith("Package: "):
             name = line[9:]
-        elif name == "linux-firmware" and line.startswith("Version: "):
-            version = line[9:]
-    folders = [path.name.removeprefix("linux-firmware-") for path in (root / "var/lib/pacman/local").glob("linux-f*")]
-    return (version or next((folder for folder in folders if folder[:1].isdigit()), "")).partition(".")[0]
+        elif name in FIRMWARE_PACKAGES and line.startswith("Version: "):
+            return _date_in(line)
+    folders = sorted(path.name for path in (root / "var/lib/pacman/local").glob("linux-firmware*"))
+    return next((date for folder in folders if (date := _date_in(folder))), "")
+
+
+def _date_in(text: str) -> str:
+    match = re.search(r"(?<!\d)20\d{6}(?!\d)", text)
+    return match[0] if match else ""
 
 
 def _read_disk(root: Path, folder: Path, environment: Mapping[str, str], *, measure: bool) -> HomeDisk:
