@@ -66,6 +66,12 @@ def test_a_file_that_is_not_there_is_no_text(given: str) -> None:
         explain_text(given)
 
 
+def test_a_config_is_no_log(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a config") as refused:
+        explain_text(str(tmp_path / "run.yaml"))
+    assert "--config" in refused.value.hint
+
+
 @given(st.text(max_size=400).filter(lambda text: text != "-"))
 @settings(max_examples=60, deadline=None)
 def test_any_text_has_an_answer(given: str) -> None:

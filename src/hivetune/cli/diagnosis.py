@@ -34,6 +34,8 @@ def _read(given: str) -> str:
     if given == "-":
         return sys.stdin.read()
     path = Path(given)
+    if path.suffix in (".yaml", ".yml") and " " not in given:
+        raise UsageError(f"{given} is a config, not a log", hint=f"hivetune doctor --config {given}")
     try:
         if path.is_dir():
             path = path / WORKER_LOG
