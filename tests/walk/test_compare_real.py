@@ -39,7 +39,8 @@ def test_any_against_any(own_home: Path, tmp_path: Path, rows: str) -> None:
     labels = [add_release(tmp_path, "helper", seed) for seed in (1, 2)]
     options = ("--rows", rows, "--new-tokens", "6", "--set", "eval.latency_prompts=5")
     code, document = compare(*labels, *options)
-    assert code == 0 and document["problems"] == [] and len(document["answers"]) == 8
+    assert code == 0, document
+    assert document["problems"] == [] and len(document["answers"]) == 8
     metrics = {metric["name"]: metric for metric in document["metrics"]}
     assert metrics["success"]["n"] == 8 and metrics["latency_s"]["n"] == 5
     assert metrics["latency_s"]["base"] > 0 and metrics["loss"]["base"] is None
