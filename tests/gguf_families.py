@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from hivetune.engine.convert.gguf_vocab import PRE_TOKENIZERS
+from hivetune.models.prepared import SCHEMA
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
@@ -155,7 +156,7 @@ def write_model(folder: Path, family: str) -> Any:
                 parameter.copy_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     described = {
-        "schema": 1,
+        "schema": SCHEMA,
         "name": family,
         "kind": "folder",
         "source": family,

@@ -9,7 +9,7 @@ import typer
 from hivetune.base.disk import write_json
 from hivetune.cli.judge import show_metrics
 from hivetune.cli.output import emit, number, progress, say, show, size, table
-from hivetune.config import DataConfig, GateConfig, RunConfig, override_config
+from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
 from hivetune.judge.sides import BASELINE, parse_side
@@ -45,8 +45,9 @@ def compare_sides(
         raise UsageError(f"--set {wrong}: only eval.* can be changed here")
     changes = {"eval.prompts": prompts, "eval.new_tokens": new_tokens}
     given = [f"{key}={value}" for key, value in changes.items() if value is not None]
-    # Without a run only the defaults of `eval` count; the rest of this config is not read.
-    config = opened.config if opened else RunConfig(model=BASELINE, data=DataConfig(path="-"))
+    # Without a run only `eval` of this config is read; who names the rows is asked nothing else.
+    rows_alone = RunConfig(model=BASELINE, data=DataConfig(path="-"), eval=EvalConfig(general=False))
+    config = opened.config if opened else rows_alone
     settings = override_config(config, [*given, *(overrides or ())]).eval
     with progress("answering", "answers") as report:
         made = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
