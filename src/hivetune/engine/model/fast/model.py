@@ -4,7 +4,7 @@ Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -72,20 +72,32 @@ class FastModel:
         # Shared tokens would share their dropout too, and copies of a prefix must each draw their own.
         self._share_in_scoring = choices.share_prefixes is not False
         self.share_prefixes = self._share_in_scoring and not lora.dropout
+        # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
+        self._embed_scale = torch.tensor(self.spec.embed_scale, dtype=dtype).item()
         self._workspace = Workspace(device)
         self._eager = choices.attention == "eager"
         self.attention = "the choices ask for it" if self._eager else says_math_path(self.spec, dtype, device)
 
-    @torch.no_grad()
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
-        total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
-        self._refresh()
+        return self.compute(self.prepare(documents), scale)
+
+    def prepare(self, documents: Sequence[Document]) -> Iterator[LayerBatch]:
+        """The micro-batches of a step, laid out and copied to the device one by one: all that the host does of it."""
         rows = _rows(documents)
         for batch in halved(split_documents(rows, self.budget_tokens, share=self.share_prefixes), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self.share_prefixes, multiple=self.multiple)
-            walk = self._walk(layout, dropout=self._dropout, scale=scale, keep=True)
+            yield self._batch(layout)
+
+    @torch.no_grad()
+    def compute(self, batches: Iterable[LayerBatch], scale: float) -> Tensor:
+        """`backward` of prepared micro-batches. Nothing here waits for the device, copies from it, or has a shape that
+        depends on what it computed (tests/engine/model/test_host.py)."""
+        total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
+        self._refresh()
+        for batch in batches:
+            walk = self._walk(batch, dropout=self._dropout, scale=scale, keep=True)
             nll_E = self._forward_backward(walk)
-            total += torch.dot(nll_E, walk.batch.count_E)
+            total += torch.dot(nll_E, batch.count_E)
         return total
 
     @torch.no_grad()
@@ -95,7 +107,7 @@ class FastModel:
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
         for batch in halved(split_documents(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, multiple=self.multiple)
-            walk = self._walk(layout, adapter=adapter)
+            walk = self._walk(self._batch(layout), adapter=adapter)
             nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.logit_rows)
             owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
             index_M, entry_M = torch.tensor(owners, device=self.device).t()
@@ -107,7 +119,7 @@ class FastModel:
         """[len(tokens), V] of one document, in the dtype of the model."""
         self._refresh()
         everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
-        walk = self._walk(make_layout([everything], share=False), adapter=adapter)
+        walk = self._walk(self._batch(make_layout([everything], share=False)), adapter=adapter)
         x_TD, delta_TD = self._forward_only(walk)
         y_TD, rstd_T = torch.empty_like(delta_TD), torch.empty_like(x_TD[:, 0])
         walk.ops.add_norm(x_TD, delta_TD, torch.empty_like(x_TD), self.weights.norm_D, self.spec.eps, y_TD, rstd_T)
@@ -146,9 +158,8 @@ class FastModel:
     def _embed(self, walk: Walk) -> Tensor:
         x_TD = walk.buffer("x.0", walk.batch.layout.size, self.spec.hidden, wide=True)
         x_TD.copy_(self.weights.embedding_VD[walk.batch.tokens_T])
-        # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
         if self.spec.embed_scale != 1.0:
-            x_TD *= torch.tensor(self.spec.embed_scale, dtype=self.dtype).item()
+            x_TD *= self._embed_scale
         return x_TD
 
     def _refresh(self) -> None:
@@ -164,7 +175,7 @@ class FastModel:
                     torch.mul(member.up_NR.t(), self._scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
 
     def _walk(
-        self, layout: Layout, *, adapter: bool = True, dropout: float = 0.0, scale: float = 1.0, keep: bool = False
+        self, batch: LayerBatch, *, adapter: bool = True, dropout: float = 0.0, scale: float = 1.0, keep: bool = False
     ) -> Walk:
         return Walk(
             self.spec,
@@ -172,7 +183,7 @@ class FastModel:
             self._ops,
             self._workspace,
             self.dtype,
-            self._batch(layout),
+            batch,
             adapter=adapter,
             dropout=dropout,
             scale=scale,
