@@ -1,17 +1,21 @@
-"""How long cycles may go on from one another before the next begins from the base again."""
+"""Cycles that go on from one another: how long, and what forgetting then means."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import yaml
 
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
 from hivetune.cycle.acts.data import trained_in_a_row
+from hivetune.cycle.observe import forgotten_behind
 from hivetune.cycle.rows import MOST_IN_A_ROW, begins_from
 
 
 def trained(folder: Path, start: Path | None) -> Path:
     """What a release keeps of its run's settings."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     config = {"model": "tiny", "data": {"path": "rows.jsonl"}, "lora": {"start": None if start is None else str(start)}}
     (folder / "config.resolved.yaml").write_text(yaml.safe_dump({"config": config, "choices": {}}))
     return folder
@@ -31,3 +35,21 @@ def test_a_chain_with_a_missing_link_begins_from_the_base(tmp_path: Path) -> Non
     assert trained_in_a_row(second) == 1
     shutil.rmtree(first)
     assert trained_in_a_row(second) == MOST_IN_A_ROW
+
+
+def test_weights_remember_what_the_adapters_before_them_saw() -> None:
+    """A row of the first snapshot was forgotten. It is not in the second, whose training went on from the first."""
+    folders = [home() / "releases" / "demo" / str(version) for version in (1, 2, 3)]
+    for folder, start in zip(folders, (None, folders[0], None), strict=True):
+        trained(folder, start)
+    with closing(open_database()) as database:
+        for version in (1, 2, 3):
+            database.execute(
+                "INSERT INTO releases"
+                " (name, version, run, model, model_sha256, adapter_sha256, snapshot, proof, created) VALUES"
+                " ('demo', ?, '', '', '', '', ?, '{}', 0)",
+                (version, f"snapshot {version}"),
+            )
+        database.execute("INSERT INTO tainted VALUES ('snapshot 1', 'user', 'x', 3, 0)")
+        behind = [forgotten_behind(database, "demo", folders[n], f"snapshot {n + 1}") for n in range(3)]
+    assert behind == [3, 3, 0]

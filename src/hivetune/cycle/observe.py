@@ -39,7 +39,8 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release, desired, forgotten_rows, history, releases
 from hivetune.run.adapter import adapter_hash
-from hivetune.run.folder import ADAPTER, EVALUATION, EXPORTS, RECORD
+from hivetune.run.choices import read_resolved
+from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD
 from hivetune.run.record import read_record
 from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, wanted
@@ -71,7 +72,7 @@ def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse
             by_person = opened.opened_for == "request"
             state = _artefacts(database, opened, rivals_of(database, name), (spent_hours, spent_kwh))
             return replace(common, open=state, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
-        forgotten = forgotten_rows(database, champion.snapshot) if champion is not None else 0
+        forgotten = forgotten_behind(database, name, champion.folder, champion.snapshot) if champion is not None else 0
         rows = read_rows_now(config, database, name, known)
     times, failed_at = failed_in_a_row(cycles)
     identity = cycle_id(rows.snapshot, config, champion) if rows.snapshot is not None else ""
@@ -134,9 +135,26 @@ def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
         release = release_of(database, cycle)
         if release is None or release.withdrawn or release.pruned or cycle.end != "promoted":
             continue
+        if forgotten_behind(
+            database, name, release.folder, release.snapshot
+        ):  # nobody has to be as good as what knows the forgotten
+            continue
         if gate_of(cycle).get("becomes_best"):
             return Rivals(champion, release if release.label != champion.label else None)
     return Rivals(champion)
+
+
+def forgotten_behind(database: sqlite3.Connection, name: str, folder: Path, snapshot: str) -> int:
+    """Forgotten rows that the weights of a run or release of this name have seen, at least: its own rows, and those of
+    the adapters that it went on from."""
+    known = {str(one.folder): one for one in releases(database, name)}
+    found = forgotten_rows(database, snapshot)
+    start = read_resolved(folder)[0].lora.start if (folder / CONFIG).is_file() else None
+    while start in known:
+        before = known.pop(start)
+        found += forgotten_rows(database, before.snapshot)
+        start = read_resolved(before.folder)[0].lora.start if (before.folder / CONFIG).is_file() else None
+    return found
 
 
 def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
@@ -282,7 +300,7 @@ def _void(database: sqlite3.Connection, cycle: CycleRow) -> str:
         return ""
     record = read_record(cycle.run)
     identity = record.get("identity", {})
-    gone = forgotten_rows(database, identity.get("snapshot", ""))
+    gone = forgotten_behind(database, cycle.name, cycle.run, identity.get("snapshot", ""))
     if gone:
         return f"{gone} of its rows were forgotten"
     manifest = folder_for(settings_then(cycle).model) / MANIFEST
