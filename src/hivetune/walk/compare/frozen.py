@@ -44,16 +44,19 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str]) -> list[Prompt]:
 def freeze_wins(release: Release) -> int:
     """What this release answers rightly becomes a past win of its name; how many questions are new.
 
-    Nothing where it was not evaluated, nothing of it was checked, or its snapshot is gone.
+    Nothing where it was not evaluated, or before its adapter changed, nothing was checked, or its snapshot is gone.
     """
     path = release.folder / EVALUATION
     if not path.is_file():
+        return 0
+    evaluation = read_sealed(path)
+    if evaluation.get("adapter_sha256") != release.adapter_sha256:
         return 0
     try:
         snapshot = open_snapshot(_snapshot_of(release))
     except UsageError:  # deleted since: the rows can't be read again
         return 0
-    chosen = choose_wins(read_sealed(path)["answers"], len(wins_of(release.name)))
+    chosen = choose_wins(evaluation["answers"], len(wins_of(release.name)))
     return freeze(release.name, [_win(snapshot, row, release) for row in chosen])
 
 
