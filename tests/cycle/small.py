@@ -59,11 +59,11 @@ def make_config(folder: Path, **cycle: Any) -> Path:
         "lora": {"r": 4},
         "max_length": 256,
         "batch_size": 8,
-        "epochs": 2,
+        "epochs": 1,
         "learning_rate": 0.01,
         "dtype": "float32",
         "device": "cpu",
-        "eval": {"prompts": 2, "new_tokens": 4, "slots": 2, "latency_prompts": 1},
+        "eval": {"prompts": 1, "new_tokens": 2, "slots": 1, "latency_prompts": 1},
         "gate": {"latency_ratio": None, "memory_ratio": None},
         "cycle": {"name": NAME, "after_rows": 40, "watch": {"hours": 0}, **cycle},
     }

@@ -26,7 +26,7 @@ from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, en
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice
 from hivetune.cycle.observe import allowed_at, champion_of, gate_of, observe
 from hivetune.cycle.pool import Seen
-from hivetune.cycle.window import Clocks, InUse, clock_changes
+from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window
 from hivetune.data.intake.collect import collect
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
@@ -243,7 +243,9 @@ def _own_seconds() -> float:
 
 
 def release_name(config: RunConfig) -> str:
-    """Raises UsageError for a config without one."""
+    """The name of the releases of a config whose cycle can be run. Raises UsageError for one that can't."""
+    parse_window(config.cycle.window)
+    parse_sources(config.cycle.sources)
     if config.cycle.name is None:
         raise UsageError("'cycle.name' is missing: the name of the releases", hint="cycle: {name: helpdesk}")
     return check_release_name(config.cycle.name)

@@ -24,6 +24,7 @@ from hivetune.release.registry import Release, promote, rollback
 from hivetune.run import checkpoints
 from hivetune.run.record import read_record
 from hivetune.serve.gateway.loaded import loaded_labels
+from hivetune.walk.compare.frozen import freeze_wins
 from hivetune.walk.release.register import register_run
 
 BY = "cycle"  # who moved an alias, in its history
@@ -83,6 +84,8 @@ def promote_candidate(doing: Doing) -> str:
 
 
 def end_watch(doing: Doing) -> str:
+    """What it answered rightly is kept as questions that no later candidate may lose."""
+    freeze_wins(_needed(doing))
     write_sealed(doing.cycle().folder / WATCHED, {"schema": 1, "time": doing.now})
     return "the watch is over"
 

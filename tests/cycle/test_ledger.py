@@ -1,0 +1,91 @@
+"""What the loop keeps of itself: cycles that open once, failures in a row, acts whose process died."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hivetune.base.database import open_database
+from hivetune.cycle.decide import Failed
+from hivetune.cycle.ledger import (
+    KILLS_A_FAILURE,
+    Act,
+    CycleRow,
+    acts_of,
+    begin_act,
+    begin_cycle,
+    cycles_of,
+    end_act,
+    end_cycle,
+    failed_in_a_row,
+    last_failure,
+    settle_interrupted,
+    trained_rows,
+)
+
+CYCLE = CycleRow("a1", "demo", 10.0, "rows", {"model": "tiny"}, "/pool", None)
+
+
+def test_the_same_cycle_is_opened_once_and_again_only_after_a_failure() -> None:
+    with closing(open_database()) as database:
+        assert begin_cycle(database, CYCLE) and not begin_cycle(database, CYCLE)
+        end_cycle(database, CYCLE, "failed", "no disk", 20.0, [])
+        assert begin_cycle(database, CYCLE)
+        assert cycles_of(database, "demo")[0].closed is None
+        end_cycle(database, CYCLE, "refused", "worse", 30.0, ["x", "y"])
+        assert not begin_cycle(database, CYCLE)
+        found = cycles_of(database, "demo")[0]
+        assert (found.end, found.reason, found.closed, found.config) == ("refused", "worse", 30.0, {"model": "tiny"})
+        assert trained_rows(database, "demo") == {"x", "y"} and not trained_rows(database, "other")
+
+
+def acts(*told: tuple[str, str | None]) -> list[Act]:
+    return [
+        Act(number, "a1", kind, float(number), outcome, float(number), "why", {"final": outcome == "final"})  # type: ignore[arg-type]
+        for number, (kind, outcome) in enumerate(told)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "times"),
+    [
+        ([("train", "done")], 0),
+        ([("train", "failed"), ("train", "done")], 0),
+        ([("train", "failed"), ("train", "paused")], 0),
+        ([("snapshot", "failed"), ("train", "failed"), ("train", "failed")], 2),
+        ([("train", "failed"), ("train", "interrupted"), ("train", None), ("train", "failed")], 2),
+        ([("train", "interrupted")] * (KILLS_A_FAILURE - 1), 0),
+        ([("train", None)] * KILLS_A_FAILURE, 1),
+    ],
+)
+def test_failures_in_a_row(told: list[tuple[str, str | None]], times: int) -> None:
+    found = last_failure(acts(*told), "a1")
+    assert (found.times if found else 0) == times
+    assert last_failure(acts(*told), "another") is None
+
+
+def test_what_a_failure_tells() -> None:
+    done = Act(1, None, "open", 5.0, "failed", 9.0, "the disk is full", {"patient": True})
+    assert last_failure([done], None) == Failed("open", 1, 9.0, "the disk is full", patient=True)
+
+
+def test_an_act_whose_process_died_is_settled_by_the_next_one(own_home: Path) -> None:
+    with closing(open_database()) as database:
+        begin_act(database, "demo", "a1", "train", 100.0)
+        number = begin_act(database, "demo", "a1", "gate", 101.0)
+        end_act(database, number, "done", 102.0, "deploy", {"hours": 1.5})
+    assert [number for number, _ in settle_interrupted("demo")] == [1]
+    assert settle_interrupted("demo") == []
+    with closing(open_database()) as database:
+        first, second = acts_of(database, "demo", "a1")
+    assert (first.outcome, first.details) == ("interrupted", {"hours": 0.0})
+    assert (second.outcome, second.details, second.ended) == ("done", {"hours": 1.5}, 102.0)
+
+
+def test_failed_cycles_in_a_row() -> None:
+    def closed(at: float, end: str) -> CycleRow:
+        return CycleRow(str(at), "demo", at - 1, "rows", {}, "", None, at, end)  # type: ignore[arg-type]
+
+    assert failed_in_a_row([]) == (0, 0.0)
+    assert failed_in_a_row([closed(1, "failed"), closed(2, "promoted"), CYCLE]) == (0, 0.0)
+    assert failed_in_a_row([closed(1, "promoted"), closed(2, "failed"), closed(3, "rolled_back")]) == (2, 3)

@@ -1,0 +1,36 @@
+"""A slice of training: it ends before its window does, at a person's pause and with its energy; and it stands still."""
+
+from hivetune.cycle.acts.night import Slice
+from hivetune.cycle.decide import Allowed
+from hivetune.machine.power import KWH, Energy
+from hivetune.process.lease import Answering
+
+
+def test_it_ends_at_a_checkpoint_before_the_window_and_now_when_that_is_over() -> None:
+    now = [1000.0]
+    night = Slice(lambda: Allowed(True, 1100.0), yields=False, clock=lambda: now[0])
+    terms = night.terms()
+    terms.on_step(1)
+    assert terms.ends() == 0
+    now[0] = 1099.0  # a step and its checkpoint take longer than a second
+    assert terms.ends() == 1 and night.why == "the window ends"
+    now[0] = 1100.0
+    assert terms.ends() == 2
+
+
+def test_it_ends_when_it_is_not_allowed_any_more_and_with_its_energy() -> None:
+    paused = Slice(lambda: Allowed(False, reason="paused by a person"), yields=False)
+    assert paused.terms().ends() == 1 and paused.why == "paused by a person"
+    hungry = Slice(Allowed, yields=False, left_kwh=0.5, energy=Energy(0.5 * KWH))
+    assert hungry.terms().ends() == 1 and "energy" in hungry.why
+    assert Slice(Allowed, yields=False, left_kwh=0.5).terms().ends() == 0
+
+
+def test_it_stands_still_while_somebody_waits_and_a_little_longer() -> None:
+    night = Slice(Allowed, yields=True)
+    stand_still = night.terms().stand_still
+    assert not stand_still()
+    with Answering():
+        assert stand_still()
+        assert not Slice(Allowed, yields=False).terms().stand_still()
+    assert stand_still()
