@@ -1,6 +1,7 @@
 # make demo    set up, then the whole walk on a real model, from interactions to a verdict and a chat answer
 # make check   seconds: lint, types, fast tests
 # make test    everything that CI runs: at most 15 minutes on 2 cores
+# make site    the documentation as pages that open without a server, below site/
 # make proof   the full counts behind docs/proof/*.json: resumable, hours at most, only what is named: make proof NAME=kills
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # all passed beside other work at a load of 12 on 2 cores.
 WORKERS ?= -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test proof lint clean
+.PHONY: demo check test site proof lint clean
 
 .venv/.ready-demo: $(SETUP_INPUTS)
 	@$(PYTHON) tools/setup.py train export serve
@@ -36,6 +37,9 @@ check: lint
 
 test: lint
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "not proof"
+
+site: .venv/.ready-dev
+	@$(BIN)/mkdocs build --quiet --strict
 
 proof: .venv/.ready-dev
 	@$(BIN)/python tools/proof.py $(NAME)
