@@ -263,7 +263,7 @@ REASONS: dict[str, Reason] = {
     "cut-turns": Reason("warn", "the last turns were left out to fit max_length", "raise max_length"),
     "decoded-windows-1252": Reason(
         "warn",
-        "the row was not UTF-8; every Latin encoding reads it as the same text, so it was read as that",
+        "the row was not UTF-8; it was read as Windows-1252, where all Latin encodings agree or the language tells",
         "save the file as UTF-8",
     ),
     "byte-order-mark": Reason(

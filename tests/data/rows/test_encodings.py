@@ -67,6 +67,25 @@ def test_a_table_as_excel_saves_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "Vous êtes très près de la gare, et le café est à côté : c'est pour vous.",
+        "¿Cómo se dice mañana en inglés? Es una pregunta para usted, señor.",
+        "Você não precisa disso para a instalação, mas pode usar com cuidado.",
+        "Perché non è così? Questo è il caffè che più mi piace.",
+    ],
+)
+def test_a_language_tells_its_encoding(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines(text).encode("cp1252"))
+    report = report_of(path)
+    assert (report.usable, report.document["changed"]) == (1, {"decoded-windows-1252": 1})
+    assert latin_text(text.encode("cp1252")) == text
+    foreign = "Proszę, że to jest dla mnie ważne, są też inne pytania".encode("cp1250")
+    assert latin_text(foreign) is None
+
+
+@pytest.mark.parametrize(
     ("text", "encoding"),
     [("très à côté", "cp1252"), ("mañana", "latin-1"), ("Cześć, łódź", "cp1250"), ("Привет, как дела", "cp1251"),
      ("Καλημέρα", "cp1253"), ("こんにちは", "shift-jis"), ("你好", "gb18030"), ("şoför", "cp1254")],

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
-from hivetune.data.rows.formats import convert_lines, file_format, open_bytes
+from hivetune.data.rows.formats import convert_lines, file_format, open_bytes, share_before_damage
 from hivetune.data.rows.sessions.batches import BatchSide, batch_side, join_batches
 from hivetune.data.rows.sessions.detect import convert_session, is_session, session_format
 from hivetune.data.rows.sessions.messages import regroup
@@ -141,9 +141,10 @@ def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int)
         chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
         if problem:
             line = chunks[-1].first + chunks[-1].rows if chunks else 1
-            chunks.append(_problem_chunk(spilled + ".problem", name, line, problem))
+            chunks.append(_problem_chunk(spilled + ".problem", name, line, _lost_rows(path, line - 1, problem)))
         return known, chunks
     (convert_session if is_session(known) else convert_lines)(path, known, spilled)
+    _add_lost_rows(path, known, spilled)
     if not is_session(known) and regroup(spilled):
         known = f"message-log ({known})"
     return known, list(_cut(spilled, name, "numbered", chunk_bytes, None))
@@ -198,10 +199,36 @@ def _decompress(path: str, known: str, spilled: str) -> str | None:
                 return problem
 
 
-def _problem_chunk(path: str, name: str, line: int, problem: str) -> Chunk:
-    text = f"{line}\tp\t{problem}\n".encode()
+def _problem_chunk(path: str, name: str, line: int, problems: Sequence[str]) -> Chunk:
+    text = "".join(f"{line}\tp\t{problem}\n" for problem in problems).encode()
     Path(path).write_bytes(text)
-    return Chunk("numbered", path, name, 0, len(text), 1, True, 1)
+    return Chunk("numbered", path, name, 0, len(text), 1, True, len(problems))
+
+
+def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
+    """What is said of each row behind the damage of an archive, `rows` after its beginning: as many as the rows in
+    front of it let one expect, or one where nothing does.
+    """
+    share = share_before_damage(path)
+    if share is None:
+        return [f"{problem}; how many rows are missing is unknown"]
+    lost = max(1, round(rows * (1 - share) / share) if share else 1)
+    return [f"{problem}; it is damaged at {share:.0%} of the archive, about {lost:,} rows are lost"] * lost
+
+
+def _add_lost_rows(path: str, known: str, spilled: str) -> None:
+    """The same for an archive that was converted, whose last line says that reading failed."""
+    if not known.endswith(".gz"):
+        return
+    rows, last = 0, ""
+    with open(spilled, encoding="utf-8", errors="surrogatepass") as file:
+        for last in file:
+            rows += last.split("\t", 2)[1] == "r"
+    place, mark, problem = last.rstrip("\n").split("\t", 2) if last else ("", "", "")
+    if mark == "p" and "damaged:" in problem:
+        more = _lost_rows(path, rows, problem)[1:]
+        with open(spilled, "a", encoding="utf-8") as file:
+            file.write("".join(f"{place}\tp\t{text}\n" for text in more))
 
 
 def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashlib._Hash | None") -> Iterator[Chunk]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from hivetune.data.render.borders import Borders
 from hivetune.data.render.dialect import USER, find_dialect
 from hivetune.data.render.skeleton import Match, Part, Pattern, make_skeleton, mark_of, plain_shape
 from hivetune.data.render.template import ChatTemplate, RenderError
@@ -66,6 +67,7 @@ class Renderer:
             for name, source in templates.items()
         }
         self._headers_alone: dict[str, list[int]] = {}
+        self._borders = Borders(tokenizer, self.control_tokens, self._alone)
 
     @cached_property
     def longest_token_chars(self) -> int:
@@ -152,6 +154,12 @@ class Renderer:
 
         `cut`: the last one may be encoded apart from its prompt.
         """
+        told = self._borders.tokens_of(text, spans) if self._borders.can_tell else None
+        if told is not None and all(told[0][last] in self._end_ids for _, last in told[1]):
+            mask = bytearray(len(told[0]))
+            for first, last in told[1]:
+                mask[first : last + 1] = b"\1" * (last + 1 - first)
+            return self._finished(told[0], mask)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         tokens: list[int] = encoding.ids
         mask = bytearray(len(tokens))
@@ -208,13 +216,17 @@ class Renderer:
             start -= 1
         begin = 0 if first - start >= LONGEST_HEADER or start == 0 else start - 1
         piece = text[encoding.token_to_chars(begin)[0] : encoding.token_to_chars(first)[0]]
+        if self._alone(piece) != tokens[begin:first]:
+            raise RenderError("border-in-token", "the prompt alone has other tokens than in front of this answer")
+
+    def _alone(self, piece: str) -> list[int]:
+        """The tokens of a text by itself; remembered, since headers are few."""
         alone = self._headers_alone.get(piece)
         if alone is None:
             alone = self._tokenizer.encode(piece, add_special_tokens=False).ids
             if len(self._headers_alone) < MAX_HEADERS:
                 self._headers_alone[piece] = alone
-        if alone != tokens[begin:first]:
-            raise RenderError("border-in-token", "the prompt alone has other tokens than in front of this answer")
+        return alone
 
     def _finished(self, tokens: list[int], mask: bytearray) -> Rendered:
         if mask:

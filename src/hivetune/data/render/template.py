@@ -54,6 +54,7 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise RenderError("template-limit", f"the model's chat template has {len(source):,} characters")
         self._compiled = bounded(lambda: _environment().from_string(source))
+        self._shared = {**self._compiled.globals, **self._variables}
 
     def apply(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, for_answer: bool) -> str:
         """The text of `chat`, with the header of the next answer if `for_answer`. Raises RenderError."""
@@ -61,13 +62,18 @@ class ChatTemplate:
             raise RenderError("template-limit", f"the template was given up after {MOST_BREACHES} rows")
         names = {"messages": chat, "tools": tools, "documents": None, "add_generation_prompt": for_answer}
         try:
-            text = bounded(lambda: self._compiled.render(names, **self._variables))
+            text = bounded(lambda: self._written({**self._shared, **names}))
         except RenderError as error:
             self._breaches += error.reason == "template-limit"
             raise
         if len(text) > MAX_TEXT_CHARS:
             raise RenderError("template-limit", f"the model's chat template writes {len(text):,} characters")
         return text
+
+    def _written(self, names: dict[str, Any]) -> str:
+        """What the template's own `render` gives, without its copies of all names: a third of a short chat's time."""
+        context = self._compiled.new_context(names, shared=True)
+        return "".join(self._compiled.root_render_func(context))
 
 
 class _TimeUp(BaseException):

@@ -1,6 +1,7 @@
 """Records that hold many rows: {"data": [...]}, OTLP's batches of spans, traces with their observations."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,14 +15,14 @@ from hivetune.data.rows.sessions.claude_code import claude_code_rows
 KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "resourceSpans", "batches", "runs")
 _MODEL_SPANS = ("llmSpans", "llm_spans")  # the model's calls of a trace that lists each kind of step apart
 _ALSO = ("loglines", "post", *_MODEL_SPANS)
-_MARKS = tuple(f'"{key}"'.encode() for key in (*KEYS, *_ALSO))
+_MARK = re.compile(b'"(?:%s)"' % b"|".join(key.encode() for key in (*KEYS, *_ALSO)))
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
 
 
 def may_hold_rows(payload: bytes) -> bool:
     """Whether `rows_inside` is worth a look; a quick no for nearly every row."""
-    return payload[:1] == b"{" and any(mark in payload for mark in _MARKS)
+    return payload[:1] == b"{" and _MARK.search(payload) is not None
 
 
 def rows_inside(payload: bytes) -> list[bytes] | None:

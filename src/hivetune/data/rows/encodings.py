@@ -17,6 +17,15 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 LATIN = ("cp1250", "cp1254", "cp1257")  # of Central Europe, Turkey and the Baltic, beside cp1252 of the West
+# Of languages of the West: their letters beyond ASCII, and words that no other language with such bytes has.
+WESTERN = {
+    "French": ("àâæçéèêëîïôœùûüÿ", "les des une est dans pour que qui avec sur vous nous pas cette sont mais votre"),
+    "Spanish": ("áéíñóúü", "los las una que para por con del como este esta pero más usted puede sobre cuando"),
+    "Portuguese": ("áâãàçéêíóôõú", "que para com uma dos das por mais como isso pelo pela você foi mas seu sua"),
+    "Italian": ("àèéìíòóùú", "che non per una con del della sono questo come gli più nel alla anche quando puoi"),
+    "German": ("äöüß", "der die und das nicht ist mit ein eine auf den von sich auch wie kann werden"),
+}
+LEAST_WORDS = 2  # different ones; one may be a name or a loan
 WORD = re.compile(r"[^\W\d_]+")
 LEAST_ZEROS = 0.3  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
 _BLOCK_BYTES = 1 << 16
@@ -64,15 +73,29 @@ class Transcoded:
 
 
 def latin_text(payload: bytes) -> str | None:
-    """Bytes of one Latin letter each as text, or None where encodings differ or the words are of another script."""
+    """Bytes of one Latin letter each as text, or None where encodings differ and the language does not tell, or the
+    words are of another script.
+    """
     try:
         text = payload.decode("cp1252")
+        if _is_western(text):
+            return text
         if any(payload.decode(name) != text for name in LATIN):
             return None
     except UnicodeDecodeError:
         return None
     words = (word for word in WORD.findall(text) if not word.isascii())
     return text if all(_is_latin(word) for word in words) else None
+
+
+def _is_western(text: str) -> bool:
+    """Whether a text is in a language of the West by its words, with no letters but those of that language."""
+    lower = text.lower()
+    letters = {c for c in lower if not c.isascii() and c.isalpha()}
+    words = set(WORD.findall(lower))
+    return any(
+        letters <= set(own) and len(words & set(usual.split())) >= LEAST_WORDS for own, usual in WESTERN.values()
+    )
 
 
 def _is_latin(word: str) -> bool:

@@ -136,6 +136,26 @@ def _most_unpacked(path: str) -> int:
     return max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(path))
 
 
+def share_before_damage(path: str) -> float | None:
+    """How much of a gzip file lies in front of the place where it can't be read on; None when it just ends too early,
+    and for other files.
+    """
+    size, position = os.path.getsize(path), 0
+    with open(path, "rb") as file:
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        while block := file.read(4096):
+            while block:
+                try:
+                    unpacker.decompress(block)
+                except zlib.error:
+                    return position / size
+                position += len(block) - len(unpacker.unused_data)
+                block = unpacker.unused_data
+                if unpacker.eof:
+                    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    return None
+
+
 def text_lines(stream: ByteStream) -> Iterator[tuple[int, str]]:
     """(line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates."""
     for number, line in enumerate(_Text(stream).lines(), 1):

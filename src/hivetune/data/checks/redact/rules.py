@@ -12,6 +12,7 @@ once held an unbounded rule for 58 s.
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -30,6 +31,7 @@ ADDRESS = re.compile(
 CODED = re.compile(r"\d")
 CODED_WORD_CHARS, LONG_WORD_CHARS = 12, 20
 FEW_NUMBERS = 4
+PIECE_CHARS, MIN_SHARED = 4, 2  # of markers: 3 characters stand in too many words
 NAME_CHARS = 64  # the longest word that names a number (24), and the 28 characters that may stand between
 SHORT_WORD = 5  # letters; a word up to here must not be the beginning of another one ("sin" of "since")
 
@@ -134,21 +136,47 @@ class _Markers:
     def __init__(self, rules: Sequence[Rule], gate: Gate):
         mine = [(i, rule) for i, rule in enumerate(rules) if rule.gate == gate]
         self._unmarked = frozenset(i for i, rule in mine if not rule.markers)
-        self._exact = _table((marker, i) for i, rule in mine if not rule.folded for marker in rule.markers)
+        exact = _table((marker, i) for i, rule in mine if not rule.folded for marker in rule.markers)
         folded = _table((marker, i) for i, rule in mine if rule.folded for marker in rule.markers)
-        self._folded = {marker: found for marker, found in folded.items() if marker.isascii()}
-        self._beyond_ascii = {marker: found for marker, found in folded.items() if not marker.isascii()}
+        self._exact = _by_piece(exact)
+        self._folded = _by_piece({marker: found for marker, found in folded.items() if marker.isascii()})
+        self._beyond_ascii = _by_piece({marker: found for marker, found in folded.items() if not marker.isascii()})
 
     def __bool__(self) -> bool:
         return bool(self._unmarked or self._exact or self._folded or self._beyond_ascii)
 
     def wanted(self, part: str, lower: str) -> set[int]:
         found = set(self._unmarked)
-        found.update(*[rules for marker, rules in self._exact.items() if marker in part])
-        found.update(*[rules for marker, rules in self._folded.items() if marker in lower])
+        found.update(*_found(self._exact, part), *_found(self._folded, lower))
         if self._beyond_ascii and not lower.isascii():
-            found.update(*[rules for marker, rules in self._beyond_ascii.items() if marker in lower])
+            found.update(*_found(self._beyond_ascii, lower))
         return found
+
+
+# A piece of text, and the markers that hold it with their rules: where the piece is missing, none of them is there.
+_Pieces = tuple[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
+
+
+def _by_piece(table: dict[str, tuple[int, ...]]) -> _Pieces:
+    """Markers by pieces that several of them share, the piece of most markers first."""
+    left, pieces = dict(table), []
+    while left:
+        counts = Counter(piece for marker in left for piece in _pieces_of(marker))
+        most, count = max(counts.items(), key=lambda item: (item[1], item[0]), default=("", 0))
+        if count < MIN_SHARED:
+            break
+        pieces.append((most, tuple((marker, left.pop(marker)) for marker in [m for m in left if most in m])))
+    return (*pieces, *((marker, ((marker, rules),)) for marker, rules in left.items()))
+
+
+def _pieces_of(marker: str) -> set[str]:
+    return {marker[i : i + PIECE_CHARS] for i in range(len(marker) - PIECE_CHARS + 1)}
+
+
+def _found(pieces: _Pieces, text: str) -> list[tuple[int, ...]]:
+    """The rules of all markers that are in a text."""
+    near = [markers for piece, markers in pieces if piece in text]
+    return [rules for markers in near for marker, rules in markers if marker in text]
 
 
 def _table(pairs: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
