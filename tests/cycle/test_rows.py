@@ -170,6 +170,8 @@ def test_general_rows_are_a_twentieth() -> None:
     choice = choose_rows(found, Wishes(general="general.jsonl"))
     assert reasons(choice) == {"general-share": 45}
     assert choice.general_tokens == 250
+    inside = [replace(one, source=one.source.replace("general.jsonl", "general/a.jsonl")) for one in found]
+    assert choose_rows(inside, Wishes(general="general")).left_out == choice.left_out
 
 
 def test_the_champion_scores_only_where_it_matters() -> None:

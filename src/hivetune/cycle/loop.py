@@ -182,7 +182,7 @@ class Loop:
         if action.kind == "wait" and action.reason == self._said:
             return
         self._said = action.reason if action.kind == "wait" else ""
-        settings = self.config.cycle.model_dump(mode="json")
+        settings = self.config.cycle.model_dump(mode="json", exclude={"notify"})  # addresses are secrets
         self.journal.append("decision", now=now, observed=to_plain(observed), settings=settings, **to_plain(action))
         if action.kind == "wait":
             self.told.say(f"waits: {action.reason}")

@@ -36,7 +36,7 @@ class RowChoice:
 
 @dataclass(frozen=True)
 class Wishes:
-    """`known`: ids of the rows that the champion's cycle had. `general`: the name of the general rows' source.
+    """`known`: ids of the rows that the champion's cycle had. `general`: file or folder of the general rows.
 
     `budget_tokens`: most tokens of the rows that are trained, each counted once; None: no limit. `replay`: share of
     them for old rows when not all fit. `going_on`: training goes on from the champion, so that old rows are only
@@ -91,7 +91,8 @@ def _counts(row: PoolRow, wishes: Wishes) -> bool:
 
 
 def _is_general(row: PoolRow, wishes: Wishes) -> bool:
-    return wishes.general is not None and _source(row) == wishes.general
+    source = _source(row)
+    return wishes.general is not None and (source == wishes.general or source.startswith(f"{wishes.general}/"))
 
 
 def _source(row: PoolRow) -> str:

@@ -47,7 +47,7 @@ def open_cycle_of(doing: Doing, opened_for: OpenedFor = "rows") -> str:
             name=doing.name,
             opened=doing.now,
             opened_for="request" if asked.exists() and opened_for == "rows" else opened_for,
-            config=doing.config.model_dump(mode="json"),
+            config=doing.config.model_dump(mode="json", exclude={"cycle": {"notify"}}),  # it goes into releases
             pool=str(pool.folder),
             champion=None if champion is None else champion.label,
         )
