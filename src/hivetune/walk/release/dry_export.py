@@ -65,7 +65,8 @@ def dry_export(run: Run) -> DryExport:
             found = _try(run, linears, work)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        write_json(path, asdict(found))
+        if not found.unserved:  # a machine that was too busy to load it may do so the next time
+            write_json(path, asdict(found))
     return found
 
 
