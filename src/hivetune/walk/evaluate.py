@@ -12,7 +12,7 @@ from hivetune.judge.sides import BASELINE
 from hivetune.records import Progress, silent
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER, EVALUATION
-from hivetune.walk.compare.losses import no_answers, scored
+from hivetune.walk.compare.losses import NO_ANSWERS, scored
 from hivetune.walk.compare.pages import write_evaluation_page
 from hivetune.walk.compare.station import compare_pair
 from hivetune.walk.open import Run
@@ -56,7 +56,7 @@ def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str,
     document = compare_pair(settings.baseline, str(run.folder), settings, run=run, progress=progress).document
     result: Mapping[str, Any] = {}
     if "loss" not in document["not_compared"]:
-        _, result = scored(run, run.folder, no_answers(run), silent)  # found: the comparison has computed it
+        _, result = scored(run, run.folder, NO_ANSWERS, silent)  # found: the comparison has computed it
     measured = {key: result.get(key) for key in ("rank", "kl_to_base")}
     return {**document, **about, **measured, "answered_by": f"llama.cpp, {document['quant']}"}
 

@@ -18,6 +18,7 @@ from hivetune.run.folder import ADAPTER, CONFIG, SCORES
 from hivetune.walk.compare.artefacts import Artefact
 from hivetune.walk.open import Run
 
+NO_ANSWERS = Generate((), 0, 0)  # only the losses
 WHOLE = "whole.json"  # written last: without it a folder of scores is begun again
 
 
@@ -39,17 +40,12 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
     found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
     for name, adapter in zip(SIDES, adapters, strict=True):
         # The base is scored beside an adapter, in the precision that the adapter was trained in.
-        scores, _ = scored(run, adapter or shared, no_answers(run), progress)
+        scores, _ = scored(run, adapter or shared, NO_ANSWERS, progress)
         kind = "base" if adapter is None else "tuned"
         for line in read_journal(scores):
             if line["event"] == "loss" and line["model"] == kind:
                 found[name, "nll", int(line["row"])] = line
     return loss_rows(run.snapshot, found)
-
-
-def no_answers(run: Run) -> Generate:
-    """Only the losses."""
-    return Generate((), run.config.eval.new_tokens, run.config.eval.slots)
 
 
 def scored(run: Run, adapter: Path | None, generate: Generate, progress: Progress) -> tuple[Path, Mapping[str, Any]]:
