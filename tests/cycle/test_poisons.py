@@ -8,6 +8,7 @@ batch that was finished.
 import json
 import os
 import random
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -138,10 +139,12 @@ def texts_of(snapshots: list[str]) -> str:
 
 def one_day(life: Life, work: Path, day: int) -> None:
     config, kind = work / "cycle.yaml", POISONS.get(day)
-    append_rows(work / "rows.jsonl", batch(day))
+    (work / "rows.jsonl").write_text("")  # whole again, should an earlier try of this day have been killed
+    for number in range(day + 1):
+        append_rows(work / "rows.jsonl", batch(number))
     before = champion()
-    weights = home() / "models" / MODEL / "model.safetensors"
-    whole = weights.read_bytes()
+    weights, whole = home() / "models" / MODEL / "model.safetensors", (work / "weights").read_bytes()
+    weights.write_bytes(whole)
     if kind == "broken base":
         middle = len(whole) // 2
         weights.write_bytes(whole[:middle] + bytes(64) + whole[middle + 64 :])
@@ -171,6 +174,7 @@ def test_thirty_cycles_five_poisoned(
     if not life.path.exists():
         make_config(work)
         spoil_embedding(NAN_MARK)
+        shutil.copy(home() / "models" / MODEL / "model.safetensors", work / "weights")
         append_rows(work / "probe.jsonl", make_rows(900_000, 60))
         life.save()
     for day in range(life.done, days):
