@@ -108,7 +108,7 @@ def amd_tree(root: Path) -> Path:
 
 def test_an_amd_card_is_read_from_sysfs(tmp_path: Path) -> None:
     root = amd_tree(tmp_path)
-    expected = Card("rocm", 0, "AMD GPU 7551", 32 * GIB, 30 * GIB, "6.14.14", "gfx1201")
+    expected = Card("rocm", 0, "AMD GPU 7551", 32 * GIB, 30 * GIB, "6.14.14", "gfx1201", "0000:03:00.0")
     assert read_amd_cards(root) == [expected]
     a_tree(root, {"usr/share/libdrm/amdgpu.ids": "1.0.0\n7551,\tC0,\tAMD Radeon AI PRO R9700\n"})
     assert read_amd_cards(root) == [replace(expected, name="AMD Radeon AI PRO R9700")]

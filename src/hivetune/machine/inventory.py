@@ -150,7 +150,7 @@ def _read_memory(path: Path) -> tuple[int, int]:
     sizes = {}
     for line in (_text(path) or "").splitlines():
         words = line.replace(":", " ").split()
-        if len(words) >= 2 and words[1].isdigit():
+        if len(words) >= 2 and words[1].isdecimal():
             sizes[words[0]] = int(words[1]) * 1024
     if "MemTotal" not in sizes:
         import psutil
@@ -201,7 +201,7 @@ def _usable_cores(root: Path) -> int:
     """Cores in the affinity mask, cut by the CPU quota (rounded down, at least one)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = (_text(root / "sys/fs/cgroup/cpu.max") or "max").split()
-    if len(quota) == 2 and quota[0].isdigit():
+    if len(quota) == 2 and quota[0].isdecimal() and quota[1].strip("0").isdecimal():
         cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
     old_quota = _integer(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
     old_period = _integer(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
@@ -230,11 +230,11 @@ def _text(path: Path) -> str | None:
 
 def _integer(path: Path) -> int | None:
     text = _text(path)
-    return int(text) if text and text.lstrip("-").isdigit() and int(text) < 1 << 60 else None
+    return int(text) if text and text.lstrip("-").isdecimal() and int(text) < 1 << 60 else None
 
 
 def _number_in(path: Path) -> int:
-    return int("".join(c for c in path.name if c.isdigit()) or 0)
+    return int("".join(c for c in path.name if c.isdecimal()) or 0)
 
 
 def describe_machine(machine: Machine) -> dict[str, Any]:

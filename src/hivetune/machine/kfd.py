@@ -12,13 +12,13 @@ def kfd_architectures(root: Path = Path("/")) -> dict[str, str]:
     The override lives in the user's half of the driver (ROCm, libhsakmt, topology.c) and does not change this."""
     found = {}
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    for path in sorted(nodes, key=lambda path: int(path.parent.name) if path.parent.name.isdigit() else 0):
+    for path in sorted(nodes, key=lambda path: int(path.parent.name) if path.parent.name.isdecimal() else 0):
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue
         pairs = (line.split() for line in lines)
-        properties = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+        properties = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
         version, location = properties.get("gfx_target_version", 0), properties.get("location_id", 0)
         if version:  # 0: a processor
             slot = f"{properties.get('domain', 0):04x}:{location >> 8:02x}:{(location >> 3) & 31:02x}.{location & 7}"

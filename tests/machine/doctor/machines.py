@@ -57,21 +57,21 @@ def seen(fake: Fake, root: Path) -> Look:
 
 def seen_from(fake: Fake, root: Path) -> Surroundings:
     """Where to look for `fake`, whose tree is made in `root`."""
-    files = {**_system(fake), **fake.files}
+    files = _system(fake)
     for number, gpu in enumerate(fake.gpus):
         files |= _gpu(number, gpu)
-    for name, content in files.items():
+    site = root / "site"
+    _install(site, fake)
+    for name, content in {**files, **fake.files}.items():
         if name not in fake.without:
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
+            path.write_text(content, encoding="utf-8", errors="surrogatepass")
     for number, gpu in enumerate(fake.gpus):
         for node in (f"card{number}", f"renderD{128 + number}"):
             link = root / f"sys/class/drm/{node}/device"
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(root / f"sys/devices/{_slot(gpu)}")
-    site = root / "site"
-    _install(site, fake)
     closed = {root / path for path in fake.closed}
     return Surroundings(
         root=root,

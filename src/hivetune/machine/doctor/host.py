@@ -93,7 +93,7 @@ def _meminfo(root: Path) -> dict[str, int]:
     sizes = {}
     for line in _text(root / "proc/meminfo").splitlines():
         words = line.replace(":", " ").split()
-        if len(words) >= 2 and words[1].isdigit():
+        if len(words) >= 2 and words[1].isdecimal():
             sizes[words[0]] = int(words[1]) * 1024
     return sizes
 
@@ -184,7 +184,7 @@ def _mount(root: Path, folder: Path) -> tuple[str, frozenset[str]]:
         fields, rest = front.split(), back.split()
         if not dash or len(fields) < 6 or len(rest) < 3:
             continue
-        point = fields[4].encode().decode("unicode_escape")
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])  # a blank is \040
         if len(point) >= best and Path(folder).is_relative_to(point):
             best, found = len(point), (rest[0], frozenset((fields[5] + "," + rest[2]).split(",")))
     return found

@@ -122,7 +122,7 @@ def _access(where: Surroundings, slot: str) -> Access:
 
 def _newest(firmware: Mapping[str, str]) -> dict[str, str]:
     """Those that are loaded: the driver shows a zero for parts that a card does not have."""
-    return {name: value for name, value in sorted(firmware.items()) if int(value or "0", 0)}
+    return {name: value for name, value in sorted(firmware.items()) if value.strip("0x")}
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:

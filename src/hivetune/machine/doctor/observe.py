@@ -109,7 +109,7 @@ def _needed_override(gfx: str) -> str:
 def _as_gfx(version: str) -> str:
     """gfx1030 of 10.3.0; "" of what the runtime can't parse either (it reads three numbers)."""
     parts = version.split(".")
-    return gfx_name(*(int(part) for part in parts)) if len(parts) == 3 and all(p.isdigit() for p in parts) else ""
+    return gfx_name(*(int(part) for part in parts)) if len(parts) == 3 and all(p.isdecimal() for p in parts) else ""
 
 
 def _vendor(one: SeenCard) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hivetune.machine.doctor.findings import Judgement, MachineFinding
 from hivetune.machine.doctor.look import Look, SeenCard, describe_look
+from hivetune.machine.doctor.observe import CPU_BF16
 
 # Accounts of no person.
 NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", ""})
@@ -61,10 +62,10 @@ def report_document(seen: Look, judgement: Judgement) -> dict[str, Any]:
 
 def facts_as_text(seen: Look) -> str:
     """What was seen, a line for each thing."""
-    machine, host, software = seen.machine, seen.host, seen.software
+    host, software = seen.host, seen.software
     rows = [
         ("system", f"{host.system or 'Linux'}, kernel {host.kernel}{', in a container' if host.container else ''}"),
-        ("processor", f"{machine.cpu}; {machine.cores} cores, {host.numa_nodes} NUMA; {' '.join(machine.isa) or '?'}"),
+        ("processor", _processor(seen)),
         ("memory", _memory(seen)),
         ("home", _disk(seen)),
         *(("card", _card(one)) for one in seen.cards),
@@ -104,6 +105,13 @@ def _finding(number: int, finding: MachineFinding) -> Iterable[str]:
         yield f"   not known: {finding.unknown}"
     if finding.source:
         yield f"   by {finding.confidence}: {' '.join(finding.source)}"
+
+
+def _processor(seen: Look) -> str:
+    machine, nodes = seen.machine, seen.host.numa_nodes
+    bf16 = "bfloat16 of its own" if CPU_BF16 & {*machine.isa} else "no bfloat16 of its own"
+    where = f" on {nodes} NUMA nodes" if nodes > 1 else ""
+    return f"{machine.cpu}, {machine.cores} cores{where}; {' '.join(machine.isa) or 'no vector instructions'}; {bf16}"
 
 
 def _memory(seen: Look) -> str:

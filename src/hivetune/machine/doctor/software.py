@@ -105,11 +105,7 @@ def _torch(site: Sequence[str] | None) -> TorchBuild:
 
 def _told(path: Path) -> dict[str, str]:
     """cuda, hip and rocm as torch/version.py has them; its text is read, not run."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    return dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", text, re.MULTILINE))
+    return dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", _text(path), re.MULTILINE))
 
 
 def _number(local: str, word: str) -> str:
@@ -123,10 +119,7 @@ def _cuda_of(local: str) -> str:
 
 
 def _rocm_at(path: Path) -> str:
-    try:
-        return (path / ".info/version").read_text(encoding="ascii", errors="replace").strip().partition("-")[0]
-    except OSError:
-        return ""
+    return _text(path / ".info/version").strip().partition("-")[0]
 
 
 def _is_below(root: Path, part: str, path: Path) -> bool:
@@ -135,7 +128,14 @@ def _is_below(root: Path, part: str, path: Path) -> bool:
 
 def _cuda_toolkit(root: Path) -> str:
     for path in sorted((root / "usr/local").glob("cuda*/version.json")):
-        match = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', path.read_text(errors="replace"))
+        match = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', _text(path))
         if match:
             return match[1]
     return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
