@@ -378,3 +378,13 @@ def test_a_view_too_long_is_cut_or_refuses_its_row(write_rows: Callable[..., Pat
     assert refused.document["rejected"] == {"too-long": 1}
     shorter = check(config(path, on_overlong="cut_turns").data, model_folder=model, max_length=lengths[1])
     assert shorter.document["changed"] == {"cut-turns": 1, "empty-thought": 3, "turn-by-turn": 1}
+
+
+def test_a_field_that_is_none_is_not_mapped_in_silence(write_rows: Callable[..., Path]) -> None:
+    path = str(write_rows(rows(3)))
+    with pytest.raises(UsageError, match="no field 'foo'") as caught:
+        check(DataConfig(path=path, columns={"foo": "x"}))
+    assert "prompt=question" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        check(DataConfig(path=path, columns={"promt": "x"}))
+    assert caught.value.hint == "did you mean 'prompt'?"

@@ -37,6 +37,7 @@ from hivetune.data.prepare.understand import place_rows, understood
 from hivetune.data.prepare.work import ChunkJob
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.rows.formats import WIDE_FORMAT
+from hivetune.data.rows.layouts.columns import check_columns
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
@@ -149,6 +150,7 @@ def told_when_full(folder: Path, hint: str) -> Iterator[None]:
 
 
 def make_job(data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool) -> ChunkJob:
+    check_columns(data.columns)
     return ChunkJob(
         columns=data.columns,
         system_prompts=data.system_prompts,

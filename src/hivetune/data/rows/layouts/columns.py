@@ -4,6 +4,7 @@ A row is read only if each part of it that looks like content is found again in 
 since a name means the same in every row of a file; a value is looked at only under a name that nobody knows.
 """
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -23,6 +24,7 @@ from hivetune.data.rows.fields import (
     plain_name,
 )
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, names, parsed
+from hivetune.errors import UsageError
 from hivetune.records import Message
 
 Kind = Literal["note", "media", "content", "unknown"]
@@ -54,6 +56,7 @@ THOUGHTS = (
 TURNS = ("messages", "conversations", "conversation", "chat", "dialogue", "dialog", "turns", "history", "chat_history")
 FACTS = (*SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK, *OWN_ID, *NESTED)
 
+OWN_FIELDS = ("checker", "untrusted", "origin", "weight", "prompt", "completion", "messages")
 NAMED_ROLES = ("user_role", "assistant_role")
 
 MEDIA = names(
@@ -139,6 +142,18 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
         if value is not None:
             mapped[field] = value
     return mapped
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """Raises UsageError for a field of ours that is none: its column would be read by nobody."""
+    fields = sorted({*CONTENT, *NOTES, *TOOLS, *SYSTEM, *NAMED_ROLES, *OWN_FIELDS})
+    for name in columns:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            hint = (
+                f"did you mean {near[0]!r}?" if near else "for example prompt=question,completion=reply,session=ticket"
+            )
+            raise UsageError(f"data.columns: there is no field {name!r}", hint=hint)
 
 
 def maps_content(columns: Mapping[str, str]) -> bool:
