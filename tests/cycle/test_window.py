@@ -166,8 +166,10 @@ def test_without_a_window_there_is_no_end() -> None:
         (InUse(idle_s=10.0), False),
         (InUse(idle_s=float("inf")), True),
         (InUse(idle_s=None), True),
-        (InUse(cores=5.0, all_cores=8), False),
-        (InUse(cores=3.0, all_cores=8), True),
+        (InUse(idle_s=1800.0, cores=5.0, all_cores=8), False),
+        (InUse(idle_s=1800.0, cores=3.0, all_cores=8), True),
+        (InUse(idle_s=None, cores=8.0, all_cores=8), True),  # a server may be busy day and night
+        (InUse(idle_s=float("inf"), cores=8.0, all_cores=8), True),
     ],
 )
 def test_out_of_the_way_of_people_and_programs(in_use: InUse, allowed: bool) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.machine.desktop import CoreUse, cores_of_others, person_idle_s
+from hivetune.machine.desktop import CoreUse, OtherPrograms, cores_of_others, person_idle_s
 
 NOW_S = 1_800_000_000.0
 DESK = {"Remote": "no", "Class": "user", "Active": "yes", "IdleHint": "no", "IdleSinceHint": "0"}
@@ -55,6 +55,18 @@ def test_nothing_tells(tmp_path: Path) -> None:
     broken.write_text("#!/bin/sh\necho 'System has not been booted with systemd' >&2\nexit 1\n")
     broken.chmod(0o755)
     assert person_idle_s(NOW_S, str(broken)) is None
+
+
+def test_a_burst_is_no_use_of_the_machine() -> None:
+    """Looks every two seconds; others take both cores for four seconds, and later for a minute."""
+    others, all_s, found = OtherPrograms(), 0.0, []
+    for look in range(100):
+        busy = look in (20, 21) or look >= 60
+        all_s += 4.0 if busy else 0.0
+        found.append(others.cores(CoreUse(2.0 * look, all_s)))
+    assert max(found[:15]) == 0.0
+    assert 0.0 < max(found[:60]) < 0.3
+    assert found[-1] == 2.0
 
 
 def test_only_what_others_take_counts() -> None:

@@ -30,7 +30,7 @@ from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window
 from hivetune.data.intake.collect import collect
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
-from hivetune.machine.desktop import CoreUse, cores_of_others, person_idle_s
+from hivetune.machine.desktop import CoreUse, OtherPrograms, person_idle_s
 from hivetune.machine.power import busy_core_seconds
 from hivetune.records import Progress, silent
 from hivetune.release.registry import check_release_name
@@ -60,7 +60,7 @@ class Loop:
     known: Seen = field(default_factory=Seen)
     clock: Callable[[], float] = time.time
     _clocks: Clocks | None = None
-    _cores: CoreUse | None = None
+    _others: OtherPrograms = field(default_factory=OtherPrograms)
     _said: str = ""
     _problems: set[str] = field(default_factory=set)
 
@@ -207,9 +207,7 @@ class Loop:
 
     def _in_use(self) -> InUse:
         now = CoreUse(time.monotonic(), busy_core_seconds(), _own_seconds())
-        before, self._cores = self._cores, now
-        cores = cores_of_others(before, now) if before is not None else 0.0
-        return InUse(person_idle_s(self.clock()), cores, len(os.sched_getaffinity(0)))
+        return InUse(person_idle_s(self.clock()), self._others.cores(now), len(os.sched_getaffinity(0)))
 
     def _say_once(self, words: str) -> None:
         if words not in self._problems:

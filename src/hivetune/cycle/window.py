@@ -5,6 +5,7 @@ ends when the next one begins, and opens one cycle. Slots that were missed coale
 are seconds since 1970, told as local time.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -176,8 +177,11 @@ def allowed_now(
 
 
 def _used_by(in_use: InUse) -> str | None:
-    """Who else uses the machine, in words; None: nobody."""
-    if in_use.idle_s is not None and in_use.idle_s < IDLE_S:
+    """Who else uses the machine, in words; None: nobody. What other programs do counts where a person has a desktop: who
+    went for a coffee while something compiles. A server that is busy day and night would never train."""
+    if in_use.idle_s is None or in_use.idle_s == math.inf:
+        return None
+    if in_use.idle_s < IDLE_S:
         return f"a person uses this machine; training waits until it was left alone for {IDLE_S / 60:.0f} minutes"
     if in_use.cores > OTHERS_SHARE * in_use.all_cores:
         return f"other programs keep {in_use.cores:.1f} of {in_use.all_cores} cores busy"

@@ -1,10 +1,12 @@
 """Whether somebody uses this machine now: a person at its desktop by logind, other programs by their processor time."""
 
 import subprocess
+from collections import deque
 from dataclasses import dataclass
 
 _PROGRAM = "loginctl"
 _TIMEOUT_S = 3.0
+OVER_S, FEWEST_S = 60.0, 30.0
 _ASKED = ("Remote", "Class", "Active", "IdleHint", "IdleSinceHint")
 
 
@@ -15,6 +17,22 @@ class CoreUse:
     time_s: float
     all_s: float
     own_s: float = 0.0
+
+
+class OtherPrograms:
+    """How many cores other programs keep busy, over the last minute: a look lasts seconds, and a burst of them is no use
+    of the machine."""
+
+    def __init__(self) -> None:
+        self._looks: deque[CoreUse] = deque()
+
+    def cores(self, now: CoreUse) -> float:
+        """0 until there was a look at least FEWEST_S ago."""
+        self._looks.append(now)
+        while len(self._looks) > 2 and self._looks[1].time_s <= now.time_s - OVER_S:
+            self._looks.popleft()
+        before = self._looks[0]
+        return cores_of_others(before, now) if now.time_s - before.time_s >= FEWEST_S else 0.0
 
 
 def cores_of_others(before: CoreUse, after: CoreUse) -> float:
