@@ -20,8 +20,8 @@ class CoreUse:
 
 
 class OtherPrograms:
-    """How many cores other programs keep busy, over the last minute: a look lasts seconds, and a burst of them is no use
-    of the machine."""
+    """How many cores other programs keep busy, over the last minute: looks are seconds apart, and a burst is no use of
+    the machine."""
 
     def __init__(self) -> None:
         self._looks: deque[CoreUse] = deque()
