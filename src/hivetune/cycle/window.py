@@ -177,8 +177,8 @@ def allowed_now(
 
 
 def _used_by(in_use: InUse) -> str | None:
-    """Who else uses the machine, in words; None: nobody. What other programs do counts where a person has a desktop, who
-    may only have gone for a coffee. A server that is busy day and night would never train."""
+    """Who else uses the machine, in words; None: nobody. What other programs do counts where a person has a desktop and
+    may only have gone for a coffee: a server that is busy day and night would never train."""
     if in_use.idle_s is None or in_use.idle_s == math.inf:
         return None
     if in_use.idle_s < IDLE_S:
