@@ -212,7 +212,10 @@ def _document(one: FrozenQuestion) -> dict[str, Any]:
 
 
 def _win(path: Path) -> FrozenQuestion:
-    found = read_sealed(path)
+    try:
+        found = read_sealed(path)
+    except UsageError as error:
+        raise UsageError(error.message, hint="restore it from a copy; deleted, it is no longer asked") from None
     try:
         if found.pop("schema") != 1:
             raise UsageError(f"{path} was written by a newer Hivetune", hint="upgrade Hivetune")
