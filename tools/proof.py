@@ -77,6 +77,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "1,000 lives of an equally good release: at most 5 % are rolled back; one that is worse is rolled back in 95 %",
         ["-m", "proof", "tests/cycle/test_cycle_watch.py"],
     ),
+    "families": (
+        "every causal family that transformers knows, on a tiny random model: at least 90 % of those that are causal "
+        "text models train with PEFT's loss and gradients (1e-5 in fp32), resume and merge; all others are refused",
+        ["-m", "proof", "tests/engine/model/test_families.py"],
+    ),
     "doctor": (
         "the whole doctor with its proof takes less than a minute on a quiet and healthy processor and blames nothing",
         ["-m", "proof", "tests/cli/test_doctor_proof.py"],

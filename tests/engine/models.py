@@ -43,6 +43,17 @@ FAMILIES = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}},
     ),
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "olmo2": ("olmo2", {"head_dim": 12}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+            "head_dim": 12,
+        },
+    ),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 24}),
     "gemma3": ("gemma3_text", {"sliding_window": 9, "query_pre_attn_scalar": 24, "num_hidden_layers": 7}),

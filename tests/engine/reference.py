@@ -39,9 +39,14 @@ class Reference:
         x = self.weights["model.embed_tokens.weight"][torch.tensor(tokens)]
         if self.gemma:
             x = x * math.sqrt(c["hidden_size"])
+        x = x * c.get("embedding_multiplier", 1.0)
         for i in range(c["num_hidden_layers"]):
             p = f"model.layers.{i}"
             sandwich = self.family in ("gemma2", "gemma3_text")
+            if self.family == "olmo2":
+                x = x + self.norm(self.attention(i, x), f"{p}.post_attention_layernorm")
+                x = x + self.norm(self.mlp(i, x), f"{p}.post_feedforward_layernorm")
+                continue
             a = self.attention(i, self.norm(x, f"{p}.input_layernorm"))
             if sandwich:
                 x = x + self.norm(a, f"{p}.post_attention_layernorm")
@@ -49,11 +54,13 @@ class Reference:
                     self.mlp(i, self.norm(x, f"{p}.pre_feedforward_layernorm")), f"{p}.post_feedforward_layernorm"
                 )
             else:
-                x = x + a
-                x = x + self.mlp(i, self.norm(x, f"{p}.post_attention_layernorm"))
+                by = c.get("residual_multiplier", 1.0)
+                x = x + by * a
+                x = x + by * self.mlp(i, self.norm(x, f"{p}.post_attention_layernorm"))
         x = self.norm(x, "model.norm")
         head = self.weights.get("lm_head.weight")
         logits = x @ (self.weights["model.embed_tokens.weight"] if head is None else head).T
+        logits = logits / c.get("logits_scaling", 1.0)
         cap = c.get("final_logit_softcapping")
         return logits if not cap else cap * torch.tanh(logits / cap)
 
@@ -90,6 +97,8 @@ class Reference:
             q, k, v = self.linear(x, i, "self_attn", "qkv_proj").split([heads * hd, kv * hd, kv * hd], -1)
         else:
             q, k, v = (self.linear(x, i, "self_attn", f"{name}_proj") for name in "qkv")
+        if self.family == "olmo2":
+            q, k = (self.norm(y, f"model.layers.{i}.self_attn.{name}_norm") for y, name in ((q, "q"), (k, "k")))
         q, k, v = q.view(n, heads, hd), k.view(n, kv, hd), v.view(n, kv, hd)
         if self.family in ("qwen3", "gemma3_text"):
             p = f"model.layers.{i}.self_attn"
@@ -102,7 +111,7 @@ class Reference:
         allowed = (ago >= 0) & (ago < window) if window else ago >= 0
         for h in range(heads):
             g = h // (heads // kv)
-            scores = q[:, h] @ k[:, g].T / math.sqrt(by)
+            scores = q[:, h] @ k[:, g].T * c.get("attention_multiplier", 1 / math.sqrt(by))
             cap = c.get("attn_logit_softcapping")
             if cap:
                 scores = cap * torch.tanh(scores / cap)

@@ -190,8 +190,9 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     kv_heads = number("num_key_value_heads", heads)
     ffn = number("intermediate_size", 4 * hidden if guessed else None)
     widths: dict[Width, int] = {"hidden": hidden, "q": heads * head_size, "kv": kv_heads * head_size, "ffn": ffn}
-    # Norms of heads have the size of a head, all others that of the stream; and there is the one before the logits.
-    norms = layers * sum(head_size if name in HEAD_NORMS else hidden for name in family.norms) + hidden
+    # Norms of heads have the size of a head or of all, others that of the stream; one more is before the logits.
+    of_heads = {"q": widths["q"], "k": widths["kv"]} if family.wide_norms else dict.fromkeys(HEAD_NORMS, head_size)
+    norms = layers * sum(of_heads.get(name, hidden) for name in family.norms) + hidden
     return Architecture(
         family=kind or "unknown",
         layers=layers,

@@ -56,6 +56,7 @@ SANDWICH_NORMS = {
     "mlp": "pre_feedforward_layernorm",
     "after_mlp": "post_feedforward_layernorm",
 }
+POST_NORMS = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
 HEAD_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
 
 
@@ -84,8 +85,10 @@ class Family:
     `query_scalar` are the defaults.
 
     head_dim: None means hidden / heads. tied: the output embedding is the input embedding. qkv_bias: q, k and v always
-    have one. head_norms: norms of E channels on queries and keys. sandwich_norms: norms after attention and MLP too.
+    have one. head_norms: norms of E channels on queries and keys; wide_norms: of all their channels together.
+    sandwich_norms: norms after attention and MLP too; post_norms: only there. eps: what norms add.
     norm_plus_one: the stored weight is the distance from 1. scaled_embedding: multiplied by sqrt(hidden).
+    multipliers: embeddings, what is added to the stream, scores and logits are multiplied by settings of its own.
     gelu_is_tanh: "gelu" means its tanh form. query_scalar: scores are divided by the root of
     `query_pre_attn_scalar`. softcaps: `attn_logit_softcapping` and `final_logit_softcapping` count.
     sliding: which layers see a window only: every one, those that the config asks for, every second (the even ones),
@@ -98,9 +101,13 @@ class Family:
     tied: bool = False
     qkv_bias: bool = False
     head_norms: bool = False
+    wide_norms: bool = False
     sandwich_norms: bool = False
+    post_norms: bool = False
+    eps: float = 1e-6
     norm_plus_one: bool = False
     scaled_embedding: bool = False
+    multipliers: bool = False
     activation: str = "silu"
     gelu_is_tanh: bool = False
     query_scalar: int | None = None
@@ -115,8 +122,8 @@ class Family:
     @property
     def norms(self) -> Mapping[str, str]:
         """Purpose -> name of each norm of a layer."""
-        norms = SANDWICH_NORMS if self.sandwich_norms else PRE_NORMS
-        return {**norms, **HEAD_NORMS} if self.head_norms else norms
+        norms = POST_NORMS if self.post_norms else SANDWICH_NORMS if self.sandwich_norms else PRE_NORMS
+        return {**norms, **HEAD_NORMS} if self.head_norms or self.wide_norms else norms
 
 
 LLAMA = Family(gguf=Gguf("llama", "LLAMA", interleaved=True, writes_head_dim=True))
@@ -124,8 +131,8 @@ GELU = "gelu_pytorch_tanh"
 FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
     "mistral": Family(sliding="always", gguf=LLAMA.gguf),
-    # Multiplies embeddings, residuals, scores and logits by settings of its own: counted like Llama, not computed so.
-    "granite": Family(fast=False),
+    "granite": Family(multipliers=True),
+    "olmo2": Family(wide_norms=True, post_norms=True, eps=1e-5),
     "smollm3": Family(tied=True, sliding="asked for", no_rope_interval=4),
     "qwen2": Family(qkv_bias=True, sliding="asked for", gguf=Gguf("qwen2", "QWEN2")),
     "qwen3": Family(

@@ -53,10 +53,9 @@ def check_tied(folder: Path, pairs: Iterable[tuple[str, str]], name: str) -> Non
 
 def _problem(tensor: Stored, *, quantized: bool) -> str:
     """What is wrong with its values, in words; "" when nothing is."""
-    if tensor.kind not in EXPONENTS:
-        return (
-            "" if len(tensor.shape) < 2 or tensor.kind == "BOOL" or quantized else f"is stored as {tensor.kind} numbers"
-        )
+    if tensor.kind not in EXPONENTS:  # tables of numbers (DeepSeek V4's tokens of experts) are I64
+        is_weight = len(tensor.shape) > 1 and tensor.kind not in ("I64", "BOOL") and not quantized
+        return f"is stored as {tensor.kind} numbers" if is_weight else ""
     integer, exponent = EXPONENTS[tensor.kind]
     ends_at = 0  # behind the last value that is not zero
     for start in range(0, tensor.size_bytes, _CHUNK_BYTES):

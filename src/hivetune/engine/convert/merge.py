@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +59,9 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
     try:
         merged: set[str] = set()
         files = shard_files(model)
-        if any(delta.experts > 1 for delta in plan.deltas.values()):
+        if any(delta.experts > 1 for delta in plan.deltas.values()) or not plan.deltas.keys() <= plan.stored(
+            model, files
+        ):
             merged |= _merge_module(model, work, plan, heartbeat)
             files = shard_files(work)
         else:
@@ -133,8 +135,8 @@ def transposed_weights(model: Path) -> set[str]:
 
 @torch.no_grad()
 def _merge_module(model: Path, work: Path, plan: "MergePlan", heartbeat: Heartbeat) -> set[str]:
-    """As `_merge_file` for models with experts, whose tensors files hold one by one and modules as one: by the module,
-    in memory. The names that were merged."""
+    """As `_merge_file` for models whose files hold tensors under other names than modules, or one by one what is one
+    in a module (experts): by the module, in memory. The names that were merged."""
     dtype = {name: TORCH_DTYPES[kind] for name, kind in KIND_NAMES.items()}.get(plan.dtype, "auto")
     module = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True, use_safetensors=True)
     weights = dict(module.named_parameters())
@@ -193,6 +195,14 @@ class MergePlan:
 
     def module_weight(self, name: str) -> str:
         return name if name in self.deltas else f"{self.prefix}.{name}"
+
+    def stored(self, model: Path, files: Sequence[str]) -> set[str]:
+        """Weights of modules that the files hold under their own names."""
+        found: set[str] = set()
+        for file in files:
+            with safetensors.safe_open(model / file, framework="pt") as opened:
+                found.update(map(self.module_weight, opened.keys()))
+        return found
 
     def delta(self, name: str) -> Delta | None:
         return self.deltas.get(self.module_weight(name))

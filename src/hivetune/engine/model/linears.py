@@ -1,5 +1,7 @@
 """The linear modules of a transformers model: which there are, and which get an adapter."""
 
+from collections.abc import Mapping
+
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -10,6 +12,14 @@ from hivetune.models.targets import match_targets
 # PEFT takes these names in an adapter for the experts of a fused tensor, whatever module they are of, and loads nothing
 # else under them (peft/utils/transformers_weight_conversion.py).
 NAMES_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+
+# What a family's own code reads past the module, so that an adapter on it never has a say; PEFT refuses out_proj too.
+READ_PAST: Mapping[str, tuple[str, ...]] = {
+    **{kind: ("out_proj", "dt_proj") for kind in ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")},
+    **dict.fromkeys(("jamba", "zamba"), ("dt_proj",)),
+}
+# Of sparse attention: it chooses which keys are seen, as a router does of experts, and no gradient comes through that.
+INDEXER = ".indexer."
 
 
 def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
@@ -55,15 +65,18 @@ def find_experts(module: nn.Module) -> dict[str, Linear]:
 
 
 def frozen_linears(module: nn.Module) -> set[str]:
-    """Full names of the linear modules that get no adapter because of the experts: those that stand beside experts
-    (routers, which decide which experts a token meets), and, where experts are fused, shared experts and dense MLPs."""
+    """Full names of the linear modules that get no adapter: those that stand beside experts
+    (routers, which decide which experts a token meets), and, where experts are fused, shared experts and dense MLPs;
+    and those whose weights are read past the module."""
     found, fused = set(), False
     for name, child in module.named_modules():
         parts = dict(child.named_children())
         fused = fused or is_fused(child)
-        if any(is_fused(part) or (isinstance(part, nn.ModuleList) and key == "experts") for key, part in parts.items()):
+        if "experts" in parts or any(map(is_fused, parts.values())):
             found |= {f"{name}.{key}" for key, part in parts.items() if isinstance(part, nn.Linear)}
+    linears = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    found |= {name for name in linears if name.rpartition(".")[2] in READ_PAST.get(module.config.model_type, ())}
+    found |= {name for name in linears if INDEXER in name}
     if fused:
-        linears = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
         found |= {name for name in linears if name.rpartition(".")[2] in NAMES_OF_EXPERTS}
     return found

@@ -19,7 +19,7 @@ ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "t
 def count_sizes(module: nn.Module) -> dict[str, Any]:
     """`sizes` of hivetune.json: the fields of an `Architecture`, of a bare module, which may be on the meta device."""
     config = module.config.get_text_config()
-    met = next((value for name in ACTIVE_EXPERTS if isinstance(value := getattr(config, name, None), int)), None)
+    met = next((value for name in ACTIVE_EXPERTS if (value := _number(config, name, 0))), None)
     modules = [_with_active(linear, met) for linear in find_linears(module, LoraConfig())]
     adapted = {linear.name for linear in modules}
     head = module.get_output_embeddings()
@@ -52,6 +52,9 @@ def _with_active(linear: Linear, met: int | None) -> Linear:
 
 
 def _number(config: Any, name: str, default: int) -> int:
-    """Of a setting by its usual name, which transformers maps to the family's own; families without it have none."""
-    value = getattr(config, name, None)
+    """Of a setting by its usual name, which transformers maps to the family's own; families without it have none.
+
+    From the plain values: where layers differ (Gemma 4's heads), the attribute is not one number.
+    """
+    value = config.to_dict().get(config.attribute_map.get(name, name))
     return value if isinstance(value, int) and value > 0 else default

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import read_json
+from hivetune.engine.convert.weights import open_weights
 from hivetune.engine.model.sizes import count_sizes
 from hivetune.errors import UsageError
 from hivetune.models.architecture import MOST_LAYERS
@@ -51,6 +52,7 @@ def check_against_config(folder: Path, name: str) -> Checked:
         module, found = AutoModelForCausalLM.from_pretrained(
             folder,
             device_map={"": "meta"},
+            experts_implementation="eager",  # torch's grouped products have rules of their own on the meta device
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported, not read
             local_files_only=True,
@@ -67,6 +69,11 @@ def check_against_config(folder: Path, name: str) -> Checked:
     except Exception as error:  # noqa: BLE001 (a config that lies fails anywhere in a model's code, with any exception)
         raise _unbuildable(name, error) from None
     refuse_invented(found, name)
+    whole_numbers = {key for key, stored in open_weights(folder).items() if stored.kind == "I64"}
+    if wrong := whole_numbers & {key for key, value in module.named_parameters() if value.is_floating_point()}:
+        raise UsageError(
+            f"model {name}: {_some(wrong)} holds whole numbers, by config.json they are weights", hint=_HINT
+        )
     if not any(isinstance(child, nn.Linear | Conv1D) for child in module.base_model.modules()):
         raise UsageError(f"model {name}: config.json describes a model without layers", hint=_HINT)
     _run_without_memory(module, name)

@@ -156,7 +156,7 @@ def forward_layer(
         x_TD if delta_TD is None else walk.buffer(f"x.{index if walk.keep else slot}", tokens, spec.hidden, wide=True)
     )
     y_TD, rstd_T = walk.buffer("y", tokens, spec.hidden), walk.buffer(f"rstd.{slot}", tokens, wide=True)
-    walk.ops.add_norm(x_TD, delta_TD, kept_x_TD, layer.norms_D["input"], spec.eps, y_TD, rstd_T)
+    _enter(walk, layer.norms_D.get("input"), x_TD, delta_TD, kept_x_TD, y_TD, rstd_T)
     # {} (no dropout) is not None: a recompute must not draw again.
     masks = _draw(walk, index, tokens) if masks is None else masks
     qkv_TW = walk.buffer(f"qkv.{slot}", tokens, layer.qkv.width)
@@ -176,7 +176,7 @@ def forward_layer(
         walk.buffer(f"rstd_mid.{slot}", rows, wide=True),
     )
     y_SD = walk.buffer("y", rows, spec.hidden)  # qkv has read the first norm's output: the buffer is free
-    walk.ops.add_norm(x_SD, delta_SD, mid_SD, layer.norms_D["mlp"], spec.eps, y_SD, rstd_mid_S)
+    _enter(walk, layer.norms_D.get("mlp"), x_SD, delta_SD, mid_SD, y_SD, rstd_mid_S)
     gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, layer.gate_up.width)
     project(walk.ops, layer.gate_up, y_SD, gate_up_SW, masks.get("gate_up"), adapter=walk.adapter)
     h_SF = walk.buffer("h", rows, spec.ffn)
@@ -211,11 +211,12 @@ def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor 
     masks = kept.masks.get("qkv")
     if index == 0:
         # Only dA is wanted, so the norm's output is recomputed alone, without the gradient of its input.
-        y_TD.copy_(kept.x_TD * kept.rstd_T[:, None] * layer.norms_D["input"])
+        w_D = layer.norms_D.get("input")
+        y_TD.copy_(kept.x_TD if w_D is None else kept.x_TD * kept.rstd_T[:, None] * w_D)
         down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, masks)
         return None
     input_gradient(layer.qkv, dqkv_TW, dy_TD, masks)
-    walk.ops.norm_backward(dy_TD, kept.x_TD, kept.rstd_T, layer.norms_D["input"], dx_TD, y_TD)
+    _enter_backward(walk, layer.norms_D.get("input"), dy_TD, kept.x_TD, kept.rstd_T, dx_TD, y_TD)
     down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, masks)
     return dx_TD
 
@@ -243,7 +244,7 @@ def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
     dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
     masks = kept.masks.get("gate_up")
     input_gradient(layer.gate_up, dgate_up_SW, dy_SD, masks)
-    ops.norm_backward(dy_SD, kept.mid_SD, kept.rstd_mid_S, layer.norms_D["mlp"], dx_SD, y_SD)
+    _enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, kept.mid_SD, kept.rstd_mid_S, dx_SD, y_SD)
     down_gradient(ops, layer.gate_up, dgate_up_SW, y_SD, walk.scale, masks)
 
 
@@ -270,6 +271,34 @@ def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tens
     dout_TN[walk.batch.rows_R] = dout_SN
     dx_TD[walk.batch.rows_R] = dx_SD
     return dout_TN, dx_TD
+
+
+def _enter(
+    walk: Walk,
+    w_D: Tensor | None,
+    x_TD: Tensor,
+    delta_TD: Tensor | None,
+    sum_TD: Tensor,
+    y_TD: Tensor,
+    rstd_T: Tensor,
+) -> None:
+    """The stream and what attention or the MLP reads of it: its norm; itself where norms stand behind (OLMo 2)."""
+    if w_D is not None:
+        walk.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, walk.spec.eps, y_TD, rstd_T)
+        return
+    if delta_TD is not None:
+        torch.add(x_TD, delta_TD, out=sum_TD)
+    y_TD.copy_(sum_TD)
+
+
+def _enter_backward(
+    walk: Walk, w_D: Tensor | None, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, dx_TD: Tensor, y_TD: Tensor
+) -> None:
+    if w_D is not None:
+        walk.ops.norm_backward(dy_TD, x_TD, rstd_T, w_D, dx_TD, y_TD)
+        return
+    dx_TD += dy_TD
+    y_TD.copy_(x_TD)
 
 
 def _draw(walk: Walk, index: int, tokens: int) -> dict[str, Masks]:
@@ -304,9 +333,10 @@ def _turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[
     """Norms of the heads of q and k where the model has them, then their rotation, in place."""
     spec, rope = walk.spec, walk.spec.layers[index].rope
     inner = {}
-    if spec.family.head_norms:
+    if "q" in spec.family.norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
-            inner[name] = _inner_norm(walk, index, name, qkv_TW[:, columns], spec.head_dim, slot)
+            size = columns.stop - columns.start if spec.family.wide_norms else spec.head_dim
+            inner[name] = _inner_norm(walk, index, name, qkv_TW[:, columns], size, slot)
             qkv_TW[:, columns] = walk.buffer("normed", len(qkv_TW), columns.stop - columns.start)
     if rope is not None:
         both = qkv_TW[:, : spec.q_width + spec.kv_width]
@@ -320,7 +350,7 @@ def _turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
     if rope is not None:
         both = dqkv_TW[:, : spec.q_width + spec.kv_width]
         walk.ops.rope(both, *walk.batch.angles[rope], spec.head_dim, inverse=True)
-    if spec.family.head_norms:
+    if "q" in spec.family.norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
             dqkv_TW[:, columns] = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], kept)
 
@@ -328,9 +358,12 @@ def _turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
 def _sandwich(
     walk: Walk, index: int, name: str, y_SW: Tensor, inner: dict[str, tuple[Tensor, Tensor]], slot: str
 ) -> Tensor:
-    """The delta of the stream: the product's output without rank columns, normed once more in Gemma 2 and 3."""
+    """The delta of the stream: the product's output without rank columns, normed once more in Gemma 2 and 3,
+    multiplied in Granite."""
     delta_SD = y_SW[:, : walk.spec.hidden]
-    if not walk.spec.family.sandwich_norms:
+    if walk.spec.delta_scale != 1.0:
+        delta_SD *= walk.spec.delta_scale
+    if name not in walk.spec.family.norms:
         return delta_SD
     inner[name] = _inner_norm(walk, index, name, delta_SD, walk.spec.hidden, slot)
     return walk.buffer("normed", *delta_SD.shape)
@@ -339,8 +372,8 @@ def _sandwich(
 def _sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Kept, dy_SW: Tensor) -> None:
     """Gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
     dy_SD = dy_SW[:, : walk.spec.hidden]
-    dy_SD.copy_(dx_SD)
-    if walk.spec.family.sandwich_norms:
+    torch.mul(dx_SD, walk.spec.delta_scale, out=dy_SD)
+    if name in walk.spec.family.norms:
         dy_SD.copy_(_inner_norm_backward(walk, index, name, dy_SD, kept))
 
 

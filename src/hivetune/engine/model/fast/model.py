@@ -73,7 +73,9 @@ class FastModel:
         self._share_in_scoring = choices.share_prefixes is not False
         self.share_prefixes = self._share_in_scoring and not lora.dropout
         # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
-        self._embed_scale = torch.tensor(self.spec.embed_scale, dtype=dtype).item()
+        self._embed_scale = self.spec.embed_scale
+        if self.spec.family.scaled_embedding:
+            self._embed_scale = torch.tensor(self.spec.embed_scale, dtype=dtype).item()
         self._workspace = Workspace(device)
         self._eager = choices.attention == "eager"
         self.attention = "the choices ask for it" if self._eager else says_math_path(self.spec, dtype, device)

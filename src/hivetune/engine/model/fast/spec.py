@@ -41,7 +41,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Sizes are in elements; `family` says the rest (models/families.py). rms norms add `eps` to the mean square."""
+    """Sizes are in elements; `family` says the rest (models/families.py). rms norms add `eps` to the mean square.
+
+    delta_scale: what each part of a layer is multiplied by before it is added to the stream; logit_scale: the logits.
+    """
 
     family: Family
     hidden: int
@@ -57,6 +60,8 @@ class ModelSpec:
     tied: bool
     embed_scale: float
     attention_scale: float
+    delta_scale: float
+    logit_scale: float
     attention_softcap: float | None
     logit_softcap: float | None
 
@@ -83,6 +88,10 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     family = _known_family(config)
     sizes = parse_architecture(config, "config.json")
     layers, ropes = _layers(config, family, sizes.head_size)
+
+    def multiplier(name: str, default: float) -> float:
+        return float(config.get(name, 1.0)) if family.multipliers else default
+
     by = config.get("query_pre_attn_scalar", family.query_scalar) if family.query_scalar else sizes.head_size
     return ModelSpec(
         family=family,
@@ -92,13 +101,15 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         head_dim=sizes.head_size,
         ffn=sizes.ffn,
         vocab=sizes.vocabulary,
-        eps=config.get("rms_norm_eps", 1e-6),
+        eps=config.get("rms_norm_eps", family.eps),
         activation=ACTIVATIONS[_activation(config, family)],
         layers=layers,
         ropes=ropes,
         tied=sizes.tied,
-        embed_scale=math.sqrt(sizes.hidden) if family.scaled_embedding else 1.0,
-        attention_scale=by**-0.5,
+        embed_scale=multiplier("embedding_multiplier", math.sqrt(sizes.hidden) if family.scaled_embedding else 1.0),
+        attention_scale=multiplier("attention_multiplier", by**-0.5),
+        delta_scale=multiplier("residual_multiplier", 1.0),
+        logit_scale=1 / multiplier("logits_scaling", 1.0),
         attention_softcap=config.get("attn_logit_softcapping") if family.softcaps else None,
         logit_softcap=config.get("final_logit_softcapping") if family.softcaps else None,
     )

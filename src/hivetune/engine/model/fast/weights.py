@@ -167,7 +167,8 @@ def read_weights(
 
     embedding_VD = checkpoint.read("embed_tokens.weight").to(device, dtype)
     head_VD = embedding_VD if spec.tied else checkpoint.read("lm_head.weight").to(device, dtype)
-    weights = Weights(embedding_VD, head_VD, norm("norm"))
+    # The last norm carries the scale of the logits: one rounding of its output, as without.
+    weights = Weights(embedding_VD, head_VD, norm("norm") * spec.logit_scale)
     for index in range(len(spec.layers)):
         groups = {
             group: _read_group(checkpoint, f"layers.{index}", linears, targets, columns, dtype, device)

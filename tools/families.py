@@ -1,0 +1,396 @@
+"""Every causal family that the installed transformers knows, tried on a tiny random model: `docs/families.json`.
+
+    python tools/families.py                 all of them; what was tried before with this transformers is kept
+    python tools/families.py llama mixtral   only these, again
+    python tools/families.py --page          write docs/families.md from the table
+
+For each: prepared, planned, path, two steps trained, loss and gradients against PEFT, resumed, merged, exported; or the
+reason, in one line, why it is refused. Each family is tried in a process of its own, ten seconds at most for most.
+"""
+
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "docs" / "families.json"
+PAGE = ROOT / "docs" / "families.md"
+LIMIT_S = 40.0
+TOKENS = 320
+# One size for every setting that makes a model large, whatever its family calls it; settings of other kinds stay.
+TINY: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "dim_model", "embedding_size"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_inner", "dim_ff"), 96),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("head_dim", "dim_head", "v_head_dim"), 16),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token"), 2),
+    **dict.fromkeys(("vocab_size",), TOKENS),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 128),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "linear_num_key_heads", "linear_num_value_heads"), 8),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 16),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size", "mamba_n_groups", "n_groups", "chunk_size"), 8),
+    **dict.fromkeys(("sliding_window",), 16),
+    **dict.fromkeys(("pad_token_id",), 0),
+    **dict.fromkeys(("bos_token_id",), 1),
+    **dict.fromkeys(("eos_token_id",), 2),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "attention_kv_lora_rank"), 16),
+    **dict.fromkeys(("qk_nope_head_dim", "rotary_dim"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "index_head_dim"), 16),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("initializer_range",), 0.1),
+}
+# What single families need besides.
+TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
+PER_LAYER = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": TOKENS, "hidden_size_per_layer_input": 8}
+OWN: dict[str, dict[str, Any]] = {
+    "cpmant": {"prompt_types": 2, "prompt_length": 4},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "gemma3n_text": {**TWO_KINDS, **PER_LAYER, "laurel_rank": 4, "activation_sparsity_pattern": [0.0, 0.0]},
+    "gemma4_text": {**TWO_KINDS, **PER_LAYER},
+    "gemma4_unified_text": {**TWO_KINDS, **PER_LAYER},
+    "cohere_compass_text": TWO_KINDS,
+    "zaya": {"num_experts_per_tok": 1},
+    "mamba2": {"num_heads": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "zamba": {"num_hidden_layers": 3},
+    "zamba2": {"layer_types": ["mamba", "hybrid"], "n_mamba_heads": 8},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "kimi_linear": {
+        "linear_attn_config": {
+            "kda_layers": [1],
+            "full_attn_layers": [2],
+            "num_heads": 4,
+            "head_dim": 16,
+            "short_conv_kernel_size": 4,
+        }
+    },
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    if list(arguments) == ["--page"]:
+        PAGE.write_text(page(json.loads(TABLE.read_text(encoding="utf-8"))), encoding="utf-8")
+        return 0
+    fill_table(TABLE, arguments)
+    return 0
+
+
+def fill_table(path: Path, wanted: Sequence[str] = ()) -> dict[str, Any]:
+    """The table in `path`, with rows of `wanted`, or of all families that it lacks; written after each row."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    warm_up()
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    rows = known.get("families", {}) if known.get("transformers") == transformers.__version__ else {}
+    table: dict[str, Any] = {"schema": 1, "transformers": transformers.__version__, "families": rows}
+    for kind in wanted or [kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind not in rows]:
+        rows[kind] = try_apart(kind)
+        print(kind, json.dumps(rows[kind]), file=sys.stderr, flush=True)
+        table["families"] = rows = dict(sorted(rows.items()))
+        path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    return table
+
+
+def warm_up() -> None:
+    """Import what each child needs, once, before they fork: ten seconds of each otherwise."""
+    import peft.tuners.lora  # noqa: F401
+    import torch
+
+    import hivetune.engine.convert.merge
+    import hivetune.engine.convert.prepare_model
+    import hivetune.engine.model.load  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def try_apart(kind: str) -> dict[str, Any]:
+    """A row of the table, from a process of its own, which may crash or hang."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    started = time.monotonic()
+    process = context.Process(target=_child, args=(kind, sender))
+    process.start()
+    sender.close()
+    try:
+        row = receiver.recv() if receiver.poll(LIMIT_S) else {"build_failed": f"not done in {LIMIT_S:.0f} s"}
+    except EOFError:
+        row = {"build_failed": "the process died"}
+    process.kill()
+    process.join()
+    return {**row, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _child(kind: str, sender: Any) -> None:
+    import faulthandler
+
+    import torch
+
+    faulthandler.dump_traceback_later(LIMIT_S - 2)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        sender.send(try_family(kind, Path(folder)))
+
+
+def try_family(kind: str, folder: Path) -> dict[str, Any]:
+    """The row of one family: how far it came, and the reason why not further. Writes below `folder`."""
+    row: dict[str, Any] = {}
+    for station in (_build, _prepare, _plan, _train, _compare, _export):
+        try:
+            station(kind, folder, row)
+        except Exception as error:  # noqa: BLE001 (the table is there to hold any)
+            words = str(getattr(error, "message", "") or error).replace(str(folder), "").splitlines() or [""]
+            if "is not causal" in words[0]:
+                row["refused"] = "is not causal: an output depends on later tokens"
+            if "refused" not in row:
+                row[f"{station.__name__[1:]}_failed"] = f"{type(error).__name__}: {' '.join(words[:2])}"[:300]
+            break
+    return row
+
+
+def tiny_config(kind: str) -> Any:
+    from transformers import AutoConfig
+
+    names = {**AutoConfig.for_model(kind).to_dict(), **type(AutoConfig.for_model(kind)).attribute_map}
+    latent = {"num_key_value_heads": 4} if "kv_lora_rank" in names else {}  # all heads share what is kept
+    return AutoConfig.for_model(
+        kind, **{**{k: v for k, v in TINY.items() if k in names}, **latent, **OWN.get(kind, {})}
+    )
+
+
+def _build(kind: str, folder: Path, row: dict[str, Any]) -> None:
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from hivetune.engine.model.kind import check_kind
+    from hivetune.errors import UsageError
+
+    config = AutoConfig.for_model(kind)
+    try:
+        check_kind(config, "M")
+    except UsageError as error:
+        row["refused"] = error.message.partition(") ")[2].partition(";")[0]
+        raise
+    config = tiny_config(kind)
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    model.save_pretrained(folder / "model")
+    (folder / "model/generation_config.json").unlink(missing_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2, **{letter: 3 + place for place, letter in enumerate(alphabet)}}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "model/tokenizer.json"))
+    (folder / "model/tokenizer_config.json").write_text('{"eos_token": "</s>", "pad_token": "<pad>"}')
+    (folder / "model/chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '</s>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+
+
+def _prepare(kind: str, folder: Path, row: dict[str, Any]) -> None:
+    from hivetune.engine.convert.prepare_model import prepare_model
+
+    prepare_model(str(folder / "model"), folder / "prepared")
+    row["prepared"] = True
+
+
+def _plan(kind: str, folder: Path, row: dict[str, Any]) -> None:
+    from hivetune.models.architecture import read_architecture
+    from hivetune.plan.memory import TrainingSetup, adapters_of, predict_peak
+    from hivetune.plan.speed import shape_of, step_flops
+
+    architecture = read_architecture(folder / "prepared")
+    trained, active = adapters_of(architecture, 4, "all-linear")
+    setup = TrainingSetup(architecture, trained, "float32", path="general", active_adapter_parameters=active)
+    peak = predict_peak(setup, 256)
+    row["planned"] = peak.bytes > 0 and step_flops(setup, shape_of(64, 32)) > 0
+    row["counted_as"] = "formula" if not architecture.modules else "modules"
+
+
+def _load(folder: Path) -> Any:
+    import torch
+
+    from hivetune.config import LoraConfig
+    from hivetune.engine.model.load import load_model
+
+    return load_model(folder, LoraConfig(r=4, alpha=8), method="lora", dtype=torch.float32, device=torch.device("cpu"))
+
+
+def documents() -> list[Any]:
+    import torch
+
+    from hivetune.engine.model.protocol import Document
+
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for row, size in enumerate((24, 17, 30)):
+        tokens = torch.randint(3, 250, (size,), generator=generator)
+        trained = torch.rand(size, generator=generator) < 0.6
+        trained[0] = False
+        found.append(Document(row, tokens, trained))
+    return found
+
+
+def _train(kind: str, folder: Path, row: dict[str, Any]) -> None:
+    """Two steps; and the second again from what was kept after the first."""
+    import torch
+
+    from hivetune.engine.model.adapter import initialise, write_adapter
+    from hivetune.engine.train.optimizer import AdamW
+
+    model, docs = _load(folder / "prepared"), documents()
+    row["path"] = model.path
+    initialise(model.adapter, 1)
+    optimizer = AdamW(model.master_N, weight_decay=0.0)
+    losses, kept = [], []
+    for step in (1, 2):
+        model.grad_N.zero_()
+        losses.append(float(model.backward(docs, 1 / 40)) / 40)
+        optimizer.update(model.grad_N, rate=0.02, number=step)
+        kept.append([t.clone() for t in (model.master_N, optimizer.exp_avg_N, optimizer.exp_avg_sq_N)])
+    row["losses"] = [round(loss, 4) for loss in losses]
+    row["trained"] = losses[1] < losses[0]
+    again = _load(folder / "prepared")
+    optimizer = AdamW(again.master_N, weight_decay=0.0)
+    for target, value in zip((again.master_N, optimizer.exp_avg_N, optimizer.exp_avg_sq_N), kept[0], strict=True):
+        target.copy_(value)
+    again.backward(docs, 1 / 40)
+    optimizer.update(again.grad_N, rate=0.02, number=2)
+    row["resumed"] = bool(torch.equal(again.master_N, kept[1][0]))
+    from hivetune.config import LoraConfig
+
+    for view in again.adapter.values():  # both halves away from zero
+        view.add_(0.02 * torch.randn(view.shape, generator=torch.Generator().manual_seed(view.numel())))
+    write_adapter(folder / "adapter", again.adapter, LoraConfig(r=4, alpha=8), str(folder / "prepared"), None)
+    again.grad_N.zero_()
+    row["tuned_loss"] = float(again.backward(docs, 1.0))
+    torch.save((again.adapter, again.grad_N), folder / "gradient.pt")
+
+
+def _compare(kind: str, folder: Path, row: dict[str, Any]) -> None:
+    """Loss and gradients of the same adapter in PEFT."""
+    import peft
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from hivetune.engine.model.adapter import same_views
+
+    base = AutoModelForCausalLM.from_pretrained(folder / "prepared", dtype=torch.float32)
+    tuned = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True).eval()
+    leaves = {name.replace(".default", ""): leaf for name, leaf in tuned.named_parameters() if "lora_" in name}
+    adapter, grad_N = torch.load(folder / "gradient.pt")
+    differing = sorted(leaves.keys() ^ adapter.keys())
+    assert not differing, f"PEFT has other modules: {differing[0]}"
+    total = 0.0
+    for document in documents():
+        logits_LV = tuned(input_ids=document.tokens_L[None], use_cache=False).logits[0, :-1].float()
+        target, trained = document.tokens_L[1:], document.trained_L[1:]
+        nll = torch.nn.functional.cross_entropy(logits_LV[trained], target[trained], reduction="sum")
+        nll.backward()
+        total += float(nll.detach())
+    found = same_views(grad_N, adapter)
+    expected = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    difference = torch.stack([(found[name] - gradient).square().sum() for name, gradient in expected.items()]).sum()
+    size = torch.stack([gradient.square().sum() for gradient in expected.values()]).sum()
+    row["loss_error"] = float(f"{abs(total - row.pop('tuned_loss')) / abs(total):.1e}")
+    row["gradient_error"] = float(f"{float((difference / size).sqrt()):.1e}")
+    row["idle"] = sorted({_ending(name) for name, gradient in expected.items() if not gradient.any()})
+
+
+def _ending(name: str) -> str:
+    return name.removesuffix(".weight").rpartition(".lora_")[0].rpartition(".")[2]
+
+
+def _export(kind: str, folder: Path, row: dict[str, Any]) -> None:
+    import torch
+
+    from hivetune.base.disk import read_json
+    from hivetune.config import LoraConfig
+    from hivetune.engine.convert.gguf_arch import find_gguf
+    from hivetune.engine.convert.merge import merge
+    from hivetune.engine.model.adapter import fill, read_adapter
+    from hivetune.engine.model.general import load_general
+    from hivetune.errors import UsageError
+    from hivetune.process.child import Heartbeat
+
+    def load(model: Path, lora: LoraConfig) -> Any:
+        return load_general(model, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), why="asked")
+
+    merge(folder / "prepared", folder / "adapter", folder / "merged", "source", Heartbeat(None))
+    lora, tensors = read_adapter(folder / "adapter")
+    tuned = load(folder / "prepared", lora)
+    fill(tuned.adapter, tensors, "adapter")
+    one, other = (model.nll(documents()) for model in (tuned, load(folder / "merged", lora)))
+    row["merged_error"] = float(f"{float((one - other).abs().max() / one.abs().max()):.1e}")
+    try:
+        find_gguf(read_json(folder / "prepared/config.json"))
+        row["gguf"] = True
+    except UsageError:
+        row["gguf"] = False
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """`trains` (gradients equal to PEFT's), `refused` (another kind of model), or what is wrong."""
+    if "refused" in row:
+        return "refused"
+    failed = next((row[key] for key in row if key.endswith("_failed")), "")
+    if failed:
+        return failed
+    if not (row["trained"] and row["resumed"]):
+        return "a step or its repetition differs"
+    if row["gradient_error"] > 1e-5 or row["loss_error"] > 1e-5 or row["merged_error"] > 1e-4:
+        return f"differs: gradients {row['gradient_error']}, loss {row['loss_error']}, merged {row['merged_error']}"
+    return "trains"
+
+
+def page(table: Mapping[str, Any]) -> str:
+    """docs/families.md."""
+    rows = table["families"]
+    said = {kind: verdict(row) for kind, row in rows.items()}
+    refused = [kind for kind, words in said.items() if words == "refused"]
+    trains = [kind for kind, words in said.items() if words == "trains"]
+    others = len(rows) - len(refused)
+    lines = [
+        "# Families of models",
+        "",
+        f"Each causal family that transformers {table['transformers']} knows, tried on a tiny random model by",
+        "`python tools/families.py` (the table as data: [families.json](families.json)). "
+        f"Of {len(rows)} families {len(refused)} are other",
+        "kinds of models (encoders, encoder-decoders, models of images or sound), which are refused. Of the other "
+        f"{others},",
+        f"{len(trains)} train with the loss and the gradients of PEFT (1e-5 in fp32), resume bit for bit and merge.",
+        "",
+        "| family | path | gradients against PEFT | merged | GGUF | without a gradient, or why not |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for kind, row in rows.items():
+        if said[kind] == "refused":
+            continue
+        cells = [row.get("path", ""), row.get("gradient_error", ""), row.get("merged_error", "")]
+        why = ", ".join(row.get("idle", [])) if said[kind] == "trains" else said[kind].replace("|", "/")
+        lines.append(f"| {kind} | {' | '.join(map(str, cells))} | {'yes' if row.get('gguf') else ''} | {why} |")
+    lines += ["", "Refused as other kinds:", ""]
+    lines += [f"- {kind}: {rows[kind]['refused']}" for kind in refused]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
