@@ -13,7 +13,7 @@ from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, apply_policy
 from hivetune.data.checks.redact.rules import RuleSet, redact_text
 from hivetune.records import Example, Message
 
-PARTS = ("development", "sealed", "published")
+PARTS = ("development", "sealed", "published", "third")
 Record = Callable[[str, object], None]
 
 

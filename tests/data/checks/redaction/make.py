@@ -304,15 +304,17 @@ def entry(kind: str, label: str, text: str) -> dict[str, object]:
     return {"kind": kind, "label": label, "text": broken, "values": [v[:2] + BREAK + v[2:] for v in values]}
 
 
-def published() -> None:
-    """published.jsonl: formats that others publish, in lines of our own, written when the rules were done."""
-    rng.seed(SEED + 1)
+def written_later(name: str, seed: int) -> None:
+    """published.jsonl: formats that others publish, in lines of our own, written when the rules were done; third.jsonl:
+    what people paste into chats and logs, written after the rules were mended for it.
+    """
+    rng.seed(seed)
     found = []
-    for line in (HERE / "published.txt").read_text(encoding="utf-8").splitlines():
+    for line in (HERE / f"{name}.txt").read_text(encoding="utf-8").splitlines():
         if line.strip() and not line.startswith("#"):
             kind, label, text = line.split(" | ", 2)
             found.append(entry(kind, label, filled(text)))
-    _write("published", found)
+    _write(name, found)
 
 
 def _write(name: str, entries: list[dict[str, object]]) -> None:
@@ -334,7 +336,8 @@ def main() -> None:
     for name, entries in halves.items():
         entries.sort(key=lambda one: (str(one["kind"]), str(one["label"])))
         _write(name, entries)
-    published()
+    written_later("published", SEED + 1)
+    written_later("third", SEED + 2)
 
 
 if __name__ == "__main__":

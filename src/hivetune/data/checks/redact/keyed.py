@@ -41,7 +41,7 @@ KEY_WORDS = (
     "sessid",
     "signature",
 )
-WHOLE_KEY_WORDS = ("auth", "sid", "sig")
+WHOLE_KEY_WORDS = ("auth", "sid", "sig", "appid")
 NOT_SECRET_NAME = re.compile(
     r"(?:^|[^a-z])(?:public|page|primary|foreign|cache|sort|partition|index|idempot|next|prev|count|max|"
     r"num|n|total|type|"
@@ -108,6 +108,14 @@ def _said(text: str, start: int, end: int) -> bool:
     value = text[start:end].rstrip(".?)")
     letters_alone = value.isalpha() and value.islower() and len(value) >= MIN_LETTERS_ALONE
     return (looks_chosen(value) and has_digit_and_letter(value)) or letters_alone
+
+
+def _said_mixed(text: str, start: int, end: int) -> bool:
+    """Further from its name: letters and digits, and no plain word with a number behind it."""
+    value = text[start:end].rstrip(".?)")
+    signed = value[-1:] in "!@#$%^&*" and not value.islower() and value[:-1].isalnum()
+    mixed = has_digit_and_letter(value) and not re.fullmatch(r"[a-z]+\d{1,4}", value)
+    return looks_chosen(value) and (mixed or signed)
 
 
 def _quoted(text: str, start: int, end: int) -> bool:
@@ -191,6 +199,9 @@ PASS_SIGN = (
 )
 PASS_CALL = rf"{PASS_END}(?:\(|[\"']\s?,\s?)[\"']([^\"'\s]{{6,60}})[\"']"
 PASS_SAID = rf"{PASS_END}(?: you gave me| again| now)?\s{{1,2}}{IS}:?\s{{1,2}}{VALUE % 4}"
+# "the password for the vpn is ..", "le mot de passe du wifi : ..", "I set the pw to .."
+OF = r"(?:for|of|to|du|de|del|della|für|von|zum|zur|voor|do|para)"
+PASS_OF = rf"{PASS_END}\s{{1,2}}(?:{OF}\s[\w' -]{{1,30}}?\s?(?:\s{IS}|:|=)|to|auf)\s{{1,2}}{VALUE % 6}"
 PASS_QUOTED = (
     rf"{PASS_END}(?:\s{{1,2}}{IS}:?\s{{1,2}}|(?<!pass)\s{{1,2}}|:\s{{1,2}})[\"'“«„`]([^\"'”»“`\n]{{4,60}})[\"'”»“`]"
 )
@@ -225,6 +236,7 @@ KEYED_RULES: tuple[Rule, ...] = (
         _behind("sshpass", "login", "redis-cli", "auth init", check=_has_digit),
     ),
     _rule("command-password", COMMAND, (" /user:",), r"\S{1,60} ([^\s/]\S{3,60})", _behind("net use")),
+    _rule("command-password", COMMAND, (" -k ",), r"(\S{6,100})", _behind("openssl")),
     _rule("command-password", COMMAND, (" pass:",), r"(\S{3,60})", _behind("openssl")),
     _rule("keyed", "access token", ("login ",), r"\s{0,2}([0-9a-z]{32,64})\b", _opaque),
     _rule(
@@ -268,6 +280,9 @@ KEYED_RULES: tuple[Rule, ...] = (
     _rule("password", "password", SHORT_PASS_WORDS, PASS_SIGN, _password, "behind-word"),
     _rule("password", "password", PASS_WORDS, PASS_SAID, _said),
     _rule("password", "password", SHORT_PASS_WORDS, PASS_SAID, _said, "behind-word"),
+    _rule("password", "password", PASS_WORDS, PASS_OF, _said_mixed),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_OF, _said_mixed, "behind-word"),
+    _rule("password", "password of a network", ("wifi:",), r"[^\n]{0,60}?;p:([^;\n]{4,63});", _any),
     _rule("password", "password", PASS_WORDS, PASS_QUOTED, _quoted),
     _rule("password", "password", SHORT_PASS_WORDS, PASS_QUOTED, _quoted, "behind-word"),
     _rule("password", "password", PASS_WORDS, PASS_NEXT, _strong),
@@ -280,6 +295,20 @@ KEYED_RULES: tuple[Rule, ...] = (
         r"(?:[ -]?(?:code|number|nummer))?\s{0,2}(?:is|was|:|=|ist|lautet)\s{0,2}(\d{4,8})\b",
         _any,
         "behind-word",
+    ),
+    _rule(
+        "pin",
+        "PIN",
+        ("passcode", "door code", "safe code", "alarm code", "keypad"),
+        r"[^\d\n]{0,30}?(?:\bis|\bwas|:|=)\s{0,2}(\d{4,8})\b",
+        _any,
+    ),
+    _rule(
+        "product-key",
+        "product key",
+        (" key", "serial", "licen", "activat"),
+        r"[^\n]{0,30}?\b([0-9a-z]{4,6}(?:-[0-9a-z]{4,6}){3,5})\b(?!-)",
+        _has_digit,
     ),
     _rule(
         "one-time-code",

@@ -210,6 +210,21 @@ NAMED: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("bank-account", "bank code", "sort code", r"\d\d-\d\d-\d\d"),
     ("card-code", "card security code", "cvv|cvc|cvv2|cvc2|csc|security code", r"\d{3,4}"),
+    ("bank-account", "routing number", "routing number|routing no|aba number|sort code", r"\d{2}-\d{2}-\d{2}|\d{9}"),
+    (
+        "medical-record",
+        "medical record number",
+        "mrn|medical record|patient id|patient number|patient no",
+        r"[A-Z]{0,3}\d{5,10}",
+    ),
+    ("vin", "vehicle identification number", "vin|vehicle identification|fahrgestellnummer", r"[A-HJ-NPR-Z\d]{17}"),
+    ("imei", "IMEI", "imei", r"\d{15}|\d{2}-\d{6}-\d{6}-\d"),
+    (
+        "number-plate",
+        "number plate",
+        "license plate|licence plate|number plate|kennzeichen|matrícula|targa",
+        r"[A-Z]{1,3}[- ]?[A-Z]{0,2}[- ]?\d{1,4}[A-Z]{0,3}",
+    ),
     (
         "passport",
         "passport number",

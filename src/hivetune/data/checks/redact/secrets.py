@@ -18,7 +18,7 @@ PREFIXED: tuple[tuple[str, str, str, str], ...] = (
     ("gitlab", "GitLab runner token", "GR1348941", r"GR1348941[\w-]{20}"),
     ("bitbucket", "Bitbucket app password", "ATBB", r"ATBB[A-Za-z0-9]{32}"),
     ("atlassian", "Atlassian token", "ATATT3|ATCTT3|ATSTT3", r"AT[ACS]TT3[\w=-]{40,300}"),
-    ("aws-key-id", "AWS access key id", "AKIA|ASIA|ABIA|ACCA", r"A(?:KIA|SIA|BIA|CCA)[A-Z2-7]{16}(?![\w-])"),
+    ("aws-key-id", "AWS access key id", "AKIA|ASIA|ABIA|ACCA", r"A(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16}(?![\w-])"),
     ("aws-session", "AWS session token", "IQoJb3JpZ2lu", r"IQoJb3JpZ2lu[A-Za-z0-9+/=%]{80,2000}"),
     (
         "aws-bedrock",

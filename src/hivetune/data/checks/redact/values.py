@@ -134,10 +134,15 @@ def looks_random(value: str) -> bool:
     return entropy_bits(value[:MAX_LOOKED_AT]) >= ENTROPY_BITS
 
 
+VOWEL = re.compile("[aeiouyAEIOUY]")
+CAPITAL = re.compile("(?<=[a-z])(?=[A-Z])")
+
+
 def _is_scrambled(value: str) -> bool:
-    """Letters only, with capitals where no words begin."""
+    """Letters only, with capitals where no words begin, or in front of what is no word."""
     steps = sum(a.islower() and b.isupper() for a, b in pairwise(value))
-    return steps >= 3 and len(value) / steps < 3.5
+    no_words = sum(VOWEL.search(part) is None for part in CAPITAL.split(value))
+    return steps >= 3 and (len(value) / steps < 3.5 or no_words >= 3)
 
 
 def looks_chosen(value: str) -> bool:

@@ -11,7 +11,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.leaves import Node, at, left_out, nodes
 from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
 from hivetune.data.rows.find.pair import open_paths, read_pair, system_in
-from hivetune.data.rows.find.turn_lists import NOTHING_GIVEN, Given, as_turns, both_sides
+from hivetune.data.rows.find.turn_lists import NOBODY_NAMED, NamedParties, as_turns, both_sides
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import SYSTEM, TOOLS
@@ -26,13 +26,13 @@ def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
 
     Raises RowRefused: unknown-layout, unexplained-column, or what is wrong with it.
     """
-    given = Given(_text(row.get("user_role")), _text(row.get("assistant_role")))
+    given = NamedParties(_text(row.get("user_role")), _text(row.get("assistant_role")))
     body = {key: value for key, value in row.items() if key not in ("user_role", "assistant_role")}
     body = without_prefix(body)
     if mapped:
         body = {key: body[key] for key in ("messages", *SYSTEM, *TOOLS) if key in body}
     spots = [] if given.user is None else turn_spots(body, given)
-    spots = spots or turn_spots(body, NOTHING_GIVEN)
+    spots = spots or turn_spots(body, NOBODY_NAMED)
     left_behind: tuple[str, ...] = ()
     if spots:
         messages, used = _of_turns(body, spots)
@@ -63,7 +63,7 @@ def without_prefix(value: Any) -> Any:
     return {(key[size:] if shared else key): without_prefix(inner) for key, inner in value.items()}
 
 
-def turn_spots(row: Row, given: Given) -> list[tuple[tuple[str, ...], list[dict[str, Any]]]]:
+def turn_spots(row: Row, given: NamedParties) -> list[tuple[tuple[str, ...], list[dict[str, Any]]]]:
     """Every list of turns in a row, the outermost ones."""
     found: list[tuple[tuple[str, ...], list[dict[str, Any]]]] = []
     for path, value in nodes(row):

@@ -47,17 +47,17 @@ TALK = names(
 )
 
 
-class Given(NamedTuple):
+class NamedParties(NamedTuple):
     """What the user said about the values that name who speaks, where nobody could know."""
 
     user: str | None = None
     assistant: str | None = None
 
 
-NOTHING_GIVEN = Given()
+NOBODY_NAMED = NamedParties()
 
 
-def as_turns(value: Any, name: str, given: Given = NOTHING_GIVEN) -> list[dict[str, Any]] | None:
+def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> list[dict[str, Any]] | None:
     """The turns of a list called `name`, each {"role", "content", ..}; None when it is no list of turns for certain."""
     value = parsed(value)
     if not isinstance(value, list) or not value:
@@ -82,7 +82,7 @@ def flat(item: Mapping[str, Any], depth: int = MAX_TURN_DEPTH, prefix: str = "")
     return found
 
 
-def _roles_and_contents(items: list[dict[str, Any]], given: Given) -> list[dict[str, Any]] | None:
+def _roles_and_contents(items: list[dict[str, Any]], given: NamedParties) -> list[dict[str, Any]] | None:
     flats = [flat(item) for item in items]
     common = [path for path in flats[0] if all(path in one for one in flats)]
     best: tuple[str, list[Role]] | None = None
@@ -122,7 +122,7 @@ def _turn(role: Role, item: Mapping[str, Any], one: Mapping[str, Any], content: 
     return {**turn, "role": role, "content": said}
 
 
-def roles_of(path: str, values: Sequence[Any], given: Given = NOTHING_GIVEN) -> list[Role] | None:
+def roles_of(path: str, values: Sequence[Any], given: NamedParties = NOBODY_NAMED) -> list[Role] | None:
     """Who speaks in each turn; None when the values of this path do not say it."""
     if all(isinstance(value, bool) for value in values):
         return _roles_of_flags(path, values)
