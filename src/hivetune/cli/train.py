@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.cli.chart import write_loss_chart
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
 from hivetune.run.folder import LOSS_CURVE
+from hivetune.run.status import loss_curve, newest_losses
 from hivetune.supervise.attempt import Terms
 from hivetune.walk.before.probe import probe_run
 from hivetune.walk.open import Run, open_run
@@ -67,12 +69,22 @@ def measure_and_train(run: Run) -> dict[str, Any]:
     total = len(run.plan.steps)
     if run.record["status"] != "done":
         say(f"exports: {what_can_be_exported(dry_export(run))}")
-    with progress("measuring this machine") as report:
+    with progress("two measured steps on this machine, to choose precision and micro-batch") as report:
         variables = probe_run(run, report)
     for variable in variables:
         say(f"for the worker: {variable.words}")
     with progress("training", "steps") as report:
-        return train_run(run, Terms(lambda done: report(done, total)))
+        summary = train_run(run, Terms(lambda done: report(done, total, _losses(run.folder))))
+    points = loss_curve(run.folder)
+    if points:
+        write_loss_chart(run.folder / LOSS_CURVE, points, title=f"{run.folder.name}: nats per token")
+    return summary
+
+
+def _losses(run: Path) -> str:
+    loss, validation, speed = newest_losses(run)
+    told = (("loss", loss, 3), ("validation", validation, 3), ("tokens/s", speed, 0))
+    return ", ".join(f"{name} {number(value, digits)}" for name, value, digits in told if value is not None)
 
 
 def what_can_be_exported(tried: DryExport) -> str:
