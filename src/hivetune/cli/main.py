@@ -68,7 +68,7 @@ LEFT_BEHIND = {
     "data prepare": "no snapshot was made; finished chunks are kept, and the same command goes on",
     "train": "what is finished is kept; the same command goes on",
     "verify-resume": "the runs were temporary, and their folder is removed",
-    "eval": "no new eval.json was written, an earlier one is kept; the same command measures again",
+    "eval": "no new eval.json was written, an earlier one is kept; the same command goes on where it was",
     "compare": "answers that were given are kept; the same command goes on",
     "export": "no half-made file is left, an earlier export is kept; the same command begins again",
 }

@@ -53,12 +53,11 @@ def said_of(proof: dict[str, Any]) -> str:
     """A proof in one line, for people."""
     if "typical" not in proof:
         return "the adapter's bytes are those that were trained"
-    effect = "" if proof["effect"] is None else f", {proof['effect']:.2f} of the adapter's effect"
-    said = (
-        f"log-probabilities within {proof['typical']:.3f} nats of what was trained (bound {proof['bound']:.3f}){effect}"
-    )
+    said = f"log-probabilities differ by {proof['typical']:.3f} nats on average, at most {proof['bound']:.3f} expected"
+    if proof["effect"] is not None:
+        said += f"; {proof['effect']:.2f} of the adapter's effect arrived"
     if "ended" in proof:
-        said += f", {proof['conversations']} conversations with the trained token ids, {proof['ended']} answers ended"
+        said += f"; {proof['conversations']} conversations have the trained token ids, {proof['ended']} answers ended"
     return said
 
 
