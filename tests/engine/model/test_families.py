@@ -43,7 +43,7 @@ def committed() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "qwen3_moe", "mamba2", "olmo2"])
+@pytest.mark.parametrize("kind", ["mamba2", "olmo2"])
 def test_a_sample_of_the_table_is_still_true(kind: str, tmp_path: Path) -> None:
     tool, row = load_tool(), committed()["families"][kind]
     found = tool.try_family(kind, tmp_path)
