@@ -40,7 +40,7 @@ PARTS = {
     "facts": 30.0,
     "proof": 150.0,
     "correct": 120.0,
-    "resume": 90.0,
+    "resume": 120.0,
     "0.5b": 90.0,
     "job": 120.0,
     "peers": 150.0,
@@ -145,7 +145,7 @@ def lines_until(process: "subprocess.Popen[bytes]", until: float) -> Iterator[by
 def has_ended(process: "subprocess.Popen[bytes]") -> bool:
     """It closed its output, so it is on its way out."""
     try:
-        process.wait(5)
+        process.wait(2)
     except subprocess.TimeoutExpired:
         return False
     return True

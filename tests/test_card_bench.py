@@ -1,5 +1,6 @@
 """bench/card.py on a processor with tiny sizes: it runs, what it found is whole on the disk, a cut leaves it valid."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -41,13 +42,25 @@ def test_facts_correctness_and_a_size(tmp_path: Path) -> None:
     assert steps["kernels"]["product"] > 0
 
 
-@pytest.mark.slow
-def test_a_part_that_is_cut_off_leaves_what_it_found(tmp_path: Path) -> None:
-    """Too little time for the proof of a processor, and none for what comes after it."""
-    told = card(tmp_path, "--minutes", "0.1", "--parts", "proof", "job")
-    parts = told["parts"]
-    assert parts["proof"]["status"] == "cut off" and parts["proof"]["seconds"] < 30
-    assert parts["job"] == {"status": "not begun", "seconds": 0.0, "found": {}}
+def test_a_part_that_is_cut_off_leaves_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that says something, prints something else and then goes on for ever."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import card as tool
+    from oncard.report import Report
+
+    (tmp_path / "card.py").write_text(
+        'import json, signal\nprint("a warning", flush=True)\n'
+        'print(json.dumps({"key": "agents", "value": {"samples_per_s": 3.0}}), flush=True)\nsignal.pause()\n'
+    )
+    monkeypatch.setattr(tool, "HERE", tmp_path)
+    report = Report(tmp_path, device="cpu")
+    arguments = argparse.Namespace(out=tmp_path, device="cpu", tiny=True)
+    assert tool.run_part("0.5b", arguments, report, 2.0) == "cut off"
+    found = json.loads((tmp_path / "card.json").read_text())["parts"]["0.5b"]["found"]
+    assert found == {"printed": "a warning", "agents": {"samples_per_s": 3.0}}
+    (tmp_path / "card.py").write_text('raise SystemExit("the card is gone")\n')
+    assert tool.run_part("job", arguments, report, 60.0) == "failed"
+    assert json.loads((tmp_path / "card.json").read_text())["parts"]["job"]["found"] == {"error": "the card is gone"}
 
 
 def test_each_finding_is_on_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

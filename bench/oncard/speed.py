@@ -55,7 +55,11 @@ def steps_of(size: str, device: str, work: Path, tiny: bool) -> Found:
     setup = setup_of(folder, model)
     vocab = setup.architecture.vocabulary
     yield "attention", getattr(model, "attention", "") or "fused"
-    sets = {"agents": (BATCH, TOKENS, SYSTEM), "plain": (BATCH, TOKENS, 0), "full": (2 if tiny else 16, 1024, 0)}
+    sets = {
+        "agents": (BATCH, TOKENS, SYSTEM),
+        "plain": (BATCH, TOKENS, 0),
+        "full": (2, 256, 0) if tiny else (16, 1024, 0),
+    }
     for name, (count, tokens, system) in sets.items():
         documents = random_rows(count, tokens, system, ANSWER, vocab)
         shapes = shapes_of(setup, documents)

@@ -55,8 +55,8 @@ def crash(a: Tensor, b: Tensor) -> Tensor:
 
 
 def hang(a: Tensor, b: Tensor) -> Tensor:
-    if a.shape[0] > ROWS:
-        ctypes.PyDLL(None).sleep(600)  # holds the GIL, as a driver call can
+    """At once, so that no slow minute of the machine can be taken for it. Holds the GIL, as a driver call can."""
+    ctypes.PyDLL(None).sleep(600)
     return a @ b
 
 
@@ -64,11 +64,8 @@ FAULTS = {"zeros": zeros_above, "nan": nan_once(1000), "crash": crash, "hang": h
 
 
 def faulty(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Computing, str]:
-    """Only the first set is broken, that of float32 with its own kernels."""
     backend, name = backend_of(replace(choices, kernels="torch"), device, dtype)
-    if choices.kernels == "native" and choices.dtype == "float32":
-        backend = replace(backend, multiply=FAULTS[os.environ[FAULT]])
-    return backend, name
+    return replace(backend, multiply=FAULTS[os.environ[FAULT]]), name
 
 
 def prove(task: Prove, heartbeat: Heartbeat) -> dict:  # type: ignore[type-arg]

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from hivetune.config import parse_config
+from hivetune.errors import UsageError
+from hivetune.machine.doctor import prove
 from hivetune.machine.doctor.backends import (
     LEAVE_HIPBLASLT,
     BackendSet,
@@ -17,7 +20,10 @@ from hivetune.machine.doctor.backends import (
     rates_of_products,
     sets_of,
 )
+from hivetune.machine.doctor.findings import Judgement
 from hivetune.machine.doctor.prove import ProofJob, ProofLimits, prove_device, with_proven
+from hivetune.machine.doctor.proven import proof_as_text, proof_document, with_proof
+from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import Profile, ProvenSet, read_profile, write_profile
 from hivetune.process.protocol import ChildError, MeasureRates, Outcome, Prove
 from hivetune.run.choices import Choices
@@ -208,3 +214,48 @@ def test_a_precision_in_which_nothing_was_right_is_not_reckoned_with() -> None:
 
 def test_a_proof_of_another_version_is_none() -> None:
     assert Profile("abc", proofs={"cpu": {"unheard": 1}}).proof("cpu") is None
+
+
+def test_the_machine_is_proven_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From the config's sizes to the profile, the findings and the lines of the report; answers instead of children."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    config = parse_config({"model": str(tmp_path), "data": {"path": "none"}, "max_length": 256, "lora": {"r": 4}})
+    broken = {"own kernels": ended(signal=11)}
+    monkeypatch.setattr(prove, "prover", lambda *_: Children({"float32": 1e11, "bfloat16": 3e11}, broken))
+    machine = read_machine()
+    proven = prove.prove_machine(machine, [], config, disk_bytes_per_s=1e9)
+    profile = read_profile(machine.fingerprint)
+    assert profile.other_rates["disk"] == {"write": 1e9}
+    proof = profile.proof("cpu")
+    assert proof is not None and proof.dtype == "bfloat16" and proof.job.endswith("rank 4, 64 tokens")
+
+    judgement = with_proof(Judgement((), ()), proven)
+    assert judgement.fit and {one.severity for one in judgement.findings} == {"note"}
+    assert judgement.findings[0].title == "float32 on cpu, own kernels ends the process"
+    text = proof_as_text(proven)
+    assert "own kernels: crashed, ended by SIGSEGV in its start" in text and "cpu: bfloat16 (kernels torch)" in text
+    (document,) = proof_document(proven)
+    assert [one["status"] for one in document["sets"]] == ["crashed", "right"] * 2
+
+
+def test_training_is_refused_where_nothing_computes_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("own kernels", "plain kernels", "plain kernels and attention")
+    children = Children({"float32": 1e11}, {one: done(["zeros"]) for one in words})
+    monkeypatch.setattr(prove, "prover", lambda *_: children)
+    judgement = with_proof(Judgement((), ()), prove.prove_machine(read_machine(), [], None))
+    assert not judgement.fit and judgement.findings[0].title == "no device of this machine computes right"
+
+
+def test_what_could_not_be_asked_is_not_known_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ChildError("MemoryError", "no room", "", 1, "")
+    no_room = ended(status="failed", error=error)
+    words = ("own kernels", "plain kernels", "plain kernels and attention")
+    monkeypatch.setattr(prove, "prover", lambda *_: Children({"float32": 1e11}, dict.fromkeys(words, no_room)))
+    judgement = with_proof(Judgement((), ()), prove.prove_machine(read_machine(), [], None))
+    assert judgement.fit and len(judgement.not_known) == 3
+
+
+def test_a_model_whose_sizes_are_not_known() -> None:
+    config = parse_config({"model": "some/unheard-of", "data": {"path": "none"}})
+    with pytest.raises(UsageError, match="sizes of model some/unheard-of are not known"):
+        prove.job_of(config, on_card=False)
