@@ -29,7 +29,7 @@ from hivetune.cycle.observe import champion_of
 from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.train.feed import read_documents
-from hivetune.errors import HivetuneError
+from hivetune.errors import HivetuneError, Stopped
 from hivetune.walk.prepare import prepare_data
 
 pytestmark = pytest.mark.proof
@@ -125,6 +125,8 @@ def live(config: Path, day: int) -> str:
             loop.clock = lambda: time.time() + day * DAY_S
             action = loop.run(once=True)
         return f"{action.kind}: {action.reason}"
+    except Stopped:  # the proof was interrupted, not the day lived
+        raise
     except HivetuneError as error:
         return f"refused: {error.message}"
 
