@@ -82,6 +82,8 @@ def _show(document: dict[str, Any]) -> None:
     table("", columns, [_costs(name, document[side]) for name, side in (("A", "base"), ("B", "tuned"))])
     for what, why in document["not_compared"].items():
         say(f"{what} is not compared: {why}")
+    if "preferences" in document:
+        say(_judge_said(document["preferences"]))
     refused = document["rows_refused"]
     if refused:
         say(f"{sum(refused.values())} rows can't be asked: {', '.join(f'{why} {n}' for why, n in refused.items())}")
@@ -91,6 +93,12 @@ def _show(document: dict[str, Any]) -> None:
         say(f"and {len(document['problems']) - 5} more problems, all in compare.json")
     _show_changes(document["answers"])
     show(f"side by side: {document['page']}\nall of it: {Path(document['folder']) / 'compare.json'}")
+
+
+def _judge_said(found: Mapping[str, Any]) -> str:
+    said = f"the judge {found['judge']} contradicts itself on {found['contradictions']} of {found['asked']} pairs"
+    said += " when the answers change places"
+    return said + f"; on {found['unreadable']} pairs a reply named neither" * bool(found["unreadable"])
 
 
 def _show_changes(answers: Sequence[Mapping[str, Any]]) -> None:
