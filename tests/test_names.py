@@ -27,6 +27,7 @@ FOREIGN_OPTIONS = {
     "--no-warmup",  # llama-server
     *("--user", "--now"),  # systemctl
     *("--no-legend", "--property"),  # loginctl
+    "--minutes",  # bench/card.py
     *("--norc", "--noprofile"),  # bash
     *(
         "--unshare-all",

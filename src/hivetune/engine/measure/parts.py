@@ -51,7 +51,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Given:
+class _Given:
     """The numbers that a part begins with: the same for every backend, rounded to `rounded`."""
 
     backend: Computing
@@ -93,10 +93,10 @@ def reference() -> Computing:
 
 def make(name: str, backend: Computing, sizes: Sizes, rounded: torch.dtype) -> Compute:
     """The part `name` of PARTS, ready to be computed any number of times with the same result."""
-    return PARTS[name](Given(backend, rounded), sizes)
+    return PARTS[name](_Given(backend, rounded), sizes)
 
 
-def _norm(given: Given, sizes: Sizes) -> Compute:
+def _norm(given: _Given, sizes: Sizes) -> Compute:
     shape, ops = (sizes.tokens, sizes.spec.hidden), given.backend.ops
     x_TD, dx_before_TD = given("x", *shape, wide=True), given("dx", *shape, wide=True)
     delta_TD, dy_TD, w_D = given("delta", *shape), given("dy", *shape), given("w", shape[1], wide=True)
@@ -112,7 +112,7 @@ def _norm(given: Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _rotation(given: Given, sizes: Sizes) -> Compute:
+def _rotation(given: _Given, sizes: Sizes) -> Compute:
     spec, ops = sizes.spec, given.backend.ops
     half = max((len(rope.frequencies) for rope in spec.ropes), default=spec.head_dim // 2)
     angle_TH = given("angle", sizes.tokens, half, wide=True)
@@ -130,7 +130,7 @@ def _rotation(given: Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _gate(given: Given, sizes: Sizes) -> Compute:
+def _gate(given: _Given, sizes: Sizes) -> Compute:
     spec, ops = sizes.spec, given.backend.ops
     gate_up_TF, dh_TF = given("gate_up", sizes.tokens, 2 * spec.ffn), given("dh", sizes.tokens, spec.ffn)
     h_TF, again_TF, dgate_up_TF = torch.empty_like(dh_TF), torch.empty_like(dh_TF), torch.empty_like(gate_up_TF)
@@ -143,7 +143,7 @@ def _gate(given: Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _loss(given: Given, sizes: Sizes) -> Compute:
+def _loss(given: _Given, sizes: Sizes) -> Compute:
     """Half as many rows as tokens, as in a step; no more than LOSS_ROWS, since the truth of each costs a vocabulary."""
     spec, ops = sizes.spec, given.backend.ops
     rows = _loss_rows(sizes)
@@ -160,7 +160,7 @@ def _loss(given: Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _attention(given: Given, sizes: Sizes) -> Compute:
+def _attention(given: _Given, sizes: Sizes) -> Compute:
     """Rows with a common prefix, computed once, and one of its own."""
     spec, layout = sizes.spec, layout_of(sizes.tokens)
     attend = given.backend.attend(layout, spec)
@@ -181,7 +181,7 @@ def _attention(given: Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _adapter(given: Given, sizes: Sizes) -> Compute:
+def _adapter(given: _Given, sizes: Sizes) -> Compute:
     """Both factors on one linear layer of the width of the stream: output, its gradients, and those of A and B."""
     spec, rank, tokens, ops = sizes.spec, sizes.rank, sizes.tokens, given.backend.ops
     hidden, columns = spec.hidden, -(-rank // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE
@@ -205,7 +205,7 @@ def _adapter(given: Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _optimizer(given: Given, sizes: Sizes) -> Compute:
+def _optimizer(given: _Given, sizes: Sizes) -> Compute:
     """Two updates of the adapters of a layer."""
     spec = sizes.spec
     count = sizes.rank * (4 * spec.hidden + spec.qkv_width + spec.q_width + 3 * spec.ffn)
@@ -223,7 +223,7 @@ def _optimizer(given: Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _copy(given: Given, sizes: Sizes) -> Compute:
+def _copy(given: _Given, sizes: Sizes) -> Compute:
     """From the host, on the device, and back."""
     there_TD = given("copied", sizes.tokens, sizes.spec.hidden).cpu()
     device = given.backend.device
@@ -235,7 +235,7 @@ def _copy(given: Given, sizes: Sizes) -> Compute:
     return run
 
 
-PARTS: Mapping[str, Callable[[Given, Sizes], Compute]] = {
+PARTS: Mapping[str, Callable[[_Given, Sizes], Compute]] = {
     "copy": _copy,
     "norm": _norm,
     "rotation": _rotation,
