@@ -46,6 +46,17 @@ def test_an_open_cycle_makes_its_next_missing_artefact(station: str) -> None:
     assert (shut.kind == "wait") == (station in HEAVY)
 
 
+def test_what_is_left_of_a_window_may_be_too_short_to_begin() -> None:
+    cycle = Opened("a", done=before("train"))
+    short, long = (Allowed(True, NOW + left, None, "open") for left in (59, 61))
+    assert decide(replace(READY, open=cycle, allowed=short), SETTINGS, NOW).not_before == NOW + 59
+    assert decide(replace(READY, open=cycle, allowed=long), SETTINGS, NOW).kind == "train"
+    brief = SETTINGS.model_copy(update={"budget_hours": 0.01})  # 36 s in all: begun, and ended when they are used up
+    assert decide(replace(READY, open=cycle, allowed=Allowed(True, NOW + 36)), brief, NOW).kind == "train"
+    used = replace(cycle, spent_hours=0.0095)
+    assert decide(replace(READY, open=used, allowed=Allowed(True, NOW + 2)), brief, NOW).kind == "close"
+
+
 def test_an_artefact_that_was_lost_is_made_again_before_what_rests_on_it() -> None:
     cycle = Opened("a", done=ALL - {"train", "watch", "promote"}, passed=True)
     assert decide(replace(READY, open=cycle), SETTINGS, NOW).kind == "train"
@@ -60,7 +71,7 @@ def test_an_artefact_that_was_lost_is_made_again_before_what_rests_on_it() -> No
         (Opened("a"), Failed("snapshot", 1, NOW, "no rows", final=True), "failed: snapshot failed: no rows"),
         (Opened("a"), Failed("snapshot", 3, NOW, "killed"), "failed: snapshot failed: killed"),
         (Opened("a", done=ALL - {"watch"}, passed=True, withdrawn="slow"), None, "rolled_back: slow"),
-        (Opened("a", done=before("train"), spent_hours=8.5), None, "failed: 8.5 hours of training are above"),
+        (Opened("a", done=before("train"), spent_hours=8.5), None, "failed: 8.52 hours of training are above"),
     ],
 )
 def test_when_an_open_cycle_is_closed(cycle: Opened, failed: Failed | None, words: str) -> None:

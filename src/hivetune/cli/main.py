@@ -67,6 +67,7 @@ LEFT_BEHIND = {
     "data check": "nothing was written",
     "data prepare": "no snapshot was made; finished chunks are kept, and the same command goes on",
     "train": "what is finished is kept; the same command goes on",
+    "cycle": "what is finished is kept; the same command goes on",
     "verify-resume": "the runs were temporary, and their folder is removed",
     "eval": "no new eval.json was written, an earlier one is kept; the same command goes on where it was",
     "compare": "answers that were given are kept; the same command goes on",

@@ -20,6 +20,7 @@ OpenedFor = Literal["rows", "rebuild", "request"]
 # How a cycle ends. `failed` and `rolled_back` make the next one wait; only `failed` may be opened again.
 CycleEnd = Literal["promoted", "refused", "ready", "failed", "given_up", "rolled_back"]
 
+LEAST_SLICE_S = 60.0  # of long work that is begun: a worker needs a third of it to start (or a tenth of the budget)
 LOOK_AGAIN_S = 60.0  # a wait for something that has no time of its own ends with the next look
 MOST_FAILURES = 3  # of one station in a row; then the cycle is closed
 FIRST_RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
@@ -144,7 +145,9 @@ def ending(cycle: Opened, settings: CycleConfig, failed: Failed | None) -> tuple
         return "refused", "the gate refused it; the champion stays"
     if settings.promote == "ask" and "warm" in cycle.done:
         return "ready", "it passed the gate and waits for a person to promote it"
-    over = "" if "train" in cycle.done else _over_budget(cycle.spent_hours, cycle.spent_kwh, settings)
+    if "train" in cycle.done or not cycle.spent_hours:
+        return None
+    over = _over_budget(cycle.spent_hours + _least_slice_s(settings) / 3600, cycle.spent_kwh, settings)
     return ("failed", over) if over else None
 
 
@@ -172,6 +175,9 @@ def _go_on(cycle: Opened, observed: Observed, settings: CycleConfig, now: float)
     station = _next(cycle)
     if station in HEAVY and not observed.allowed.now:
         return Action("wait", f"{station}: {observed.allowed.reason}", _later(observed.allowed.again, now))
+    until = observed.allowed.until
+    if station in HEAVY and until is not None and until - now < _least_slice_s(settings):
+        return Action("wait", f"{station}: what is left of the window is too short", _later(until, now))
     watch_until = cycle.promoted_at + settings.watch.hours * 3600
     if station == "watch" and cycle.promoted_at <= now < watch_until:
         return Action("wait", "the new champion is watched", watch_until)
@@ -216,6 +222,10 @@ def _lacks(observed: Observed, settings: CycleConfig) -> str:
         free, needed = observed.disk_free_bytes >> 20, observed.disk_needed_bytes >> 20
         return f"the disk has {free:,} MiB free, a cycle needs {needed:,} MiB"
     return ""
+
+
+def _least_slice_s(settings: CycleConfig) -> float:
+    return min(LEAST_SLICE_S, 360 * settings.budget_hours) if settings.budget_hours is not None else LEAST_SLICE_S
 
 
 def _over_budget(hours: float | None, kwh: float | None, settings: CycleConfig) -> str:

@@ -1,6 +1,5 @@
 """Acts on the release: exported, registered, loaded, promoted, watched; and back."""
 
-import shutil
 import time
 from contextlib import closing
 from pathlib import Path
@@ -23,8 +22,10 @@ from hivetune.release.export import export_run
 from hivetune.release.registry import Release, promote, rollback
 from hivetune.run import checkpoints
 from hivetune.run.record import read_record
+from hivetune.run.status import run_status
 from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.walk.compare.frozen import freeze_wins
+from hivetune.walk.prune import Unused, delete
 from hivetune.walk.release.register import register_run
 
 BY = "cycle"  # who moved an alias, in its history
@@ -99,7 +100,9 @@ def close_cycle(doing: Doing) -> str:
     trained = [] if end in ("failed", "given_up") else _rows_of(cycle)
     with closing(open_database()) as database:
         end_cycle(database, cycle, end, reason, doing.now, trained)
-    shutil.rmtree(cycle.run / checkpoints.FOLDER, ignore_errors=end == "failed")
+        saved = cycle.run / checkpoints.FOLDER
+        if saved.is_dir() and run_status(cycle.run).state == "done":
+            delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
     doing.details["end"] = end
     return f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
 
