@@ -86,6 +86,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "the whole doctor with its proof takes less than a minute on a quiet and healthy processor and blames nothing",
         ["-m", "proof", "tests/cli/test_doctor_proof.py"],
     ),
+    "cycle-states": (
+        "1.5 million abstract states of the cycle: each has an action, every action makes progress or waits with a time, "
+        "none is taken twice",
+        ["-m", "proof", "tests/cycle/test_every_state.py"],
+    ),
     "gateway": (
         "10,000 requests of 16 clients through 20 swaps and 3 killed backends: none lost, none with another release's "
         "label, every stream that broke off counted, every captured answer stored once",

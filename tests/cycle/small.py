@@ -65,7 +65,7 @@ def make_config(folder: Path, **cycle: Any) -> Path:
         "device": "cpu",
         "eval": {"prompts": 1, "new_tokens": 2, "slots": 1, "latency_prompts": 1},
         "gate": {"latency_ratio": None, "memory_ratio": None},
-        "cycle": {"name": NAME, "after_rows": 40, "watch": {"hours": 0}, **cycle},
+        "cycle": {"name": NAME, "after_rows": 40, "watch": {"hours": 0}, "yield_to": "nothing", **cycle},
     }
     path = folder / "cycle.yaml"
     path.write_text(yaml.safe_dump(settings))

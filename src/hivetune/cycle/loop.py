@@ -205,7 +205,10 @@ class Loop:
                 self.told.say(words)
         self._clocks = clocks
 
-    def _in_use(self) -> InUse:
+    def _in_use(self) -> InUse | None:
+        """None where the settings say that nobody else counts."""
+        if self.config.cycle.yield_to == "nothing":
+            return None
         now = CoreUse(time.monotonic(), busy_core_seconds(), _own_seconds())
         return InUse(person_idle_s(self.clock()), self._others.cores(now), len(os.sched_getaffinity(0)))
 
