@@ -87,8 +87,8 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         ["-m", "proof", "tests/cli/test_doctor_proof.py"],
     ),
     "cycle-states": (
-        "1.5 million abstract states of the cycle: each has an action, every action makes progress or waits with a time, "
-        "none is taken twice",
+        "1.5 million abstract states of the cycle: each has an action, every action makes progress or waits with a "
+        "time, none is taken twice",
         ["-m", "proof", "tests/cycle/test_every_state.py"],
     ),
     "gateway": (
