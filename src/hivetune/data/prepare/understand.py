@@ -45,14 +45,14 @@ def _of_file(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[s
     for raw in _sample(chunks):
         try:
             read = read_example(raw, columns)
-            row = parse_row(raw.payload)
-        except RowRefused:
-            continue
+            traced = list(_traced(parse_row(raw.payload), read.example.messages))
+        except (RowRefused, RecursionError):
+            continue  # the checks say why; or it holds more than anybody would look through
         counts[read.layout] += 1
         found = paths.setdefault(
             read.layout, {kind: Counter() for kind in ("question", "answer", "system", "left_out")}
         )
-        for kind, path in _traced(row, read.example.messages):
+        for kind, path in traced:
             found[kind][path] += 1
     at = place_name(chunks[0].inside)
     return [

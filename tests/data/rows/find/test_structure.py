@@ -132,6 +132,15 @@ def test_messages_in_a_table_become_conversations(tmp_path: Path) -> None:
     assert (report["rows_in"], report["usable"], report["duplicates"]) == (2, 1, 1)
 
 
+def test_deep_and_large_rows_do_not_stop_the_look_at_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    deep = '{"a": ' * 700 + "1" + "}" * 700
+    large = json.dumps({"messages": [{"role": r, "content": t} for r, t in TALK], "meta": {"n": ["x"] * 30_000}})
+    path.write_text(f'{deep}\n{{"x": {deep}}}\n{large}\n')
+    report = check(DataConfig(path=str(path))).document
+    assert (report["rows_in"], report["usable"]) == (3, 1)
+
+
 def test_the_report_says_what_was_understood(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     row = {"ticket": {"customer_message": ASKED, "agent_reply": ANSWERED}, "scribble": "Somebody wrote this by hand."}

@@ -82,6 +82,8 @@ def _is_row(record: Any) -> bool:
         read_conversation(record)
     except RowRefused as refused:
         return refused.reason not in NOT_KNOWN
+    except RecursionError:
+        return True  # too deep: the checks say so
     return True
 
 
@@ -90,7 +92,7 @@ def _is_read(row: Any) -> bool:
         return False
     try:
         found = read_conversation(row)
-    except RowRefused:
+    except (RowRefused, RecursionError):
         return False
     return found.messages[0].role != "assistant"  # a text alone may be half of what the record says
 
