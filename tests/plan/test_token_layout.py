@@ -53,3 +53,13 @@ def test_every_row_is_in_one_micro_batch_within_the_budget(documents, share: boo
     for batch in batches:
         size = make_layout([rows[index] for index in batch], share=share).size
         assert size <= budget or len(batch) == 1
+
+
+def test_neighbours_that_share_more_than_their_tree_do_not_exceed_the_budget() -> None:
+    """The last two share 43 tokens, all three 37: a branch of six tokens is none, and is computed twice."""
+    stem = [7] * 20 + [8] * 17
+    ends = [[0] * 18, [1, 1, 1, 2, 2, 2, *[0] * 7], [1, 1, 1, 2, 2, 2, *[1] * 9]]
+    rows = [trim_document([*stem, *end], [*[False] * (len(stem) + len(end) - 1), True]) for end in ends]
+    whole = make_layout(rows, share=True).size
+    assert split_documents(rows, whole, share=True) == [[0, 1, 2]]
+    assert split_documents(rows, whole - 1, share=True) == [[0, 1], [2]]

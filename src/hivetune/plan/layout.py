@@ -13,7 +13,7 @@ layouts, the plan predicts what they cost.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # Below this many shared tokens one more segment costs more in small attention calls than it saves (docs/log.md).
@@ -121,7 +121,39 @@ def split_documents(documents: Sequence[TrimmedDocument], budget_tokens: int, *,
         batches[-1].append(index)
         used += fresh
         before = tokens
-    return batches
+    return [part for batch in batches for part in _fitted(documents, batch, budget_tokens)] if share else batches
+
+
+def _fitted(documents: Sequence[TrimmedDocument], batch: list[int], budget_tokens: int) -> Iterator[list[int]]:
+    """`batch` in parts within the budget. Two neighbours may share more than their tree does, whose branches each share
+    at least MIN_SHARED_TOKENS: then a sum over neighbours is a few tokens short."""
+    while batch:
+        taken = len(batch)
+        while taken > 1 and _num_computed([documents[index].tokens for index in batch[:taken]]) > budget_tokens:
+            taken -= 1
+        yield batch[:taken]
+        batch = batch[taken:]
+
+
+def _num_computed(sorted_tokens: Sequence[Sequence[int]]) -> int:
+    """Tokens of the layout that `_Builder.grow` makes of these, without making it."""
+    common = [0, *(_common(before, tokens) for before, tokens in itertools.pairwise(sorted_tokens))]
+    return _num_grown([len(tokens) for tokens in sorted_tokens], common, 0)
+
+
+def _num_grown(lengths: Sequence[int], common: Sequence[int], depth: int) -> int:
+    if len(lengths) == 1:
+        return lengths[0] - depth
+    shared, own = min(common[1:]), 0
+    if shared - depth >= MIN_SHARED_TOKENS:
+        own, depth = shared - depth, shared
+    parts = itertools.pairwise([0, *_branches(common, shared), len(lengths)])
+    return own + sum(_num_grown(lengths[start:stop], common[start:stop], depth) for start, stop in parts)
+
+
+def _branches(common: Sequence[int], shared: int) -> list[int]:
+    """Where a neighbour shares no more than all do, another branch begins."""
+    return [place for place in range(1, len(common)) if common[place] == shared]
 
 
 def _by_content(documents: Sequence[TrimmedDocument]) -> list[int]:
@@ -165,9 +197,7 @@ class _Builder:
         if shared - depth >= MIN_SHARED_TOKENS:
             path = (*path, self.segment(self.documents[order[0]].tokens[depth:shared], depth, path))
             depth = shared
-        # Where a neighbour shares no more than all do, another branch begins.
-        cuts = [place for place in range(1, len(order)) if common[place] == shared]
-        for start, stop in zip([0, *cuts], [*cuts, len(order)], strict=True):
+        for start, stop in itertools.pairwise([0, *_branches(common, shared), len(order)]):
             self.grow(order[start:stop], common[start:stop], depth, path)
 
     def leaf(self, index: int, depth: int, path: tuple[int, ...]) -> None:
