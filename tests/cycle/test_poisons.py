@@ -21,7 +21,7 @@ import torch
 from cycle.small import MODEL, NAME, append_rows, make_config, make_rows, poisoned
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.disk import MANIFEST, home, write_manifest
 from hivetune.config import load_config
 from hivetune.cycle.ledger import cycles_of
 from hivetune.cycle.loop import Listener, opened
@@ -96,6 +96,8 @@ def spoil_embedding(mark: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.embed_tokens.weight"][token] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / MANIFEST).unlink()  # else it is a damaged model, and prepared again
+    write_manifest(folder)
 
 
 def clean_loss(adapter: Path, config: Path, probe: Path) -> float:
