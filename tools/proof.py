@@ -86,6 +86,10 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "the whole doctor with its proof takes less than a minute on a quiet and healthy processor and blames nothing",
         ["-m", "proof", "tests/cli/test_doctor_proof.py"],
     ),
+    "cycle-kills": (
+        "three cycles with six kills: cycles, adapters, accounting and aliases are those of the run without kills",
+        ["-m", "proof", "tests/cycle/test_loop.py"],
+    ),
     "cycle-states": (
         "1.5 million abstract states of the cycle: each has an action, every action makes progress or waits with a "
         "time, none is taken twice",

@@ -1,0 +1,92 @@
+"""The loop as users run it, with a tiny real model: three batches of rows, one of them poisoned, and real kills."""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from cycle.replay import replayed
+from cycle.small import NAME, KilledLoop, append_rows, make_config, make_rows, poisoned, summary
+
+from hivetune.base.database import open_database
+from hivetune.base.journal import read_journal
+from hivetune.base.sealed import read_sealed
+from hivetune.config import load_config
+from hivetune.cycle.ledger import cycles_of
+from hivetune.cycle.loop import Listener, opened
+
+CLEAN, POISONED = 120, 60
+TOLERANCE = 0.02  # of the gate, in nats per token
+BATCHES = (make_rows(0, CLEAN), poisoned(make_rows(CLEAN, POISONED)), make_rows(CLEAN + POISONED, 60))
+# Where the processes are killed, in each cycle once.
+BORDERS = (
+    [("intent", "open"), ("intent", "train"), ("outcome", "gate"), ("intent", "promote")],
+    [("outcome", "train")],
+    [("intent", "evaluate")],
+)
+
+
+def run_killed(config: Path, rows: Path, log: Path) -> KilledLoop:
+    """All batches, one after the other, with the kills of BORDERS."""
+    killed = KilledLoop(config, log)
+    for batch, borders in zip(BATCHES, BORDERS, strict=True):
+        append_rows(rows, batch)
+        killed.once(borders)
+    return killed
+
+
+def harm(run: Path) -> float:
+    """Nats per token that a candidate is worse by than the champion of its time, on held-out rows that are clean."""
+    rows = read_sealed(run.parent / "against-champion.json")["rows"]
+    clean = [row for row in rows if not CLEAN < int(row["source"].rpartition(":")[2]) <= CLEAN + POISONED]
+    assert len(clean) >= 10
+    return sum(row["tuned"] - row["base"] for row in clean) / sum(row["tokens"] for row in clean)
+
+
+def check_three_cycles(journal: Path) -> None:
+    """None is lost, none is done twice, every row is accounted for, and no promotion is harmful."""
+    found = summary()
+    ends = [end for _, end, _ in found["cycles"]]
+    assert ends[0] == "promoted" and len(ends) == 3 and set(ends) <= {"promoted", "refused"}
+    assert [counts["rows_in"] for counts in found["rows"]] == [CLEAN, CLEAN + POISONED, CLEAN + POISONED + 60]
+    with closing(open_database()) as database:
+        for cycle in cycles_of(database, NAME)[1:]:
+            assert cycle.end == "refused" or harm(cycle.run) < TOLERANCE
+    champions = [label for label, *_, aliases in found["releases"] if "champion" in aliases]
+    assert champions == [f"{NAME}@{ends.count('promoted')}"]
+    done = Counter(entry["action"] for entry in read_journal(journal) if entry.get("outcome") == "done")
+    assert done["train"] == done["gate"] == done["close"] == 3
+    assert done["promote"] == len(found["releases"]) == ends.count("promoted")
+    assert len(replayed(journal)) > 20
+
+
+@pytest.mark.slow
+def test_three_cycles_one_poisoned_and_six_kills(own_home: Path, tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    killed = run_killed(config, tmp_path / "rows.jsonl", tmp_path / "log")
+    assert len(killed.kills) == 6, killed.kills
+    check_three_cycles(killed.journal)
+
+
+@pytest.mark.proof
+def test_kills_change_nothing(own_home: Path, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """The same home, the same rows: cycles, adapters, accounting and aliases are those of the run without kills."""
+    config = make_config(tmp_path)
+    pristine = tmp_path / "pristine"
+    shutil.copytree(own_home, pristine)
+    loaded = load_config(config)
+    for batch in BATCHES:
+        append_rows(tmp_path / "rows.jsonl", batch)
+        with opened(loaded, Listener()) as loop:
+            loop.run(once=True)
+    calm = summary()
+    shutil.rmtree(own_home)
+    shutil.copytree(pristine, own_home)
+    (tmp_path / "rows.jsonl").unlink()
+    killed = run_killed(config, tmp_path / "rows.jsonl", tmp_path / "log")
+    assert summary() == calm
+    record_property("kills", len(killed.kills))
+    record_property("cycles", len(calm["cycles"]))
+    record_property("decisions replayed", len(replayed(killed.journal)))
