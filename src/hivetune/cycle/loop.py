@@ -27,7 +27,7 @@ from hivetune.cycle.notify import Notice, NoticeKind, send_notice
 from hivetune.cycle.observe import allowed_at, champion_of, gate_of, observe
 from hivetune.cycle.pool import Seen
 from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window
-from hivetune.data.intake.collect import collect
+from hivetune.data.intake.collect import Collected, collect
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
 from hivetune.machine.desktop import CoreUse, OtherPrograms, person_idle_s
@@ -39,6 +39,7 @@ from hivetune.walk.fetch import fetch_model
 # What another try does not change, and what only a person or time does.
 FINAL = (DataRefused,)
 HEARS_EVERY_S = 0.5
+SILENT_S = 10.0  # after which a source that brings nothing and does not end is left for the next look
 
 
 @dataclass
@@ -191,9 +192,23 @@ class Loop:
         """A source that is gone holds up nothing: the cycle goes on with the rows that are there."""
         if not self.config.cycle.sources:
             return
+        stop, last = Event(), [0.0, time.monotonic()]
+
+        def give_up_when_silent(collected: Collected) -> None:
+            delivered = float(collected.total().delivered)
+            if delivered != last[0]:
+                last[:] = delivered, time.monotonic()
+            elif time.monotonic() - last[1] > SILENT_S:
+                stop.set()
+
         try:
-            collect(parse_sources(self.config.cycle.sources), follow=False, stop=Event())
-            self._problems.clear()
+            readers = parse_sources(self.config.cycle.sources)
+            collect(readers, follow=False, stop=stop, tick=give_up_when_silent)
+            if stop.is_set():  # a server that is gone is waited for by its reader
+                notes = [note for reader in readers for note in reader.notes]
+                self._say_once(f"nothing is collected: {(notes or ['no answer'])[-1]}")
+            else:
+                self._problems.clear()
         except (HivetuneError, OSError) as error:
             self._say_once(f"nothing is collected: {str(error).partition(chr(10))[0]}")
 
