@@ -43,6 +43,20 @@ def test_rows_in_the_store_are_what_to_begin_with(own_home: Path) -> None:
     assert commands(found.next) == ["hivetune demo", "hivetune init store"]
 
 
+def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> None:
+    (home() / "cycles" / "faq").mkdir(parents=True)
+    with closing(open_database()) as database:
+        database.execute(
+            "INSERT INTO cycles (id, name, opened, opened_for, config, pool, closed, ending, reason)"
+            " VALUES ('c1', 'faq', 1, 'groups', '{}', '/p', 2, 'failed', 'the disk broke')"
+        )
+    found = overview()
+    assert [(loop.name, loop.pid, loop.paused) for loop in found.loops] == [("faq", None, False)]
+    assert [(need.why, need.command) for need in found.needs] == [
+        ("the newest cycle of faq failed: the disk broke", "hivetune cycle status faq")
+    ]
+
+
 def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
     states: tuple[State, ...] = ("interrupted", "failed", "damaged", "done", "stopped", "running")
     steps = list(needs_of([run(tmp_path / state, state) for state in states], [], {}))

@@ -75,6 +75,17 @@ def test_what_a_release_names_stays(made: Path) -> None:
     assert not {"snapshots/aa", "bases/m-12345678-q8_0"} & found().keys()
 
 
+def test_what_an_open_cycle_chooses_from_stays(made: Path) -> None:
+    with closing(open_database()) as database:
+        database.execute(
+            "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c', 'faq', 0, 'groups', '{}', ?)",
+            (str(made / "snapshots/aa"),),
+        )
+        assert "snapshots/aa" not in found()
+        database.execute("UPDATE cycles SET closed = 1, ending = 'refused'")
+    assert "snapshots/aa" in found()
+
+
 def test_a_snapshot_outside_of_the_home_is_the_users(made: Path, tmp_path: Path) -> None:
     outside = tmp_path / "mine"
     outside.mkdir()

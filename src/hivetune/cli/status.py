@@ -20,6 +20,9 @@ def status() -> None:
         how = f"served by process {found.gateway_pid}" if found.gateway_pid is not None else "not served"
         served = f"{served}, {how}"
     show(f"champions: {served}")
+    for loop in found.loops:
+        how = "paused" if loop.paused else "does not run" if loop.pid is None else f"runs in process {loop.pid}"
+        show(f"cycle {loop.name}: {how}{f'; {loop.last}' if loop.last else ''}")
     show(f"interactions in the store: {found.interactions:,}")
     if found.recent:
         columns = ("run", "state", "steps", "loss", "validation", "begun")

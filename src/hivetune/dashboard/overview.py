@@ -1,6 +1,7 @@
 """One screen: what runs, what is served, what comes next, and what needs a person."""
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock_holder, read_json
+from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.find import known_runs
 from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT
@@ -25,6 +27,18 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
+class LoopState:
+    """A cycle's loop: `pid` None while it does not run; `last`: what it did last, in words."""
+
+    name: str
+    pid: int | None
+    paused: bool
+    last: str
+    failed: str
+    """Why its newest cycle failed, else empty."""
+
+
+@dataclass(frozen=True)
 class Overview:
     """`gateway_pid`: None while nothing is served. `needs`: what waits for a person; `next`: what could follow."""
 
@@ -32,6 +46,7 @@ class Overview:
     recent: tuple[RunStatus, ...]
     champions: tuple[Release, ...]
     gateway_pid: int | None
+    loops: tuple[LoopState, ...]
     interactions: int
     needs: tuple[Suggestion, ...]
     next: tuple[Suggestion, ...]
@@ -43,6 +58,7 @@ class Overview:
             "recent": [status.document() for status in self.recent],
             "champions": [{"release": r.label, "model": r.model, "verdict": r.verdict} for r in self.champions],
             "gateway_pid": self.gateway_pid,
+            "loops": [asdict(loop) for loop in self.loops],
             "interactions": self.interactions,
             "needs": [asdict(step) for step in self.needs],
             "next": [asdict(step) for step in self.next],
@@ -55,10 +71,12 @@ def overview() -> Overview:
     running = tuple(status for status in runs if status.state == "running")
     registered: list[Release] = []
     interactions, tainted = 0, {}
+    loops: list[LoopState] = []
     if (home() / "hive.db").exists():
         with closing(open_database()) as database:
             registered = releases(database)
             interactions = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
+            loops = [_loop(database, path) for path in sorted((home() / "cycles").glob("*")) if path.is_dir()]
             tainted = {release.label: forgotten_rows(database, release.snapshot) for release in registered}
     champions = tuple(release for release in registered if "champion" in release.aliases)
     holder = lock_holder(home() / "gateway") if (home() / "gateway").exists() else None
@@ -68,10 +86,27 @@ def overview() -> Overview:
         tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
         champions,
         gateway_pid,
+        tuple(loops),
         interactions,
-        tuple(needs_of(runs, registered, tainted)),
+        (*needs_of(runs, registered, tainted), *_failed(loops)),
         tuple(next_steps(runs, registered, interactions, served=gateway_pid is not None)),
     )
+
+
+def _loop(database: sqlite3.Connection, folder: Path) -> LoopState:
+    holder = lock_holder(folder)
+    cycles, acts = cycles_of(database, folder.name), acts_of(database, folder.name)
+    last = f"{acts[-1].kind.replace('_', ' ')} {acts[-1].outcome or 'goes on'}: {acts[-1].words}" if acts else ""
+    failed = cycles[-1].reason if cycles and cycles[-1].end == "failed" else ""
+    return LoopState(folder.name, holder.pid if holder else None, (folder / PAUSED).exists(), last, failed or "")
+
+
+def _failed(loops: Iterable[LoopState]) -> Iterator[Suggestion]:
+    for loop in loops:
+        if loop.failed:
+            yield Suggestion(
+                f"the newest cycle of {loop.name} failed: {loop.failed}", f"hivetune cycle status {loop.name}"
+            )
 
 
 def needs_of(runs: list[RunStatus], registered: list[Release], tainted: dict[str, int]) -> Iterator[Suggestion]:

@@ -98,9 +98,9 @@ def _delete_checkpoints(folder: Path) -> None:
 
 
 def _snapshots(database: sqlite3.Connection, runs: list[RunStatus]) -> Iterator[Unused]:
-    """Those of no run and no release. `why` and `forget` need the others to tell which rows are in a release."""
+    """Those of no run, release or open cycle. `why` and `forget` tell by the others which rows are in a release."""
     used = {release.snapshot for release in registry.releases(database) if not release.pruned}
-    paths = set()
+    paths = {path for (path,) in database.execute("SELECT pool FROM cycles WHERE closed IS NULL")}
     for status in runs:
         if status.state != "damaged":
             paths.add(read_record(status.run).get("snapshot"))
@@ -108,7 +108,7 @@ def _snapshots(database: sqlite3.Connection, runs: list[RunStatus]) -> Iterator[
         folder = Path(path)
         mine = folder.is_relative_to(home()) and folder.is_dir()
         if mine and snapshot_hash not in used and path not in paths and _older(folder, YOUNG_DAYS):
-            yield Unused("snapshot", folder, size_of(folder), "no run and no release was made of it")
+            yield Unused("snapshot", folder, size_of(folder), "no run, release or open cycle uses it")
 
 
 def _bases(database: sqlite3.Connection) -> Iterator[Unused]:
