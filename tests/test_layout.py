@@ -207,3 +207,9 @@ def test_who_watches_never_loads_torch() -> None:
     script += f"loaded = sorted({TENSORS!r} & set(sys.modules))\nassert not loaded, loaded\n"
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports each by its name alone, and stops at the second."""
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

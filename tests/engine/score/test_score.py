@@ -78,9 +78,13 @@ def test_answers_in_slots_equal_one_prompt_at_a_time(case: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "bloom", "mamba", "mixtral"])
-def test_architectures_whose_cache_can_not_be_split_are_answered_all_the_same(kind: str, tmp_path: Path) -> None:
-    folder = write_other(tmp_path, kind)
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("gpt2", {}), ("bloom", {}), ("mamba", {}), ("mixtral", {"num_local_experts": 4})]
+)
+def test_architectures_whose_cache_can_not_be_split_are_answered_all_the_same(
+    kind: str, settings: dict[str, int], tmp_path: Path
+) -> None:
+    folder = write_other(tmp_path, kind, **settings)
     module = module_of(folder)
     expected = [plain_answer(module, prompt, {3}) for prompt in PROMPTS]
     found = write_answers(module, 2, ends={3})

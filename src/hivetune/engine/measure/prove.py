@@ -26,7 +26,7 @@ from hivetune.process.protocol import Beat, Prove
 from hivetune.run.choices import Choices
 
 # Largest distance from float64, relative to the value and the root mean square of its tensor. Right backends stay below
-# a third of it (tests/engine/measure/test_prove.py); zeros, NaN and other answers are off by 1 and more.
+# a third of it (tests/engine/measure/test_prove_backends.py); zeros, NaN and other answers are off by 1 and more.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 MEMORY_SHARE = 0.9
 ROUNDS = 5

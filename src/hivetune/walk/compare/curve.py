@@ -19,7 +19,7 @@ def read_curve(run: Run) -> Curve:
     """The steps and validations of `metrics.jsonl` and the settings that they are read against."""
     steps, validations, rollbacks = [], [], 0
     for entry in read_journal(run.folder / METRICS):
-        if entry["event"] == "step" and entry["loss"] is not None and entry["grad_norm"] is not None:
+        if entry["event"] == "step" and None not in (entry["loss"], entry.get("grad_norm")):
             steps.append((int(entry["step"]), float(entry["loss"]), float(entry["grad_norm"])))
         elif entry["event"] == "validation" and entry["loss"] is not None:
             validations.append((int(entry["step"]), float(entry["loss"])))
