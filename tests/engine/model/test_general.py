@@ -62,9 +62,9 @@ def test_loss_and_gradients_equal_the_reference_in_fp64(case: str, tmp_path: Pat
     assert model.nll(docs).tolist() == pytest.approx([float(x.detach()) for x in nll], rel=1e-6)
 
 
-def write_other(folder: Path, kind: str, **settings: Any) -> Path:
+def write_other(folder: Path, kind: str) -> Path:
     torch.manual_seed(7)
-    config = AutoConfig.for_model(kind, **SIZES, **OTHERS.get(kind, {}), **settings)
+    config = AutoConfig.for_model(kind, **SIZES, **OTHERS[kind])
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder
 
