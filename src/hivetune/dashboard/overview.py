@@ -27,7 +27,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class LoopState:
+class CycleLoop:
     """A cycle's loop: `pid` None while it does not run; `last`: what it did last, in words."""
 
     name: str
@@ -46,7 +46,7 @@ class Overview:
     recent: tuple[RunStatus, ...]
     champions: tuple[Release, ...]
     gateway_pid: int | None
-    loops: tuple[LoopState, ...]
+    loops: tuple[CycleLoop, ...]
     interactions: int
     needs: tuple[Suggestion, ...]
     next: tuple[Suggestion, ...]
@@ -71,7 +71,7 @@ def overview() -> Overview:
     running = tuple(status for status in runs if status.state == "running")
     registered: list[Release] = []
     interactions, tainted = 0, {}
-    loops: list[LoopState] = []
+    loops: list[CycleLoop] = []
     if (home() / "hive.db").exists():
         with closing(open_database()) as database:
             registered = releases(database)
@@ -93,15 +93,15 @@ def overview() -> Overview:
     )
 
 
-def _loop(database: sqlite3.Connection, folder: Path) -> LoopState:
+def _loop(database: sqlite3.Connection, folder: Path) -> CycleLoop:
     holder = lock_holder(folder)
     cycles, acts = cycles_of(database, folder.name), acts_of(database, folder.name)
     last = f"{acts[-1].kind.replace('_', ' ')} {acts[-1].outcome or 'goes on'}: {acts[-1].words}" if acts else ""
     failed = cycles[-1].reason if cycles and cycles[-1].end == "failed" else ""
-    return LoopState(folder.name, holder.pid if holder else None, (folder / PAUSED).exists(), last, failed or "")
+    return CycleLoop(folder.name, holder.pid if holder else None, (folder / PAUSED).exists(), last, failed or "")
 
 
-def _failed(loops: Iterable[LoopState]) -> Iterator[Suggestion]:
+def _failed(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
     for loop in loops:
         if loop.failed:
             yield Suggestion(
