@@ -28,7 +28,8 @@ def write_inputs(folder: Path) -> Path:
         "learning_rate": 5e-4,
         "validate_every": 30,
         "output": str(folder / "run"),
-        "eval": {"latency_prompts": 12},  # answered one at a time; the other 52 take a third of their time
+        # 12 are answered one at a time, the other 52 in a third of their time; the 48 general questions would add 70 s.
+        "eval": {"latency_prompts": 12, "general": False},
         "gate": {"success_gain": 0.0},
     }
     path = folder / "demo.yaml"
