@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
-from hivetune.cli.chart import write_loss_chart
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
 from hivetune.run.folder import LOSS_CURVE
-from hivetune.run.status import loss_curve, newest_losses
+from hivetune.run.status import newest_losses
 from hivetune.supervise.attempt import Terms
 from hivetune.walk.before.probe import probe_run
 from hivetune.walk.open import Run, open_run
@@ -74,11 +73,7 @@ def measure_and_train(run: Run) -> dict[str, Any]:
     for variable in variables:
         say(f"for the worker: {variable.words}")
     with progress("training", "steps") as report:
-        summary = train_run(run, Terms(lambda done: report(done, total, _losses(run.folder))))
-    points = loss_curve(run.folder)
-    if points:
-        write_loss_chart(run.folder / LOSS_CURVE, points, title=f"{run.folder.name}: nats per token")
-    return summary
+        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder))))
 
 
 def _losses(run: Path) -> str:

@@ -123,10 +123,13 @@ def quarantined(run: Path) -> int:
 
 
 def loss_curve(run: Path) -> list[tuple[int, float, str]]:
-    """(step, nats per token, "step" or "validation"), the newest line of a step that was repeated after a crash."""
+    """(step, nats per token, "step" or "validation"), the newest line of a step that was repeated after a crash.
+
+    A loss that was not finite is written as null, and is no point.
+    """
     points: dict[tuple[str, int], float] = {}
     for entry in read_journal(run / METRICS):
-        if entry["event"] in ("step", "validation"):
+        if entry["event"] in ("step", "validation") and entry["loss"] is not None:
             points[entry["event"], entry["step"]] = entry["loss"]
     return sorted((step, loss, kind) for (kind, step), loss in points.items())
 

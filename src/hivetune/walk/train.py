@@ -6,6 +6,7 @@ from typing import Any
 from hivetune.base.disk import write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.records import Accounting
+from hivetune.run.chart import write_loss_chart
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import EVENTS
 from hivetune.run.status import hold_run
@@ -67,6 +68,7 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
 
     def write() -> None:
         update_record(run.folder, status=outcome.status, result=document)
+        write_loss_chart(run.folder)
         if outcome.status == "done":
             write_manifest(run.folder, {"kind": "run"})
 
