@@ -86,7 +86,7 @@ def part(work: Path, settings: argparse.Namespace, name: str, *arguments: str) -
     state[name] = {key: round(pieces.get(key, 0) + value, 1) for key, value in added.items()}
     state.setdefault("load_before", os.getloadavg())
     (work / "state.json").write_text(json.dumps(state))
-    if process.returncode == 128 + signal.SIGTERM:
+    if process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         print(f"{name}: {state[name]}; run the same command again to go on", file=sys.stderr)
         sys.exit(EXIT_GO_ON)
     if process.returncode:
