@@ -11,10 +11,10 @@ from hivetune.cli.diagnosis import explain_text
 from hivetune.cli.output import emit, progress, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit
-from hivetune.machine.doctor.findings import Judgement, judge_machine, visible_cards
+from hivetune.machine.doctor.findings import Judgement, judge_machine
 from hivetune.machine.doctor.look import Look, look
-from hivetune.machine.doctor.observe import Demand, cards_in_question
-from hivetune.machine.doctor.prove import ProvenDevice, prove_machine
+from hivetune.machine.doctor.observe import Demand
+from hivetune.machine.doctor.prove import ProvenDevice, prove_look
 from hivetune.machine.doctor.proven import proof_as_text, proof_document, with_proof
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text, of_this_account, report_document
 from hivetune.machine.doctor.variables import advised_variables, as_shell, proven_environment
@@ -54,26 +54,12 @@ def doctor(
     proven: tuple[ProvenDevice, ...] = ()
     if judgement.fit and not quick:
         with progress("proving that this machine computes right") as report:
-            proven = prove_machine(
-                seen.machine,
-                [one.card for one in cards_in_question(seen) if one.card.kind == seen.software.torch.kind],
-                settings,
-                soak_s=60 * soak,
-                environment=_of_children(seen),
-                disk_bytes_per_s=seen.host.disk.write_bytes_s,
-                progress=report,
-            )
+            proven = prove_look(seen, settings, soak_s=60 * soak, progress=report)
         judgement = with_proof(judgement, proven)
     _show_report(seen, judgement, proven)
     if not judgement.fit:
         worst = judgement.findings[0]
         raise MachineNotFit(f"training can't work here: {worst.title}", hint=worst.mend)
-
-
-def _of_children(seen: Look) -> dict[str, str | None]:
-    """Variables of a proof's children: as a worker's, but every card and every library is asked."""
-    kept = [one for one in advised_variables(seen, {}, keep_set=True) if one.name not in visible_cards(seen)]
-    return {one.name: one.value for one in kept}
 
 
 def _show_variables(seen: Look, job: Demand) -> None:

@@ -15,6 +15,7 @@ from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses
 from hivetune.supervise.attempt import Terms
 from hivetune.walk.before.probe import probe_run
+from hivetune.walk.before.proof import proof_is_due, prove_again
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.release.dry_export import DryExport, dry_export
 from hivetune.walk.train import train_run
@@ -68,6 +69,11 @@ def measure_and_train(run: Run) -> dict[str, Any]:
     total = len(run.plan.steps)
     if run.record["status"] != "done":
         say(f"exports: {what_can_be_exported(dry_export(run))}")
+    if proof_is_due(run):
+        say("driver, torch or card changed since this machine was proven: it is proven again, about a minute, once")
+        with progress("proving again that this machine computes right") as report:
+            proven = prove_again(run, report)
+        say(proven)
     with progress("two measured steps on this machine, to choose precision and micro-batch") as report:
         variables = probe_run(run, report)
     for variable in variables:

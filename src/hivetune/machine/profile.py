@@ -112,6 +112,12 @@ def read_profile(fingerprint: str) -> Profile:
     return Profile(fingerprint, **{name: part for name, part in parts.items() if isinstance(part, dict)})
 
 
+def proven_before(fingerprint: str) -> bool:
+    """Whether a proof was made in this home, but none under this fingerprint: driver, torch or card changed since."""
+    others = [path.stem for path in (home() / "profiles").glob("*.json") if path.stem != fingerprint]
+    return not read_profile(fingerprint).proofs and any(read_profile(other).proofs for other in others)
+
+
 def write_profile(profile: Profile) -> Path:
     path = profile_path(profile.fingerprint)
     content = {key: value for key, value in vars(profile).items() if key != "fingerprint"}

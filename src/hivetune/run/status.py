@@ -13,7 +13,8 @@ from hivetune.base.disk import boot_id, lock, lock_holder
 from hivetune.base.journal import DAMAGED, read_journal, read_tail
 from hivetune.base.sealed import read_sealed
 from hivetune.errors import Busy, UsageError
-from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD
+from hivetune.run import checkpoints
+from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, OUTCOME, PLAN, PROBE, RECORD
 from hivetune.run.record import read_record
 
 State = Literal["running", "done", "stopped", "failed", "interrupted", "new", "damaged"]
@@ -90,6 +91,11 @@ def _status(run: Path) -> RunStatus:
         created=record["created"],
         damaged_lines=sum(entry["event"] == DAMAGED for entry in (*metrics, *events)),
     )
+
+
+def has_begun(run: Path) -> bool:
+    """Whether its choices are made: it was measured, or has a checkpoint."""
+    return (run / PROBE / OUTCOME).exists() or bool(checkpoints.steps(run))
 
 
 def hold_run(run: Path) -> AbstractContextManager[None]:

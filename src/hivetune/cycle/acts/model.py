@@ -24,6 +24,7 @@ from hivetune.release.registry import Release
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION
 from hivetune.walk.before.probe import probe_run
+from hivetune.walk.before.proof import proof_is_due, prove_again
 from hivetune.walk.compare.station import compare_pair
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.train import train_run
@@ -38,6 +39,8 @@ def train_slice(doing: Doing) -> str:
     left_kwh = None if settings.budget_kwh is None else settings.budget_kwh - opened.spent_kwh
     slice_ = Slice(doing.allowed, settings.yield_to == "serving", left_kwh)
     total = len(run.plan.steps)
+    if proof_is_due(run):
+        prove_again(run, doing.progress("proving again that this machine computes right"))
     probe_run(run, doing.progress("measuring this machine"))
     report = doing.progress("training")
     slice_.on_step = lambda done: report(done, total)

@@ -23,6 +23,10 @@ from hivetune.machine.doctor.backends import (
     rates_of_products,
     sets_of,
 )
+from hivetune.machine.doctor.findings import visible_cards
+from hivetune.machine.doctor.look import Look
+from hivetune.machine.doctor.observe import cards_in_question
+from hivetune.machine.doctor.variables import advised_variables
 from hivetune.machine.inventory import Card, CardKind, Machine
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import Profile, Proof, read_profile, write_profile
@@ -135,6 +139,23 @@ def prove_machine(
         profile = with_proven(profile, one)
     write_profile(profile)
     return proven
+
+
+def prove_look(
+    seen: Look, config: RunConfig | None, *, soak_s: float = 0.0, progress: Progress = silent
+) -> tuple[ProvenDevice, ...]:
+    """As `prove_machine`, of what was seen: the cards that the installed torch is for, in the variables that a worker
+    gets, but with every card and every library asked. Raises UsageError as `job_of`."""
+    kept = [one for one in advised_variables(seen, {}, keep_set=True) if one.name not in visible_cards(seen)]
+    return prove_machine(
+        seen.machine,
+        [one.card for one in cards_in_question(seen) if one.card.kind == seen.software.torch.kind],
+        config,
+        soak_s=soak_s,
+        environment={one.name: one.value for one in kept},
+        disk_bytes_per_s=seen.host.disk.write_bytes_s,
+        progress=progress,
+    )
 
 
 def _fields(model: str) -> Mapping[str, Any]:

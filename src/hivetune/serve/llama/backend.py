@@ -383,8 +383,7 @@ def _spins() -> str:
     215; beside two busy processes 8 slots make 79 without and 18 to 44 with it: a spinning thread takes the core of
     the one that it waits for.
     """
-    busy_percent = psutil.cpu_percent(interval=_LOOK_S)
-    return "50000" if busy_percent < _IDLE_PERCENT else "0"
+    return "50000" if psutil.cpu_percent(interval=_LOOK_S) < _IDLE_PERCENT else "0"
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path, timeout_s: float) -> None:

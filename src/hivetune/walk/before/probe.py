@@ -6,10 +6,9 @@ from hivetune.machine.doctor.variables import Variable
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Probe
 from hivetune.records import Progress, silent
-from hivetune.run import checkpoints
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import OUTCOME, PROBE
-from hivetune.run.status import hold_run
+from hivetune.run.status import has_begun, hold_run
 from hivetune.walk.before.variables import settle_variables
 from hivetune.walk.open import Run
 
@@ -24,7 +23,7 @@ def probe_run(run: Run, progress: Progress = silent) -> tuple[Variable, ...]:
     """
     variables = settle_variables(run)
     with hold_run(run.folder):
-        if (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder):
+        if has_begun(run.folder):
             return variables
         beats = itertools.count(1)
         task = Probe(run.model, run.snapshot.folder, run.folder)

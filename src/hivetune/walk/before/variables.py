@@ -5,10 +5,8 @@ from dataclasses import replace
 from hivetune.machine.doctor.look import Surroundings, look
 from hivetune.machine.doctor.variables import Variable, advised_variables, proven_environment
 from hivetune.machine.profile import read_profile
-from hivetune.run import checkpoints
 from hivetune.run.choices import read_resolved, write_resolved
-from hivetune.run.folder import OUTCOME, PROBE
-from hivetune.run.status import hold_run
+from hivetune.run.status import has_begun, hold_run
 from hivetune.walk.open import Run
 
 
@@ -19,8 +17,7 @@ def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Varia
     """
     with hold_run(run.folder):
         config, choices = read_resolved(run.folder)
-        began = (run.folder / PROBE / OUTCOME).exists() or checkpoints.steps(run.folder)
-        if began or choices.environment is not None or config.device == "cpu":
+        if has_begun(run.folder) or choices.environment is not None or config.device == "cpu":
             return ()
         seen = look(where or Surroundings(folder=run.folder, measure=False))
         proven = proven_environment(read_profile(seen.machine.fingerprint), config.device, config.dtype)
