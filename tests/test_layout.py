@@ -30,7 +30,7 @@ ROOMS = (
     {"serve"},
     {"walk"},
     {"cycle"},
-    {"dashboard"},
+    {"dashboard", "report"},
     {"cli"},
     {"__main__"},
 )

@@ -23,6 +23,7 @@ SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
 
 # Options of other programs that a message or a page names.
 FOREIGN_OPTIONS = {
+    *("--logdir", "--backend-store-uri", "--project"),  # tensorboard, mlflow, trackio
     *("--lora", "--alias", "--host", "--port", "--parallel", "--ctx-size", "--jinja", "--no-webui"),  # llama-server
     "--no-warmup",  # llama-server
     *("--user", "--now"),  # systemctl

@@ -63,6 +63,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "less than 2 h with a loss below 3, exactly that row is quarantined, and the adapter answers in PEFT",
         ["-m", "proof", "tests/supervise/test_users_goal.py"],
     ),
+    "exporters": (
+        "TensorBoard, MLflow, trackio and W&B, each killed 10 times while a run goes on and its worker goes back: the "
+        "tool itself reads the journal's points, each once; a server that never answers is told",
+        ["-m", "proof", "tests/report/test_tools.py"],
+    ),
     "cycle-gate": (
         "200 lives of 100 cycles whose candidates are as good as the champion: one takes its place in at most 5 % of "
         "the lives; none of 2,000 candidates of poisoned rows does; 90 % of real gains are found",

@@ -17,6 +17,7 @@ from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
 
 MOST_TOKENS_A_ROW = 1 << 24
+ReportTarget = Literal["tensorboard", "mlflow", "trackio", "wandb"]
 
 
 class Section(BaseModel):
@@ -217,7 +218,7 @@ class CycleConfig(Section):
 
 
 class RunConfig(Section):
-    """One YAML file. The identity of a run is all of this but `output`, `supervise`, `eval`, `gate` and `cycle`."""
+    """One YAML file. The identity of a run is all of this but what `walk/identity.py` leaves out."""
 
     model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
     data: DataConfig
@@ -250,6 +251,10 @@ class RunConfig(Section):
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1")
     seed: int = Field(default=0, description="order of the rows, first adapter, dropout")
     output: str | None = Field(default=None, description="run folder; default: runs/NAME-HASH below the home")
+    report_to: list[ReportTarget] = Field(
+        default=[],
+        description="tools that get the points of the run while it goes on: tensorboard, mlflow, trackio, wandb",
+    )
     eval: EvalConfig = EvalConfig()
     gate: GateConfig = GateConfig()
     supervise: SuperviseConfig = SuperviseConfig()

@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from hivetune.base.private import make_folder, open_plain
 DAMAGED = "damaged"
 TAIL_BYTES = 1 << 16
 CHECKSUM = "crc32"
+# What one call of `read_after` takes at most, and what it knows a place by.
+FOLLOWED_BYTES = 4 << 20
+MARK_BYTES = 64
 # Kept free on the disk behind the last line: about 300 events, more than a supervisor writes in a pause.
 RESERVE_BYTES = 64 << 10
 FALLOC_FL_KEEP_SIZE = 1
@@ -113,6 +117,54 @@ def read_tail(path: Path) -> list[dict[str, Any]]:
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]
     return [entry for line in (lines[1:] if start else lines) if (entry := _entry(line + b"\n"))]
+
+
+@dataclass(frozen=True)
+class JournalPlace:
+    """How far a journal was read: the byte behind the last whole line, in the file with this inode. `mark`: CRC-32 of
+    the bytes before it, since a journal may be written anew (steps that are made again after a crash), and a new file
+    may get an old inode."""
+
+    inode: int = 0
+    offset: int = 0
+    mark: int = 0
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The events behind a place, and the place behind them. `anew`: this is another file, read from its beginning, so
+    that all that was read before counts no more."""
+
+    entries: tuple[dict[str, Any], ...]
+    place: JournalPlace
+    anew: bool = False
+
+
+def read_after(path: Path, place: JournalPlace, most_bytes: int = FOLLOWED_BYTES) -> Followed:
+    """What was appended since `place`: about `most_bytes` at once, so ask until there are no more entries.
+
+    A damaged line is an event `damaged`, a torn last one is left for the next time. Raises OSError as `read_journal`.
+    """
+    try:
+        handle = open_plain(path)
+    except FileNotFoundError:
+        return Followed((), JournalPlace(), anew=place != JournalPlace())
+    with open(handle, "rb") as file:
+        status = os.fstat(handle)
+        start = max(0, place.offset - MARK_BYTES)
+        file.seek(start)
+        known = status.st_ino == place.inode and zlib.crc32(file.read(place.offset - start)) == place.mark
+        offset = place.offset if known and status.st_size >= place.offset else 0
+        file.seek(offset)
+        lines = file.readlines(most_bytes)
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        end = offset + sum(map(len, lines))
+        start = max(0, end - MARK_BYTES)
+        file.seek(start)
+        after = JournalPlace(status.st_ino, end, zlib.crc32(file.read(end - start)))
+    entries = tuple(_entry(line) or {"event": DAMAGED, "time": 0.0} for line in lines)
+    return Followed(entries, after, anew=offset == 0 and place.offset > 0)
 
 
 def _line(entry: dict[str, Any]) -> bytes:

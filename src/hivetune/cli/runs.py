@@ -1,8 +1,8 @@
-"""`hivetune runs`, `show`, `watch`, `logs`, `stop`, `resume`: look after runs, also in the background or crashed."""
+"""`hivetune runs`, `show`, `logs`, `stop`, `resume`: look after runs, also in the background or crashed."""
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,17 +14,18 @@ from hivetune.cli.arguments import RunArgument
 from hivetune.cli.chart import text_chart
 from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
+from hivetune.cli.top import card_line
 from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import override_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached, systemd_unit
+from hivetune.report.follow import reports_of
 from hivetune.run.choices import read_resolved
 from hivetune.run.find import find_run, known_runs
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
 from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run
 from hivetune.walk.open import load_run
 
-WATCH_S = 1.0
 TOLD = {
     "attempt": "worker {number} started",
     "failure": "fault in step {step}: {words}",
@@ -60,21 +61,25 @@ def show(run: RunArgument) -> None:
     """One run: state, losses, speed, faults and what was done about them."""
     folder = find_run(run)
     status = run_status(folder)
-    display(_line(status))
+    display(status_line(status))
     choices, how = _choices(folder)
     display(how)
     for line in text_chart(loss_curve(folder)):
         display(line)
+    for report in reports_of(folder):
+        problem = f"; {report.problem}" if report.problem else ""
+        display(f"  {report.points} points in {report.target} at {report.place}{problem}")
     events = list(read_journal(folder / EVENTS))
     sample: dict[str, Any] | None = None
     for entry in events:
-        if told := _tell(entry):
+        if told := told_event(entry):
             display(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {told}")
         if entry["event"] == "sample":
             sample = entry
         elif entry["event"] == "failure" and sample is not None:
             display(f"{'':19}{_machine_then(sample, entry['time'])}")
-    emit({**status.document(), "choices": choices, "events": events})
+    reports = [asdict(report) for report in reports_of(folder)]
+    emit({**status.document(), "choices": choices, "reports": reports, "events": events})
 
 
 def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
@@ -88,33 +93,6 @@ def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
     wanted = " (dtype: auto)" if config.dtype == "auto" else ""
     path = f", {choices.path} path" if choices.path else ""
     return choices.made(), f"  computed in {choices.dtype}{wanted} on {choices.device}{path}"
-
-
-def watch(run: RunArgument) -> None:
-    """Follow a run until it ends; Ctrl-C only stops looking. With --json: one line per change."""
-    folder = find_run(run)
-    try:
-        _follow(folder)
-    except KeyboardInterrupt:
-        say("the run goes on")
-
-
-def _follow(folder: Path) -> None:
-    told = len(list(read_journal(folder / EVENTS)))
-    last: tuple[int, str] | None = None
-    while True:
-        status = run_status(folder)
-        for entry in list(read_journal(folder / EVENTS))[told:]:
-            told += 1
-            if text := _tell(entry):
-                say(text)
-        if (status.step, status.state) != last:
-            last = (status.step, status.state)
-            say(_line(status))
-            emit(status.document())
-        if status.state != "running":
-            return
-        time.sleep(WATCH_S)
 
 
 def logs(
@@ -142,14 +120,14 @@ def stop(run: RunArgument) -> None:
     settings = read_resolved(folder)[0].supervise  # not more: a run whose model is gone can be stopped too
     stopped = stop_run(folder, settings.save_timeout_s + settings.hang_floor_s)
     status = run_status(folder)
-    say(_line(status) if stopped else f"{folder} is not running")
+    say(status_line(status) if stopped else f"{folder} is not running")
     emit({**status.document(), "stopped": stopped})
 
 
 def resume(
     run: RunArgument,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="supervise.A=B", help="Change how it is supervised.")
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Change supervise.* or report_to.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
     unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd user unit that does it.")] = False,
@@ -170,15 +148,15 @@ def resume(
         emit({"run": str(folder), "status": "started"})
         return
     for override in overrides or ():
-        if not override.startswith("supervise."):
-            raise UsageError(f"--set {override}: only supervise.* can be changed for a run that exists")
+        if not override.startswith(("supervise.", "report_to=")):
+            raise UsageError(f"--set {override}: only supervise.* and report_to can be changed for a run that exists")
     opened = load_run(folder)
     summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())))
     show_training(summary)
     emit(summary)
 
 
-def _line(status: RunStatus) -> str:
+def status_line(status: RunStatus) -> str:
     parts = [f"{status.run.name}: {status.state}", f"step {status.step} of {status.steps}"]
     if status.loss is not None:
         parts.append(f"loss {number(status.loss)}")
@@ -206,13 +184,10 @@ def _machine_then(sample: Mapping[str, Any], failed_at: float) -> str:
         parts.append(f"the worker held {size(sample['resident_bytes'])}")
     parts.append(f"{size(sample['disk_free_bytes'])} of disk")
     for index, card in enumerate(sample.get("cards", ())):
-        told = [f"{size(card['used_bytes'])} of {size(card['memory_bytes'])}"] if "used_bytes" in card else []
-        told += [f"{card['temperature_c']:.0f} °C"] if "temperature_c" in card else []
-        told += [f"{card['watts']:.0f} W"] if "watts" in card else []
-        parts.append(f"card {index}: {', '.join(told)}" + (" (held back by heat or power)" if card.get("hot") else ""))
+        parts.append(card_line(index, card))
     return "; ".join(parts)
 
 
-def _tell(entry: dict[str, object]) -> str:
+def told_event(entry: dict[str, object]) -> str:
     form = TOLD.get(str(entry["event"]))
     return form.format(**entry).strip(" ;") if form else ""

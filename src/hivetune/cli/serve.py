@@ -7,6 +7,7 @@ import typer
 
 from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show
+from hivetune.report.prometheus import HomeCollector
 from hivetune.serve.gateway.clients import clients, make_client
 from hivetune.serve.gateway.run import GatewaySettings, refuse_open, run_gateway
 
@@ -52,7 +53,7 @@ def serve(  # noqa: PLR0913 (each is an option)
         card=card,
     )
     token = _first_token(settings)
-    run_gateway(settings, lambda url: _tell(url, token))
+    run_gateway(settings, lambda url: _tell(url, token), [HomeCollector()])
 
 
 def _first_token(settings: GatewaySettings) -> str | None:

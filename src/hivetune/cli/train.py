@@ -11,6 +11,7 @@ from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_
 from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
+from hivetune.report.targets import what_is_missing
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses
 from hivetune.supervise.attempt import Terms
@@ -67,6 +68,9 @@ def _waiting() -> Callable[[Busy], None]:
 def measure_and_train(run: Run) -> dict[str, Any]:
     """Train under the supervisor, with a bar; returns the document of `train --json`."""
     total = len(run.plan.steps)
+    for target in run.config.report_to:
+        if problem := what_is_missing(target):
+            say(f"{problem}: pip install 'hivetune[{target}]'; training goes on without it")
     if run.record["status"] != "done":
         say(f"exports: {what_can_be_exported(dry_export(run))}")
     if proof_is_due(run):

@@ -20,6 +20,10 @@ def resume_command(run: Path) -> list[str]:
     return [sys.executable, "-m", "hivetune", "resume", str(run)]
 
 
+def report_command(run: Path, target: str) -> list[str]:
+    return [sys.executable, "-m", "hivetune", "report", str(run), "--to", target, "--follow"]
+
+
 def start_detached(run: Path) -> int:
     """`hivetune resume RUN` in its own session, deaf to this terminal's hang-up; returns its process id.
 

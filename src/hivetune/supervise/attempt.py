@@ -31,12 +31,13 @@ class Terms:
     """What whoever started a run asks of it while it goes on; every function is called about four times a second.
 
     `on_step` is told the number of finished steps. While `stand_still` is true the worker computes nothing. `ends`: 0,
-    1 for an end after a checkpoint, 2 for an end now.
+    1 for an end after a checkpoint, 2 for an end now. `on_look` has nothing to tell.
     """
 
     on_step: Callable[[int], None] = lambda done: None
     stand_still: Callable[[], bool] = lambda: False
     ends: Callable[[], int] = lambda: 0
+    on_look: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ def _watch(job: Job, child: Child) -> Outcome:
     next_sample = time.monotonic() + FIRST_SAMPLE_S
     while not child.ended:
         beats = child.wait_beats()
+        job.terms.on_look()
         if Beat.ITEM in beats:
             job.terms.on_step(last_step(job.run))
         _stand_still(job, child, still=job.terms.stand_still() and not job.stop.count)

@@ -1,10 +1,11 @@
 """The station that takes the time: the supervisor brings the run to its end; what became of each row is accounted."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from hivetune.base.disk import write_manifest
 from hivetune.base.journal import read_journal
+from hivetune.process.beside import Exporters
 from hivetune.records import Accounting
 from hivetune.run.chart import write_loss_chart
 from hivetune.run.choices import read_resolved
@@ -43,6 +44,8 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
     record = run.record
     if record["status"] == "done":
         return {**record["result"], "already_done": True}
+    # From the first look on: the run's lock is held by then, which is how an exporter knows that it goes on.
+    terms = replace(terms, on_look=Exporters(run.folder, run.config.report_to).look)
     outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, terms=terms)
     run = load_run(run.folder)  # with the amendments that were made
     result = outcome.result

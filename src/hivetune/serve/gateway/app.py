@@ -170,7 +170,8 @@ class Gateway:
         return JSONResponse(_model(name))
 
     async def show_metrics(self, request: Request) -> Response:
-        return Response(self.metrics.text(self.keeper, self.capture), media_type=metrics.CONTENT_TYPE)
+        text = await asyncio.to_thread(self.metrics.text, self.keeper, self.capture)  # it may look at the disk
+        return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def health(self, request: Request) -> Response:
         """200 when every wanted model answers, else 503. To a client with a token also what is wrong."""

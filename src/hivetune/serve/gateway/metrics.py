@@ -1,8 +1,10 @@
 """What the gateway counts, for Prometheus. No label holds a prompt, a user or a session."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.swap.keeper import Keeper
@@ -13,10 +15,13 @@ MOST_REMEMBERED = 10_000
 
 
 class Metrics:
-    """Counters of one gateway, in a registry of their own; and the release of each recent answer."""
+    """Counters of one gateway, in a registry of their own; and the release of each recent answer. `beside`: what else
+    is told at each look, such as the cycle."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Iterable[Collector] = ()) -> None:
         self.registry = CollectorRegistry()
+        for collector in beside:
+            self.registry.register(collector)
         self._answers = Counter(
             "hivetune_answers", "Answers by release and outcome", ("outcome", "release"), registry=self.registry
         )

@@ -5,13 +5,14 @@ import errno
 import socket
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
 import psutil
 import uvicorn
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
 from hivetune.base.database import open_database
@@ -26,6 +27,7 @@ from hivetune.serve.gateway.capture import Capture, label_of
 from hivetune.serve.gateway.clients import client_of
 from hivetune.serve.gateway.guard import Guard
 from hivetune.serve.gateway.loaded import gateway_folder, tell_loaded
+from hivetune.serve.gateway.metrics import Metrics
 from hivetune.serve.llama.backend import CONTEXT_TOKENS, Engine, ServerSettings, open_backend
 from hivetune.serve.llama.recorded import compare_answers
 from hivetune.serve.swap.keeper import Keeper
@@ -58,8 +60,12 @@ class GatewaySettings:
     card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
 
 
-def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until SIGINT or SIGTERM. `on_ready` gets the address.
+def run_gateway(
+    settings: GatewaySettings,
+    on_ready: Callable[[str], None] = lambda url: None,
+    beside: Iterable[Collector] = (),
+) -> None:
+    """Serve until SIGINT or SIGTERM. `on_ready` gets the address. `beside`: what /metrics tells besides the gateway.
 
     Raises UsageError for a name that is not registered, Busy when another gateway of this home runs or the port is
     taken. What can't be loaded is tried again and again, and told by /health.
@@ -74,7 +80,7 @@ def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None] = lam
         watch.load()
         start = partial(start_live, settings)
         keeper = Keeper(partial(_read, settings, watch, Checks()), start, settings.canary, _has_room, tell=tell)
-        gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None)
+        gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None, Metrics(beside))
         config = uvicorn.Config(
             guarded(gateway, settings, port),
             log_level="warning",

@@ -1,0 +1,94 @@
+"""`hivetune report`: the points of a run in the tools that people already use."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from hivetune.base.disk import write_atomic
+from hivetune.cli.arguments import complete_run
+from hivetune.cli.output import emit, say, show
+from hivetune.config import ReportTarget
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.report.follow import report_on, report_once
+from hivetune.report.grafana import dashboard
+from hivetune.report.targets import destination_of, how_to_look
+from hivetune.run.find import find_run, known_runs
+
+ALL = "all"
+TARGETS: tuple[str, ...] = get_args(ReportTarget)
+OF_HOME = ("prometheus", "grafana")
+POLITE = 10  # training goes before
+WRITE_AGAIN_S = 15.0
+
+
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN|all", help="Run, or all of them.", autocompletion=complete_run)],
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="[PLACE]", help="Folder; for mlflow also a URI, for prometheus and grafana a file."),
+    ] = None,
+    to: Annotated[
+        str, typer.Option("--to", help="tensorboard, mlflow, trackio or wandb; prometheus or grafana with 'all'.")
+    ] = "tensorboard",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run ends.")] = False,
+) -> None:
+    """A run's points in TensorBoard, MLflow, trackio or W&B. What is there already is not sent twice.
+
+    While a run trains, `report_to` in its YAML does this by itself. `all --to prometheus FILE` writes what is told of
+    cycles and cards for node_exporter; `all --to grafana FILE` writes a dashboard to import.
+    """
+    if follow:
+        os.nice(POLITE)
+    if to in OF_HOME:
+        _report_home(run, to, place, follow=follow)
+        return
+    destination = destination_of(_target(to), place)
+    reports = [report_on(each, destination, say) if follow else report_once(each, destination) for each in _runs(run)]
+    for each in reports:
+        show(f"{Path(each.run).name}: {each.points} points in {destination.target}, {each.sent} of them sent now")
+    show(f"look at them: {how_to_look(destination)}")
+    emit({"reports": [asdict(each) for each in reports]})
+
+
+def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
+    if run != ALL or place is None:
+        raise UsageError(f"--to {to} tells of this whole home", hint=f"hivetune report all FILE --to {to}")
+    path = Path(place).expanduser().resolve()
+    if to == "grafana":
+        write_atomic(path, dashboard().encode())
+        show(f"{path}: import it in Grafana (Dashboards, New, Import) and choose your Prometheus there")
+        emit({"to": to, "path": str(path)})
+        return
+    try:
+        from hivetune.report.prometheus import write_textfile
+    except ModuleNotFoundError as error:
+        raise MachineNotFit(f"{error.name} is not installed", hint="pip install 'hivetune[serve]'") from None
+    write_textfile(path)
+    show(f"{path}: {f'written again every {WRITE_AGAIN_S:.0f} s; Ctrl-C ends it' if follow else 'written'}")
+    emit({"to": to, "path": str(path)})
+    while follow:
+        time.sleep(WRITE_AGAIN_S)
+        write_textfile(path)
+
+
+def _target(name: str) -> ReportTarget:
+    for target in TARGETS:
+        if target == name:
+            return target  # type: ignore[return-value]
+    raise UsageError(f"--to {name}: unknown tool", hint=f"choose one of: {', '.join((*TARGETS, *OF_HOME))}")
+
+
+def _runs(name: str) -> Iterator[Path]:
+    if name != ALL:
+        yield find_run(name)
+        return
+    for status in sorted(known_runs(), key=lambda status: status.created):
+        if status.problem:
+            say(f"{status.run.name}: left out: {status.problem}")
+        else:
+            yield status.run

@@ -1,0 +1,172 @@
+"""TensorBoard's event file, written and read back without TensorBoard.
+
+A record is its length (u64), a masked CRC-32C of the length, an `Event` message and a masked CRC-32C of that
+(tensorflow/core/lib/io/record_writer.h). Of the messages in tensorflow/core/util/event.proto and summary.proto only the
+fields below are used. Writing them here takes no package, and a record that was torn by a kill can be cut off: readers
+stop at one and never see what was appended behind it.
+"""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+# Field numbers of LoggedEvent, of Summary.Value and of SessionLog.
+_WALL_TIME, _STEP, _VERSION, _SUMMARY, _SESSION = 1, 2, 3, 5, 7
+_VALUE, _TAG, _SIMPLE_VALUE, _STATUS = 1, 1, 2, 1
+_START = 1  # of SessionLog.SessionStatus: readers forget what they have from this step on
+_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
+FILE_VERSION = b"brain.Event:2"
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4
+
+
+@dataclass(frozen=True)
+class LoggedEvent:
+    """`start`: everything from `step` on, in the records before it, counts no more."""
+
+    time_s: float
+    step: int
+    values: Mapping[str, float] = field(default_factory=dict)
+    start: bool = False
+
+
+def first_record(time_s: float) -> bytes:
+    return _record(_double(_WALL_TIME, time_s) + _bytes(_VERSION, FILE_VERSION))
+
+
+def record_of(event: LoggedEvent) -> bytes:
+    message = _double(_WALL_TIME, event.time_s) + _varint_field(_STEP, event.step)
+    if event.start:
+        return _record(message + _bytes(_SESSION, _varint_field(_STATUS, _START)))
+    values = b"".join(
+        _bytes(_VALUE, _bytes(_TAG, name.encode()) + _key(_SIMPLE_VALUE, _FLOAT) + _float32(value))
+        for name, value in event.values.items()
+    )
+    return _record(message + _bytes(_SUMMARY, values))
+
+
+def read_records(data: bytes) -> Iterator[tuple[LoggedEvent, int]]:
+    """Each whole event with the offset behind it, up to the first record that is torn or damaged.
+
+    The first one is that of the file's version, an event without values.
+    """
+    place = 0
+    while place + _HEADER_BYTES + _FOOTER_BYTES <= len(data):
+        head = data[place : place + 8]
+        (length,) = struct.unpack("<Q", head)
+        begin = place + _HEADER_BYTES
+        end = begin + length
+        if end + _FOOTER_BYTES > len(data) or _masked(head) != _u32(data, place + 8):
+            return
+        if _masked(data[begin:end]) != _u32(data, end):
+            return
+        place = end + _FOOTER_BYTES
+        yield _event(data[begin:end]), place
+
+
+def _event(message: bytes) -> LoggedEvent:
+    time_s, step, start = 0.0, 0, False
+    values: dict[str, float] = {}
+    for field_number, number, data in _fields(message):
+        if field_number == _WALL_TIME:
+            (time_s,) = struct.unpack("<d", data)
+        elif field_number == _STEP:
+            step = number
+        elif field_number == _SESSION:
+            start = (_STATUS, _START) in [(name, status) for name, status, _ in _fields(data)]
+        elif field_number == _SUMMARY:
+            for _, _, one in _fields(data):
+                parts = {name: part for name, _, part in _fields(one)}
+                values[parts[_TAG].decode()] = struct.unpack("<f", parts[_SIMPLE_VALUE])[0]
+    return LoggedEvent(time_s, step, values, start)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Number of each field, and its value: the integer of a varint, or the bytes of any other."""
+    place = 0
+    while place < len(message):
+        key, place = _read_varint(message, place)
+        wire = key & 7
+        if wire == _VARINT:
+            number, place = _read_varint(message, place)
+            yield key >> 3, number, b""
+            continue
+        if wire == _BYTES:
+            length, place = _read_varint(message, place)
+        else:
+            length = 8 if wire == _DOUBLE else 4
+        yield key >> 3, 0, message[place : place + length]
+        place += length
+
+
+def _read_varint(message: bytes, place: int) -> tuple[int, int]:
+    number, shift = 0, 0
+    while True:
+        byte = message[place]
+        number |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return number, place
+
+
+def _varint(number: int) -> bytes:
+    parts = bytearray()
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*parts, number))
+
+
+def _key(number: int, wire: int) -> bytes:
+    return _varint(number << 3 | wire)
+
+
+def _varint_field(number: int, value: int) -> bytes:
+    return _key(number, _VARINT) + _varint(value)
+
+
+def _double(number: int, value: float) -> bytes:
+    return _key(number, _DOUBLE) + struct.pack("<d", value)
+
+
+def _bytes(number: int, value: bytes) -> bytes:
+    return _key(number, _BYTES) + _varint(len(value)) + value
+
+
+def _float32(value: float) -> bytes:
+    """Finite values beyond its range become infinite, as a cast does."""
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", math.copysign(math.inf, value))
+
+
+def _record(message: bytes) -> bytes:
+    head = struct.pack("<Q", len(message))
+    return head + struct.pack("<I", _masked(head)) + message + struct.pack("<I", _masked(message))
+
+
+def _u32(data: bytes, place: int) -> int:
+    (number,) = struct.unpack_from("<I", data, place)
+    return int(number)
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)  # Castagnoli's polynomial, reflected
+        table.append(byte)
+    return tuple(table)
+
+
+_TABLE = _crc_table()
+
+
+def _masked(data: bytes) -> int:
+    """CRC-32C, rotated and offset as TensorFlow stores it (tensorflow/core/lib/hash/crc32c.h)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

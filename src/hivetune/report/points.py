@@ -1,0 +1,94 @@
+"""The points of a run: what its journal says now, and how that differs from what a tool holds."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hivetune.base.journal import JournalPlace, read_after
+
+PointKind = Literal["step", "validation"]
+PointKey = tuple[PointKind, int]
+# What a tool holds: kind and number of the step, and when it was made (milliseconds since 1970).
+Held = dict[PointKey, int]
+
+# Field of the journal's line -> name in every tool. The part before the slash makes a section in their pages.
+_NAMES: dict[PointKind, dict[str, str]] = {
+    "step": {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate"},
+    "validation": {"loss": "validation/loss"},
+}
+SPEED = "train/tokens_per_second"
+
+
+@dataclass(frozen=True)
+class RunPoint:
+    """One line of metrics.jsonl: its finite values by their names in the tools. `step` counts finished steps."""
+
+    kind: PointKind
+    step: int
+    time_ms: int
+    values: Mapping[str, float]
+
+    @property
+    def key(self) -> PointKey:
+        return self.kind, self.step
+
+
+def point_kind(name: str) -> PointKind:
+    """The kind of the point that a value of this name belongs to."""
+    return "validation" if name in _NAMES["validation"].values() else "step"
+
+
+def main_value(kind: PointKind) -> str:
+    """The name of the value that every point of this kind has."""
+    return _NAMES[kind]["loss"]
+
+
+def point_of(entry: Mapping[str, Any]) -> RunPoint | None:
+    """None for a line that is no point: another event, or a step without a loss (it had lost all its rows)."""
+    kind = entry["event"]
+    if kind not in _NAMES or entry.get("loss") is None:
+        return None
+    values = {name: float(entry[field]) for field, name in _NAMES[kind].items() if entry.get(field) is not None}
+    if kind == "step" and entry.get("tokens") and entry.get("seconds"):
+        values[SPEED] = entry["tokens"] / entry["seconds"]
+    return RunPoint(kind, entry["step"], round(entry["time"] * 1000), values)
+
+
+class JournalReader:
+    """metrics.jsonl, read on from where it was left, or anew when the worker has replaced it (lines of steps that are
+    made again after a crash are taken back). `points`: the newest of each step."""
+
+    def __init__(self, path: Path):
+        self._path, self._place = path, JournalPlace()
+        self.points: dict[PointKey, RunPoint] = {}
+
+    def read(self) -> tuple[list[RunPoint], bool]:
+        """Points that are new since the last read, and whether older ones may have gone."""
+        new: list[RunPoint] = []
+        replaced = False
+        while True:
+            followed = read_after(self._path, self._place)
+            self._place = followed.place
+            if followed.anew:
+                self.points, new, replaced = {}, [], True
+            if not followed.entries:
+                return new, replaced
+            found = [point for entry in followed.entries if (point := point_of(entry))]
+            self.points |= {point.key: point for point in found}
+            new += found
+
+
+def first_difference(held: Mapping[PointKey, int], points: Mapping[PointKey, RunPoint]) -> int | None:
+    """The first step that a tool holds and the journal has not, or has from another time; None: it holds no such."""
+    differing = [step for (kind, step), time_ms in held.items() if not _is_in(points, (kind, step), time_ms)]
+    return min(differing, default=None)
+
+
+def missing(held: Mapping[PointKey, int], points: Iterable[RunPoint]) -> list[RunPoint]:
+    """Points that a tool has not yet, by step; a training step before the validation behind it."""
+    return sorted((point for point in points if point.key not in held), key=lambda point: (point.step, point.kind))
+
+
+def _is_in(points: Mapping[PointKey, RunPoint], key: PointKey, time_ms: int) -> bool:
+    return key in points and points[key].time_ms == time_ms

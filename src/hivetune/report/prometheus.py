@@ -1,0 +1,131 @@
+"""What is told of cycles, releases, training and cards, for Prometheus. No label holds a row, a user or a run.
+
+A look costs some queries of hive.db and the end of one journal: the gateway adds it to its own numbers, and `hivetune
+report all --to prometheus FILE` writes it for node_exporter's textfile collector where no gateway runs.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from sqlite3 import Connection
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, lock_holder, write_atomic
+from hivetune.base.journal import read_tail
+from hivetune.base.sealed import read_sealed
+from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of
+from hivetune.errors import UsageError
+from hivetune.machine.telemetry import read_cards
+from hivetune.release.registry import releases
+from hivetune.run.find import running_runs
+from hivetune.run.folder import METRICS, PLAN
+
+_CARDS = {
+    "used_bytes": ("hivetune_card_used_bytes", "Memory of a card in use"),
+    "memory_bytes": ("hivetune_card_memory_bytes", "Memory of a card"),
+    "temperature_c": ("hivetune_card_temperature_celsius", "Temperature of a card"),
+    "watts": ("hivetune_card_watts", "Power that a card draws"),
+    "busy_percent": ("hivetune_card_busy_percent", "Share of the time that a card computes"),
+}
+
+
+class HomeCollector(Collector):
+    """Reads this home anew at each look; holds nothing and locks nothing."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _cards()
+        if not (home() / "hive.db").exists():
+            return
+        with closing(open_database()) as database:
+            yield from _cycles(database)
+            yield from _releases(database)
+            yield from _training(database)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, so that registering it does not look."""
+        return iter(())
+
+
+def write_textfile(path: Path) -> None:
+    """Whole at any moment: a collector may read it while it is replaced. Raises OSError."""
+    registry = CollectorRegistry()
+    registry.register(HomeCollector())
+    write_atomic(path, generate_latest(registry))
+
+
+def _cycles(database: Connection) -> Iterator[Metric]:
+    running = GaugeMetricFamily("hivetune_cycle_running", "1 while the loop's process lives", labels=["name"])
+    paused = GaugeMetricFamily("hivetune_cycle_paused", "1 while a person has paused the loop", labels=["name"])
+    is_open = GaugeMetricFamily("hivetune_cycle_open", "1 while a cycle is open", labels=["name"])
+    ended = CounterMetricFamily("hivetune_cycles", "Cycles by how they ended", labels=["name", "ended"])
+    closed = GaugeMetricFamily("hivetune_cycle_closed_timestamp_seconds", "When one was closed last", labels=["name"])
+    acts = CounterMetricFamily("hivetune_cycle_acts", "Acts by outcome", labels=["name", "act", "outcome"])
+    hours = CounterMetricFamily("hivetune_cycle_training_hours", "Hours of training", labels=["name"])
+    energy = CounterMetricFamily("hivetune_cycle_training_kwh", "Energy of training, or its estimate", labels=["name"])
+    for folder in sorted(path for path in (home() / "cycles").glob("*") if path.is_dir()):
+        name = folder.name
+        running.add_metric([name], lock_holder(folder) is not None)
+        paused.add_metric([name], (folder / PAUSED).exists())
+        cycles, done = cycles_of(database, name), acts_of(database, name)
+        is_open.add_metric([name], any(cycle.closed is None for cycle in cycles))
+        for how, count in sorted(Counter(cycle.end for cycle in cycles if cycle.end is not None).items()):
+            ended.add_metric([name, how], count)
+        closed.add_metric([name], max((cycle.closed or 0.0 for cycle in cycles), default=0.0))
+        for (act, outcome), count in sorted(Counter((each.kind, each.outcome or "goes_on") for each in done).items()):
+            acts.add_metric([name, act, outcome], count)
+        hours.add_metric([name], sum(each.details.get("hours", 0.0) for each in done))
+        energy.add_metric([name], sum(each.details.get("kwh", 0.0) for each in done))
+    yield from (running, paused, is_open, ended, closed, acts, hours, energy)
+
+
+def _releases(database: Connection) -> Iterator[Metric]:
+    champion = GaugeMetricFamily("hivetune_champion_version", "Version of the champion", labels=["name"])
+    newest = GaugeMetricFamily("hivetune_newest_version", "Version that was registered last", labels=["name"])
+    versions: dict[str, int] = {}
+    for release in releases(database):
+        versions[release.name] = max(release.version, versions.get(release.name, 0))
+        if "champion" in release.aliases:
+            champion.add_metric([release.name], release.version)
+    for name, version in sorted(versions.items()):
+        newest.add_metric([name], version)
+    yield from (champion, newest)
+
+
+def _training(database: Connection) -> Iterator[Metric]:
+    """Of the run that goes on; the newest, should there be several."""
+    going = running_runs(database)
+    yield _gauge("hivetune_training_runs", "Runs that go on", len(going))
+    if not going:
+        return
+    entry = next((each for each in reversed(read_tail(going[0] / METRICS)) if each["event"] == "step"), None)
+    try:
+        planned = read_sealed(going[0] / PLAN)["steps"]
+    except UsageError:  # damaged: `hivetune status` tells
+        return
+    yield _gauge("hivetune_training_steps_planned", "Steps of the plan of the run that goes on", planned)
+    if entry is not None:
+        yield _gauge("hivetune_training_step", "Steps that it has made", entry["step"])
+        if entry["loss"] is not None:
+            yield _gauge("hivetune_training_loss", "Loss of its newest step, in nats per token", entry["loss"])
+        if entry["seconds"]:
+            speed = entry.get("tokens", 0) / entry["seconds"]
+            yield _gauge("hivetune_training_tokens_per_second", "Speed of its newest step", speed)
+
+
+def _cards() -> Iterator[Metric]:
+    cards = read_cards()
+    for sensor, (name, text) in _CARDS.items():
+        family = GaugeMetricFamily(name, text, labels=["card"])
+        for index, card in enumerate(cards):
+            if sensor in card:
+                family.add_metric([str(index)], card[sensor])
+        yield family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)

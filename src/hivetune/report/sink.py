@@ -1,0 +1,61 @@
+"""What a tool has to do to get points, and what it is told about their run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hivetune.base.disk import sha256_bytes
+from hivetune.report.points import Held, RunPoint
+from hivetune.run.choices import read_resolved
+from hivetune.run.record import read_record
+
+PROJECT = "hivetune"  # what MLflow calls an experiment
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The run of a report. `id` tells it from another run of the same name; `settings`: dotted names and values."""
+
+    run: Path
+    id: str
+    created_ms: int
+    settings: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+
+class Sink(Protocol):
+    """A tool, opened for one run. Only one process at a time has it open (report/follow.py holds the lock)."""
+
+    def held(self) -> Held:
+        """What the tool has of this run, also of an exporter that was killed."""
+
+    def take_back(self, step: int, held: Held) -> Held:
+        """Steps from `step` on were made again: what it holds now. A tool that can't remove points returns `held`."""
+
+    def add(self, points: Sequence[RunPoint]) -> None:
+        """Returns when the tool has them. Raises what the tool's library raises."""
+
+    def finish(self, status: str) -> None:
+        """All points were added. `status` is the run's: done, stopped, failed, interrupted, or running still."""
+
+
+def subject_of(run: Path) -> Subject:
+    """Raises UsageError when `run` is not a run folder, or its record or settings are damaged."""
+    record = read_record(run)
+    config, choices = read_resolved(run)
+    created_ms = round(record["created"] * 1000)
+    identity = sha256_bytes(f"{run.resolve()} {created_ms}".encode())[:16]
+    settings = _flat(config.model_dump(mode="json", exclude_none=True)) | _flat({"chosen": choices.made()})
+    return Subject(run, identity, created_ms, settings)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names; lists and empty sections as they are."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+    return found

@@ -1,0 +1,81 @@
+"""Which tools there are, what each needs, and where its points lie when nobody says where."""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hivetune.base.disk import home
+from hivetune.config import ReportTarget
+from hivetune.errors import UsageError
+from hivetune.report.sink import Sink, Subject
+
+# The package that has to be there; TensorBoard's file is written here.
+_NEEDS: dict[ReportTarget, str | None] = {
+    "tensorboard": None,
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+    "wandb": "wandb",
+}
+
+
+@dataclass(frozen=True)
+class Destination:
+    """`place`: a folder; for MLflow also a URI."""
+
+    target: ReportTarget
+    place: str
+
+
+def destination_of(target: ReportTarget, place: str | None) -> Destination:
+    """`place`, else what the tool's own variable says, else below the home. Raises UsageError when the tool's package
+    is missing."""
+    if problem := what_is_missing(target):
+        raise UsageError(problem, hint=f"pip install 'hivetune[{target}]'")
+    if target == "mlflow":
+        return Destination(target, place or os.environ.get("MLFLOW_TRACKING_URI") or str(home() / "mlflow"))
+    variable = {"trackio": "TRACKIO_DIR", "wandb": "WANDB_DIR"}.get(target, "")
+    folder = place or os.environ.get(variable) or home() / target
+    return Destination(target, str(Path(folder).expanduser().resolve()))
+
+
+def what_is_missing(target: ReportTarget) -> str:
+    """Empty when nothing is. Imports no package: some take seconds."""
+    package = _NEEDS[target]
+    found = package is None or importlib.util.find_spec(package) is not None
+    return "" if found else f"nothing can be reported to {target}: its package is not installed"
+
+
+def open_sink(subject: Subject, destination: Destination) -> Sink:
+    """Raises what the tool's library raises when its server or its file can't be reached."""
+    folder = Path(destination.place)
+    if destination.target == "tensorboard":
+        from hivetune.report.tensorboard import TensorBoard
+
+        return TensorBoard(subject, folder)
+    if destination.target == "mlflow":
+        from hivetune.report.mlflow import MLflow
+
+        return MLflow(subject, destination.place)
+    if destination.target == "trackio":
+        from hivetune.report.trackio import Trackio
+
+        return Trackio(subject, folder)
+    from hivetune.report.wandb import WandB
+
+    return WandB(subject, folder)
+
+
+def how_to_look(destination: Destination) -> str:
+    """The command that shows what was written."""
+    place = destination.place
+    if destination.target == "tensorboard":
+        return f"tensorboard --logdir {place}"
+    if destination.target == "mlflow":
+        from hivetune.report.mlflow import tracking_uri
+
+        uri = tracking_uri(place)
+        return f"open {uri}" if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
+    if destination.target == "trackio":
+        return f"TRACKIO_DIR={place} trackio show --project hivetune"
+    return f"wandb sync {place}/wandb/offline-run-*"

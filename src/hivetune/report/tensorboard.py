@@ -1,0 +1,60 @@
+"""Points in an event file below DIR/RUN, for `tensorboard --logdir DIR`."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hivetune.base.private import make_folder, open_plain
+from hivetune.report.event_file import LoggedEvent, first_record, read_records, record_of
+from hivetune.report.points import Held, RunPoint, point_kind
+from hivetune.report.sink import Subject
+
+
+class TensorBoard:
+    """One event file a run. Its own records tell what it holds; a torn one at its end is cut off when it is opened."""
+
+    def __init__(self, subject: Subject, folder: Path):
+        created_s = subject.created_ms / 1000
+        # TensorBoard reads the files of a folder in the order of their names, and goes on only with the last one.
+        self.path = folder / subject.name / f"events.out.tfevents.{created_s:010.0f}.hivetune.{subject.id}"
+        make_folder(self.path.parent)
+        self._file = os.fdopen(open_plain(self.path, os.O_RDWR | os.O_CREAT), "r+b")
+        self._held: Held = {}
+        whole = self._file.read()
+        size = 0
+        for event, end in read_records(whole):
+            self._note(event)
+            size = end
+        self._file.truncate(size)
+        self._file.seek(size)
+        if not size:
+            self._file.write(first_record(created_s))
+            self._file.flush()
+
+    def held(self) -> Held:
+        return dict(self._held)
+
+    def take_back(self, step: int, held: Held) -> Held:
+        """A session that starts at `step`: readers forget what they have from there on."""
+        newest_ms = max(held.values(), default=0)
+        self._write(LoggedEvent(newest_ms / 1000, step, start=True))
+        self._file.flush()
+        return dict(self._held)
+
+    def add(self, points: Sequence[RunPoint]) -> None:
+        for point in points:
+            self._write(LoggedEvent(point.time_ms / 1000, point.step, point.values))
+        self._file.flush()
+
+    def finish(self, status: str) -> None:
+        self._file.flush()
+
+    def _write(self, event: LoggedEvent) -> None:
+        self._file.write(record_of(event))
+        self._note(event)
+
+    def _note(self, event: LoggedEvent) -> None:
+        if event.start:
+            self._held = {key: time_ms for key, time_ms in self._held.items() if key[1] < event.step}
+        elif event.values:
+            self._held[point_kind(next(iter(event.values))), event.step] = round(event.time_s * 1000)
