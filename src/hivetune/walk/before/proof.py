@@ -1,8 +1,8 @@
 """Before a run begins: what was proven under another driver, torch or card is proven again, at the run's own shapes."""
 
 from hivetune.machine.doctor.look import Surroundings, look
-from hivetune.machine.doctor.proven import proof_as_text
 from hivetune.machine.doctor.prove import prove_look
+from hivetune.machine.doctor.proven import proof_as_text
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import proven_before
 from hivetune.records import Progress, silent
