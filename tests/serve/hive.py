@@ -43,7 +43,7 @@ def add_release(work: Path, name: str, seed: int, *, champion: bool = False) -> 
     run = work / f"run-{name}-{seed}"
     write_adapter(model, run, seed)
     (run / "config.resolved.yaml").write_text("config: {}\n")
-    write_json(run / "run.json", {"name": name})
+    write_json(run / "run.json", {"name": name, "model": str(model)})
     exported = run / "export" / "gguf-adapter"
     made = write_gguf_adapter(model, run, MODEL, run / "task", f"{name}-lora.gguf", lambda done, total: None)
     exported.mkdir(parents=True)

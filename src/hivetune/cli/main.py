@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "eval": ("judge", "evaluate", "Base and tuned model on the held-out rows."),
     "gate": ("judge", "gate", "The verdict: deploy, iterate, abort or not-enough-evidence."),
     "compare": ("compare", "compare_sides", "Any two releases, runs, GGUF files or endpoints on the same rows."),
+    "lm-eval": ("lm_eval", "lm_eval", "One or two models on tasks of lm-evaluation-harness."),
     "open": ("pages", "open_page", "The newest page of a run in a browser."),
     "report": ("report", "report", "A run's points to TensorBoard, MLflow, trackio or W&B."),
     "export": ("release", "export", "Adapter, merged model or GGUF."),
@@ -73,6 +74,7 @@ LEFT_BEHIND = {
     "verify-resume": "the runs were temporary, and their folder is removed",
     "eval": "no new eval.json was written, an earlier one is kept; the same command goes on where it was",
     "compare": "answers that were given are kept; the same command goes on",
+    "lm-eval": "models that were measured are kept; the same command goes on with the next",
     "export": "no half-made file is left, an earlier export is kept; the same command begins again",
 }
 EXIT_CODES = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from hivetune.base.disk import write_atomic
 from hivetune.errors import UsageError
-from hivetune.judge.page import comparison_page
+from hivetune.judge.pages.comparison import comparison_page
 
 EVALUATION_PAGE = "eval.html"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.judge.evaluate import SIDES, by_part
-from hivetune.judge.sections import advice_list, curve_plot, frozen_table, judge_note, shown_text
+from hivetune.judge.pages.sections import advice_list, curve_plot, frozen_table, judge_note, shown_text
 
 MOST_SESSIONS = 10
 PART_NAMES = {"agent": "agent", "category": "category", "group": "session"}

@@ -1,0 +1,1 @@
+"""A comparison or an evaluation as one self-contained HTML page."""
