@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from hivetune.base.disk import read_json
 from hivetune.base.private import make_folder, open_plain
 from hivetune.process.limits import FixedLimits, Limits
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
+from hivetune.process.still import join_standstill, moving_s
 from hivetune.run.folder import OUTCOME, WORKER_LOG
 
 _BEATS = {beat.value[0]: beat for beat in Beat}
@@ -57,12 +57,12 @@ class Child:
     limits: Limits
     pipe: int
     log_start_bytes: int
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=moving_s)
     silent_s: float = 0.0
     last_beat: Beat | None = None
     worked: bool = False
     still: bool = False
-    _looked: float = field(default_factory=time.monotonic)
+    _looked: float = field(default_factory=moving_s)
 
     def wait_beats(self, timeout_s: float = _POLL_S) -> list[Beat]:
         """Beats that came within `timeout_s` (at once when there are some, or when the child ended)."""
@@ -74,7 +74,7 @@ class Child:
             if not data:  # the other end is closed: it ended, or is about to
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout_s)
-        now = time.monotonic()
+        now = moving_s()
         self.silent_s += 0.0 if self.still else min(now - self._looked, LARGEST_TICK_S)
         self._looked = now
         beats = [_BEATS[byte] for byte in data if byte in _BEATS]
@@ -158,7 +158,7 @@ class Child:
             status="hung" if hung else status,
             returncode=code,
             signal=-code if code is not None and code < 0 else None,
-            seconds=time.monotonic() - self.started,
+            seconds=moving_s() - self.started,
             result=document,
             stderr_tail=_tail(self.folder / WORKER_LOG, self.log_start_bytes),
             error=_error(error, code, self.folder),
@@ -209,6 +209,7 @@ def start_child(
         raise
     finally:
         os.close(writer)
+    join_standstill(process)
     return Child(process, folder, limits or FixedLimits(), reader, log_start_bytes)
 
 

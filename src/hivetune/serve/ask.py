@@ -5,7 +5,7 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,12 +78,14 @@ def streamed(max_tokens: int, tools: Sequence[Mapping[str, Any]]) -> dict[str, A
     return {**request, "tools": list(tools)} if tools else request
 
 
-def read_timed(response: http.client.HTTPResponse, started: float, where: str) -> TimedAnswer:
-    """The answer to a request that was sent at `started` (time.perf_counter). Raises as `Endpoint.timed` does."""
+def read_timed(
+    response: http.client.HTTPResponse, started: float, where: str, clock: Callable[[], float] = time.perf_counter
+) -> TimedAnswer:
+    """The answer to a request that was sent at `started` by `clock`. Raises as `Endpoint.timed` does."""
     if response.status != 200:
         raise _refusal(response, where)
     kind = response.headers.get_content_type()
-    said = _Said(where, started)
+    said = _Said(where, started, clock)
     if kind == "text/event-stream":
         for document in _events(response, where):
             said.take(document, "delta")
@@ -105,6 +107,7 @@ class _Said:
 
     where: str
     started: float
+    clock: Callable[[], float]
     text: str = ""
     finish: str | None = None
     new_tokens: int | None = None
@@ -132,7 +135,7 @@ class _Said:
         if not isinstance(content, str | None):
             raise TypeError
         if self.first_token_s is None and (content or calls or piece.get("reasoning_content")):
-            self.first_token_s = time.perf_counter() - self.started
+            self.first_token_s = self.clock() - self.started
         self.text += content or ""
         for number, call in enumerate(calls):
             known = self.calls.setdefault(int(call.get("index", number)), ["", ""])
@@ -147,7 +150,7 @@ class _Said:
             raise Unanswered(f"{self.where}: the answer broke off")
         calls = [f'{{"name": {json.dumps(name)}, "arguments": {said or "{}"}}}' for name, said in self.calls.values()]
         text = "\n".join(part for part in (self.text, *calls) if part)
-        seconds = time.perf_counter() - self.started
+        seconds = self.clock() - self.started
         return TimedAnswer(text, self.finish != "length", self.new_tokens, self.first_token_s, seconds)
 
 

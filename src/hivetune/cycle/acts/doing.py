@@ -10,14 +10,10 @@ from hivetune.base.database import open_database
 from hivetune.config import RunConfig
 from hivetune.cycle.acts.night import LOOK_EVERY_S
 from hivetune.cycle.decide import Allowed, Observed
-from hivetune.cycle.ledger import (
-    CycleRow,
-    open_cycle,
-)
-from hivetune.cycle.observe import (
-    champion_of,
-)
+from hivetune.cycle.ledger import CycleRow, open_cycle
+from hivetune.cycle.observe import champion_of
 from hivetune.errors import HivetuneError
+from hivetune.process.still import STILL_LOOK_S, stands_still
 from hivetune.records import Progress, silent
 from hivetune.release.registry import Release
 from hivetune.walk.open import Run, load_run
@@ -55,18 +51,25 @@ class Doing:
 
 
 def ends_with_window(doing: Doing, label: str) -> Progress:
-    """Tells how far it is, and ends the work when it is not allowed any more."""
+    """Tells how far it is, ends the work when it is not allowed any more, and holds up what is computed here while the
+    children stand still."""
     report = doing.progress(label)
     looked = float("-inf")
 
     def progress(done: int, total: int | None) -> None:
         nonlocal looked
         report(done, total)
-        if time.monotonic() - looked < LOOK_EVERY_S:
-            return
-        looked = time.monotonic()
-        allowed = doing.allowed()
-        if not allowed.now or (allowed.until is not None and time.time() >= allowed.until):
-            raise SliceEnded(f"the window ended first: {allowed.reason}")
+        while True:
+            if time.monotonic() - looked >= LOOK_EVERY_S:
+                looked = time.monotonic()
+                _check_window(doing.allowed())
+            if not stands_still():
+                return
+            time.sleep(STILL_LOOK_S)
 
     return progress
+
+
+def _check_window(allowed: Allowed) -> None:
+    if not allowed.now or (allowed.until is not None and time.time() >= allowed.until):
+        raise SliceEnded(f"the window ended first: {allowed.reason}")

@@ -1,5 +1,5 @@
-"""The night shift: training in slices. A slice ends at a checkpoint before its window does, and stands still while
-somebody waits for an answer."""
+"""The night shift: training in slices. A slice ends at a checkpoint before its window does; and all long work stands
+still while somebody waits for an answer."""
 
 import time
 from collections import deque
@@ -14,6 +14,18 @@ from hivetune.supervise.attempt import Terms
 LINGER_S = 10.0  # after an answer: the next question of a conversation often comes soon, and going on costs nothing
 LOOK_EVERY_S = 5.0  # at what is slower to ask than a lock: is it still allowed, how much energy was taken
 LEAST_MARGIN_S, RECENT_STEPS = 2.0, 20
+
+
+class Requests:
+    """Whether a request is answered now, or was a moment ago. Asked a few times a second."""
+
+    def __init__(self) -> None:
+        self._waited_at = float("-inf")
+
+    def __call__(self) -> bool:
+        if somebody_waits():
+            self._waited_at = time.monotonic()
+        return time.monotonic() - self._waited_at < LINGER_S
 
 
 @dataclass
@@ -34,7 +46,7 @@ class Slice:
     _looked: float = float("-inf")
     _done: tuple[int, float] | None = None  # steps, and when they were done
     _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    _waited_at: float = float("-inf")
+    _requests: Requests = field(default_factory=Requests)
     _sample: PowerSample = field(default_factory=lambda: sample_power(time.monotonic()))
 
     def terms(self) -> Terms:
@@ -54,11 +66,7 @@ class Slice:
         return LEAST_MARGIN_S + 2 * max(self._step_s, default=0.0)
 
     def _stand_still(self) -> bool:
-        if not self.yields:
-            return False
-        if somebody_waits():
-            self._waited_at = time.monotonic()
-        return time.monotonic() - self._waited_at < LINGER_S
+        return self.yields and self._requests()
 
     def _ends(self) -> int:
         """Early enough that the step at hand and its checkpoint still fit; now, when the window is over anyway."""

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from hivetune.base.whole import named_problems
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.process.lease import serve_on
+from hivetune.process.still import join_standstill, moving_s
 from hivetune.serve.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.serve.llama.child import SocketConnection
 
@@ -185,12 +187,15 @@ class Backend:
         """One greedy answer with the time of its first token. Raises Unanswered when the server is lost."""
         path = "/v1/chat/completions"
         request = {**self._chat_request(messages, max_tokens, 0.0), **streamed(max_tokens, tools)}
-        started = time.perf_counter()
-        try:
-            with contextlib.closing(self._open(path, request, REQUEST_TIMEOUT_S)) as connection:
-                return read_timed(connection.getresponse(), started, "the llama.cpp server")
-        except (OSError, http.client.HTTPException) as error:
-            raise Unanswered(f"the llama.cpp server is lost: {error or type(error).__name__}") from None
+        while True:
+            started = moving_s()
+            try:
+                with contextlib.closing(self._open(path, request, REQUEST_TIMEOUT_S)) as connection:
+                    return read_timed(connection.getresponse(), started, "the llama.cpp server", moving_s)
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, TimeoutError) and moving_s() - started < REQUEST_TIMEOUT_S:
+                    continue  # it stood still for others: asked again
+                raise Unanswered(f"the llama.cpp server is lost: {error or type(error).__name__}") from None
 
     def peak_memory_bytes(self) -> int:
         """Most memory that the server's processes held so far, the mapped pages of the file included."""
@@ -344,6 +349,8 @@ def _start(
         "warm_up": settings.warm_up,
         "lease_fds": leases,
         "report_fd": writer,
+        # The kernel ties it to the thread that starts it, of which only the first lives as long as its process.
+        "dies_with_parent": threading.current_thread() is threading.main_thread(),
     }
     try:
         with open(log, "wb") as output:
@@ -356,6 +363,7 @@ def _start(
                 env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": _spins()},
                 start_new_session=True,
             )
+        join_standstill(process)
     finally:
         for descriptor in (writer, *leases):  # the child holds them now
             os.close(descriptor)
@@ -388,7 +396,10 @@ def _spins() -> str:
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path, timeout_s: float) -> None:
     """Waits for the byte that the child writes when its model is loaded; the pipe closes when the child ends first."""
-    ready, _, _ = select.select([reader], [], [], timeout_s)
+    started = moving_s()
+    ready: list[int] = []
+    while not ready and (left_s := started + timeout_s - moving_s()) > 0:
+        ready, _, _ = select.select([reader], [], [], left_s)
     if ready and os.read(reader, 1):
         return
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -43,6 +43,8 @@ class SocketConnection(http.client.HTTPConnection):
 def main() -> None:
     keep_private()
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    if settings["dies_with_parent"]:  # also while it stands still, when it would not see stdin close
+        _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's to handle
     if settings["program"] is None:
         _run_xllamacpp(settings)

@@ -19,6 +19,7 @@ from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal, read_journal
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.compare import Prompt, PromptAnswer
+from hivetune.process.still import moving_s
 from hivetune.records import Progress
 from hivetune.serve.ask import TimedAnswer, Unanswered
 from hivetune.walk.compare.artefacts import Artefact, Asked
@@ -114,8 +115,8 @@ def ask_all(
         return
     stopped = threading.Event()
     counted = threading.Lock()
-    tokens, whole, done_at = 0, True, time.perf_counter()
-    started = time.perf_counter()
+    tokens, whole, done_at = 0, True, moving_s()
+    started = moving_s()
 
     def answer(prompt: Prompt) -> None:
         nonlocal tokens, whole, done_at
@@ -128,7 +129,7 @@ def ask_all(
             raise
         kept.keep(prompt, found)
         with counted:
-            done_at = time.perf_counter()
+            done_at = moving_s()
             tokens, whole = tokens + (found.new_tokens or 0), whole and found.new_tokens is not None
         on_answer()
 

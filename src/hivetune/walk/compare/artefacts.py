@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from hivetune.base.yaml_file import read_yaml
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.judge.sides import NamedSide, SideKind, parse_side, read_figures
 from hivetune.models.gguf_header import adapter_problem, read_header
+from hivetune.process.still import moving_s
 from hivetune.release.base import base_gguf
 from hivetune.release.export import export_run
 from hivetune.release.registry import Release, find
@@ -94,9 +94,9 @@ def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tupl
     assert artefact.model is not None
     adapters = ((artefact.adapter, 1.0),) if artefact.adapter is not None else ()
     own = ServerSettings(adapters, settings.slots, settings.context_tokens, settings.threads)
-    started = time.perf_counter()
+    started = moving_s()
     with open_backend(artefact.model, own) as backend:
-        cold_start_s = time.perf_counter() - started
+        cold_start_s = moving_s() - started
         if artefact.run is not None:
             _check_template(artefact.run, backend)
         yield backend, cold_start_s
