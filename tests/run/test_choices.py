@@ -30,6 +30,17 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert read_resolved(tmp_path) == (SETTINGS, choices)
 
 
+def test_whom_a_cycle_tells_is_not_written(tmp_path: Path) -> None:
+    """A run folder is copied into releases, and a webhook's address lets anybody post there."""
+    email = {"to": ["ada@example.org"], "sender": "hive@example.org", "host": "mail.example.org", "user": "hive"}
+    notify = {"webhook": "https://hooks.example.org/secret", "command": ["tell", "secret"], "email": email}
+    settings = parse_config({**SETTINGS.model_dump(mode="json"), "cycle": {"name": "demo", "notify": notify}}, "test")
+    write_resolved(tmp_path, settings, NO_CHOICES)
+    text = (tmp_path / CONFIG).read_text()
+    assert "secret" not in text and "example.org" not in text
+    assert read_resolved(tmp_path)[0].cycle.name == "demo"
+
+
 def test_choices_of_an_old_run_folder_are_read(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text(yaml.safe_dump({"config": SETTINGS.model_dump(mode="json"), "choices": OLD}))
     assert read_resolved(tmp_path)[1].made() == OLD

@@ -76,6 +76,8 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
 
 
 def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
-    """Replace both, in one atomic write."""
-    tree = {"config": config.model_dump(mode="json"), "choices": choices.made()}
+    """Replace both, in one atomic write. Whom a cycle tells stays out: a webhook's address is a secret, and releases
+    take this file along."""
+    settings = config.model_dump(mode="json", exclude={"cycle": {"notify"}})
+    tree = {"config": settings, "choices": choices.made()}
     write_sealed_text(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
