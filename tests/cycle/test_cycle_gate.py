@@ -142,3 +142,31 @@ def test_success_is_not_to_be_won_again_from_every_champion() -> None:
 
 def side(success: bool) -> dict[str, object]:
     return {"success": success, "ended": True, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("right_before", "right_now", "verdict"),
+    [(30, 70, "deploy"), (70, 70, "not-enough-evidence"), (70, 30, "abort"), (None, None, "not-enough-evidence")],
+)
+def test_after_an_upgrade_of_the_base_answers_decide(
+    right_before: int | None, right_now: int | None, verdict: str
+) -> None:
+    """The losses of two base models are of other tokens. Without checked answers nobody takes the champion's place."""
+    contests = situation(0.5)
+    assert contests.champion is not None
+    answers = []
+    if right_before is not None and right_now is not None:
+        answers = [
+            {
+                "id": f"r{n}",
+                "source": f"f:{n}",
+                "group": f"g{n}",
+                "base": side(n < right_before),
+                "tuned": side(n < right_now),
+            }
+            for n in range(100)
+        ]
+    other = {"rows": [], "answers": answers, "base": {}, "tuned": {}, "not_compared": {"loss": "another base model"}}
+    found = judge_cycle(replace(contests, champion=other), LOSS_ONLY)
+    assert found.verdict == verdict
+    assert found.passed == (verdict == "deploy")

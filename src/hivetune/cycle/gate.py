@@ -114,12 +114,13 @@ def _named(rival: Rival) -> str:
 
 def _against_champion(evaluation: Evaluation, contests: Contests, config: GateConfig) -> Verdict:
     """Better in what the config requires, by any amount; how fast and how large it is, is held against the base, which
-    does not move."""
+    does not move. Where the base model was upgraded since, their losses are of other tokens, and answers decide."""
+    by_answers = config.loss_gain is None and config.success_gain is not None
     wanted = config.model_copy(
         update={
             "look": contests.look,
             "loss_gain": None if config.loss_gain is None else 0.0,
-            "success_gain": None if config.success_gain is None or config.loss_gain is not None else 0.0,
+            "success_gain": 0.0 if by_answers or _of_another_base(evaluation) else None,
             "latency_ratio": None,
             "memory_ratio": None,
         }
@@ -138,7 +139,16 @@ def _against_champion(evaluation: Evaluation, contests: Contests, config: GateCo
 
 def _against_best(evaluation: Evaluation, contests: Contests, config: GateConfig) -> Verdict:
     """Within the tolerance on the rows that are not fresh, which is to be shown: a candidate that learned what the
-    fresh rows say, right or wrong, at the price of all else shows it here."""
+    fresh rows say, right or wrong, at the price of all else shows it here. One of another base is held to it by its
+    answers, on all rows."""
+    if _of_another_base(evaluation):
+        unlike_loss = {
+            "loss_gain": None,
+            "success_gain": -config.tolerance,
+            "latency_ratio": None,
+            "memory_ratio": None,
+        }
+        return judge(evaluation, config.model_copy(update=unlike_loss))
     known = [row for row in evaluation["rows"] if row["id"] in contests.known]
     gain = _gain(known)
     limit = -config.tolerance
@@ -157,6 +167,10 @@ def _against_best(evaluation: Evaluation, contests: Contests, config: GateConfig
             "not-enough-evidence", (f"{seen}: not shown to be within the tolerance {config.tolerance:g}",), (metric,)
         )
     return Verdict("deploy", (f"{seen}, within the tolerance {config.tolerance:g}",), (metric,))
+
+
+def _of_another_base(evaluation: Evaluation) -> bool:
+    return "loss" in (evaluation.get("not_compared") or {})
 
 
 def _gain(rows: Sequence[Mapping[str, Any]]) -> Estimate | str:

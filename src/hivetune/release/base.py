@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hivetune.base.disk import MANIFEST, home, lock, sha256_file, write_manifest
+from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_manifest
 from hivetune.base.private import make_folder
 from hivetune.base.whole import problems_once
 from hivetune.errors import UsageError
@@ -17,10 +17,14 @@ from hivetune.release.quantize import find_recipe
 def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = silent) -> Path:
     """`bases/MODEL-HASH-QUANT/MODEL-QUANT.gguf` of a prepared model: found, or made.
 
-    `model_sha256` is that of the prepared folder's manifest: a base that changed since a release was trained on it
-    is refused. Raises UsageError, and what writing a GGUF file raises.
+    `model_sha256` is that of the prepared folder's manifest. A base that was upgraded since a release was trained on it
+    is no base of that release, which goes on with the file that was made then. Raises UsageError where there is none,
+    and what writing a GGUF file raises.
     """
     recipe = find_recipe(quant)
+    made = _made(model_sha256, recipe.name)
+    if made is not None:
+        return made
     prepared = find_prepared(model)
     if prepared is None:
         raise UsageError(f"the base model {model} is not prepared here", hint=f"hivetune fetch {model}")
@@ -32,8 +36,9 @@ def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = si
     folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{recipe.name}"
     path = folder / f"{prepared.folder.name}-{recipe.name}.gguf"
     with lock(folder.parent):
-        if (folder / MANIFEST).exists() and not problems_once(folder):
-            return path
+        made = _made(model_sha256, recipe.name)  # by another process, meanwhile
+        if made is not None:
+            return made
         work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
         for leftover in (work, task, folder):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -46,3 +51,12 @@ def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = si
             shutil.rmtree(work, ignore_errors=True)
             shutil.rmtree(task, ignore_errors=True)
     return path
+
+
+def _made(model_sha256: str, recipe: str) -> Path | None:
+    """The whole file that was made of a base, whatever its folder was called then."""
+    for folder in sorted((home() / "bases").glob(f"*-{model_sha256[:8]}-{recipe}")):
+        whole = (folder / MANIFEST).exists() and not problems_once(folder)
+        if whole and read_json(folder / MANIFEST).get("model_sha256") == model_sha256:
+            return next(folder.glob("*.gguf"), None)
+    return None
