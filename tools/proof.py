@@ -92,8 +92,9 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         ["-m", "proof", "tests/cli/test_doctor_proof.py"],
     ),
     "cycle-kills": (
-        "three cycles with six kills: cycles, adapters, accounting and aliases are those of the run without kills",
-        ["-m", "proof", "tests/cycle/test_loop.py"],
+        "ten cycles, two of them of poisoned rows, with kills of the loop and of what it started at the borders of "
+        "every act: cycles, adapters, accounting and aliases are those of the same cycles without kills",
+        ["-m", "proof", "tests/cycle/test_kills_of_cycles.py"],
     ),
     "cycle-states": (
         "1.5 million abstract states of the cycle: each has an action, every action makes progress or waits with a "

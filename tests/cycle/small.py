@@ -49,12 +49,14 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def make_config(folder: Path, **cycle: Any) -> Path:
-    """`folder/cycle.yaml` and an empty `folder/rows.jsonl`; the model lies in `$HIVETUNE_HOME`."""
-    make_home()
+def make_config(folder: Path, *, model: str = MODEL, **cycle: Any) -> Path:
+    """`folder/cycle.yaml` and an empty `folder/rows.jsonl`; the tiny model lies in `$HIVETUNE_HOME`, unless another one
+    is named."""
+    if model == MODEL:
+        make_home()
     (folder / "rows.jsonl").touch()
     settings = {
-        "model": MODEL,
+        "model": model,
         "data": {"path": str(folder / "rows.jsonl"), "near_duplicates": 0},
         "lora": {"r": 4},
         "max_length": 256,

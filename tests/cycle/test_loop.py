@@ -1,8 +1,6 @@
 """The loop as users run it, with a tiny real model: three batches of rows, one of them poisoned, and real kills."""
 
-import shutil
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -13,9 +11,7 @@ from cycle.small import NAME, KilledLoop, append_rows, make_config, make_rows, p
 from hivetune.base.database import open_database
 from hivetune.base.journal import read_journal
 from hivetune.base.sealed import read_sealed
-from hivetune.config import load_config
 from hivetune.cycle.ledger import cycles_of
-from hivetune.cycle.loop import Listener, opened
 
 CLEAN, POISONED = 120, 60
 TOLERANCE = 0.02  # of the gate, in nats per token
@@ -68,25 +64,3 @@ def test_three_cycles_one_poisoned_and_six_kills(own_home: Path, tmp_path: Path)
     killed = run_killed(config, tmp_path / "rows.jsonl", tmp_path / "log")
     assert len(killed.kills) == 6, killed.kills
     check_three_cycles(killed.journal)
-
-
-@pytest.mark.proof
-def test_kills_change_nothing(own_home: Path, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """The same home, the same rows: cycles, adapters, accounting and aliases are those of the run without kills."""
-    config = make_config(tmp_path)
-    pristine = tmp_path / "pristine"
-    shutil.copytree(own_home, pristine)
-    loaded = load_config(config)
-    for batch in BATCHES:
-        append_rows(tmp_path / "rows.jsonl", batch)
-        with opened(loaded, Listener()) as loop:
-            loop.run(once=True)
-    calm = summary()
-    shutil.rmtree(own_home)
-    shutil.copytree(pristine, own_home)
-    (tmp_path / "rows.jsonl").unlink()
-    killed = run_killed(config, tmp_path / "rows.jsonl", tmp_path / "log")
-    assert summary() == calm
-    record_property("kills", len(killed.kills))
-    record_property("cycles", len(calm["cycles"]))
-    record_property("decisions replayed", len(replayed(killed.journal)))

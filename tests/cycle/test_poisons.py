@@ -18,18 +18,21 @@ from typing import Any
 
 import pytest
 import torch
-from cycle.small import MODEL, NAME, append_rows, make_config, make_rows, poisoned
+from cycle.small import NAME, append_rows, make_config, make_rows, poisoned
+from gguf_families import write_model
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, home, write_manifest
+from hivetune.base.disk import MANIFEST
 from hivetune.config import load_config
-from hivetune.cycle.ledger import cycles_of
+from hivetune.cycle.ledger import cycles_of, suspect_rows
 from hivetune.cycle.loop import Listener, opened
 from hivetune.cycle.observe import champion_of
 from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.train.feed import read_documents
 from hivetune.errors import HivetuneError, Stopped
+from hivetune.models.prepared import DESCRIPTION
+from hivetune.walk.fetch import fetch_model
 from hivetune.walk.prepare import prepare_data
 
 pytestmark = pytest.mark.proof
@@ -38,7 +41,7 @@ CYCLES, ROWS = 30, 60
 POISONS = {5: "shuffled", 10: "flood", 15: "secrets", 20: "broken base", 25: "NaN"}
 TOLERANCE = 0.02  # of the gate, in nats per token
 DAY_S = 86_400.0
-NAN_MARK = "~"  # its embedding is not a number: rows that hold it have no finite loss
+NAN_MARK, OVERFLOW = "~", 1e30  # rows that hold the character have no finite loss
 
 
 @dataclass
@@ -86,27 +89,42 @@ def batch(number: int) -> list[dict[str, Any]]:
     return rows
 
 
-def spoil_embedding(mark: str) -> None:
-    """The embedding of one character that no clean row has."""
+def make_base(folder: Path) -> None:
+    """A source folder, whole and finite, of a tiny model for which a row with NAN_MARK has no finite loss.
+
+    One place of the embeddings is zero for all other characters, and the first norm multiplies it by so much that
+    attention overflows: no check of the weights can see that, as with a model that was trained in another precision.
+    """
     from safetensors.torch import load_file, save_file
     from tokenizers import Tokenizer
 
-    folder = home() / "models" / MODEL
-    token = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(mark, add_special_tokens=False).ids[-1]
+    write_model(folder, "llama")
     tensors = load_file(folder / "model.safetensors")
-    tensors["model.embed_tokens.weight"][token] = float("nan")
+    (token,) = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(NAN_MARK, add_special_tokens=False).ids
+    tensors["model.embed_tokens.weight"][:, 0] = 0.0
+    tensors["model.embed_tokens.weight"][token, 0] = 1.0
+    tensors["model.layers.0.input_layernorm.weight"][0] = OVERFLOW
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / MANIFEST).unlink()  # else it is a damaged model, and prepared again
-    write_manifest(folder)
+    for made in (MANIFEST, DESCRIPTION):
+        (folder / made).unlink()
+
+
+def break_base(base: Path) -> None:
+    """A whole and finite file that says something else: what no check of one file can see."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = {name: tensor.flip(0).contiguous() for name, tensor in load_file(base / "model.safetensors").items()}
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
 
 
 def clean_loss(adapter: Path, config: Path, probe: Path) -> float:
     """Nats per token on rows that no cycle sees."""
     settings = load_config(config, [f"data.path={probe}", "data.validation=0", "data.test=0"])
-    snapshot = prepare_data(settings, home() / "models" / MODEL)
+    base = fetch_model(settings.model)
+    snapshot = prepare_data(settings, base)
     documents = read_documents(snapshot, snapshot.rows("train"))
     lora, tensors = read_adapter(adapter)
-    model = load_model(home() / "models" / MODEL, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(base, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"))
     fill(model.adapter, tensors, str(adapter))
     return float(model.nll(documents).sum()) / sum(int(one.trained_L.sum()) for one in documents)
 
@@ -147,15 +165,18 @@ def one_day(life: Life, work: Path, day: int) -> None:
     for number in range(day + 1):
         append_rows(work / "rows.jsonl", batch(number))
     before = champion()
-    weights, whole = home() / "models" / MODEL / "model.safetensors", (work / "weights").read_bytes()
-    weights.write_bytes(whole)
+    shutil.rmtree(work / "base", ignore_errors=True)
+    shutil.copytree(work / "whole-base", work / "base")  # with its times: the same files are the same model
     if kind == "broken base":
-        middle = len(whole) // 2
-        weights.write_bytes(whole[:middle] + bytes(64) + whole[middle + 64 :])
+        break_base(work / "base")
     said = live(config, day)
-    weights.write_bytes(whole)
+    shutil.rmtree(work / "base")
+    shutil.copytree(work / "whole-base", work / "base")
     after = champion()
-    event: dict[str, Any] = {"day": day, "poison": kind, "said": said, "champion": after and after[0]}
+    with closing(open_database()) as database:
+        suspect = len(suspect_rows(database, NAME))
+    event: dict[str, Any] = {"day": day, "poison": kind, "said": said, "suspect_rows": suspect}
+    event["champion"] = None if after is None else after[0]
     if after is not None and after != before:
         life.losses[after[0]] = clean_loss(after[1], config, work / "probe.jsonl")
         event["clean_loss"] = life.losses[after[0]]
@@ -168,6 +189,10 @@ def one_day(life: Life, work: Path, day: int) -> None:
     life.save()
 
 
+def suspects_after(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(event["poison"], event["suspect_rows"]) for event in events if event["poison"]]
+
+
 def test_thirty_cycles_five_poisoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
@@ -176,9 +201,10 @@ def test_thirty_cycles_five_poisoned(
     monkeypatch.setenv("HIVETUNE_HOME", str(work / "home"))
     life = Life(work / "life.json").load()
     if not life.path.exists():
-        make_config(work)
-        spoil_embedding(NAN_MARK)
-        shutil.copy(home() / "models" / MODEL / "model.safetensors", work / "weights")
+        shutil.rmtree(work / "whole-base", ignore_errors=True)
+        make_base(work / "whole-base")
+        shutil.copytree(work / "whole-base", work / "base", dirs_exist_ok=True)
+        make_config(work, model=str(work / "base"))
         append_rows(work / "probe.jsonl", make_rows(900_000, 60))
         life.save()
     for day in range(life.done, days):
@@ -194,6 +220,7 @@ def test_thirty_cycles_five_poisoned(
     record_property("poisoned", sum(event["poison"] is not None for event in life.events))
     record_property("promotions", len(promoted))
     record_property("harmful promotions", 0)
+    record_property("rows set aside as suspect, after each poisoned cycle", suspects_after(life.events))
     record_property("clean loss of each champion", [round(event["clean_loss"], 3) for event in promoted])
     record_property(
         "what became of the poisoned", [(e["poison"], e["cycles"][-1:]) for e in life.events if e["poison"]]
