@@ -207,7 +207,7 @@ class CycleConfig(Section):
     budget_kwh: float | None = Field(default=None, gt=0, description="most energy of the training of one cycle")
     yield_to: Literal["serving", "nothing"] = Field(
         default="serving",
-        description="serving: training stands still for requests, and long work waits while others use the machine",
+        description="serving: long work stands still for requests, and waits while others use the machine",
     )
     replay: float = Field(default=0.5, ge=0, le=1, description="share of old tokens when not all rows fit the budget")
     general: str | None = Field(default=None, description="a file of general rows, for about 5 % of the tokens")

@@ -11,7 +11,9 @@ from hivetune.cycle.ledger import (
     KILLS_A_FAILURE,
     Act,
     CycleRow,
+    RowsOfCycle,
     acts_of,
+    admit_rows,
     begin_act,
     begin_cycle,
     cycles_of,
@@ -20,6 +22,7 @@ from hivetune.cycle.ledger import (
     failed_in_a_row,
     last_failure,
     settle_interrupted,
+    suspect_rows,
     trained_rows,
 )
 
@@ -29,14 +32,17 @@ CYCLE = CycleRow("a1", "demo", 10.0, "rows", {"model": "tiny"}, "/pool", None)
 def test_the_same_cycle_is_opened_once_and_again_only_after_a_failure() -> None:
     with closing(open_database()) as database:
         assert begin_cycle(database, CYCLE) and not begin_cycle(database, CYCLE)
-        end_cycle(database, CYCLE, "failed", "no disk", 20.0, [])
+        end_cycle(database, CYCLE, "failed", "no disk", 20.0, RowsOfCycle())
         assert begin_cycle(database, CYCLE)
         assert cycles_of(database, "demo")[0].closed is None
-        end_cycle(database, CYCLE, "refused", "worse", 30.0, ["x", "y"])
+        end_cycle(database, CYCLE, "refused", "worse", 30.0, RowsOfCycle({"x", "y", "z"}, {"z"}))
         assert not begin_cycle(database, CYCLE)
         found = cycles_of(database, "demo")[0]
         assert (found.end, found.reason, found.closed, found.config) == ("refused", "worse", 30.0, {"model": "tiny"})
-        assert trained_rows(database, "demo") == {"x", "y"} and not trained_rows(database, "other")
+        assert trained_rows(database, "demo") == {"x", "y", "z"} and not trained_rows(database, "other")
+        assert suspect_rows(database, "demo") == {"z": "a1"} and not suspect_rows(database, "other")
+        assert admit_rows(database, "other") == 0 and admit_rows(database, "demo") == 1
+        assert trained_rows(database, "demo") == {"x", "y"} and not suspect_rows(database, "demo")
 
 
 def acts(*told: tuple[str, str | None]) -> list[Act]:

@@ -53,6 +53,17 @@ def reasons(choice: Any) -> Counter[str]:
     return Counter(choice.left_out.values())
 
 
+def test_suspect_rows_train_no_cycle_and_are_no_evidence() -> None:
+    found = [*rows(40), *rows(10, 40), *rows(5, 50, split="test")]
+    suspect = ids(found[40:])
+    wishes = Wishes(known=ids(found), suspect=suspect)
+    choice = choose_rows(found, wishes)
+    assert choice.left_out == dict.fromkeys(suspect, "suspect")
+    assert choice.old_tokens == 40 * 50 and new_groups(found, wishes) == 0
+    assert new_groups(found, replace(wishes, known=ids(found[:40]))) == 0  # they open no cycle either
+    assert not needs_scores(found, replace(wishes, budget_tokens=4000))  # what is left fits
+
+
 def test_all_rows_while_they_fit() -> None:
     found = rows(40)
     choice = choose_rows(found, Wishes(known=ids(found[:30]), budget_tokens=4000))

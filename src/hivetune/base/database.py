@@ -105,6 +105,11 @@ MIGRATIONS: tuple[str, ...] = (
       name TEXT NOT NULL, row TEXT NOT NULL, PRIMARY KEY (name, row)
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE suspect_rows (        -- rows that came with a cycle whose model was worse: left out of the next ones
+      name TEXT NOT NULL, row TEXT NOT NULL, cycle TEXT NOT NULL, PRIMARY KEY (name, row)
+    ) WITHOUT ROWID;
+    """,
 )
 
 

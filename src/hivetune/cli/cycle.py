@@ -15,7 +15,7 @@ from hivetune.base.typed import to_plain
 from hivetune.cli.output import emit, plain_progress, say, show, table
 from hivetune.config import RunConfig, load_config
 from hivetune.cycle.decide import decide
-from hivetune.cycle.ledger import NOW, PAUSED, CycleRow, acts_of, cycles_of, loop_folder
+from hivetune.cycle.ledger import NOW, PAUSED, CycleRow, acts_of, admit_rows, cycles_of, loop_folder, suspect_rows
 from hivetune.cycle.loop import Listener, Loop, opened, release_name
 from hivetune.cycle.observe import observe
 from hivetune.cycle.pool import Seen
@@ -23,12 +23,12 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.process.detach import cycle_unit
 from hivetune.walk.fetch import fetch_model
 
-SPOKEN = ("status", "pause", "resume", "now")
+SPOKEN = ("status", "pause", "resume", "now", "admit")
 SHOWN_ACTS = 5
 
 
 def cycle(
-    what: Annotated[str, typer.Argument(metavar="CONFIG|status|pause|resume|now", help="YAML file, or a word.")],
+    what: Annotated[str, typer.Argument(metavar="CONFIG|status|pause|resume|now|admit", help="YAML file, or a word.")],
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="With a word: of which loop.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
     once: Annotated[bool, typer.Option("--once", help="End when there is nothing to do now.")] = False,
@@ -38,7 +38,8 @@ def cycle(
     """Train, compare, promote and watch again and again, without people: in the foreground, until it is stopped.
 
     It may be stopped or killed at any moment; the same command goes on. status, pause, resume and now (a cycle as soon
-    as there is a new row) speak to the loop that runs.
+    as there is a new row) speak to the loop that runs; admit says that the rows which it set aside as suspect are
+    right.
     """
     if what in SPOKEN:
         _speak(what, name)
@@ -96,6 +97,12 @@ def _speak(word: str, name: str | None) -> None:
     if len(names) > 1:
         raise UsageError(f"which loop: {', '.join(names)}?", hint=f"hivetune cycle {word} NAME")
     folder = loop_folder(names[0])
+    if word == "admit":
+        with closing(open_database()) as database:
+            admitted = admit_rows(database, names[0])
+        show(f"{admitted} rows count as new again")
+        emit({"name": names[0], "said": word, "rows": admitted})
+        return
     if word == "resume":
         (folder / PAUSED).unlink(missing_ok=True)
         show(f"{names[0]} goes on")
@@ -112,17 +119,21 @@ def _status(name: str) -> dict[str, Any]:
     holder = lock_holder(folder)
     with closing(open_database()) as database:
         cycles, acts = cycles_of(database, name), acts_of(database, name)
+        suspect = len(suspect_rows(database, name))
     paused = (folder / PAUSED).exists()
     running = f"runs in process {holder.pid}" if holder is not None else "does not run"
     show(f"{name}: {running}{', paused' if paused else ''}")
     columns = ("cycle", "opened", "for", "champion then", "ended as", "why")
     table("", columns, [_line(cycle) for cycle in cycles[-SHOWN_ACTS:]])
+    if suspect:
+        show(f"  {suspect} rows are set aside as suspect; if they are right: hivetune cycle admit {name}")
     for act in acts[-SHOWN_ACTS:]:
         show(f"  {_moment(act.started)} {act.kind.replace('_', ' ')} {act.outcome or 'goes on'}: {act.words}")
     return {
         "name": name,
         "pid": holder.pid if holder is not None else None,
         "paused": paused,
+        "suspect_rows": suspect,
         "cycles": [_document(cycle) for cycle in cycles],
         "acts": [to_plain(act) for act in acts[-SHOWN_ACTS:]],
     }

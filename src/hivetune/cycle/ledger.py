@@ -11,7 +11,7 @@ without an `outcome` was interrupted by the death of its process.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,13 +107,26 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
         return True
 
 
+@dataclass(frozen=True)
+class RowsOfCycle:
+    """Rows by the hash of their content. `trained`: trained on or held out, so they count as new no more; `suspect`:
+    those of them that came with a model that was worse."""
+
+    trained: Collection[str] = ()
+    suspect: Collection[str] = ()
+
+
 def end_cycle(
-    database: sqlite3.Connection, cycle: CycleRow, end: CycleEnd, reason: str, now: float, trained: Iterable[str]
+    database: sqlite3.Connection, cycle: CycleRow, end: CycleEnd, reason: str, now: float, rows: RowsOfCycle
 ) -> None:
-    """Close it, and remember the rows that it trained on (ids of their content): they count as new no more."""
+    """Close it, and remember its rows."""
     with transaction(database):
         database.executemany(
-            "INSERT OR IGNORE INTO cycle_rows VALUES (?, ?)", ((cycle.name, identity) for identity in trained)
+            "INSERT OR IGNORE INTO cycle_rows VALUES (?, ?)", ((cycle.name, identity) for identity in rows.trained)
+        )
+        database.executemany(
+            "INSERT OR IGNORE INTO suspect_rows VALUES (?, ?, ?)",
+            ((cycle.name, identity, cycle.id) for identity in rows.suspect),
         )
         database.execute(
             "UPDATE cycles SET closed = ?, ending = ?, reason = ? WHERE id = ?", (now, end, reason, cycle.id)
@@ -123,6 +136,20 @@ def end_cycle(
 def trained_rows(database: sqlite3.Connection, name: str) -> frozenset[str]:
     """Ids of the rows that a closed cycle of this name trained on or held out."""
     return frozenset(row for (row,) in database.execute("SELECT row FROM cycle_rows WHERE name = ?", (name,)))
+
+
+def suspect_rows(database: sqlite3.Connection, name: str) -> dict[str, str]:
+    """Ids of the rows that no cycle of this name may train, each with the cycle that they came with."""
+    return dict(database.execute("SELECT row, cycle FROM suspect_rows WHERE name = ?", (name,)))
+
+
+def admit_rows(database: sqlite3.Connection, name: str) -> int:
+    """A person says that the suspect rows are right: they count as new again. How many there were."""
+    with transaction(database):
+        database.execute(
+            "DELETE FROM cycle_rows WHERE name = ?1 AND row IN (SELECT row FROM suspect_rows WHERE name = ?1)", (name,)
+        )
+        return database.execute("DELETE FROM suspect_rows WHERE name = ?", (name,)).rowcount
 
 
 def begin_act(database: sqlite3.Connection, name: str, cycle: str | None, kind: ActionKind, now: float) -> int:

@@ -139,6 +139,8 @@ class Loop:
             return "ask", self.name, action.reason
         if details.get("end") == "failed":
             return "stuck", self.name, action.reason
+        if details.get("suspect"):
+            return "suspect", self.name, f"{words}; if they are right: hivetune cycle admit {self.name}"
         if outcome == "failed" and details.get("full_disk"):
             return "disk", self.name, words
         return None

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from hivetune.config import EmailConfig, NotifyConfig
 
-NoticeKind = Literal["promote", "rollback", "ask", "stuck", "disk"]
+NoticeKind = Literal["promote", "rollback", "ask", "stuck", "suspect", "disk"]
 SEND_TIMEOUT_S = 20.0  # of each way; the loop waits no longer, whatever the other side does
 LONGEST_SENTENCE = 500
 _BEGINNINGS: dict[NoticeKind, str] = {
@@ -29,6 +29,7 @@ _BEGINNINGS: dict[NoticeKind, str] = {
     "rollback": "{release} was rolled back",
     "ask": "{release} waits for a person to promote it",
     "stuck": "the cycle of {release} can't go on",
+    "suspect": "rows of {release} are set aside",
     "disk": "the cycle of {release} waits for room on the disk",
 }
 

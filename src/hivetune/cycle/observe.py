@@ -29,6 +29,7 @@ from hivetune.cycle.ledger import (
     failed_in_a_row,
     last_failure,
     loop_folder,
+    suspect_rows,
     trained_rows,
 )
 from hivetune.cycle.pool import Seen, cycle_id, read_rows_now
@@ -74,8 +75,9 @@ def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse
             return replace(common, open=state, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
         forgotten = forgotten_behind(database, name, champion.folder, champion.snapshot) if champion is not None else 0
         rows = read_rows_now(config, database, name, known)
+        suspect = suspect_rows(database, name)
     times, failed_at = failed_in_a_row(cycles)
-    identity = cycle_id(rows.snapshot, config, champion) if rows.snapshot is not None else ""
+    identity = cycle_id(rows.snapshot, suspect, config, champion) if rows.snapshot is not None else ""
     before = next((cycle for cycle in cycles if cycle.id == identity), None)
     newest = max((cycle.opened for cycle in cycles), default=None)
     return replace(

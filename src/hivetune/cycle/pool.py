@@ -5,15 +5,13 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig
-from hivetune.cycle.ledger import (
-    trained_rows,
-)
+from hivetune.cycle.ledger import suspect_rows, trained_rows
 from hivetune.cycle.rows import Wishes, new_groups
 from hivetune.data.intake.files import find_sources
 from hivetune.data.snapshot import PoolRow, Snapshot
@@ -52,14 +50,15 @@ class Seen:
 
 def read_rows_now(config: RunConfig, database: sqlite3.Connection, name: str, known: Seen) -> RowsNow:
     """Read again only when the inputs or what was trained changed."""
-    trained = trained_rows(database, name)
+    remembered = len(trained_rows(database, name)), len(suspect_rows(database, name))
     try:
-        key = (_inputs(config, database), len(trained), config)
+        key = (_inputs(config, database), remembered, config)
         if known.key == key:
             return known.rows
         pool = pool_of(config)
-        rows = list(pool.pool())
-        groups = new_groups(rows, wishes_of(database, config, name))
+        wishes = wishes_of(database, config, name)
+        rows = [row for row in pool.pool() if row.id not in wishes.suspect]
+        groups = new_groups(rows, wishes)
         hours, disk_bytes, why_not = _planned(config, rows)
         if budget_tokens(config, rows) is not None:
             hours = config.cycle.budget_hours  # the choice of rows keeps to it
@@ -120,14 +119,20 @@ def pool_config(config: RunConfig) -> RunConfig:
 
 
 def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str) -> Wishes:
-    return Wishes(known=trained_rows(database, name), general=config.cycle.general, replay=config.cycle.replay)
+    return Wishes(
+        known=trained_rows(database, name),
+        suspect=suspect_rows(database, name).keys(),
+        general=config.cycle.general,
+        replay=config.cycle.replay,
+    )
 
 
-def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
-    """12 hex digits: the same rows, settings, base model and champion are the same cycle."""
+def cycle_id(pool: Snapshot, suspect: Collection[str], config: RunConfig, champion: Release | None) -> str:
+    """12 hex digits: the same rows to choose from, settings, base model and champion are the same cycle."""
     model = folder_for(config.model) / MANIFEST
     parts = {
         "rows": pool.hash,
+        "suspect": sorted(suspect),
         "settings": settings_of(config),
         "gate": config.gate.model_dump(mode="json"),
         "name": config.cycle.name,

@@ -36,7 +36,8 @@ class RowChoice:
 
 @dataclass(frozen=True)
 class Wishes:
-    """`known`: ids of the rows that the champion's cycle had. `general`: file or folder of the general rows.
+    """`known`: ids of the rows that the champion's cycle had. `suspect`: ids of rows that came with a model that was
+    worse. `general`: file or folder of the general rows.
 
     `budget_tokens`: most tokens of the rows that are trained, each counted once; None: no limit. `replay`: share of
     them for old rows when not all fit. `going_on`: training goes on from the champion, so that old rows are only
@@ -44,6 +45,7 @@ class Wishes:
     """
 
     known: Collection[str] = ()
+    suspect: Collection[str] = ()
     general: str | None = None
     budget_tokens: int | None = None
     replay: float = 0.5
@@ -64,7 +66,7 @@ def new_groups(rows: Sequence[PoolRow], wishes: Wishes) -> int:
 
 def needs_scores(rows: Sequence[PoolRow], wishes: Wishes) -> bool:
     """Whether the old rows have to be scored by the champion before `choose_rows` can tell them apart."""
-    trained = [row for row in rows if row.split == "train"]
+    trained = [row for row in rows if row.split == "train" and row.id not in wishes.suspect]
     over = wishes.budget_tokens is not None and sum(row.length for row in trained) > wishes.budget_tokens
     return bool(wishes.known) and (over or wishes.going_on)
 
@@ -104,6 +106,7 @@ def _source(row: PoolRow) -> str:
 
 def _over_shares(rows: Sequence[PoolRow], wishes: Wishes) -> dict[str, str]:
     left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
+    left_out |= {row.id: "suspect" for row in rows if row.id in wishes.suspect}
     for split in ("train", "validation", "test"):
         here = _remaining(rows, left_out, split)
         plain = [row for row in here if not _is_general(row, wishes)]

@@ -9,7 +9,16 @@ from hivetune.data.reasons import REASONS
 from hivetune.errors import UsageError
 
 # Why a row may be left out by name; each has its entry in REASONS.
-LEAVE_OUT = ("own-share", "own-evidence", "user-share", "source-share", "general-share", "next-cycle", "not-replayed")
+LEAVE_OUT = (
+    "own-share",
+    "own-evidence",
+    "user-share",
+    "source-share",
+    "general-share",
+    "next-cycle",
+    "not-replayed",
+    "suspect",
+)
 assert set(LEAVE_OUT) <= REASONS.keys()
 
 

@@ -233,6 +233,11 @@ REASONS: dict[str, Reason] = {
         "an old row beyond the budget that the champion scores better than those that are trained again",
         "raise cycle.budget_hours or cycle.replay",
     ),
+    "suspect": Reason(
+        "set_aside",
+        "it came with rows that made a model worse: the gate refused it for that, or it was rolled back",
+        "look at them; if they are right: hivetune cycle admit NAME",
+    ),
     # Used, but changed; always counted
     "merged-turns": Reason(
         "warn", "consecutive turns of one role were joined to one, with an empty line between them", "nothing to do"

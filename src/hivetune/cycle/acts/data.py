@@ -20,6 +20,7 @@ from hivetune.cycle.ledger import (
     CycleRow,
     begin_cycle,
     loop_folder,
+    suspect_rows,
 )
 from hivetune.cycle.observe import champion_of, settings_then
 from hivetune.cycle.pool import budget_tokens, cycle_id, pool_config, pool_of, wishes_of
@@ -43,7 +44,7 @@ def open_cycle_of(doing: Doing, opened_for: OpenedFor = "rows") -> str:
     with closing(open_database()) as database:
         champion = champion_of(database, doing.name)
         cycle = CycleRow(
-            id=cycle_id(pool, doing.config, champion),
+            id=cycle_id(pool, suspect_rows(database, doing.name), doing.config, champion),
             name=doing.name,
             opened=doing.now,
             opened_for="request" if asked.exists() and opened_for == "rows" else opened_for,
@@ -75,7 +76,8 @@ def make_run(doing: Doing) -> str:
         wishes = wishes_of(database, config, doing.name)
     champion = doing.champion()
     start = _start(config, champion) if cycle.opened_for != "rebuild" else None
-    wishes = replace(wishes, budget_tokens=budget_tokens(config, rows), going_on=start is not None)
+    trainable = [row for row in rows if row.id not in wishes.suspect]
+    wishes = replace(wishes, budget_tokens=budget_tokens(config, trainable), going_on=start is not None)
     if champion is not None and needs_scores(rows, wishes):
         wishes = replace(wishes, scores=_scores(config, cycle, champion, rows, wishes))
     choice = choose_rows(rows, wishes)

@@ -1,5 +1,6 @@
 """Acts on the release: exported, registered, loaded, promoted, watched; and back."""
 
+import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -7,19 +8,13 @@ from pathlib import Path
 from hivetune.base.database import open_database
 from hivetune.base.sealed import write_sealed
 from hivetune.cycle.acts.doing import Doing, ends_with_window
-from hivetune.cycle.decide import ending
-from hivetune.cycle.ledger import (
-    WATCHED,
-    CycleRow,
-    end_cycle,
-)
-from hivetune.cycle.observe import (
-    release_of,
-)
+from hivetune.cycle.decide import CycleEnd, ending
+from hivetune.cycle.ledger import WATCHED, CycleRow, RowsOfCycle, end_cycle
+from hivetune.cycle.observe import gate_of, release_of, rows_behind
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.export import export_run
-from hivetune.release.registry import Release, promote, rollback
+from hivetune.release.registry import Release, promote, releases, rollback
 from hivetune.run import checkpoints
 from hivetune.run.record import read_record
 from hivetune.run.status import run_status
@@ -97,22 +92,42 @@ def close_cycle(doing: Doing) -> str:
     found = ending(doing.observed.open, doing.config.cycle, doing.observed.failed)
     assert found is not None, "decided by what was observed"
     end, reason = found
-    trained = [] if end in ("failed", "given_up") else _rows_of(cycle)
+    trained = frozenset() if end in ("failed", "given_up") else _rows_of(cycle)
     with closing(open_database()) as database:
-        end_cycle(database, cycle, end, reason, doing.now, trained)
+        suspect = trained - _innocent(database, cycle) if _did_harm(cycle, end) else frozenset()
+        end_cycle(database, cycle, end, reason, doing.now, RowsOfCycle(trained, suspect))
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
     doing.details["end"] = end
-    return f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
+    words = f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
+    if not suspect:
+        return words
+    doing.details["suspect"] = len(suspect)
+    return f"{words}; {len(suspect)} rows that came with it are set aside as suspect: {cycle.run}"
 
 
-def _rows_of(cycle: CycleRow) -> list[str]:
+def _did_harm(cycle: CycleRow, end: CycleEnd) -> bool:
+    """Whether its model was shown to be worse: in service, or beyond the tolerance on rows that are older than it. One
+    that only was not better, or that lacks evidence, says nothing against its rows."""
+    if end == "rolled_back":
+        return True
+    against_best = gate_of(cycle).get("parts", {}).get("best", {})
+    return end == "refused" and bool(against_best.get("verdict") == "abort")
+
+
+def _innocent(database: sqlite3.Connection, cycle: CycleRow) -> frozenset[str]:
+    """Ids of the rows that the champion of that time was trained on, and did well with."""
+    before = next((one for one in releases(database, cycle.name) if one.label == cycle.champion), None)
+    return frozenset(_rows_of(cycle)) if before is None else rows_behind(database, before)
+
+
+def _rows_of(cycle: CycleRow) -> frozenset[str]:
     """Ids of the rows that its run trained on or held out; of all that it chose from where the run is gone."""
     try:
-        return [row.id for row in open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool()]
+        return frozenset(row.id for row in open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
     except (UsageError, KeyError):
-        return [row.id for row in open_snapshot(Path(cycle.pool)).pool()]
+        return frozenset(row.id for row in open_snapshot(Path(cycle.pool)).pool())
 
 
 def _needed(doing: Doing) -> Release:
