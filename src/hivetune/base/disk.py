@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from hivetune.errors import Busy
 MANIFEST = "manifest.json"
 LOCK = ".lock"  # says who holds a folder now; no part of what it holds
 HASH_CHUNK_BYTES = 1 << 20
+# `lock_holder` holds a free lock itself for some microseconds: whoever takes one asks again before it counts as held.
+_ASKED_TIMES, _ASKED_AGAIN_S = 4, 0.01
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -156,20 +159,31 @@ def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[Non
     make_folder(folder)
     check_own(folder)
     with open(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT), "r+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
+        if not _take(file.fileno()):
             file.seek(0)
             holder = file.read().split()
             who = f"process {holder[0]}" if holder else "another process"
-            raise Busy(f"{folder} is in use by {who}", hint=hint) from None
+            raise Busy(f"{folder} is in use by {who}", hint=hint)
         file.seek(0)
         file.truncate()
         file.write(f"{os.getpid()} {boot_id()}\n")
         file.flush()
         yield
+
+
+def _take(handle: int) -> bool:
+    """Lock it for this process alone; False when another one keeps it."""
+    for asked in range(_ASKED_TIMES):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            if asked + 1 < _ASKED_TIMES:
+                time.sleep(_ASKED_AGAIN_S)
+        else:
+            return True
+    return False
 
 
 def lock_holder(folder: Path) -> LockHolder | None:

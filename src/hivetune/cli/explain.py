@@ -14,6 +14,8 @@ OF_THE_PATH = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.ENAMETOOLONG}
     | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY, errno.EEXIST, errno.EFBIG}
 )
+# Packages that the base installation does without and a command asks for as it is loaded.
+_OF_SERVE = frozenset({"starlette", "uvicorn", "httpx2", "prometheus_client"})
 _READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -22,6 +24,8 @@ def explain(error: Exception) -> HivetuneError:
     """What happened in words; of an error that nothing is known of, the traceback is written to a file."""
     if isinstance(error, sqlite3.DatabaseError):
         return _database(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in _OF_SERVE:
+        return MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[serve]'")
     if not isinstance(error, OSError) or error.errno is None:
         return _bug(error)
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)

@@ -23,6 +23,7 @@ from hivetune.errors import HivetuneError, Stopped, UsageError
 # name: (module, function, one line). `group name` is a command of a group. The order is the order of the walk.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("status", "status", "One screen: what runs, what is served, what comes next."),
+    "dashboard": ("dashboard", "dashboard_command", "The same and all the rest in a browser, kept up to date."),
     "demo": ("demo", "demo", "The whole walk on a real model and real text, in minutes."),
     "doctor": ("doctor", "doctor", "What this machine is and can do; what is wrong, with the command that mends it."),
     "init": ("init", "init", "A commented YAML for the rows and the machine at hand."),

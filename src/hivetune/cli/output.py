@@ -19,6 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from hivetune.base.units import duration as duration
+from hivetune.base.units import number as number
+from hivetune.base.units import size as size
+
 PLAIN_LINE_EVERY_S = 10.0
 PLAIN_WIDTH = 120  # columns of a table where there is no terminal
 
@@ -158,23 +162,3 @@ def plain_progress(label: str, unit: str) -> _Report:
         say(f"{label}:{counted}{left}{f', {note}' if note else ''}")
 
     return report
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 42 s, 3 min, 2.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def size(size_bytes: float) -> str:
-    """Bytes as people say them, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if abs(size_bytes) < 1000:
-            return f"{size_bytes:.0f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} GB" if size_bytes < 1000 else f"{size_bytes / 1000:.1f} TB"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -24,20 +24,8 @@ from hivetune.run.choices import read_resolved
 from hivetune.run.find import find_run, known_runs
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
 from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run
+from hivetune.run.tell import tell_event
 from hivetune.walk.open import load_run
-
-TOLD = {
-    "attempt": "worker {number} started",
-    "failure": "fault in step {step}: {words}",
-    "action": "-> {action}: {why}",
-    "isolated": "isolated: {words}",
-    "quarantined": "quarantined {source}: {reason}",
-    "from_memory": "state of step {step} saved from memory",
-    "warning": "warning: {text}",
-    "disk_wait": "the disk is full: waiting for room",
-    "stop_requested": "asked to stop",
-    "supervisor_ended": "{status} at step {steps}, {restarts} restarts; {why}",
-}
 
 
 def runs() -> None:
@@ -72,7 +60,7 @@ def show(run: RunArgument) -> None:
     events = list(read_journal(folder / EVENTS))
     sample: dict[str, Any] | None = None
     for entry in events:
-        if told := told_event(entry):
+        if told := tell_event(entry):
             display(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {told}")
         if entry["event"] == "sample":
             sample = entry
@@ -186,8 +174,3 @@ def _machine_then(sample: Mapping[str, Any], failed_at: float) -> str:
     for index, card in enumerate(sample.get("cards", ())):
         parts.append(card_line(index, card))
     return "; ".join(parts)
-
-
-def told_event(entry: dict[str, object]) -> str:
-    form = TOLD.get(str(entry["event"]))
-    return form.format(**entry).strip(" ;") if form else ""

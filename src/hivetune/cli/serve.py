@@ -2,14 +2,17 @@
 
 from contextlib import closing
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show
+from hivetune.dashboard.access import BELOW, dashboard_token
+from hivetune.dashboard.app import dashboard
 from hivetune.report.prometheus import HomeCollector
 from hivetune.serve.gateway.clients import clients, make_client
-from hivetune.serve.gateway.run import GatewaySettings, refuse_open, run_gateway
+from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open, run_gateway
 
 DEFAULT_CLIENT = "default"
 
@@ -53,7 +56,7 @@ def serve(  # noqa: PLR0913 (each is an option)
         card=card,
     )
     token = _first_token(settings)
-    run_gateway(settings, lambda url: _tell(url, token), [HomeCollector()])
+    run_gateway(settings, lambda url: _tell(url, token), [HomeCollector()], dashboard)
 
 
 def _first_token(settings: GatewaySettings) -> str | None:
@@ -66,6 +69,8 @@ def _first_token(settings: GatewaySettings) -> str | None:
 
 def _tell(url: str, token: str | None) -> None:
     show(f"listening on {url}/v1")
+    if is_loopback(urlsplit(url).hostname or ""):
+        show(f"dashboard: {url}{BELOW}/login?token={dashboard_token()}")
     if token is not None:
         show(f"token of the client {DEFAULT_CLIENT!r}, shown once: {token}")
     say("Ctrl-C ends it")

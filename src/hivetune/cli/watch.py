@@ -12,11 +12,12 @@ from hivetune.base.journal import JournalPlace, read_after
 from hivetune.cli.arguments import RunArgument
 from hivetune.cli.chart import text_chart
 from hivetune.cli.output import MODE, clean, emit, number, out, say
-from hivetune.cli.runs import status_line, told_event
+from hivetune.cli.runs import status_line
 from hivetune.cli.top import card_line
 from hivetune.run.find import find_run
 from hivetune.run.folder import EVENTS
 from hivetune.run.status import RunStatus, loss_curve, run_status
+from hivetune.run.tell import tell_event
 
 _WATCH_S = 1.0
 _SHOWN_EVENTS = 6
@@ -49,7 +50,7 @@ class _News:
             self._place = followed.place
             if not followed.entries:
                 return told
-            told += [text for entry in followed.entries if (text := told_event(entry))]
+            told += [text for entry in followed.entries if (text := tell_event(entry))]
             self.sample = next(
                 (entry for entry in reversed(followed.entries) if entry["event"] == "sample"), self.sample
             )

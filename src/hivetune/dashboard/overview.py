@@ -65,9 +65,11 @@ class Overview:
         }
 
 
-def overview() -> Overview:
-    """The overview of this home. Makes nothing: a home that is not there is an empty one."""
-    runs = sorted(known_runs(), key=lambda status: status.created, reverse=True)
+def overview(known: Iterable[RunStatus] | None = None) -> Overview:
+    """The overview of this home. Makes nothing: a home that is not there is an empty one. `known`: the status of every
+    run, where somebody has it already."""
+    statuses = known_runs() if known is None else known
+    runs = sorted(statuses, key=lambda status: status.created, reverse=True)
     running = tuple(status for status in runs if status.state == "running")
     registered: list[Release] = []
     interactions, tainted = 0, {}

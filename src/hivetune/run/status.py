@@ -3,9 +3,10 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,48 +49,94 @@ class RunStatus:
         return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "run": str(self.run)}
 
 
+@dataclass
+class RunTally:
+    """What a run's two journals have said so far. Whoever follows a run adds the lines that came since."""
+
+    step: int = 0
+    loss: float | None = None
+    validation_loss: float | None = None
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """Seconds and tokens of the newest steps."""
+    restarts: int = 0
+    last_fault: str = ""
+    last_end: Mapping[str, Any] | None = None
+    """The newest start or end of a supervisor."""
+    damaged_lines: int = 0
+
+    def add_metric(self, entry: Mapping[str, Any]) -> None:
+        """A line of METRICS."""
+        if entry["event"] == "step":
+            self.step, self.loss = entry["step"], entry["loss"]
+            self.recent.append((entry["seconds"], entry.get("tokens", 0)))
+        elif entry["event"] == "validation":
+            self.validation_loss = entry["loss"]
+        self.damaged_lines += entry["event"] == DAMAGED
+
+    def add_event(self, entry: Mapping[str, Any]) -> None:
+        """A line of EVENTS."""
+        if entry["event"] == "failure":
+            self.restarts, self.last_fault = self.restarts + 1, entry["words"]
+        elif entry["event"] in ("supervisor_started", "supervisor_ended"):
+            self.last_end = entry
+        self.damaged_lines += entry["event"] == DAMAGED
+
+
 def run_status(run: Path) -> RunStatus:
     """Raises UsageError when `run` is not a run folder. A damaged one has that state, and `problem` says where."""
+    tally = RunTally()
+    try:
+        for entry in read_journal(run / METRICS):
+            tally.add_metric(entry)
+        for entry in read_journal(run / EVENTS):
+            tally.add_event(entry)
+    except OSError as error:
+        if os.path.lexists(run / RECORD):
+            return _damaged(run, f"{error.filename}: {error.strerror}")
+    return status_of(run, tally)
+
+
+def status_of(run: Path, tally: RunTally) -> RunStatus:
+    """The status of a run whose journals say so much. Raises as `run_status`."""
     if not os.path.lexists(run / RECORD):
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
     try:
-        return _status(run)
+        return _status(run, tally)
     except UsageError as error:
-        return RunStatus(run, run.name, "damaged", 0, 0, problem=error.message)
+        return _damaged(run, error.message)
     except OSError as error:
-        return RunStatus(run, run.name, "damaged", 0, 0, problem=f"{error.filename}: {error.strerror}")
+        return _damaged(run, f"{error.filename}: {error.strerror}")
 
 
-def _status(run: Path) -> RunStatus:
+def _damaged(run: Path, problem: str) -> RunStatus:
+    return RunStatus(run, run.name, "damaged", 0, 0, problem=problem)
+
+
+def _status(run: Path, tally: RunTally) -> RunStatus:
     record, plan = read_record(run), read_sealed(run / PLAN)
     total = plan.get("steps")
     if not isinstance(total, int):
         raise UsageError(f"{run / PLAN} is damaged: its 'steps' is {total!r}")
-    metrics, events = list(read_journal(run / METRICS)), list(read_journal(run / EVENTS))
-    steps = [entry for entry in metrics if entry["event"] == "step"]
-    validations = [entry for entry in metrics if entry["event"] == "validation"]
     holder = lock_holder(run)
-    done_steps = steps[-1]["step"] if steps else 0
-    recent = steps[-RECENT_STEPS:]
-    seconds = sum(entry["seconds"] for entry in recent)
-    failures = [entry for entry in events if entry["event"] == "failure"]
+    seconds = sum(each for each, _ in tally.recent)
+    tokens = sum(each for _, each in tally.recent)
     running = holder is not None
     return RunStatus(
         run=run,
         name=record["name"],
-        state=_state(record, events, running=running),
-        step=done_steps,
+        state=_state(record, tally, running=running),
+        step=tally.step,
         steps=total,
         pid=holder.pid if holder else None,
-        loss=steps[-1]["loss"] if steps else None,
-        validation_loss=validations[-1]["loss"] if validations else None,
-        tokens_per_second=sum(entry.get("tokens", 0) for entry in recent) / seconds if seconds else None,
-        left_s=seconds / len(recent) * (total - done_steps) if running and recent else None,
-        restarts=len(failures),
+        loss=tally.loss,
+        validation_loss=tally.validation_loss,
+        tokens_per_second=tokens / seconds if seconds else None,
+        left_s=seconds / len(tally.recent) * (total - tally.step) if running and tally.recent else None,
+        restarts=tally.restarts,
         quarantined=quarantined(run),
-        last_fault=failures[-1]["words"] if failures else "",
+        last_fault=tally.last_fault,
         created=record["created"],
-        damaged_lines=sum(entry["event"] == DAMAGED for entry in (*metrics, *events)),
+        damaged_lines=tally.damaged_lines,
     )
 
 
@@ -108,17 +155,27 @@ def stop_run(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.
 
     Raises Busy when it has not ended after `timeout_s`, UsageError when it runs in another container or machine.
     """
+    if not ask_to_stop(run):
+        return False
+    deadline = time.monotonic() + timeout_s
+    while lock_holder(run) is not None:
+        if time.monotonic() > deadline:
+            raise Busy(f"{run} is still saving after {timeout_s:.0f} s", hint="give it more time, or stop it again")
+        sleep(0.1)
+    return True
+
+
+def ask_to_stop(run: Path) -> bool:
+    """Ask the run's supervisor for a clean end, and do not wait; False when it is not running.
+
+    Raises UsageError when it runs in another container or machine.
+    """
     holder = lock_holder(run)
     if holder is None:
         return False
     if holder.boot_id != boot_id():
         raise UsageError(f"{run} is held by process {holder.pid} of another machine", hint="stop it there")
     os.kill(holder.pid, signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
-    while lock_holder(run) is not None:
-        if time.monotonic() > deadline:
-            raise Busy(f"{run} is still saving after {timeout_s:.0f} s", hint="give it more time, or stop it again")
-        sleep(0.1)
     return True
 
 
@@ -149,13 +206,12 @@ def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
     return step["loss"] if step else None, validation["loss"] if validation else None, speed
 
 
-def _state(record: dict[str, Any], events: list[dict[str, Any]], *, running: bool) -> State:
+def _state(record: Mapping[str, Any], tally: RunTally, *, running: bool) -> State:
     if running:
         return "running"
-    ends = [entry for entry in events if entry["event"] in ("supervisor_started", "supervisor_ended")]
-    if not ends:
+    if tally.last_end is None:
         return "new"
-    if ends[-1]["event"] == "supervisor_started":
+    if tally.last_end["event"] == "supervisor_started":
         return "interrupted"
-    status: State = ends[-1]["status"]
+    status: State = tally.last_end["status"]
     return "done" if record["status"] == "done" else status

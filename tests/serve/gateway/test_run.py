@@ -10,7 +10,7 @@ def test_answers_are_not_held_back_by_nagle() -> None:
     """asyncio sets TCP_NODELAY only on sockets that name their protocol; without it small answers took 40 ms more."""
 
     async def accepted_with_nodelay() -> bool:
-        listening = run._listen(run.GatewaySettings(port=0))
+        listening = run.listen_on("127.0.0.1", 0)
         found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

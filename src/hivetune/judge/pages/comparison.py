@@ -46,6 +46,17 @@ def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
     title = f"{labels[1]} against {labels[0]}"
     verdict = judged.get("verdict")
     head = f"{verdict}: {title}" if verdict else title
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><main>\n"
+        f"<h1>{escape(head)}</h1>{comparison_body(document, judged)}</main></body></html>\n"
+    )
+
+
+def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
+    """All of the page below its title, for whoever has a frame and page.css of their own."""
+    labels = [str(document[side].get("label") or side) for side in SIDES]
     sections = (
         _section("Why", _reasons(judged.get("reasons") or ())),
         _section("What to change", advice_list(judged.get("advice") or ())),
@@ -68,12 +79,7 @@ def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
         f'<span class="key {kind}"></span>{name}: {escape(label)} &nbsp; '
         for kind, name, label in zip(("first", "second"), "AB", labels, strict=True)
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><main>\n"
-        f'<h1>{escape(head)}</h1><p class="soft">{keys}</p>\n{"".join(sections)}</main></body></html>\n'
-    )
+    return f'<p class="soft">{keys}</p>\n{"".join(sections)}'
 
 
 def _section(title: str, body: str, note: str = "") -> str:

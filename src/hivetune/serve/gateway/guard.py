@@ -1,12 +1,15 @@
 """What every request passes before anything reads it: Host, Origin, size and token, on every path. Plain ASGI.
 
+Who may come in is a question of doors: the dashboard behind the gateway has another token than the API's clients.
+
 A page of another site can reach a port on this machine (a rebound name, a form, a script): Host and Origin say so, and
 are checked on every path without exception (MLflow's CVE-2025-14279 and CVE-2026-2611 were one path too few).
 """
 
 import http.cookies
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,7 +20,7 @@ COOKIE = "hivetune"
 OPEN = frozenset({"/", "/health", "/login", "/chat.js", "/chat.css"})
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),  # with no-referrer a browser sends `Origin: null` with a form of our own
     (b"cache-control", b"no-store"),
     (
         b"content-security-policy",
@@ -27,11 +30,24 @@ HEADERS = (
 )
 
 
-class Guard:
-    """Wraps an app. `hosts`: the values of Host that are ours, in lower case; `client_of`: token -> client or None."""
+@dataclass(frozen=True)
+class Door:
+    """Who may ask for what lies below a path. `client_of`: token, or value of the cookie -> client, or None. `open`:
+    paths that need no token. `login`: where a browser without one is sent; empty: it is refused."""
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str], client_of: Callable[[str], str | None]):
-        self.app, self.hosts, self.client_of = app, hosts, client_of
+    client_of: Callable[[str], str | None]
+    below: str = ""
+    cookie: str = COOKIE
+    open: frozenset[str] = OPEN
+    login: str = ""
+
+
+class Guard:
+    """Wraps an app. `hosts`: the values of Host that are ours, in lower case. `doors`: the first one whose path a
+    request lies below counts; a request that lies below none is refused."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], doors: Sequence[Door]):
+        self.app, self.hosts, self.doors = app, hosts, doors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -43,40 +59,42 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await refuse(send, *refusal)
+            await _refuse(send, *refusal)
             return
         await self.app(scope, _limited(receive, LIMIT_BYTES), _with_headers(send))
 
-    def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, str] | None:
+        """Status, what is said, and where a browser is sent instead; None for a request that may pass."""
         if headers.get("host", "").lower() not in self.hosts:
-            return 421, "this Host is not served here"
+            return 421, "this Host is not served here", ""
         origin = headers.get("origin")
         if origin is not None and origin.lower().partition("://")[2] not in self.hosts:
-            return 403, "requests from other sites are refused"
+            return 403, "requests from other sites are refused", ""
         size = headers.get("content-length", "0")
         if not size.isdecimal() or int(size) > LIMIT_BYTES:
-            return 413, f"a request holds at most {LIMIT_BYTES:,} bytes"
-        client = self.client_of(token_of(headers))
-        if client is None and scope["path"] not in OPEN:
-            return (
-                401,
-                "a token is needed: Authorization: Bearer TOKEN; make one with: hivetune clients --new NAME",
-            )
+            return 413, f"a request holds at most {LIMIT_BYTES:,} bytes", ""
+        path = scope["path"]
+        door = next((door for door in self.doors if f"{path}/".startswith(f"{door.below}/")), None)
+        client = door.client_of(token_of(headers, door.cookie)) if door is not None else None
         scope["client_name"] = client
-        return None
+        if client is not None or (door is not None and path in door.open):
+            return None
+        if door is not None and door.login and scope["method"] == "GET":
+            return 303, "sign in first", door.login
+        return 401, "a token is needed: Authorization: Bearer TOKEN; make one with: hivetune clients --new NAME", ""
 
 
 class TooLarge(Exception):
     """A body without a length grew beyond the limit."""
 
 
-def token_of(headers: Mapping[str, str]) -> str:
-    """The token of a request's Authorization header, or of the cookie that /login set."""
+def token_of(headers: Mapping[str, str], cookie_name: str = COOKIE) -> str:
+    """The token of a request's Authorization header, or of the cookie that the login set."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip()
     try:
-        cookie = http.cookies.SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        cookie = http.cookies.SimpleCookie(headers.get("cookie", "")).get(cookie_name)
     except http.cookies.CookieError:
         return ""
     return cookie.value if cookie is not None else ""
@@ -89,9 +107,10 @@ def error_body(status: int, message: str, kind: str = "") -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-async def refuse(send: Send, status: int, message: str) -> None:
+async def _refuse(send: Send, status: int, message: str, location: str) -> None:
     body = json.dumps(error_body(status, message)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
+    headers += [(b"location", location.encode())] if location else []
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body})
 

@@ -5,7 +5,7 @@ import errno
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +13,7 @@ from functools import partial
 import psutil
 import uvicorn
 from prometheus_client.registry import Collector
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from hivetune.base.database import open_database
@@ -25,7 +26,7 @@ from hivetune.serve.gateway import page
 from hivetune.serve.gateway.app import Gateway
 from hivetune.serve.gateway.capture import Capture, label_of
 from hivetune.serve.gateway.clients import client_of
-from hivetune.serve.gateway.guard import Guard
+from hivetune.serve.gateway.guard import Door, Guard
 from hivetune.serve.gateway.loaded import gateway_folder, tell_loaded
 from hivetune.serve.gateway.metrics import Metrics
 from hivetune.serve.llama.backend import CONTEXT_TOKENS, Engine, ServerSettings, open_backend
@@ -60,19 +61,30 @@ class GatewaySettings:
     card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
 
 
+@dataclass(frozen=True)
+class Addition:
+    """What another room shows on the same port: its routes, and the door that they lie behind."""
+
+    routes: Sequence[BaseRoute]
+    door: Door
+
+
 def run_gateway(
     settings: GatewaySettings,
     on_ready: Callable[[str], None] = lambda url: None,
     beside: Iterable[Collector] = (),
+    add: Callable[[Callable[[], bool]], Addition] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` gets the address. `beside`: what /metrics tells besides the gateway.
+    `add` makes what is shown beside the API while only this machine can reach it; it is given a function that tells
+    whether the server is about to end.
 
     Raises UsageError for a name that is not registered, Busy when another gateway of this home runs or the port is
     taken. What can't be loaded is tried again and again, and told by /health.
     """
     with closing(open_database()) as database:
         wanted(database, settings.names)
-    with lock(gateway_folder()), closing(_listen(settings)) as listening:
+    with lock(gateway_folder()), closing(listen_on(settings.host, settings.port)) as listening:
         tell = partial(tell_loaded, settings.names)
         tell(())
         port = listening.getsockname()[1]
@@ -81,8 +93,10 @@ def run_gateway(
         start = partial(start_live, settings)
         keeper = Keeper(partial(_read, settings, watch, Checks()), start, settings.canary, _has_room, tell=tell)
         gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None, Metrics(beside))
+        servers: list[uvicorn.Server] = []
+        additions = [add(lambda: servers[0].should_exit)] if add is not None and is_loopback(settings.host) else []
         config = uvicorn.Config(
-            guarded(gateway, settings, port),
+            guarded(gateway, settings, port, additions),
             log_level="warning",
             access_log=False,
             http="h11",
@@ -91,17 +105,29 @@ def run_gateway(
             server_header=False,
         )
         on_ready(f"http://{_bracketed(settings.host)}:{port}")
-        uvicorn.Server(config).run([listening])
+        servers.append(uvicorn.Server(config))
+        servers[0].run([listening])
 
 
-def guarded(gateway: Gateway, settings: GatewaySettings, port: int) -> ASGIApp:
-    """The gateway with its page behind the guard. One connection to hive.db answers for all tokens."""
+def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: Sequence[Addition] = ()) -> ASGIApp:
+    """The gateway with its page and what is added, behind the guard. One connection to hive.db answers for all
+    tokens."""
     app = gateway.app()
-    app.router.routes += page.routes()
+    app.router.routes += [*page.routes(), *(route for added in additions for route in added.routes)]
     database = sqlite3.connect(home() / "hive.db", check_same_thread=False)
-    names = _LOOPBACK if settings.host in _LOOPBACK else (settings.host,)
-    hosts = {f"{_bracketed(name)}:{port}" for name in names} | {host.lower() for host in settings.allow_hosts}
-    return Guard(app, frozenset(hosts), partial(client_of, database))
+    names = _LOOPBACK if is_loopback(settings.host) else (settings.host,)
+    hosts = own_hosts(names, port) | {host.lower() for host in settings.allow_hosts}
+    return Guard(app, hosts, [*(added.door for added in additions), Door(partial(client_of, database))])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    return host in _LOOPBACK
+
+
+def own_hosts(names: Sequence[str], port: int) -> frozenset[str]:
+    """The values of the Host header that mean this server."""
+    return frozenset(f"{_bracketed(name)}:{port}" for name in names)
 
 
 def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
@@ -171,21 +197,21 @@ def _has_room() -> bool:
     return bool(memory.available > memory.total / 4)
 
 
-def _listen(settings: GatewaySettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises Busy when the port is taken, UsageError for an address that is none of this
+    machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named: asyncio turns Nagle's delay off only then, and without, small answers took 40 ms more.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((settings.host, settings.port))
+        listening.bind((host, port))
         listening.listen(1024)
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise Busy(
-                f"port {settings.port} of {settings.host} is in use", hint="choose another one with --port"
-            ) from None
-        raise UsageError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+            raise Busy(f"port {port} of {host} is in use", hint="choose another one with --port") from None
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     return listening
 
 
@@ -195,7 +221,7 @@ def _bracketed(host: str) -> str:
 
 def refuse_open(settings: GatewaySettings, num_clients: int) -> None:
     """Raises UsageError for an address that others reach while no client has a token."""
-    if settings.host not in _LOOPBACK and not num_clients:
+    if not is_loopback(settings.host) and not num_clients:
         raise UsageError(
             f"--host {settings.host} can be reached from other machines, and no client has a token",
             hint="make one first: hivetune clients --new NAME",

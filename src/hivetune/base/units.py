@@ -1,0 +1,21 @@
+"""Seconds, bytes and numbers as people say them."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def size(size_bytes: float) -> str:
+    """Bytes as people say them, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if abs(size_bytes) < 1000:
+            return f"{size_bytes:.0f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} GB" if size_bytes < 1000 else f"{size_bytes / 1000:.1f} TB"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,224 @@
+"""The dashboard as an ASGI application: which page is at which path, its live stream, actions, the login.
+
+Actions are forms: a page to confirm, then POST with the token of that form. Errors are pages in words.
+"""
+
+import asyncio
+import sqlite3
+import urllib.parse
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+import hivetune
+from hivetune.dashboard.access import (
+    BELOW,
+    COOKIE_NAME,
+    STATIC,
+    cookie_value,
+    dashboard_door,
+    is_form_token,
+    is_token,
+)
+from hivetune.dashboard.live import LivePages, digest_of
+from hivetune.dashboard.page import DASHBOARD_FOLDER, NotThere, Page, PageRequest, parts_of, whole
+from hivetune.dashboard.pages.acts import FORMS, ConfirmedForm
+from hivetune.dashboard.pages.cycles import cycles_page, loop_page
+from hivetune.dashboard.pages.data import data_page, report_page, row_page
+from hivetune.dashboard.pages.doctor import doctor_page
+from hivetune.dashboard.pages.now import now_page
+from hivetune.dashboard.pages.releases import release_page, releases_page, rows_page
+from hivetune.dashboard.pages.runs import evaluation_page, run_page, runs_page
+from hivetune.dashboard.watched import Watcher
+from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
+from hivetune.serve.gateway.run import Addition
+
+_MakePage = Callable[[Watcher, PageRequest], Page]
+PAGES: Mapping[str, _MakePage] = {
+    "/": now_page,
+    "/runs": runs_page,
+    "/runs/{run}": run_page,
+    "/runs/{run}/evaluation": evaluation_page,
+    "/cycles": cycles_page,
+    "/cycles/{name}": loop_page,
+    "/releases": releases_page,
+    "/releases/{name}/{version:int}": release_page,
+    "/releases/{name}/{version:int}/rows": rows_page,
+    "/data": data_page,
+    "/data/row": row_page,
+    "/data/{snapshot}/report": report_page,
+    "/doctor": doctor_page,
+}
+# Where each style sheet lies: those of the pages that runs and snapshots have of their own, and the dashboard's.
+_PACKAGE = Path(hivetune.__file__).parent
+_FILES = {
+    "dashboard.css": (DASHBOARD_FOLDER / "static" / "dashboard.css", "text/css"),
+    "dashboard.js": (DASHBOARD_FOLDER / "static" / "dashboard.js", "text/javascript"),
+    "page.css": (_PACKAGE / "judge" / "page.css", "text/css"),
+    "report.css": (_PACKAGE / "data" / "prepare" / "page.css", "text/css"),
+}
+LONGEST_FORM_BYTES = 64 << 10
+
+
+def dashboard(ending: Callable[[], bool]) -> Addition:
+    """Routes and door of the dashboard. `ending`: whether the server is about to stop; streams end then."""
+    return Addition((Mount(BELOW, app=_Dashboard(ending).app()),), dashboard_door())
+
+
+class _Dashboard:
+    def __init__(self, ending: Callable[[], bool]):
+        self.watcher = Watcher()
+        self.pages = LivePages(ending)
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/login", _login, methods=["GET", "POST"]),
+            Route("/logout", _logout, methods=["POST"]),
+            *(Route(f"/static/{name}", partial(_static, name)) for name in STATIC),
+            *(Route(path, partial(self._act, form), methods=["GET", "POST"]) for path, form in FORMS.items()),
+            *(Route(path, partial(self._page, make)) for path, make in PAGES.items()),
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _bug})
+
+    async def _page(self, make: _MakePage, request: Request) -> Response:
+        asked = _asked(request)
+        if "text/event-stream" in request.headers.get("accept", ""):
+            parts = partial(self._parts, make, asked)
+            have = request.headers.get("last-event-id") or request.query_params.get("have", "")
+            address = urllib.parse.urlencode({"path": asked.path, **asked.query})
+            return StreamingResponse(self.pages.follow(address, parts, have), media_type="text/event-stream")
+        try:
+            page, parts = await self._in_thread(self._made, make, asked)
+        except (HivetuneError, OSError, sqlite3.Error) as error:
+            return _refusal(asked, error)
+        return HTMLResponse(whole(page, asked, digest=digest_of(parts)))
+
+    async def _act(self, form: ConfirmedForm, request: Request) -> Response:
+        asked = _asked(request)
+        try:
+            if request.method == "GET":
+                page = await self._in_thread(form.confirm, self.watcher, asked)
+            else:
+                asked = _asked(request, await _form(request))
+                _check_form(asked)
+                page = await self._in_thread(form.do, self.watcher, asked)
+        except (HivetuneError, OSError, sqlite3.Error) as error:
+            return _refusal(asked, error)
+        return HTMLResponse(whole(page, asked))
+
+    def _made(self, make: _MakePage, asked: PageRequest) -> tuple[Page, Mapping[str, str]]:
+        page = make(self.watcher, asked)
+        return page, parts_of(page) if page.live else {}
+
+    def _parts(self, make: _MakePage, asked: PageRequest) -> Mapping[str, str]:
+        """For a stream: what can't be shown now is said in its place, and tried again."""
+        try:
+            return parts_of(make(self.watcher, asked))
+        except (HivetuneError, OSError, sqlite3.Error) as error:
+            return parts_of(Page("error.html", "", {"message": _said(error)[0], "hint": ""}))
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await self.pages.now(partial(function, *arguments))
+
+
+def _asked(request: Request, form: Mapping[str, str] | None = None) -> PageRequest:
+    query = {key: value for key, value in request.query_params.items() if key != "have"}
+    named = {key: str(value) for key, value in request.path_params.items() if key != "path"}
+    return PageRequest(request.url.path.removeprefix(BELOW), named, query, form or {})
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form, each once. Raises UsageError."""
+    body = b""
+    async with asyncio.timeout(30):
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LONGEST_FORM_BYTES:
+                raise UsageError(f"a form holds at most {LONGEST_FORM_BYTES:,} bytes")
+    try:
+        fields = urllib.parse.parse_qs(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50)
+    except ValueError:
+        raise UsageError("the form can't be read") from None
+    return {name: values[-1] for name, values in fields.items()}
+
+
+def _check_form(asked: PageRequest) -> None:
+    if not is_form_token(asked.path, asked.form.get("token", "")):
+        raise _Forged("this form is not from this dashboard, or is an old one", hint="open the page again")
+
+
+class _Forged(HivetuneError):
+    """A form without the token of its page."""
+
+
+async def _login(request: Request) -> Response:
+    """The token comes in a form, or in the address that the terminal shows, and goes back as a cookie that no script
+    can read."""
+    asked = _asked(request)
+    sent = await _form(request) if request.method == "POST" else asked.query
+    token = sent.get("token", "").strip()
+    if is_token(token):
+        response: Response = RedirectResponse(f"{BELOW}/", 303)
+        response.set_cookie(COOKIE_NAME, cookie_value(), httponly=True, samesite="strict", path=BELOW)
+        return response
+    page = Page("login.html", "Sign in", {"wrong": bool(token)})
+    return HTMLResponse(whole(page, asked, signed_in=False), 401 if token else 200)
+
+
+async def _logout(request: Request) -> Response:
+    asked = _asked(request, await _form(request))
+    try:
+        _check_form(asked)
+    except _Forged as error:
+        return _refusal(asked, error)
+    response = RedirectResponse(f"{BELOW}/login", 303)
+    response.delete_cookie(COOKIE_NAME, path=BELOW, httponly=True, samesite="strict")
+    return response
+
+
+async def _static(name: str, request: Request) -> Response:
+    path, kind = _FILES[name]
+    return Response(path.read_bytes(), media_type=f"{kind}; charset=utf-8")
+
+
+def _refusal(asked: PageRequest, error: Exception) -> Response:
+    message, status = _said(error)
+    values = {"message": message, "hint": error.hint if isinstance(error, HivetuneError) else ""}
+    return HTMLResponse(whole(Page("error.html", HTTPStatus(status).phrase, values), asked), status)
+
+
+def _said(error: Exception) -> tuple[str, int]:
+    """What happened in words, and the status that says the same."""
+    if isinstance(error, HivetuneError):
+        kinds: dict[type[HivetuneError], int] = {
+            _Forged: 403,
+            NotDeployed: 409,
+            Busy: 409,
+            UsageError: 400,
+            NotThere: 404,
+        }
+        return error.message, kinds.get(type(error), 500)
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}", 500
+    return f"the store can't be read now: {error}" if isinstance(error, sqlite3.Error) else str(error), 500
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: "there is no such page", 405: f"{request.method} is not allowed here"}
+    values = {"message": words.get(error.status_code, error.detail), "hint": ""}
+    page = Page("error.html", HTTPStatus(error.status_code).phrase, values)
+    return HTMLResponse(whole(page, _asked(request)), error.status_code)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    values = {"message": "an unexpected error; the log of the server has it", "hint": ""}
+    return HTMLResponse(whole(Page("error.html", "Error", values), _asked(request)), 500)

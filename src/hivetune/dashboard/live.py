@@ -1,0 +1,114 @@
+"""Pages that stay up to date by Server-Sent Events: an event holds the parts of a page that changed, whole.
+
+What a browser shows is always the state of one moment, made from the journals up to an offset. So a lost connection or
+a reload can leave no gap and no double point: there is nothing to put together. An event's id is the digest of the
+page; who comes back with the same one is sent nothing.
+
+All pages are made in one thread. The more one costs, the less often it is made: together they may take SHARE of a core,
+as long as none gets older than SLOWEST_S.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from hivetune.base.disk import sha256_bytes
+
+SHARE = 0.002
+QUICKEST_S, SLOWEST_S = 1.0, 4.0
+_LOOK_S = 0.5
+BEAT_S = 3.0  # a page that hears nothing for three of these says that it is old (static/dashboard.js)
+# A browser opens 6 connections to a host: streams leave two of them, the oldest gives way and comes back after RETRY_S.
+MOST_STREAMS = 4
+RETRY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A page as it was made: its parts by the id of their element. `cost_s`: processor time that it took."""
+
+    parts: Mapping[str, str]
+    digest: str
+    made: float
+    cost_s: float
+
+
+class Stream:
+    """An open connection. `over`: it has to give way."""
+
+    def __init__(self, address: str):
+        self.address, self.over = address, False
+
+
+class LivePages:
+    """Makes pages, each at most as often as SHARE allows, once for all who look at it. `ending`: the server stops."""
+
+    def __init__(self, ending: Callable[[], bool]):
+        self.ending = ending
+        self._thread = ThreadPoolExecutor(1, "dashboard")
+        self._made: dict[str, Made] = {}
+        self._streams: list[Stream] = []
+
+    async def now(self, make: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
+        """The parts of a page, made now."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+
+    async def follow(self, address: str, make: Callable[[], Mapping[str, str]], have: str) -> AsyncGenerator[bytes]:
+        """The stream of a page: what changed since the digest `have`, until the server ends or it has to give way."""
+        stream = self._open(address)
+        sent: Mapping[str, str] = {}
+        beat_at = 0.0
+        try:
+            yield f"retry: {RETRY_S * 1000:.0f}\n\n".encode()
+            while not (stream.over or self.ending()):
+                found = await self._current(address, make)
+                if found.digest != have:
+                    changed = {name: html for name, html in found.parts.items() if sent.get(name) != html}
+                    have, sent, beat_at = found.digest, found.parts, time.monotonic() + BEAT_S
+                    yield f"id: {have}\nevent: parts\ndata: {json.dumps(changed)}\n\n".encode()
+                elif time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + BEAT_S
+                    yield b"event: beat\ndata:\n\n"
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            self._streams.remove(stream)
+            if all(other.address != address for other in self._streams):
+                self._made.pop(address, None)
+
+    def _open(self, address: str) -> Stream:
+        for oldest in self._streams[: len(self._streams) + 1 - MOST_STREAMS]:
+            oldest.over = True
+        stream = Stream(address)
+        self._streams.append(stream)
+        return stream
+
+    async def _current(self, address: str, make: Callable[[], Mapping[str, str]]) -> Made:
+        known = self._made.get(address)
+        if known is None or time.monotonic() - known.made >= self._pause_s(known):
+            known = await asyncio.get_running_loop().run_in_executor(self._thread, partial(self._make, address, make))
+        return known
+
+    def _pause_s(self, known: Made) -> float:
+        """All pages that are followed share the same time."""
+        addresses = {stream.address for stream in self._streams}
+        return min(SLOWEST_S, max(QUICKEST_S, known.cost_s * len(addresses) / SHARE))
+
+    def _make(self, address: str, make: Callable[[], Mapping[str, str]]) -> Made:
+        """In the thread; who asked at the same time for the same page gets what was made for the first."""
+        known = self._made.get(address)
+        if known is not None and time.monotonic() - known.made < QUICKEST_S:
+            return known
+        began = time.thread_time()
+        parts = make()
+        cost_s = time.thread_time() - began
+        self._made[address] = Made(parts, digest_of(parts), time.monotonic(), cost_s)
+        return self._made[address]
+
+
+def digest_of(parts: Mapping[str, str]) -> str:
+    """The same for pages that show the same."""
+    return sha256_bytes(json.dumps(sorted(parts.items())).encode())[:16]

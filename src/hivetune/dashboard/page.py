@@ -1,0 +1,103 @@
+"""A page before it is HTML: which template, and the values that it shows; and how templates become HTML.
+
+A template's blocks are its parts: each fills the element whose id is the block's name, and can be sent alone. Whatever
+a template shows is escaped, unless it is `Markup` that was escaped where it was made.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from hivetune.base.units import duration, number, size
+from hivetune.dashboard.access import BELOW, form_token
+from hivetune.dashboard.watched import run_id, short_path
+from hivetune.errors import UsageError
+
+DASHBOARD_FOLDER = Path(__file__).parent
+_NO_PARTS = ("title", "main", "styles")  # blocks of base.html that are no part
+
+
+@dataclass(frozen=True)
+class PageRequest:
+    """A request as pages see it. `path` begins behind /dashboard; `named`: what stands in it; `form`: what was sent."""
+
+    path: str
+    named: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Page:
+    """`live`: it changes by itself while it is looked at."""
+
+    template: str
+    title: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    live: bool = False
+
+
+class NotThere(UsageError):
+    """What a page is about does not exist, or not any more."""
+
+
+def parts_of(page: Page) -> dict[str, str]:
+    """The HTML of each part, by the id of its element."""
+    template = _environment().get_template(page.template)
+    context = template.new_context({"title": page.title, **page.values})
+    blocks = {**_environment().get_template("base.html").blocks, **template.blocks}
+    return {name: "".join(block(context)) for name, block in blocks.items() if name not in _NO_PARTS}
+
+
+def whole(page: Page, asked: PageRequest, *, digest: str = "", signed_in: bool = True) -> str:
+    """The whole document. `digest`: of its parts, from which its stream goes on."""
+    template = _environment().get_template(page.template)
+    frame = {
+        "title": page.title,
+        "live": page.live,
+        "digest": digest,
+        "signed_in": signed_in,
+        "here": "/" + asked.path.strip("/").partition("/")[0],
+        "sign_out": form_token("/logout"),
+        "made": time.time(),
+    }
+    return template.render(**frame, **page.values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(DASHBOARD_FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {"base": BELOW, "form_token": form_token, "run_id": run_id, "short_path": short_path}
+    environment.filters |= {
+        "moment": _moment,
+        "duration": duration,
+        "size": size,
+        "number": number,
+        "count": _count,
+    }
+    return environment
+
+
+def _moment(seconds: float, *, age: bool = False) -> Markup:
+    """A time of this machine's clock; `age`: with JavaScript also how long ago it was."""
+    local = time.localtime(seconds)
+    shown = time.strftime("%Y-%m-%d %H:%M:%S", local)
+    exact = time.strftime("%Y-%m-%dT%H:%M:%S%z", local)
+    return Markup('<time datetime="{}"{}>{}</time>').format(exact, Markup(" data-age" * age), shown)
+
+
+def _count(value: int, one: str, many: str = "") -> str:
+    """1 row, 2,000 rows."""
+    return f"{value:,} {one if value == 1 else many or one + 's'}"

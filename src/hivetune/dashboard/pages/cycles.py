@@ -1,0 +1,115 @@
+"""Cycles: each decision with its reason, what came of each cycle, its rows, and quality from release to release."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, read_json
+from hivetune.base.journal import read_tail
+from hivetune.cycle.ledger import JOURNAL, CycleRow, acts_of, cycles_of, loop_folder
+from hivetune.cycle.observe import gate_of
+from hivetune.dashboard.charts import draw_intervals
+from hivetune.dashboard.overview import overview
+from hivetune.dashboard.page import NotThere, Page, PageRequest
+from hivetune.dashboard.pages.now import shown_loop
+from hivetune.dashboard.watched import Watcher, run_id
+from hivetune.errors import UsageError
+from hivetune.release.registry import Release, releases
+from hivetune.run.folder import RECORD
+from hivetune.run.record import read_record
+
+MOST_DECISIONS, MOST_ACTS = 50, 50
+_MEASURED = ("loss", "success")
+
+
+@dataclass(frozen=True)
+class ShownCycle:
+    """A cycle with its gate's reasons and what became of its rows; `run`: the id of its run, empty without one."""
+
+    row: CycleRow
+    verdict: str
+    reasons: tuple[str, ...]
+    rows: Mapping[str, Any]
+    run: str
+
+
+def cycles_page(watcher: Watcher, asked: PageRequest) -> Page:
+    loops = [shown_loop(loop) for loop in overview([]).loops]
+    return Page("cycles.html", "Cycles", {"loops": loops, "problem": ""}, live=True)
+
+
+def loop_page(watcher: Watcher, asked: PageRequest) -> Page:
+    name = asked.named["name"]
+    loop = next((loop for loop in overview([]).loops if loop.name == name), None)
+    if loop is None:
+        raise NotThere(f"there is no loop of {name}", hint="hivetune cycle CONFIG")
+    with closing(open_database()) as database:
+        cycles, acts = cycles_of(database, name), acts_of(database, name)
+        charts = [Markup(chart) for chart in quality_charts(database, name) if chart]
+    decisions = [e for e in read_tail(loop_folder(name) / JOURNAL) if e["event"] in ("decision", "problem", "notice")]
+    values = {
+        "shown": shown_loop(loop),
+        "decisions": [_decision(entry) for entry in reversed(decisions[-MOST_DECISIONS:])],
+        "acts": list(reversed(acts[-MOST_ACTS:])),
+        "cycles": [_shown(cycle) for cycle in reversed(cycles)],
+        "charts": charts,
+        "problem": "",
+    }
+    return Page("loop.html", f"Cycle {name}", values, live=True)
+
+
+def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[str]:
+    """For each measure the difference to the base with its 95 % interval, release by release."""
+    known = list(_judged(releases(database, name)))
+    for measure in _MEASURED:
+        rows: list[tuple[str, float, float, float]] = []
+        for release, metrics in known:
+            found = next((metric for metric in metrics if metric["name"] == measure), None)
+            if found is not None and found.get("ci95") is not None and found.get("difference") is not None:
+                low, high = found["ci95"]
+                rows.append((_label(release), float(found["difference"]), float(low), float(high)))
+        better = "below zero is better" if measure == "loss" else "above zero is better"
+        yield draw_intervals(rows, f"{measure}: tuned minus base with its 95 % interval; {better}")
+
+
+def _label(release: Release) -> str:
+    return f"{release.label}{' ' + ', '.join(release.aliases) if release.aliases else ''}"
+
+
+def _judged(known: Iterable[Release]) -> Iterator[tuple[Release, list[Mapping[str, Any]]]]:
+    """Releases whose files are there, with the metrics of their verdict."""
+    for release in known:
+        try:
+            judgement = read_json(release.folder / MANIFEST).get("judgement")
+        except (OSError, ValueError):
+            continue
+        if judgement:
+            yield release, judgement["metrics"]
+
+
+def _decision(entry: Mapping[str, Any]) -> tuple[float, str, str]:
+    """When, what, why."""
+    if entry["event"] == "decision":
+        return float(entry["now"]), str(entry["kind"]).replace("_", " "), str(entry["reason"])
+    if entry["event"] == "notice":
+        sent = f"not sent: {entry['problem']}" if entry.get("problem") else "sent"
+        return float(entry["time"]), "notice", f"{entry['kind']} by {entry['way']}: {sent}"
+    return float(entry["time"]), "problem", str(entry["words"])
+
+
+def _shown(cycle: CycleRow) -> ShownCycle:
+    gate = gate_of(cycle)
+    rows: Mapping[str, Any] = {}
+    identity = ""
+    if (cycle.run / RECORD).exists():
+        identity = run_id(cycle.run)
+        try:
+            rows = read_record(cycle.run).get("result", {}).get("rows", {})
+        except UsageError:  # the page of the run says what is wrong with it
+            rows = {}
+    return ShownCycle(cycle, str(gate.get("verdict", "")), tuple(gate.get("reasons", ())), rows, identity)

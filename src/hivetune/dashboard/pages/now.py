@@ -1,0 +1,66 @@
+"""Now: what runs, how far it is, what comes next and why, what needs a person, and how the machine is doing."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import home
+from hivetune.base.journal import read_tail
+from hivetune.cycle.ledger import JOURNAL, loop_folder
+from hivetune.dashboard.overview import CycleLoop, overview
+from hivetune.dashboard.page import Page, PageRequest
+from hivetune.dashboard.watched import Watcher
+from hivetune.machine.telemetry import sample
+
+
+@dataclass(frozen=True)
+class ShownLoop:
+    """A loop with what it decided last: `action` and why, not before `not_before` (0: at once)."""
+
+    loop: CycleLoop
+    action: str
+    reason: str
+    decided: float
+    not_before: float
+
+
+def now_page(watcher: Watcher, asked: PageRequest) -> Page:
+    runs = watcher.runs()
+    found = overview([status for _, _, status in runs])
+    running = [(identity, run, status) for identity, run, status in runs if status.state == "running"]
+    values = {
+        "found": found,
+        "running": running,
+        "recent": [(identity, status) for identity, _, status in runs if status.state != "running"][:5],
+        "loops": [shown_loop(loop) for loop in found.loops],
+        "problem": "",
+        "device": _device(),
+        "now": time.time(),
+    }
+    return Page("now.html", "Now", values, live=True)
+
+
+def shown_loop(loop: CycleLoop) -> ShownLoop:
+    decisions = [entry for entry in read_tail(loop_folder(loop.name) / JOURNAL) if entry["event"] == "decision"]
+    last: Mapping[str, Any] = decisions[-1] if decisions else {}
+    return ShownLoop(
+        loop,
+        str(last.get("kind", "")).replace("_", " "),
+        str(last.get("reason", "")),
+        float(last.get("now", 0.0)),
+        float(last.get("not_before", 0.0)) if last.get("kind") == "wait" else 0.0,
+    )
+
+
+def _device() -> Mapping[str, Any]:
+    """Rounded, so that a page whose numbers hardly moved is not sent again."""
+    taken = sample(None, home() if home().exists() else Path.home())
+    cards: Sequence[Mapping[str, Any]] = taken.get("cards", ())
+    return {
+        "available_bytes": round(taken["available_bytes"], -8),
+        "disk_free_bytes": round(taken["disk_free_bytes"], -8),
+        "load": round(taken["load"], 1),
+        "cards": cards,
+    }

@@ -1,0 +1,100 @@
+"""Releases: verdict and metrics, where a release comes from down to its rows, answers side by side, its history."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
+from hivetune.base.sealed import read_sealed
+from hivetune.dashboard.page import NotThere, Page, PageRequest
+from hivetune.dashboard.pages.cycles import quality_charts
+from hivetune.dashboard.rows import ROWS_A_PAGE, snapshot_rows
+from hivetune.dashboard.watched import Watcher, run_id
+from hivetune.errors import HivetuneError, UsageError
+from hivetune.judge.page import comparison_body
+from hivetune.release.registry import Release, find, forgotten_rows, history, releases
+from hivetune.run.folder import EVALUATION, VERDICT
+from hivetune.walk.release.register import explain_release
+
+
+def releases_page(watcher: Watcher, asked: PageRequest) -> Page:
+    shown: list[tuple[Release, int]] = []
+    charts: dict[str, list[Markup]] = {}
+    if (home() / "hive.db").exists():
+        with closing(open_database()) as database:
+            known = releases(database)
+            shown = [(release, forgotten_rows(database, release.snapshot)) for release in reversed(known)]
+            for name in sorted({release.name for release in known}):
+                charts[name] = [Markup(chart) for chart in quality_charts(database, name) if chart]
+    return Page("releases.html", "Releases", {"releases": shown, "charts": charts, "problem": ""}, live=True)
+
+
+def release_page(watcher: Watcher, asked: PageRequest) -> Page:
+    """Damaged or pruned files are said; what the registry itself knows is shown all the same."""
+    release = found_release(asked)
+    problem, about = "", {}
+    with closing(open_database()) as database:
+        try:
+            about = explain_release(database, release.label)
+        except HivetuneError as error:
+            problem = error.message
+        moves = [move for move in reversed(history(database, release.name)) if move.version == release.version]
+        snapshot = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
+        forgotten = forgotten_rows(database, release.snapshot)
+    values = {
+        "release": release,
+        "about": about,
+        "problem": problem,
+        "moves": moves,
+        "forgotten": forgotten,
+        "run": run_id(Path(release.run)) if Path(release.run).exists() else "",
+        "snapshot_is_there": snapshot is not None and Path(snapshot[0]).is_dir(),
+        "answers": Markup(_answers(release)),
+    }
+    return Page("release.html", release.label, values)
+
+
+def rows_page(watcher: Watcher, asked: PageRequest) -> Page:
+    """The rows that a release was trained on or judged by, a page at a time."""
+    release = found_release(asked)
+    number = int(asked.query["page"]) if asked.query.get("page", "").isdecimal() else 1
+    split = asked.query.get("split", "train")
+    rows, total = snapshot_rows(release.snapshot, split, number)
+    values = {
+        "release": release,
+        "rows": rows,
+        "split": split,
+        "page": number,
+        "pages": max(1, -(-total // ROWS_A_PAGE)),
+        "total": total,
+        "problem": "",
+    }
+    return Page("rows.html", f"Rows of {release.label}", values)
+
+
+def found_release(asked: PageRequest) -> Release:
+    """The release that an address names. Raises NotThere."""
+    try:
+        with closing(open_database()) as database:
+            return find(database, f"{asked.named['name']}@{asked.named['version']}")
+    except UsageError as error:
+        raise NotThere(error.message, hint=error.hint) from None
+
+
+def _answers(release: Release) -> str:
+    """Base and tuned beside each other, from the evaluation that was registered; empty without one."""
+    path = release.folder / EVALUATION
+    if release.pruned or not path.is_file():
+        return ""
+    try:
+        evaluation = read_sealed(path)
+        judged: Mapping[str, Any] = {"metrics": []}
+        if (release.folder / VERDICT).is_file():
+            judged = read_sealed(release.folder / VERDICT)
+    except UsageError as error:
+        return Markup("<p>{}</p>").format(error.message)
+    return comparison_body({**evaluation, "tuned": {"label": release.label, **evaluation["tuned"]}}, judged)

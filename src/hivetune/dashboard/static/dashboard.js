@@ -1,0 +1,100 @@
+// Keeps a page up to date: whole parts of it come as they are now, and take the place of the old ones. Without this
+// script the page reads the same. Texts of people and models were escaped by the server.
+"use strict";
+
+const OLD_AFTER_MS = 9000; // three beats of the server (live.py)
+const AGAIN_MS = 3000;
+let source = null, heard = Date.now(), digest = document.body.dataset.digest, again = null;
+
+function follow() {
+  clearTimeout(again);
+  if (document.hidden || source) return;
+  const address = new URL(location.href);
+  address.searchParams.set("have", digest);
+  source = new EventSource(address);
+  source.addEventListener("parts", (event) => {
+    digest = event.lastEventId;
+    heard = Date.now();
+    const parts = JSON.parse(event.data);
+    for (const [id, html] of Object.entries(parts)) replace(document.getElementById(id), html);
+    tell();
+  });
+  source.addEventListener("beat", () => { heard = Date.now(); tell(); });
+  source.addEventListener("error", () => {
+    tell();
+    if (!source || source.readyState !== EventSource.CLOSED) return; // else the browser tries again by itself
+    source = null;
+    again = setTimeout(follow, AGAIN_MS);
+  });
+}
+
+function leave() { // a hidden page lets go of its connection: a browser has six for each host
+  clearTimeout(again);
+  if (source) source.close();
+  source = null;
+}
+
+function replace(old, html) {
+  if (!old) return;
+  const open = new Set([...old.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
+  const scrolled = [...old.querySelectorAll("ol, pre")].map((each) => each.scrollTop);
+  old.innerHTML = html;
+  for (const each of old.querySelectorAll("details > summary"))
+    if (open.has(each.textContent)) each.parentElement.open = true;
+  old.querySelectorAll("ol, pre").forEach((each, number) => { each.scrollTop = scrolled[number] || 0; });
+}
+
+function ago(milliseconds) {
+  const seconds = Math.max(0, Math.round(milliseconds / 1000));
+  if (seconds < 90) return `${seconds} s ago`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : `${(seconds / 3600).toFixed(1)} h ago`;
+}
+
+function tell() {
+  const old = Date.now() - heard > OLD_AFTER_MS;
+  const line = document.getElementById("connection");
+  line.hidden = !old;
+  if (old) line.textContent = `The dashboard does not answer. What is shown here is of ${new Date(heard).toLocaleTimeString()}, ${ago(Date.now() - heard)}.`;
+  for (const each of document.querySelectorAll("time[data-age]")) {
+    const said = ` (${ago(Date.now() - new Date(each.dateTime))})`;
+    if (each.nextElementSibling && each.nextElementSibling.className === "age") each.nextElementSibling.textContent = said;
+    else each.insertAdjacentElement("afterend", Object.assign(document.createElement("span"), { className: "age", textContent: said }));
+  }
+  const when = document.querySelector(".when");
+  if (when && !old) when.textContent = `As it was at ${new Date(heard).toLocaleTimeString()}.`;
+}
+
+// The values below the pointer, read back from the lines that are drawn.
+function point(event) {
+  const chart = event.target.closest && event.target.closest("svg.chart");
+  for (const each of document.querySelectorAll("svg .cursor, svg .value")) each.remove();
+  if (!chart) return;
+  const box = chart.getBoundingClientRect(), view = chart.viewBox.baseVal;
+  const x = (event.clientX - box.left) * view.width / box.width;
+  const [first, last] = chart.dataset.x.split(",").map(Number), [low, high] = chart.dataset.y.split(",").map(Number);
+  const [left, right, top, bottom] = [58, view.width - 10, 10, view.height - 24];
+  if (x < left || x > right) return;
+  const said = [`${chart.dataset.xName} ${Math.round(first + (last - first) * (x - left) / (right - left))}`];
+  for (const line of chart.querySelectorAll("polyline")) {
+    let best = null;
+    for (const each of line.points) if (!best || Math.abs(each.x - x) < Math.abs(best.x - x)) best = each;
+    if (best) said.push(`${line.dataset.name} ${(low + (high - low) * (bottom - best.y) / (bottom - top)).toPrecision(4)}`);
+  }
+  const add = (name, values, text) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(values)) made.setAttribute(key, value);
+    made.textContent = text;
+    chart.append(made);
+  };
+  add("line", { class: "cursor", x1: x, x2: x, y1: top, y2: bottom }, "");
+  add("text", { class: "value", x: right, y: top + 12 }, said.join(", "));
+}
+
+if (document.body.dataset.live === "yes") {
+  document.addEventListener("visibilitychange", () => (document.hidden ? leave() : follow()));
+  addEventListener("pagehide", leave);
+  addEventListener("pageshow", follow);
+  setInterval(tell, 1000);
+  follow();
+}
+document.addEventListener("pointermove", point);

@@ -1,0 +1,196 @@
+"""Runs as the dashboard follows them: each journal is read once, and after that only what was appended to it.
+
+One thread uses these; nothing here holds a lock or writes a file.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, lock_holder, sha256_bytes
+from hivetune.base.journal import JournalPlace, read_after
+from hivetune.dashboard.planned import PlannedRates, planned_rates
+from hivetune.dashboard.series import Series
+from hivetune.errors import UsageError
+from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD
+from hivetune.run.status import RunStatus, RunTally, status_of
+from hivetune.run.tell import tell_event
+
+MOST_TOLD = 200
+_FILES = (METRICS, EVENTS, AMENDMENTS, RECORD, PLAN)
+_CURVES = ("loss", "validation", "grad_norm", "lr", "tokens_per_second", "memory")
+
+
+@dataclass
+class _Read:
+    """All that was read of a run since its journals were last begun anew."""
+
+    tally: RunTally = field(default_factory=RunTally)
+    curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in _CURVES})
+    told: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MOST_TOLD))
+    quarantined: list[str] = field(default_factory=list)
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    last_time: float = 0.0
+    stopping: bool = False
+    """Whether it was asked to stop; asked again it would end without a checkpoint."""
+
+    def add_metric(self, entry: Mapping[str, Any]) -> None:
+        self.tally.add_metric(entry)
+        if entry["event"] == "validation" and entry["loss"] is not None:
+            self.curves["validation"].add(entry["step"], entry["loss"], entry["time"])
+        if entry["event"] != "step":
+            return
+        self.last_time = entry["time"]
+        speed = entry["tokens"] / entry["seconds"] if entry.get("tokens") and entry["seconds"] else None
+        for name, value in (*((name, entry.get(name)) for name in ("loss", "grad_norm", "lr")), (_CURVES[4], speed)):
+            if value is not None:
+                self.curves[name].add(entry["step"], value, entry["time"])
+
+    def add_event(self, entry: Mapping[str, Any]) -> None:
+        self.tally.add_event(entry)
+        if entry["event"] in ("stop_requested", "supervisor_started", "supervisor_ended"):
+            self.stopping = entry["event"] == "stop_requested"
+        words = tell_event(entry)
+        if words:
+            self.told.append((entry["time"], words))
+        if entry["event"] == "quarantined":
+            self.quarantined.append(f"{entry['source']}: {entry['reason']}")
+        if entry["event"] == "sample":
+            self.sample = entry
+            held = [card["used_bytes"] for card in entry.get("cards", ()) if "used_bytes" in card]
+            held = held or [entry[name] for name in ("resident_bytes",) if name in entry]
+            if held:
+                self.curves["memory"].add(self.curves["loss"].step_at(entry["time"]), max(held), entry["time"])
+
+
+class WatchedRun:
+    """One run folder. `read` is what its journals say up to now; `place` how far the metrics were read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.read = _Read()
+        self.place = self._events = JournalPlace()
+        self._stamp: tuple[object, ...] = ()
+        self._status: RunStatus | None = None
+
+    def refresh(self) -> None:
+        """Read what was appended. A journal that was written anew, or went back, is read again from its beginning: so
+        no step is missing and none is there twice. Raises OSError."""
+        if self._follow():
+            return
+        self.read, self.place, self._events = _Read(), JournalPlace(), JournalPlace()
+        if not self._follow():  # an older journal that holds repeated steps: the newest line of each counts
+            self._read_newest()
+
+    def status(self) -> RunStatus:
+        """Worked out again only when a file of it changed or its supervisor came or went. Raises UsageError when its
+        folder is gone, OSError."""
+        stamp = (*(_identity(self.path / name) for name in _FILES), lock_holder(self.path))
+        if self._status is None or stamp != self._stamp:
+            self._stamp, self._status = stamp, status_of(self.path, self.read.tally)
+        return self._status
+
+    @cached_property
+    def planned(self) -> PlannedRates | None:
+        """What the plan expects; asked for when there is a first step."""
+        return planned_rates(self.path)
+
+    def _follow(self) -> bool:
+        """False when what was read before counts no more."""
+        while (found := read_after(self.path / METRICS, self.place)).entries or found.anew:
+            if found.anew or _goes_back(found.entries, self.read.tally.step):
+                return False
+            for entry in found.entries:
+                self.read.add_metric(entry)
+            self.place = found.place
+        while (found := read_after(self.path / EVENTS, self._events)).entries or found.anew:
+            if found.anew:
+                return False
+            for entry in found.entries:
+                self.read.add_event(entry)
+            self._events = found.place
+        return True
+
+    def _read_newest(self) -> None:
+        newest: dict[tuple[str, int], Mapping[str, Any]] = {}
+        place = JournalPlace()
+        while (found := read_after(self.path / METRICS, place)).entries:
+            place = found.place
+            newest |= {(entry["event"], entry.get("step", 0)): entry for entry in found.entries}
+        self.read, self.place, self._events = _Read(), place, JournalPlace()
+        for entry in sorted(newest.values(), key=lambda entry: entry.get("step", 0)):
+            self.read.add_metric(entry)
+        self._follow()
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0, 0, 0
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _goes_back(entries: Iterable[Mapping[str, Any]], step: int) -> bool:
+    for entry in entries:
+        if entry["event"] == "step":
+            if entry["step"] <= step:
+                return True
+            step = entry["step"]
+    return False
+
+
+class Watcher:
+    """All runs of this home that were looked at, by a short id of their folder."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, WatchedRun] = {}
+
+    def runs(self) -> list[tuple[str, WatchedRun, RunStatus]]:
+        """Every run that is still on disk, newest first: id, what was read of it, status."""
+        found = []
+        for path in _registered():
+            identity = run_id(path)
+            run = self._runs.setdefault(identity, WatchedRun(path))
+            try:
+                run.refresh()
+                found.append((identity, run, run.status()))
+            except UsageError:  # deleted by a person
+                self._runs.pop(identity)
+            except OSError as error:
+                problem = f"{error.filename}: {error.strerror}"
+                found.append((identity, run, RunStatus(path, path.name, "damaged", 0, 0, problem=problem)))
+        return sorted(found, key=lambda each: each[2].created, reverse=True)
+
+    def run(self, identity: str) -> WatchedRun | None:
+        """The run with this id, read up to now; None for an unknown one. Raises OSError."""
+        run = self._runs.get(identity)
+        if run is None:
+            path = next((path for path in _registered() if run_id(path) == identity), None)
+            if path is None:
+                return None
+            run = self._runs.setdefault(identity, WatchedRun(path))
+        run.refresh()
+        return run
+
+
+def run_id(path: Path) -> str:
+    """Short, and the same for the same folder: what a run is called in an address."""
+    return sha256_bytes(str(path).encode("utf-8", "surrogateescape"))[:12]
+
+
+def short_path(path: Path) -> str:
+    """The folder as people know it: below the home without the home."""
+    return str(path.relative_to(home())) if path.is_relative_to(home()) else str(path)
+
+
+def _registered() -> list[Path]:
+    if not (home() / "hive.db").exists():
+        return []
+    with closing(open_database()) as database:
+        return [Path(path) for (path,) in database.execute("SELECT path FROM runs")]

@@ -1,0 +1,274 @@
+"""A home in which every page of the dashboard has something to show, made by the writers of the product itself."""
+
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, sha256_bytes, sha256_file, write_json, write_manifest
+from hivetune.base.journal import Journal
+from hivetune.base.sealed import write_sealed
+from hivetune.config import RunConfig, parse_config
+from hivetune.data.snapshot import ROWS_SCHEMA
+from hivetune.release.registry import Release, promote, register
+from hivetune.run.choices import Choices, write_resolved
+from hivetune.run.folder import EVENTS, METRICS, PLAN
+from hivetune.run.record import write_record
+
+# What a row, a name of a file or an answer may hold.
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>&lt;b&gt; "\'\u202egnp\x1b[31m'
+SNAPSHOT = sha256_bytes(b"the snapshot")
+ROWS = 120
+
+
+def make_run(name: str, *, steps: int, done: int, status: str = "new", **settings: Any) -> Path:
+    """A run folder in the home, known to hive.db, with `done` of its `steps` in its metrics."""
+    folder = home() / "runs" / name
+    folder.mkdir(parents=True)
+    config = _config(settings)
+    write_resolved(folder, config, Choices(device="cpu", dtype="float32", budget_tokens=512))
+    write_sealed(folder / PLAN, {"schema": 1, "steps": steps})
+    created = time.time() - 60
+    record = {
+        "schema": 1,
+        "name": name,
+        "created": created,
+        "status": status,
+        "snapshot": str(home() / "snapshots/one"),
+    }
+    write_record(folder, record)
+    with closing(open_database()) as database:
+        database.execute("INSERT INTO runs VALUES (?, ?, ?, ?)", (str(folder), name, created, SNAPSHOT))
+    with Journal(folder / METRICS) as journal:
+        for step in range(1, done + 1):
+            add_step(journal, step)
+    return folder
+
+
+def add_step(journal: Journal, step: int) -> None:
+    """A line as the worker writes it."""
+    loss = 2.0 + 1.5 / step + random.Random(step).uniform(-0.2, 0.2)
+    fields = {"grad_norm": 0.8, "lr": 1e-4, "tokens": 800, "trained_tokens": 200, "rows": 8, "seconds": 0.5}
+    journal.append("step", step=step, loss=loss, **fields)
+    if step % 10 == 0:
+        journal.append("validation", step=step, loss=loss + 0.1, tokens=100, not_finite=0, seconds=0.1)
+
+
+def end_run(folder: Path, status: str, steps: int) -> None:
+    with Journal(folder / EVENTS) as events:
+        events.append("supervisor_ended", status=status, steps=steps, restarts=1, rungs=[], why="")
+
+
+def add_events(folder: Path) -> None:
+    """A supervisor that met a fault and a bad row with a hostile name."""
+    with Journal(folder / EVENTS) as events:
+        events.append("supervisor_started", boot_id="b", hivetune="0.1.0", fingerprint="f", versions={})
+        events.append("attempt", number=1, pid=1, rungs=[], environment={})
+        events.append("sample", available_bytes=8 << 30, disk_free_bytes=8 << 30, load=1.0, resident_bytes=900 << 20)
+        events.append("failure", fault="oom", step=3, words=f"out of memory {HOSTILE}")
+        events.append("action", action="retry", why="a smaller micro-batch", rungs=[], tried="")
+        events.append("quarantined", source=f"{HOSTILE}.jsonl:7", reason="its loss is not finite")
+        events.append("sample", available_bytes=8 << 30, disk_free_bytes=8 << 30, load=1.0, resident_bytes=950 << 20)
+    (folder / "child.log").write_text(f"a line of the log {HOSTILE}\n")
+
+
+def make_snapshot() -> Path:
+    """A snapshot as far as the dashboard reads it: rows, report, manifest."""
+    folder = home() / "snapshots" / "one"
+    folder.mkdir(parents=True)
+    with closing(sqlite3.connect(folder / "rows.sqlite")) as rows:
+        rows.execute(ROWS_SCHEMA)
+        for number in range(ROWS):
+            turns = [{"role": "user", "content": f"{number} {HOSTILE}"}, {"role": "assistant", "content": HOSTILE}]
+            split = "test" if number % 10 == 0 else "train"
+            rows.execute(
+                "INSERT INTO rows (row, id, interaction_id, source, split, agent, session, user, length, trained,"
+                " messages) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 10, 5, ?)",
+                (number, f"id{number}", f"i{number}", f"{HOSTILE}:{number}", split, "faq", "s", "u", json.dumps(turns)),
+            )
+        rows.commit()
+    write_json(folder / "report.json", _report())
+    write_manifest(folder, {"hash": SNAPSHOT, "num_rows": ROWS, "num_tokens": 10 * ROWS})
+    with closing(open_database()) as database:
+        database.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (SNAPSHOT, str(folder), time.time()))
+    return folder
+
+
+def add_release(run: Path, number: int, verdict: str = "deploy", *, champion: bool = False) -> Release:
+    """The run registered as the next version of `helpdesk`, with an evaluation whose texts are hostile."""
+    (run / "adapter_config.json").write_text("{}")
+    (run / "adapter_model.safetensors").write_bytes(b"weights %d" % number)
+    judged = {"verdict": verdict, "reasons": [f"it is better {HOSTILE}"], "metrics": _metrics(number)}
+    write_sealed(run / "eval.json", evaluation())
+    write_sealed(run / "gate.json", {"schema": 1, **judged})
+    about = {
+        "model": "tiny",
+        "model_sha256": "0" * 64,
+        "adapter_sha256": sha256_file(run / "adapter_model.safetensors"),
+        "snapshot": SNAPSHOT,
+        "verdict": verdict,
+        "proof": {},
+        "judgement": judged,
+        "data": {"snapshot": SNAPSHOT, "path": "snapshots/one", "rows": {}, "trained": 108, "held_out": 12},
+        "settings": {},
+        "machine": None,
+        "hivetune": "0.1.0",
+    }
+    with closing(open_database()) as database:
+        release, _ = register(database, run, "helpdesk", about, by="test")
+        return promote(database, release.label, by="test", reason="first") if champion else release
+
+
+def evaluation() -> dict[str, Any]:
+    identity = [
+        {"row": i, "id": str(i), "source": f"{HOSTILE}:{i}", "agent": "faq", "category": None, "group": str(i)}
+        for i in range(6)
+    ]
+
+    def side(success: bool) -> dict[str, Any]:
+        return {"answer": HOSTILE, "ended": True, "seconds": 1.0, "new_tokens": 9, "block": 0, "success": success}
+
+    answers = [
+        {**each, "prompt": HOSTILE, "reference": HOSTILE, "checker": None, "base": side(False), "tuned": side(True)}
+        for each in identity
+    ]
+    rows = [{**each, "tokens": 10, "base": 20.0 + each["row"], "tuned": 15.0} for each in identity]  # type: ignore[operator]
+    sides: Mapping[str, Any] = {"base": {"label": "base"}, "tuned": {}}
+    return {"schema": 1, "rows": rows, "answers": answers, "problems": [], **sides}
+
+
+def make_loop(name: str = "faq") -> Path:
+    """A loop with a closed cycle and a decision."""
+    folder = home() / "cycles" / name
+    folder.mkdir(parents=True)
+    with closing(open_database()) as database:
+        database.execute(
+            "INSERT INTO cycles (id, name, opened, opened_for, config, pool, champion, closed, ending, reason)"
+            " VALUES ('c1', ?, 1, 'rows', '{}', '/p', NULL, 2, 'refused', ?)",
+            (name, f"the gate refused it {HOSTILE}"),
+        )
+        database.execute(
+            "INSERT INTO decisions (name, cycle, kind, started, ended, outcome, words) VALUES (?, 'c1', 'gate', 1, 2,"
+            " 'done', ?)",
+            (name, HOSTILE),
+        )
+    with Journal(folder / "cycle.jsonl") as journal:
+        journal.append(
+            "decision", now=time.time(), kind="wait", reason=f"12 of 200 new groups {HOSTILE}", not_before=9e9
+        )
+    return folder
+
+
+def everything() -> Path:
+    """Two runs, a snapshot, two releases, a loop, an interaction. The run that is not done is returned."""
+    make_snapshot()
+    finished = make_run("finished", steps=40, done=40, status="done", learning_rate=3e-4)
+    add_events(finished)
+    end_run(finished, "done", 40)
+    add_release(finished, 1, champion=True)
+    add_release(finished, 2)
+    make_loop()
+    with closing(open_database()) as database:
+        database.execute(
+            "INSERT INTO interactions (id, content_id, source, user, row) VALUES ('i1', 'c', ?, ?, '{}')",
+            (f"{HOSTILE}:1", HOSTILE),
+        )
+        database.execute("INSERT INTO intake VALUES (?, 1, 0, 0, 0)", (HOSTILE,))
+    going = make_run("going", steps=200, done=30)
+    add_events(going)
+    return going
+
+
+@contextmanager
+def supervisor(folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A process that holds the run as its supervisor does, and ends when it is told to."""
+    script = (
+        "import sys, time; from pathlib import Path; from hivetune.base.disk import lock\n"
+        "with lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+@dataclass
+class Shown:
+    """A dashboard that listens."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    token: str
+    port: int
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def dashboard(log: Path, port: int = 0) -> Iterator[Shown]:
+    """`hivetune dashboard` as a process of its own."""
+    command = [sys.executable, "-m", "hivetune", "dashboard", "--port", str(port), "--json"]
+    with open(log, "a", encoding="utf-8") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        said = json.loads(line)
+        yield Shown(process, said["url"], said["token"], int(said["url"].split(":")[2].split("/")[0]))
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _config(settings: Mapping[str, Any]) -> RunConfig:
+    tree = {"model": "tiny", "data": {"path": f"{HOSTILE}.jsonl"}, **settings}
+    return parse_config(yaml.safe_load(yaml.safe_dump(tree)), "test")
+
+
+def _metrics(number: int) -> list[dict[str, Any]]:
+    more = {"n": 30, "threshold": 0.0, "passed": True, "required": True}
+    return [
+        {"name": "loss", "base": 2.0, "tuned": 1.5, "difference": -0.5 / number, "ci95": [-0.7, -0.3], **more},
+        {"name": "success", "base": 0.4, "tuned": 0.6, "difference": 0.2, "ci95": [0.1, 0.3], **more},
+    ]
+
+
+def _report() -> dict[str, Any]:
+    counts = {"rows_in": ROWS, "usable": ROWS, "duplicates": 0, "rejected": {}, "set_aside": {}, "changed": {}}
+    lengths = {"unit": "tokens", "median": 9, "p90": 9, "p99": 9, "max": 9, "longest_seen": 9, "keeps_99_percent": 9}
+    names = {HOSTILE: {"train": 108, "test": 12}}
+    return {
+        "schema": 1,
+        **counts,
+        "splits": {"train": 108, "validation": 0, "test": 12},
+        "exact_duplicates": 0,
+        "beginnings": 0,
+        "near_duplicates": 0,
+        "problems": [],
+        "agents": names,
+        "categories": {"-": {"train": 108, "test": 12}},
+        "files": {HOSTILE: {"messages": ROWS}},
+        "tokens": 10 * ROWS,
+        "trained_tokens": 5 * ROWS,
+        "lengths": {**lengths, "histogram": [[1, 9, ROWS]]},
+        "duplicate_examples": [],
+        "model": None,
+        "max_length": None,
+        "not_run": [],
+    }

@@ -1,0 +1,243 @@
+"""Who comes in: every route of the dashboard, alone and behind the gateway, asked by strangers and by its owner."""
+
+import asyncio
+import re
+import socket
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import closing
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from dashboard.shown import HOSTILE, SNAPSHOT, everything
+from starlette.routing import Mount, Route
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
+from hivetune.dashboard.access import COOKIE_NAME, dashboard_token, form_token
+from hivetune.dashboard.app import PAGES
+from hivetune.dashboard.pages.acts import FORMS
+from hivetune.dashboard.server import guarded_dashboard
+from hivetune.dashboard.watched import run_id
+from hivetune.release.registry import find
+from hivetune.serve.gateway.guard import Guard
+from hivetune.serve.gateway.run import listen_on
+
+HERE = "http://127.0.0.1"
+
+
+@pytest.fixture
+def guarded(own_home: Path) -> Iterator[tuple[Guard, str]]:
+    """The application as it is served, and its origin."""
+    dashboard_token()
+    with closing(listen_on("127.0.0.1", 0)) as listening:
+        app = guarded_dashboard(lambda: False, listening)
+        assert isinstance(app, Guard)
+        yield app, f"{HERE}:{listening.getsockname()[1]}"
+
+
+def ask(guarded: tuple[Guard, str], path: str, method: str = "GET", **more: Any) -> httpx2.Response:
+    app, origin = guarded
+
+    async def sent() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url=origin) as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(sent())
+
+
+def owner() -> dict[str, str]:
+    return {"Authorization": f"Bearer {dashboard_token()}"}
+
+
+def routes_of(app: Any, below: str = "") -> Iterator[tuple[str, frozenset[str]]]:
+    """Every (path, methods) that an application answers, those of what is mounted in it too."""
+    for route in app.routes:
+        if isinstance(route, Mount):
+            yield from routes_of(route.app, below + route.path)
+        else:
+            assert isinstance(route, Route), f"a route of a kind that this test does not know: {route}"
+            yield below + route.path, frozenset(route.methods or ())
+
+
+def example(path: str) -> str:
+    return re.sub(r"\{(\w+)(:\w+)?\}", lambda found: "1" if found[2] == ":int" else "x", path)
+
+
+def test_every_route_is_behind_the_guard(guarded: tuple[Guard, str]) -> None:
+    """No path is left out of a list: whatever is routed is asked for, with every method."""
+    found = list(routes_of(guarded[0].app))
+    assert len(found) > len(PAGES) + len(FORMS)
+    port = guarded[1].rpartition(":")[2]
+    open_paths = {"/", "/dashboard/login"}
+    for path, methods in found:
+        for method in methods - {"HEAD"}:
+            address = example(path)
+            for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{int(port) ^ 1}", ""):
+                assert ask(guarded, address, method, headers={**owner(), "Host": host}).status_code == 421, (path, host)
+            for origin in ("http://evil.example", "null", "http://127.0.0.1:1", f"http://evil.example:{port}"):
+                refused = ask(guarded, address, method, headers={**owner(), "Origin": origin})
+                assert refused.status_code == 403, (path, origin)
+            stranger = ask(guarded, address, method)
+            if "/static/" in path or address in open_paths:
+                assert stranger.status_code in (200, 303), path
+            elif method == "GET":
+                assert (stranger.status_code, stranger.headers["location"]) == (303, "/dashboard/login"), path
+            else:
+                assert stranger.status_code == 401, path
+
+
+def test_every_answer_forbids_foreign_and_inline_content(guarded: tuple[Guard, str]) -> None:
+    everything()
+    for path, methods in routes_of(guarded[0].app):
+        for method in methods - {"HEAD"}:
+            answer = ask(guarded, example(path), method, headers=owner())
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "unsafe" not in policy, path
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            if "html" in answer.headers.get("content-type", ""):
+                assert inline_in(answer.text) == [], path
+
+
+def inline_in(page: str) -> list[str]:
+    """Tags of a page that hold code or style of their own, or that only a hostile text can have brought."""
+    found = []
+
+    class Parser(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            names = {name for name, _ in attrs}
+            if tag in ("style", "img", "iframe", "base", "b") or (tag == "script" and "src" not in names):
+                found.append(tag)
+            found.extend(name for name in names if name.startswith("on") or name == "style")
+
+    Parser().feed(page)
+    return found
+
+
+def test_pages_show_everything_and_escape_it(guarded: tuple[Guard, str]) -> None:
+    going = everything()
+    finished = run_id(home() / "runs" / "finished")
+    paths = {
+        "": "Nothing waits|going",
+        "runs": "runs/finished",
+        f"runs/{run_id(going)}": "30 of 200",
+        f"runs/{finished}": "learning_rate",
+        f"runs/{finished}/evaluation": "Verdict: <strong>deploy",
+        "cycles": "12 of 200 new groups",
+        "cycles/faq": "the gate refused it",
+        "releases": "helpdesk@2",
+        "releases/helpdesk/1": "Roll back",
+        "releases/helpdesk/2": "Promote",
+        "releases/helpdesk/1/rows": "108 rows",
+        "releases/helpdesk/1/rows?split=train&page=3": "page 3 of 3",
+        "data": "1 interaction",
+        f"data/row?place={urllib.parse.quote(HOSTILE)}:7": "helpdesk@1",
+        f"data/{SNAPSHOT}/report": "120 of 120 rows",
+        "doctor": "processor",
+    }
+    for path, text in paths.items():
+        answer = ask(guarded, f"/dashboard/{path}", headers=owner())
+        assert answer.status_code == 200, (path, answer.text)
+        assert re.search(text, answer.text), (path, answer.text)
+        assert inline_in(answer.text) == [], path
+
+
+def test_what_is_not_there_is_said(guarded: tuple[Guard, str]) -> None:
+    everything()
+    for path in (
+        "runs/abc",
+        "cycles/other",
+        "releases/helpdesk/9",
+        "data/abc/report",
+        "nothing",
+        "releases/helpdesk/x",
+    ):
+        answer = ask(guarded, f"/dashboard/{path}", headers=owner())
+        assert answer.status_code == 404, path
+        assert '<p class="problem">' in answer.text
+    answer = ask(guarded, "/dashboard/releases/helpdesk/1/rows?split=all&page=-4", headers=owner())
+    assert answer.status_code == 400 and "unknown split" in answer.text
+
+
+def test_a_home_that_is_not_there_has_pages_too(guarded: tuple[Guard, str]) -> None:
+    for path in ("", "runs", "cycles", "releases", "data", "data/row?place=x", "doctor"):
+        assert ask(guarded, f"/dashboard/{path}", headers=owner()).status_code == 200, path
+    assert not (home() / "hive.db").exists()
+
+
+def test_the_token_is_traded_for_a_cookie_that_no_script_reads(guarded: tuple[Guard, str]) -> None:
+    token = dashboard_token()
+    for answer in (
+        ask(guarded, f"/dashboard/login?token={token}"),
+        ask(guarded, "/dashboard/login", "POST", data={"token": f" {token}\n"}),
+    ):
+        assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/")
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie and token not in cookie
+    value = cookie.partition("=")[2].partition(";")[0]
+    assert ask(guarded, "/dashboard/runs", headers={"Cookie": f"{COOKIE_NAME}={value}"}).status_code == 200
+    for wrong in ("", "x", token[:-1], value[:-1] + "0" * (value[-1] != "0") + "1" * (value[-1] == "0"), "\u00e9"):
+        refused = ask(guarded, "/dashboard/login", "POST", data={"token": wrong})
+        assert refused.status_code == (401 if wrong else 200) and "set-cookie" not in refused.headers
+        cookie = f"{COOKIE_NAME}={urllib.parse.quote(wrong)}"
+        assert ask(guarded, "/dashboard/runs", headers={"Cookie": cookie}).status_code == 303
+    dashboard_token(new=True)  # everybody is signed out
+    assert ask(guarded, "/dashboard/runs", headers={"Cookie": f"{COOKIE_NAME}={value}"}).status_code == 303
+
+
+def test_a_forms_token_is_of_its_own_page(guarded: tuple[Guard, str]) -> None:
+    """Each action, with no token, a wrong one, and that of another form: nothing happens."""
+    everything()
+    for path in (*(example(path) for path in FORMS), "/logout"):
+        address = path.replace("/x/1/", "/helpdesk/2/")
+        for token in ("", "x", form_token("/releases/helpdesk/1/promote"), dashboard_token()):
+            form = {"token": token, "kind": "user", "value": HOSTILE}
+            answer = ask(guarded, f"/dashboard{address}", "POST", headers=owner(), data=form)
+            assert answer.status_code == 403, (path, token)
+            asked = ask(guarded, f"/dashboard{address}?{urllib.parse.urlencode(form)}", "POST", headers=owner())
+            assert asked.status_code == 403
+    with closing(open_database()) as database:
+        assert find(database, "helpdesk").label == "helpdesk@1"
+        assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
+
+
+def test_actions_do_what_their_commands_do(guarded: tuple[Guard, str]) -> None:
+    everything()
+
+    def post(path: str, **fields: str) -> httpx2.Response:
+        form = {"token": form_token(path), **fields}
+        return ask(guarded, f"/dashboard{path}", "POST", headers={**owner(), "Origin": guarded[1]}, data=form)
+
+    assert post("/releases/helpdesk/2/promote", reason=HOSTILE).status_code == 200
+    with closing(open_database()) as database:
+        assert find(database, "helpdesk").label == "helpdesk@2"
+        assert database.execute("SELECT reason FROM alias_history ORDER BY number DESC").fetchall()[0] != ("",)
+    assert post("/releases/helpdesk/1/rollback").status_code == 400  # it is not the champion any more
+    assert post("/releases/helpdesk/2/rollback", reason="worse").status_code == 200
+    refused = post("/releases/helpdesk/2/promote")
+    assert refused.status_code == 409 and "rolled back" in refused.text  # not without the command's --force
+    gone = post("/data/forget", kind="user", value=HOSTILE)
+    assert gone.status_code == 200 and "1 interactions were removed" in gone.text
+    for wrong in ({"kind": "user", "value": ""}, {"kind": "all", "value": "x"}, {}):
+        assert post("/data/forget", **wrong).status_code == 400  # type: ignore[arg-type]
+    assert post("/data/forget", kind="row", value="nowhere:1").status_code == 400
+    assert post(f"/runs/{run_id(home() / 'runs' / 'going')}/stop").text.count("It had ended already.") == 1
+
+
+def test_bodies_that_are_no_forms(guarded: tuple[Guard, str]) -> None:
+    everything()
+    for body in (b"\xff\xfe", b"a" * 70_000, b"&".join(b"a%d=1" % n for n in range(60)), b"token=%ff"):
+        answer = ask(guarded, "/dashboard/data/forget", "POST", headers=owner(), content=body)
+        assert answer.status_code in (400, 403), body[:20]
+
+
+def test_a_port_that_is_taken_is_said(own_home: Path) -> None:
+    from hivetune.dashboard.server import run_dashboard
+    from hivetune.errors import Busy
+
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Busy, match="in use"):
+        run_dashboard(taken.getsockname()[1], lambda url: None)

@@ -1,0 +1,119 @@
+"""Runs as they are followed: whatever is appended, torn, taken back or written anew, what was read is what is there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dashboard.shown import add_events, add_step, end_run, make_run, supervisor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hivetune.base.disk import write_atomic
+from hivetune.base.journal import Journal, JournalPlace, read_after, read_journal
+from hivetune.dashboard.watched import WatchedRun, Watcher
+from hivetune.run.folder import METRICS
+from hivetune.run.status import loss_curve, run_status
+
+
+def follow_all(path: Path, place: JournalPlace, most_bytes: int) -> tuple[list[dict[str, Any]], JournalPlace, bool]:
+    entries: list[dict[str, Any]] = []
+    anew = False
+    while (found := read_after(path, place, most_bytes)).entries or found.anew:
+        anew = anew or found.anew
+        entries, place = entries * (not found.anew) + list(found.entries), found.place
+    return entries, place, anew
+
+
+@settings(max_examples=60)
+@given(
+    turns=st.lists(st.one_of(st.integers(1, 30), st.just("torn"), st.just("anew"), st.just("gone")), max_size=12),
+    most_bytes=st.sampled_from([1, 200, 1 << 20]),
+)
+def test_following_a_journal_gives_what_reading_it_gives(
+    tmp_path_factory: Any, turns: list[int | str], most_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "a.jsonl"
+    read: list[dict[str, Any]] = []
+    place, written = JournalPlace(), 0
+    for turn in turns:
+        if turn == "gone":
+            path.unlink(missing_ok=True)
+        elif turn == "torn":
+            with open(path, "ab") as file:
+                file.write(b'{"event": "x", "nu')
+        elif turn == "anew":  # as the worker takes back what it makes again: other bytes in a new file
+            kept = [entry for entry in read_journal(path) if entry.get("number", 0) % 3]
+            write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        elif isinstance(turn, int):
+            with Journal(path) as journal:
+                for _ in range(turn):
+                    written += 1
+                    journal.append("x", number=written)
+        entries, place, anew = follow_all(path, place, most_bytes)
+        read = entries if anew else [*read, *entries]
+        assert read == list(read_journal(path))
+
+
+def test_a_run_is_followed_through_faults_and_steps_that_are_made_again(own_home: Path) -> None:
+    folder = make_run("one", steps=100, done=20)
+    run = WatchedRun(folder)
+    run.refresh()
+    assert run.read.curves["loss"].count == 20 and run.status().state == "new"
+    add_events(folder)
+    with Journal(folder / METRICS) as journal:
+        add_step(journal, 21)
+    run.refresh()
+    assert (run.read.curves["loss"].count, run.status().step, run.status().restarts) == (21, 21, 1)
+    assert run.status().state == "interrupted"  # a supervisor began and said nothing of its end
+    kept = [entry for entry in read_journal(folder / METRICS) if entry["step"] <= 12]
+    write_atomic(folder / METRICS, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+    with Journal(folder / METRICS) as journal:
+        for step in range(13, 40):
+            add_step(journal, step)
+    end_run(folder, "done", 39)
+    run.refresh()
+    losses = run.read.curves["loss"]
+    assert [bucket.step for bucket in losses.buckets] == list(range(1, 40))
+    drawn = {(bucket.step, bucket.mean) for bucket in losses.buckets}
+    assert drawn == {(step, loss) for step, loss, kind in loss_curve(folder) if kind == "step"}
+    assert len(run.read.quarantined) == 1  # the events were not read twice
+    assert run.status() == run_status(folder)
+
+
+def test_repeated_steps_of_an_older_journal_count_once(own_home: Path) -> None:
+    folder = make_run("old", steps=50, done=20)
+    with Journal(folder / METRICS) as journal:
+        for step in range(11, 31):
+            add_step(journal, step)
+    run = WatchedRun(folder)
+    for _ in range(2):
+        run.refresh()
+        assert [bucket.step for bucket in run.read.curves["loss"].buckets] == list(range(1, 31))
+        assert [bucket.step for bucket in run.read.curves["validation"].buckets] == [10, 20, 30]
+
+
+def test_a_supervisor_that_dies_is_seen_at_the_next_look(own_home: Path) -> None:
+    folder = make_run("one", steps=100, done=5)
+    add_events(folder)
+    watcher = Watcher()
+    with supervisor(folder) as process:
+        assert [status.state for _, _, status in watcher.runs()] == ["running"]
+        process.kill()
+        process.wait(30)
+        assert [status.state for _, _, status in watcher.runs()] == ["interrupted"]
+
+
+def test_runs_that_are_deleted_or_damaged_hold_nothing_up(own_home: Path) -> None:
+    import shutil
+
+    for name in ("gone", "torn", "linked", "fine"):
+        make_run(name, steps=10, done=2)
+    watcher = Watcher()
+    assert len(watcher.runs()) == 4
+    folders = {status.name: status.run for _, _, status in watcher.runs()}
+    shutil.rmtree(folders["gone"])
+    (folders["torn"] / "run.json").write_text("{")
+    (folders["linked"] / METRICS).unlink()
+    (folders["linked"] / METRICS).symlink_to("/etc/passwd")
+    states = {status.run.name: status.state for _, _, status in watcher.runs()}
+    assert states == {"torn": "damaged", "linked": "damaged", "fine": "new"}
