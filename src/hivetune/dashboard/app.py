@@ -62,7 +62,7 @@ _PACKAGE = Path(hivetune.__file__).parent
 _FILES = {
     "dashboard.css": (DASHBOARD_FOLDER / "static" / "dashboard.css", "text/css"),
     "dashboard.js": (DASHBOARD_FOLDER / "static" / "dashboard.js", "text/javascript"),
-    "page.css": (_PACKAGE / "judge" / "page.css", "text/css"),
+    "page.css": (_PACKAGE / "judge" / "pages" / "page.css", "text/css"),
     "report.css": (_PACKAGE / "data" / "prepare" / "page.css", "text/css"),
 }
 LONGEST_FORM_BYTES = 64 << 10

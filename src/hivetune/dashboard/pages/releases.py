@@ -15,7 +15,7 @@ from hivetune.dashboard.pages.cycles import quality_charts
 from hivetune.dashboard.rows import ROWS_A_PAGE, snapshot_rows
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.judge.page import comparison_body
+from hivetune.judge.pages.comparison import comparison_body
 from hivetune.release.registry import Release, find, forgotten_rows, history, releases
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.walk.release.register import explain_release
