@@ -9,7 +9,7 @@ import typer
 from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show
 from hivetune.dashboard.access import BELOW, dashboard_token
-from hivetune.dashboard.app import dashboard
+from hivetune.dashboard.app import dashboard_addition
 from hivetune.report.prometheus import HomeCollector
 from hivetune.serve.gateway.clients import clients, make_client
 from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open, run_gateway
@@ -56,7 +56,7 @@ def serve(  # noqa: PLR0913 (each is an option)
         card=card,
     )
     token = _first_token(settings)
-    run_gateway(settings, lambda url: _tell(url, token), [HomeCollector()], dashboard)
+    run_gateway(settings, lambda url: _tell(url, token), [HomeCollector()], dashboard_addition)
 
 
 def _first_token(settings: GatewaySettings) -> str | None:

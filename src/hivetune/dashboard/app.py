@@ -68,7 +68,7 @@ _FILES = {
 LONGEST_FORM_BYTES = 64 << 10
 
 
-def dashboard(ending: Callable[[], bool]) -> Addition:
+def dashboard_addition(ending: Callable[[], bool]) -> Addition:
     """Routes and door of the dashboard. `ending`: whether the server is about to stop; streams end then."""
     return Addition((Mount(BELOW, app=_Dashboard(ending).app()),), dashboard_door())
 

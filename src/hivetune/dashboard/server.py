@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from hivetune.dashboard.access import BELOW
-from hivetune.dashboard.app import dashboard
+from hivetune.dashboard.app import dashboard_addition
 from hivetune.serve.gateway.guard import Door, Guard
 from hivetune.serve.gateway.run import listen_on, own_hosts
 
@@ -46,7 +46,7 @@ def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
 
 def guarded_dashboard(ending: Callable[[], bool], listening: socket.socket) -> ASGIApp:
     """Everything that this server answers, behind the guard."""
-    added = dashboard(ending)
+    added = dashboard_addition(ending)
     app = Starlette(routes=[Route("/", _to_dashboard), *added.routes])
     elsewhere = Door(client_of=lambda token: None, open=frozenset({"/"}))
     return Guard(app, own_hosts(_NAMES, listening.getsockname()[1]), [added.door, elsewhere])
