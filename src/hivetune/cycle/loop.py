@@ -1,6 +1,7 @@
 """The loop: look, decide, write down the intent, act, write down the outcome, look again. One for each name."""
 
 import contextlib
+import errno
 import os
 import sqlite3
 import time
@@ -38,6 +39,7 @@ from hivetune.walk.fetch import fetch_model
 
 # What another try does not change, and what only a person or time does.
 FINAL = (DataRefused,)
+UNWRITABLE = (*FULL_DISK, errno.EROFS)  # of a disk: somebody or time mends that
 HEARS_EVERY_S = 0.5
 SILENT_S = 10.0  # after which a source that brings nothing and does not end is left for the next look
 
@@ -85,7 +87,7 @@ class Loop:
                 action = self.step()
                 wait_s = max(0.0, min(action.not_before - self.clock(), LOOK_AGAIN_S)) if action.kind == "wait" else 0.0
             except (Busy, DoesNotFit, OSError, sqlite3.OperationalError) as error:
-                if once or (isinstance(error, OSError) and error.errno not in FULL_DISK):
+                if once or (isinstance(error, OSError) and error.errno not in UNWRITABLE):
                     raise
                 self._say_once(f"it can't look now and tries again: {error}")
                 action, wait_s = None, LOOK_AGAIN_S
@@ -112,7 +114,7 @@ class Loop:
             words, outcome = error.message, "paused" if action.kind == "train" else "failed"
         except (HivetuneError, OSError) as error:
             words, outcome = str(error).partition("\n")[0], "failed"
-            full = isinstance(error, OSError) and error.errno in FULL_DISK
+            full = isinstance(error, OSError) and error.errno in UNWRITABLE
             full = full or isinstance(error, DoesNotFit)
             doing.details |= {"final": isinstance(error, FINAL), "patient": full or isinstance(error, Busy)}
             doing.details["full_disk"] = full
@@ -232,8 +234,13 @@ class Loop:
     def _say_once(self, words: str) -> None:
         if words not in self._problems:
             self._problems.add(words)
-            self.journal.append("problem", words=words)
             self.told.say(words)
+            try:
+                self.journal.append("problem", words=words)
+            except OSError as error:
+                if error.errno not in UNWRITABLE:
+                    raise
+                self.told.say(f"the journal can't be written: {error}")
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def make_run(doing: Doing) -> str:
     start = _start(config, champion) if cycle.opened_for != "rebuild" else None
     trainable = [row for row in rows if row.id not in wishes.suspect]
     wishes = replace(wishes, budget_tokens=budget_tokens(config, trainable), going_on=start is not None)
-    if champion is not None and needs_scores(rows, wishes):
+    if champion is not None and _is_of_base(champion, config) and needs_scores(rows, wishes):
         wishes = replace(wishes, scores=_scores(config, cycle, champion, rows, wishes))
     choice = choose_rows(rows, wishes)
     left_out = dict(choice.left_out)
@@ -111,8 +111,12 @@ def _start(config: RunConfig, champion: Release | None) -> Path | None:
         return None
     theirs = read_resolved(champion.folder)[0].lora
     kind = [(one.r, one.alpha, one.rslora, one.target_modules) for one in (theirs, config.lora)]
-    same_base = champion.model_sha256 == sha256_file(fetch_model(config.model) / MANIFEST)
-    return champion.folder if same_base and kind[0] == kind[1] else None
+    return champion.folder if _is_of_base(champion, config) and kind[0] == kind[1] else None
+
+
+def _is_of_base(champion: Release, config: RunConfig) -> bool:
+    """Whether the champion was trained on the base as it is now."""
+    return champion.model_sha256 == sha256_file(fetch_model(config.model) / MANIFEST)
 
 
 def trained_in_a_row(folder: Path) -> int:

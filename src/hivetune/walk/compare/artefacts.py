@@ -168,11 +168,12 @@ def _release(reference: str, quant: str) -> Artefact:
 
 
 def _trained(release: Release) -> tuple[Path, Path | None] | None:
-    """The prepared base that a release's own record names, if it is still here."""
+    """The prepared base that a release's own record names, if it is still here: an upgraded one in the same folder is
+    another model, and what the adapter makes of that says nothing about the release."""
     folder = Path(read_json(release.folder / "run.json").get("model", ""))
     if not (folder / MANIFEST).is_file() or not (release.folder / ADAPTER).is_file():
         return None
-    return folder, release.folder
+    return (folder, release.folder) if sha256_file(folder / MANIFEST) == release.model_sha256 else None
 
 
 def _base_of(run: Run, quant: str) -> Path:
