@@ -38,6 +38,7 @@ from hivetune.process.lease import serve_on
 from hivetune.process.still import join_standstill, moving_s
 from hivetune.serve.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.serve.llama.child import SocketConnection
+from hivetune.serve.llama.replies import error_text, explained, piece_of
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
 ApiMessages = Sequence[Mapping[str, Any]]
@@ -172,7 +173,7 @@ class Backend:
         connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
         with contextlib.closing(connection):
             response = self._response(connection, "/v1/chat/completions")
-            with _explained():
+            with explained():
                 for line in response:
                     kind, _, data = line.strip().partition(b": ")
                     if kind == b"error":
@@ -180,7 +181,7 @@ class Backend:
                     if kind == b"data" and data == b"[DONE]":
                         return
                     if kind == b"data":
-                        yield _piece(json.loads(data))
+                        yield piece_of(json.loads(data))
         raise HivetuneError("the llama.cpp server ended in the middle of an answer")
 
     def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> TimedAnswer:
@@ -219,7 +220,7 @@ class Backend:
         """One JSON exchange. Raises UsageError for what the server refuses, HivetuneError when it is gone."""
         with contextlib.closing(self._open(path, body, timeout_s)) as connection:
             response = self._response(connection, path)
-            with _explained():
+            with explained():
                 found = json.loads(response.read())
                 if not isinstance(found, dict):
                     raise TypeError(f"a JSON {type(found).__name__}")
@@ -277,7 +278,7 @@ class Backend:
             ) from None
         if response.status != 200:
             text = response.read(2000).decode(errors="replace")
-            raise UsageError(f"the server refused {path} ({response.status}): {_error_text(text)}")
+            raise UsageError(f"the server refused {path} ({response.status}): {error_text(text)}")
         return response
 
 
@@ -290,20 +291,8 @@ def _peak_memory_bytes(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
 
 
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """What a server that dies or is no llama.cpp answers with, as a HivetuneError."""
-    try:
-        yield
-    except (OSError, http.client.HTTPException) as error:
-        raise HivetuneError(f"the llama.cpp server's answer broke off: {error or type(error).__name__}") from None
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise HivetuneError(f"the llama.cpp server's answer can't be understood: {what}") from None
-
-
 def _answer(document: Mapping[str, Any], seconds: float) -> Answer:
-    with _explained():
+    with explained():
         choice, usage = document["choices"][0], document["usage"]
         found = ((choice.get("logprobs") or {}).get("content")) or []
         return Answer(
@@ -314,19 +303,6 @@ def _answer(document: Mapping[str, Any], seconds: float) -> Answer:
             seconds=seconds,
             logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in found),
         )
-
-
-def _piece(event: Mapping[str, Any]) -> str:
-    if "error" in event:
-        raise HivetuneError(f"the server failed: {event['error']}")
-    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-
-
-def _error_text(text: str) -> str:
-    try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return text
 
 
 def _start(
