@@ -217,6 +217,19 @@ class CycleConfig(Section):
     notify: NotifyConfig = NotifyConfig()
 
 
+class ExpertsConfig(Section):
+    """Adapters of their own for single domains, beside the shared one."""
+
+    shared: str | None = Field(
+        default=None, description="the release whose champion is the shared adapter; default: cycle.name"
+    )
+    by: Literal["auto", "agent", "category", "system", "tools"] = Field(
+        default="auto",
+        description="what makes a domain; auto: the first of these that divides the rows (system: the system prompt)",
+    )
+    auto: bool = Field(default=False, description="the cycle looks for experts after each promotion")
+
+
 class RunConfig(Section):
     """One YAML file. The identity of a run is all of this but what `walk/identity.py` leaves out."""
 
@@ -259,6 +272,7 @@ class RunConfig(Section):
     gate: GateConfig = GateConfig()
     supervise: SuperviseConfig = SuperviseConfig()
     cycle: CycleConfig = CycleConfig()
+    experts: ExpertsConfig = ExpertsConfig()
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:

@@ -110,6 +110,18 @@ MIGRATIONS: tuple[str, ...] = (
       name TEXT NOT NULL, row TEXT NOT NULL, cycle TEXT NOT NULL, PRIMARY KEY (name, row)
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE expert_steps (        -- what became of each domain of a shared release, and why; never edited
+      number INTEGER PRIMARY KEY,
+      shared TEXT NOT NULL,            -- name of the shared release
+      domain TEXT NOT NULL,            -- JSON: kind, values, title
+      step TEXT NOT NULL, reason TEXT NOT NULL,
+      expert TEXT NOT NULL,            -- name that its releases have, or would have
+      parent TEXT NOT NULL,            -- SHA-256 of the shared adapter then
+      details TEXT NOT NULL, time REAL NOT NULL
+    );
+    CREATE INDEX expert_steps_shared ON expert_steps(shared);
+    """,
 )
 
 

@@ -15,7 +15,7 @@ Station = Literal["snapshot", "train", "evaluate", "gate", "export", "register",
 STATIONS: tuple[Station, ...] = get_args(Station)
 # Stations that compute for minutes or hours: only while `Observed.allowed` says so.
 HEAVY: frozenset[Station] = frozenset(("snapshot", "train", "evaluate", "gate", "export", "register"))
-ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", Station]
+ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", "experts", Station]
 OpenedFor = Literal["rows", "rebuild", "request"]
 # How a cycle ends. `failed` and `rolled_back` make the next one wait; only `failed` may be opened again.
 CycleEnd = Literal["promoted", "refused", "ready", "failed", "given_up", "rolled_back"]
@@ -80,6 +80,7 @@ class Observed:
     the champion's snapshot. `known`: a cycle of these rows, settings and champion was closed already, so that opening
     it again is nothing. `asked`: a person wants a cycle now. `new_groups`: usable groups that no cycle has trained on.
     `unusable`: why no rows can be trained on now.
+    `experts_due`: why experts are looked for now (`experts.auto`).
     `failed_cycles`: in a row, the last at `failed_at`. `predicted_hours`, `predicted_kwh`: the upper end of the plan;
     None: not known.
     """
@@ -103,6 +104,7 @@ class Observed:
     predicted_kwh: float | None = None
     disk_free_bytes: int = 0
     disk_needed_bytes: int = 0
+    experts_due: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,10 @@ def _begin(observed: Observed, settings: CycleConfig, now: float) -> Action:
         cool_at = observed.failed_at + _doubled(FIRST_COOL_S, observed.failed_cycles, LONGEST_COOL_S)
         if observed.failed_at <= now < cool_at:
             return Action("wait", f"{observed.failed_cycles} cycles failed in a row", cool_at)
+    failed = observed.failed
+    given_up = failed is not None and failed.kind == "experts" and _is_enough(failed)
+    if observed.experts_due and observed.allowed.now and not observed.asked and not given_up:
+        return Action("experts", observed.experts_due, now)
     reason = _lacks(observed, settings)
     if reason:
         return Action("wait", reason, now + LOOK_AGAIN_S)

@@ -111,7 +111,7 @@ class Loop:
         except Stopped:
             raise
         except SliceEnded as error:
-            words, outcome = error.message, "paused" if action.kind == "train" else "failed"
+            words, outcome = error.message, "paused" if action.kind in ("train", "experts") else "failed"
         except (HivetuneError, OSError) as error:
             words, outcome = str(error).partition("\n")[0], "failed"
             full = isinstance(error, OSError) and error.errno in UNWRITABLE

@@ -45,6 +45,7 @@ from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD
 from hivetune.run.record import read_record
 from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, wanted
+from hivetune.walk.experts.station import not_looked_at
 
 
 def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse | None = None) -> Observed:
@@ -93,7 +94,15 @@ def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse
         predicted_kwh=_predicted_kwh(rows.hours, acts),
         disk_free_bytes=shutil.disk_usage(home()).free,
         disk_needed_bytes=rows.disk_bytes,
+        experts_due=_experts_due(config, champion),
     )
+
+
+def _experts_due(config: RunConfig, champion: Release | None) -> str:
+    """Why experts are looked for now: once for each champion. Empty when they are not."""
+    if not config.experts.auto or champion is None or config.experts.shared not in (None, champion.name):
+        return ""
+    return f"{champion.label} was not looked at for experts" if not_looked_at(champion) else ""
 
 
 def _watch_failed(database: sqlite3.Connection, name: str, hours: float, now: float) -> str:

@@ -18,6 +18,7 @@ LEAVE_OUT = (
     "next-cycle",
     "not-replayed",
     "suspect",
+    "other-domain",
 )
 assert set(LEAVE_OUT) <= REASONS.keys()
 

@@ -238,6 +238,9 @@ REASONS: dict[str, Reason] = {
         "it came with rows that made a model worse: the gate refused it for that, or it was rolled back",
         "look at them; if they are right: hivetune cycle admit NAME",
     ),
+    "other-domain": Reason(
+        "set_aside", "an expert is trained on its own domain and on a few rows of the others", "nothing"
+    ),
     # Used, but changed; always counted
     "merged-turns": Reason(
         "warn", "consecutive turns of one role were joined to one, with an empty line between them", "nothing to do"

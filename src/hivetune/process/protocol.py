@@ -150,6 +150,31 @@ class Score:
 
 
 @dataclass(frozen=True)
+class ScoreAdapters:
+    """The loss of `model` alone ("base") and with each of `adapters` on the same rows; a line of `scores` for each."""
+
+    model: Path
+    adapters: Mapping[str, Path]
+    snapshot: Path
+    scores: Path
+    rows: tuple[int, ...]
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of `adapter` on parts of each domain's rows: the inner products of each two parts of one domain."""
+
+    model: Path
+    adapter: Path
+    snapshot: Path
+    parts: Mapping[str, tuple[tuple[int, ...], ...]]
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
 class Passage:
     """Tokens of a conversation, and the places among them that are asked about."""
 
@@ -222,6 +247,8 @@ ENTRIES: Mapping[type, str] = {
     Replay: "hivetune.engine.recover.replay",
     Salvage: "hivetune.engine.recover.salvage",
     Score: "hivetune.engine.score.score",
+    ScoreAdapters: "hivetune.engine.score.adapters",
+    Gradients: "hivetune.engine.measure.gradients",
     Tell: "hivetune.engine.score.told",
     Merge: "hivetune.engine.convert.merge",
     WriteGguf: "hivetune.engine.convert.to_gguf",

@@ -216,6 +216,19 @@ def rollback(database: sqlite3.Connection, name: str, *, by: str, reason: str) -
     return find(database, earlier[0].label), find(database, champion.label)
 
 
+def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
+    """Serve nothing under `name` any more: its champion becomes `previous`, so that a promotion or a rollback brings it
+    back. None when it had no champion."""
+    champion = next((release for release in releases(database, name) if "champion" in release.aliases), None)
+    if champion is None:
+        return None
+    with transaction(database):
+        _move(database, name, "champion", None, by=by, reason=reason, forced=False)
+        _move(database, name, "previous", champion.version, by=by, reason=reason, forced=False)
+        database.execute("DELETE FROM desired WHERE name = ?", (name,))
+    return find(database, champion.label)
+
+
 def history(database: sqlite3.Connection, name: str) -> list[Move]:
     """Every move of every alias of a name, oldest first."""
     rows = database.execute(

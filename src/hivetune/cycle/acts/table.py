@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from hivetune.cycle.acts.data import make_run, open_cycle_of, open_rebuild
 from hivetune.cycle.acts.doing import Doing
+from hivetune.cycle.acts.experts import look_for_experts
 from hivetune.cycle.acts.model import evaluate_beside, judge_candidate, train_slice
 from hivetune.cycle.acts.night import Requests
 from hivetune.cycle.acts.release import (
@@ -23,6 +24,7 @@ from hivetune.process.still import moving_s, yielding
 ACTS: Mapping[ActionKind, Callable[[Doing], str]] = {
     "restore": restore_champion,
     "roll_back": return_to_previous,
+    "experts": look_for_experts,
     "open": open_cycle_of,
     "rebuild": open_rebuild,
     "snapshot": make_run,

@@ -25,7 +25,8 @@ from hivetune.serve.gateway import metrics
 from hivetune.serve.gateway.capture import Capture, Captured, Feedback
 from hivetune.serve.gateway.guard import TooLarge, error_body
 from hivetune.serve.gateway.metrics import Metrics
-from hivetune.serve.gateway.upstream import Broken, Refused, Upstream, ask
+from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, session_of, text_of
+from hivetune.serve.gateway.upstream import Refused, Upstream, ask, joined_calls
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.router import served_names
 from hivetune.serve.swap.watch import Watch
@@ -52,6 +53,7 @@ class Gateway:
     metrics: Metrics = field(default_factory=Metrics)
     _open: dict[str, int] = field(default_factory=dict)
     _answering: Answering = field(default_factory=Answering)
+    _sessions: Sessions = field(default_factory=Sessions)
 
     def app(self) -> Starlette:
         """The ASGI application, without the guard (guard.py) and without the page."""
@@ -120,17 +122,20 @@ class Gateway:
                 self.metrics.vanished(exchange.label)
                 return Response(status_code=499)  # nobody reads it
             if isinstance(answer, Upstream):
-                return _Stream(exchange.stream(answer), stack.pop_all(), exchange.label)
-            return JSONResponse(answer, headers={RELEASE_HEADER: exchange.label})
+                return _Stream(exchange.stream(answer), stack.pop_all(), exchange.headers)
+            return JSONResponse(answer, headers=exchange.headers)
 
     async def _answer(
         self, exchange: "_Exchange", path: str, stack: contextlib.AsyncExitStack
     ) -> Upstream | dict[str, Any]:
         """The whole answer, counted and captured, or the beginning of a stream. `stack` holds the slot."""
         body = exchange.body
+        choice = chosen(self.keeper, self._sessions, exchange.request.headers, body)
+        exchange.reason = choice.reason
         upstream = await stack.enter_async_context(
-            ask(self.keeper, path, body, session=exchange.session, pick=str(body.get("model") or ""))
+            ask(self.keeper, path, body, session=exchange.session, pick=choice.model)
         )
+        self.metrics.routed(choice)
         exchange.label, exchange.sent_s = upstream.route.label, upstream.sent_s
         if body.get("stream") is True:
             return upstream
@@ -192,8 +197,8 @@ class _Stream(StreamingResponse):
     """A stream that gives its slot back however it ends: read to its end, its client gone before the first byte or in
     the middle, or too slow: who does not read for `SLOW_CLIENT_S` would hold up everybody else's adapter."""
 
-    def __init__(self, content: AsyncGenerator[bytes], stack: contextlib.AsyncExitStack, label: str):
-        super().__init__(content, media_type="text/event-stream", headers={RELEASE_HEADER: label})
+    def __init__(self, content: AsyncGenerator[bytes], stack: contextlib.AsyncExitStack, headers: Mapping[str, str]):
+        super().__init__(content, media_type="text/event-stream", headers=headers)
         self._stack, self._content = stack, content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -243,6 +248,7 @@ class _Exchange:
     request: Request
     body: Mapping[str, Any]
     label: str = ""
+    reason: str = ""
     session: str = ""
     id: str = ""
     started: float = field(default_factory=time.monotonic)
@@ -251,6 +257,11 @@ class _Exchange:
     def __post_init__(self) -> None:
         self.id = f"hive-{secrets.token_hex(12)}"
         self.session = _session(self.request, self.body) or self.id
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Which release answers, and why that one: a header holds plain ASCII, and a client may have named an agent."""
+        return {RELEASE_HEADER: self.label, REASON_HEADER: ascii(self.reason)[1:-1]}
 
     def labelled(self, document: dict[str, Any]) -> dict[str, Any]:
         """The backend's document under the names that clients know."""
@@ -271,7 +282,7 @@ class _Exchange:
                 yield _event(self.labelled(event))
             message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
             if calls:
-                message["tool_calls"] = _joined(calls)
+                message["tool_calls"] = joined_calls(calls)
         except HivetuneError as error:
             self.failed(broken=True)
             yield _event(error_body(502, error.message))
@@ -307,7 +318,7 @@ class _Exchange:
                 answer=message,
                 tools=self.body.get("tools") or (),
                 session=_session(self.request, self.body),
-                user=_text(self.body.get("user")),
+                user=text_of(self.body.get("user")),
                 seconds=seconds,
             )
         )
@@ -344,35 +355,12 @@ def _feedback(body: Mapping[str, Any], client: str) -> Feedback:
 
 
 def _session(request: Request, body: Mapping[str, Any]) -> str | None:
-    """X-Session-Id, else OpenAI's metadata.session_id or user."""
-    metadata = body.get("metadata")
-    own = metadata.get("session_id") if isinstance(metadata, dict) else None
-    return request.headers.get("x-session-id") or _text(own) or _text(body.get("user"))
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+    """What the client calls the session, else OpenAI's user."""
+    return session_of(request.headers, body) or text_of(body.get("user"))
 
 
 def _event(document: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n\n"
-
-
-def _joined(deltas: list[Any]) -> list[dict[str, Any]]:
-    """Tool calls of a stream: the pieces of each call's arguments in their order. Raises Broken for nonsense."""
-    calls: dict[int, dict[str, Any]] = {}
-    try:
-        for delta in deltas:
-            call = calls.setdefault(int(delta.get("index") or 0), {"type": "function", "function": {"arguments": ""}})
-            function = delta.get("function") or {}
-            call["function"]["arguments"] += function.get("arguments") or ""
-            if function.get("name"):
-                call["function"]["name"] = function["name"]
-            if delta.get("id"):
-                call["id"] = delta["id"]
-    except (AttributeError, TypeError, ValueError):
-        raise Broken("the model server's tool calls are not those of the OpenAI API") from None
-    return [calls[index] for index in sorted(calls)]
 
 
 def _model(name: str) -> dict[str, Any]:

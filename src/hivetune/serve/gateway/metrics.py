@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
+from hivetune.serve.experts.choose import Choice
 from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.swap.keeper import Keeper
 
@@ -24,6 +25,9 @@ class Metrics:
             self.registry.register(collector)
         self._answers = Counter(
             "hivetune_answers", "Answers by release and outcome", ("outcome", "release"), registry=self.registry
+        )
+        self._routed = Counter(
+            "hivetune_routed", "Requests by what chose their release", ("by", "name"), registry=self.registry
         )
         self._tokens = Counter("hivetune_tokens", "Tokens written by release", ("release",), registry=self.registry)
         self._seconds = Histogram(
@@ -53,6 +57,10 @@ class Metrics:
 
     def failed(self, release: str, *, broken: bool) -> None:
         self._answers.labels("broken_stream" if broken else "error", release or "none").inc()
+
+    def routed(self, choice: Choice) -> None:
+        """Requests of a family by what chose who answers: named, declared, session, text, shared."""
+        self._routed.labels(choice.by, choice.model or "none").inc()
 
     def vanished(self, release: str) -> None:
         self._answers.labels("client_gone", release).inc()

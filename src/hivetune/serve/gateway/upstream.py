@@ -123,6 +123,23 @@ def _route(keeper: Keeper, pick: str, session: str) -> Route:
     return route(routes, pick, session)
 
 
+def joined_calls(deltas: list[Any]) -> list[dict[str, Any]]:
+    """Tool calls of a stream: the pieces of each call's arguments in their order. Raises Broken for nonsense."""
+    calls: dict[int, dict[str, Any]] = {}
+    try:
+        for delta in deltas:
+            call = calls.setdefault(int(delta.get("index") or 0), {"type": "function", "function": {"arguments": ""}})
+            function = delta.get("function") or {}
+            call["function"]["arguments"] += function.get("arguments") or ""
+            if function.get("name"):
+                call["function"]["name"] = function["name"]
+            if delta.get("id"):
+                call["id"] = delta["id"]
+    except (AttributeError, TypeError, ValueError):
+        raise Broken("the model server's tool calls are not those of the OpenAI API") from None
+    return [calls[index] for index in sorted(calls)]
+
+
 async def _until_dead(live: Live) -> None:
     for _ in range(round(DEATH_SEEN_S / _POLL_S)):
         if live.dead or live.retired:

@@ -5,13 +5,15 @@ their ids. What should be served is `desired` in hive.db; the other releases of 
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.release.artefacts import EXPORTED
+from hivetune.release.experts import families
 from hivetune.release.registry import Release, desired, find, releases
+from hivetune.serve.experts.table import ExpertTable, read_table
 
 BASE = "base"
 ADAPTER_EXPORT = "gguf-adapter"
@@ -43,13 +45,16 @@ class Deployment:
 @dataclass(frozen=True)
 class Wanted:
     """All deployments, and for each name its champion and its candidate, if there is one. `problems`: what can't be
-    served, in words. `taken`: the card that is trained on now, which no backend may keep."""
+    served, in words. `taken`: the card that is trained on now, which no backend may keep. `experts`: of each shared
+    release that has some; `family`: each name that is or was an expert's, and its shared release."""
 
     deployments: tuple[Deployment, ...] = ()
     champions: dict[str, str] = field(default_factory=dict)
     candidates: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     taken: str = ""
+    experts: dict[str, ExpertTable] = field(default_factory=dict)
+    family: dict[str, str] = field(default_factory=dict)
 
 
 class Checks:
@@ -81,16 +86,22 @@ class Checks:
 def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Checks | None = None) -> Wanted:
     """What the registry says should be served, of `names` or of every name with a champion.
 
-    A release that is damaged or has no GGUF adapter is left out and named in `problems`; a champion that can't be
-    served is replaced by the previous one. Raises UsageError for a name that is not registered or has no champion.
+    With a name its experts are wanted too. A release that is damaged or has no GGUF adapter, and an expert of another
+    base than its shared release, are left out and named in `problems`; a champion that can't be served is replaced by
+    the previous one. Raises UsageError for a name that is not registered or has no champion.
     """
     checks = checks or Checks()
     for name in names:
         find(database, name)
+    family = families(database)
+    names = (*names, *(expert for name in names for expert in family.get(name, ())))
+    experts, problems = _tables(family)
+    strangers = _of_another_base(database, family)
+    problems += strangers.values()
     served: dict[tuple[str, str], list[Served]] = {}
-    champions, candidates, problems = {}, {}, []
+    champions, candidates = {}, {}
     for name, version in desired(database).items():
-        if names and name not in names:
+        if (names and name not in names) or name in strangers:
             continue
         known = [release for release in releases(database, name) if not release.pruned and not release.withdrawn]
         usable: list[Release] = []
@@ -113,7 +124,41 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         Deployment(model, sha256, tuple(sorted(loaded, key=lambda release: release.label)))
         for (model, sha256), loaded in sorted(served.items())
     )
-    return Wanted(deployments, champions, candidates, tuple(problems))
+    shared_of = {expert: shared for shared, names in family.items() for expert in names}
+    return Wanted(deployments, champions, candidates, tuple(problems), experts=experts, family=shared_of)
+
+
+def _tables(family: Mapping[str, Sequence[str]]) -> tuple[dict[str, ExpertTable], list[str]]:
+    """What is known of the experts of each shared release, and in words what can't be read: then it answers alone."""
+    found, problems = {}, []
+    for shared in family:
+        try:
+            table = read_table(shared)
+        except UsageError as error:
+            problems.append(error.message)
+            continue
+        if table is not None:
+            found[shared] = table
+    return found, problems
+
+
+def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Experts whose champion is of another base than the champion that they were forked from, each in words."""
+    wants = desired(database)
+    bases = {
+        (release.name, release.version): (release.model, release.model_sha256)
+        for shared, experts in family.items()
+        for name in (shared, *experts)
+        for release in releases(database, name)
+    }
+    found = {}
+    for shared, experts in family.items():
+        base = bases.get((shared, wants.get(shared, 0)))
+        for expert in experts:
+            own = bases.get((expert, wants.get(expert, 0)))
+            if base is not None and own is not None and own != base:
+                found[expert] = f"{expert} is of another base than {shared}, which answers instead"
+    return found
 
 
 def load_release(release: Release, checks: Checks | None = None) -> Served:

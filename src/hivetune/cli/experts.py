@@ -1,0 +1,127 @@
+"""`hivetune experts`: which domains have an adapter of their own, which should, and why."""
+
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hivetune.base.database import open_database
+from hivetune.base.typed import to_plain
+from hivetune.cli.arguments import SetOption
+from hivetune.cli.output import emit, plain_progress, say, show, size, table
+from hivetune.config import load_config
+from hivetune.errors import UsageError
+from hivetune.judge.experts.life import RoutedDomain
+from hivetune.release.experts import ExpertStep, newest_steps
+from hivetune.release.registry import releases
+from hivetune.run.folder import ADAPTER
+from hivetune.walk.experts.attended import Attended
+from hivetune.walk.experts.routes import Routed, routes_document
+from hivetune.walk.experts.station import Experts, propose_experts, train_experts
+from hivetune.walk.experts.survey import shared_name
+
+
+def experts(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file; experts.shared names the release.")],
+    overrides: SetOption = None,
+    propose: Annotated[
+        bool, typer.Option("--propose", help="Find domains that need an expert; serve nothing.")
+    ] = False,
+    train: Annotated[bool, typer.Option("--train", help="Also train, judge and promote them, and the router.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Only what is known (the default).")] = False,
+) -> None:
+    """Experts: a domain gets an adapter of its own when evidence says so, and each request finds it.
+
+    Domains are what rows declare (experts.by). Proposing costs minutes: a look at gradients, then forks of 40 steps.
+    """
+    if propose + train + status > 1:
+        raise UsageError("--propose, --train and --status: one of them")
+    settings = load_config(Path(config), overrides or ())
+    if not (propose or train):
+        _status(shared_name(settings))
+        return
+    told = Attended(partial(plain_progress, unit=""))
+    made = train_experts(settings, told) if train else propose_experts(settings, told)
+    _show(made)
+    emit(_document(made))
+
+
+def _show(made: Experts) -> None:
+    found = made.found
+    if found.kind is None:
+        show("no row declares an agent, a category, a system prompt or tools that divide them: there are no domains")
+    else:
+        sizes = {domain.label: len(found.rows_of(domain)) for domain in found.domains}
+        _show_steps(made.steps, sizes)
+    for step in made.changes:
+        show(f"{step.expert} {step.step}: {step.reason}")
+    if made.routed is not None:
+        _show_routed(made.routed)
+    for problem in made.problems:
+        say(problem)
+    if made.routed is None and any(step.step == "born" for step in made.steps):
+        show("next: the same command with --train")
+
+
+def _show_steps(steps: Iterable[ExpertStep], sizes: dict[str, int]) -> None:
+    rows = [
+        (step.domain.label, sizes.get(step.domain.label, "-"), step.step.replace("-", " "), step.expert, step.reason)
+        for step in steps
+    ]
+    table("", ("domain", "rows", "is", "expert", "why"), rows, numeric=("rows",))
+
+
+def _show_routed(routed: Routed) -> None:
+    show(f"routed against the shared adapter alone, nats a token on the test rows ({routed.judged_on}):")
+    for how, domains in (("by what the request declares", routed.by_key), ("by its text alone", routed.by_text)):
+        if domains:
+            table(how, ("domain", "rows", "better by", "95 %", "is"), [_routed_line(one) for one in domains])
+    for expert in routed.table.router.experts:
+        if expert.threshold is None:
+            show(f"{expert.name} is found by name and by key only: {expert.why_not}")
+
+
+def _routed_line(one: RoutedDomain) -> tuple[object, ...]:
+    interval = "-" if one.interval is None else f"{one.interval[0]:+.3f} to {one.interval[1]:+.3f}"
+    said = "better" if one.better else "not known to be safe" if one.worse else "as good"
+    return (one.domain, one.rows, f"{one.gain:+.3f}", interval, said)
+
+
+def _status(shared: str) -> None:
+    with closing(open_database()) as database:
+        steps = newest_steps(database, shared)
+        champions = {one.name: one for one in releases(database) if "champion" in one.aliases}
+    if not steps:
+        say(f"nothing is known of experts of {shared}; hivetune experts CONFIG --propose looks for them")
+    else:
+        show(f"experts of {shared}:")
+        rows = []
+        for name, step in steps.items():
+            serves = champions.get(name)
+            held = size((serves.folder / ADAPTER).stat().st_size) if serves and not serves.pruned else "-"
+            moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(step.time))
+            label = serves.label if serves else name
+            rows.append((step.domain.label, step.step.replace("-", " "), label, held, moment, step.reason))
+        table("", ("domain", "is", "expert", "size", "since", "why"), rows)
+    emit({"shared": shared, "experts": [_step(step) for step in steps.values()]})
+
+
+def _document(made: Experts) -> dict[str, Any]:
+    return {
+        "shared": made.found.shared.label,
+        "by": made.found.kind,
+        "rows": len(made.found.rows),
+        "domains": [{"domain": domain.label, "rows": len(made.found.rows_of(domain))} for domain in made.found.domains],
+        "experts": [_step(step) for step in made.steps],
+        "changes": [_step(step) for step in made.changes],
+        "routes": None if made.routed is None else routes_document(made.routed),
+        "problems": list(made.problems),
+    }
+
+
+def _step(step: ExpertStep) -> dict[str, Any]:
+    return {**to_plain(step), "domain": step.domain.label}

@@ -1,0 +1,49 @@
+"""`hivetune route TEXT`: which adapter of a family would answer, and why."""
+
+import sys
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from hivetune.base.database import open_database
+from hivetune.cli.output import emit, show
+from hivetune.errors import UsageError
+from hivetune.judge.experts.domains import declared_keys
+from hivetune.release.experts import families
+from hivetune.release.registry import desired
+from hivetune.serve.experts.choose import Question, choose
+from hivetune.serve.experts.table import read_table
+
+
+def route_request(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The last user turn of a request; '-': standard input.")],
+    name: Annotated[
+        str | None, typer.Option("--name", help="The shared release; needed where several have experts.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="The agent that the request declares.")] = None,
+    category: Annotated[str | None, typer.Option("--category", help="The category that it declares.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="Its system prompt.")] = None,
+) -> None:
+    """Which adapter answers a request, and why: a declared key first, then the text, else the shared adapter."""
+    with closing(open_database()) as database:
+        known, served = families(database), set(desired(database))
+    shared = name or (next(iter(known)) if len(known) == 1 else None)
+    if shared is None or shared not in known:
+        there = f"; families: {', '.join(known)}" if known else ""
+        what = (
+            f"{shared} has no experts"
+            if shared
+            else "several releases have experts"
+            if known
+            else "there are no experts"
+        )
+        raise UsageError(f"{what}{there}", hint="hivetune experts CONFIG --train makes them; --name says whose")
+    found = read_table(shared)
+    if found is None:
+        raise UsageError(f"{shared} has no router yet", hint="hivetune experts CONFIG --train makes it")
+    asked = sys.stdin.read() if text == "-" else text
+    question = Question(shared, declared_keys(agent, category, system, ()), asked)
+    choice = choose({shared: found}, {expert: shared for expert in known[shared]}, question, served)
+    show(f"{choice.model}: {choice.reason}")
+    emit({"name": choice.model, "by": choice.by, "reason": choice.reason})

@@ -1,0 +1,118 @@
+"""Is an expert born? From numbers that children measured to a decision with its reason. Pure.
+
+The screen costs minutes: where parts of a domain's rows do not pull the shared adapter one way, nothing is left.
+What passes is forked: a few steps on the domain against equally many on the mixture, from the same adapter.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hivetune.judge.statistics import ALPHA, Estimate, by_group, jackknife, rows_needed
+
+PARTS = 8  # of a domain's rows in the screen: 128 patterns of signs, so that p can be as small as 1/128
+SCREEN_ALPHA = 0.05
+LEAST_GAIN = 0.02  # nats a token: below, an adapter more costs memory and turns for nothing that anybody sees
+USEFUL_GAIN = 0.05  # what a domain needs enough sessions to see
+
+Answer = Literal["born", "not-born", "not-enough-evidence"]
+
+
+@dataclass(frozen=True)
+class Screen:
+    """`cosine`: of the mean gradients of two halves; `p`: how often parts with signs at random agree as well."""
+
+    cosine: float
+    p: float
+
+    @property
+    def passed(self) -> bool:
+        return self.p <= SCREEN_ALPHA
+
+
+@dataclass(frozen=True)
+class ScoredUnit:
+    """One row under several adapters: nats of each, trained tokens, and what it may not be counted apart from."""
+
+    group: str
+    tokens: int
+    nats: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Birth:
+    """`gain`: of the fork over equally many steps on the mixture; `over_shared`: over the shared adapter itself. Nats a
+    token; the intervals are corrected for the number of forks."""
+
+    answer: Answer
+    reason: str
+    gain: Estimate
+    over_shared: Estimate
+
+
+def screen(products: Sequence[Sequence[float]]) -> Screen:
+    """From the inner products [P, P] of the parts' mean gradients.
+
+    If the domain pulls nowhere, each part's gradient is noise around zero and its sign is free: an exact test over all
+    patterns of signs (Fisher 1935), whose statistic is the sum of the products of different parts.
+    """
+    parts = len(products)
+    observed, as_well, patterns = 0.0, 0, 0
+    for signs in itertools.product((1, -1), repeat=parts - 1):
+        all_signs = (1, *signs)
+        total = math.fsum(all_signs[i] * all_signs[j] * products[i][j] for i in range(parts) for j in range(i))
+        if patterns == 0:
+            observed = total  # the first pattern is the one of the data: all signs as they are
+        as_well += total >= observed * (1 - 1e-12) if observed > 0 else total >= observed
+        patterns += 1
+    halves = [range(0, parts, 2), range(1, parts, 2)]
+    within = [math.fsum(products[i][j] for i in half for j in half) for half in halves]
+    across = math.fsum(products[i][j] for i in halves[0] for j in halves[1])
+    length = math.sqrt(max(within[0], 0.0) * max(within[1], 0.0))
+    if not math.isfinite(observed) or length == 0:
+        return Screen(0.0, 1.0)
+    return Screen(across / length, as_well / patterns)
+
+
+def gain_of(units: Sequence[ScoredUnit], worse: str, better: str, *, alpha: float = ALPHA) -> Estimate:
+    """How many nats a token `better` is below `worse` on the same rows, sessions as units. Not a number where a row has
+    no finite loss under one of them."""
+    columns = [
+        [unit.nats[worse] for unit in units],
+        [unit.nats[better] for unit in units],
+        [float(unit.tokens) for unit in units],
+    ]
+    if not units or not all(map(math.isfinite, (*columns[0], *columns[1]))):
+        return Estimate(math.nan, None, len(units), math.nan)
+    grouped = by_group(columns, [unit.group for unit in units])
+    return jackknife(grouped, lambda sums: (sums[0] - sums[1]) / sums[2], alpha=alpha)
+
+
+def decide_birth(units: Sequence[ScoredUnit], forks: int) -> Birth:
+    """`units`: validation rows of the domain under "fork", "control" and "shared"; `forks`: how many were tried, for
+    which the level is corrected (Bonferroni).
+
+    Born when the fork beats both by LEAST_GAIN with its whole interval: more steps alone, which the control has too, are
+    no reason for an adapter of its own, and neither is a control that more steps have spoilt.
+    """
+    gain = gain_of(units, "control", "fork", alpha=ALPHA / forks)
+    over_shared = gain_of(units, "shared", "fork", alpha=ALPHA / forks)
+    for estimate, beside in ((gain, "as many steps on all rows"), (over_shared, "the shared adapter")):
+        if estimate.ci95 is None:
+            why = f"no interval of its gain over {beside} can be made from {estimate.units} sessions"
+            return Birth("not-enough-evidence", why, gain, over_shared)
+        low, high = estimate.ci95
+        if low > LEAST_GAIN:
+            continue
+        said = f"{estimate.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over {beside}"
+        needed = rows_needed(estimate, USEFUL_GAIN)
+        if high > USEFUL_GAIN and needed is not None and estimate.units < needed:
+            why = f"{said}; {needed} sessions in validation would see {USEFUL_GAIN}, there are {estimate.units}"
+            return Birth("not-enough-evidence", why, gain, over_shared)
+        return Birth("not-born", f"{said}: not above {LEAST_GAIN}", gain, over_shared)
+    assert gain.ci95 is not None
+    low, high = gain.ci95
+    why = f"{gain.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over as many steps on all rows"
+    return Birth("born", why, gain, over_shared)

@@ -1,0 +1,111 @@
+"""Domains of rows: by what was declared of them (agent, category, system prompt, tools), never by a guess.
+
+A cluster of texts looks like a domain and may be none; what somebody declared of a row can be asked for by a request.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal, get_args
+
+from hivetune.judge.statistics import FEWEST_SEQUENTIAL
+from hivetune.records import Split
+
+KeyKind = Literal["agent", "category", "system", "tools"]
+KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
+LEAST_ROWS = 200
+# Held-out sessions before a fork is worth its minutes: they see 0.05 nats a token where sessions differ by 0.08.
+LEAST_SESSIONS = FEWEST_SEQUENTIAL
+LONGEST_SLUG = 24
+_SHOWN_CHARS = 48
+
+
+@dataclass(frozen=True)
+class ExpertRow:
+    """One row of the input. `numbers`: its rows in the snapshot; `group`: its session, or itself; `keys`: what was
+    declared of it; `text`: its last question."""
+
+    id: str
+    split: Split
+    group: str
+    numbers: tuple[int, ...]
+    keys: Mapping[str, str]
+    text: str
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Rows with one of these values under one kind of key. `title` says a value that is a hash in words."""
+
+    kind: KeyKind
+    values: tuple[str, ...]
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}={self.title or '|'.join(self.values)}"
+
+    @property
+    def slug(self) -> str:
+        """For the name of a release: letters and digits of the title, with a hash where they are not all of it."""
+        words = self.title or "-".join(self.values)
+        plain = "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in words.lower()).split())
+        if plain == words and len(plain) <= LONGEST_SLUG:
+            return plain
+        return f"{plain[:LONGEST_SLUG].strip('-')}-{_hash(self.kind + chr(0) + chr(0).join(self.values), 3)}".strip("-")
+
+    def has(self, keys: Mapping[str, str]) -> bool:
+        return keys.get(self.kind) in self.values
+
+
+def declared_keys(agent: str | None, category: str | None, system: str | None, tools: Iterable[str]) -> dict[str, str]:
+    """What a row or a request declares. A system prompt and a set of tools count as their hashes: texts are long."""
+    names = sorted(set(tools))
+    given = {
+        "agent": agent,
+        "category": category,
+        "system": _hash(" ".join(system.split()), 8) if system and system.strip() else None,
+        "tools": _hash("\0".join(names), 8) if names else None,
+    }
+    return {kind: value for kind, value in given.items() if value}
+
+
+def title_of(kind: KeyKind, system: str | None, tools: Iterable[str]) -> str:
+    """Words for a key that is a hash; empty for the others."""
+    if kind == "system":
+        words = " ".join((system or "").split())
+    elif kind == "tools":
+        words = ", ".join(sorted(set(tools)))
+    else:
+        return ""
+    return words if len(words) <= _SHOWN_CHARS else f"{words[: _SHOWN_CHARS - 4]} ..."
+
+
+def choose_kind(rows: Sequence[ExpertRow], by: str) -> KeyKind | None:
+    """`by`, or for "auto" the first kind that divides the rows: that has two values at least."""
+    for kind in KINDS:
+        if by == kind or (by == "auto" and len({row.keys.get(kind) for row in rows} - {None}) > 1):
+            return kind
+    return None
+
+
+def domains_of(rows: Sequence[ExpertRow], kind: KeyKind, titles: Mapping[str, str]) -> list[Domain]:
+    """One for each value, the largest first. `titles`: value -> words, for values that are hashes."""
+    counts = Counter(row.keys[kind] for row in rows if kind in row.keys)
+    ordered = sorted(counts, key=lambda value: (-counts[value], value))
+    return [Domain(kind, (value,), titles.get(value, "")) for value in ordered]
+
+
+def too_small(rows: Sequence[ExpertRow]) -> str:
+    """Why these rows of a domain can't show that it needs an adapter of its own; empty when they can."""
+    if len(rows) < LEAST_ROWS:
+        return f"{len(rows)} of {LEAST_ROWS} rows"
+    sessions = len({row.group for row in rows if row.split == "validation"})
+    if sessions < LEAST_SESSIONS:
+        return f"{sessions} of {LEAST_SESSIONS} independent sessions in validation"
+    return ""
+
+
+def _hash(text: str, size: int) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()

@@ -1,0 +1,157 @@
+"""Which domains need an adapter of their own: too small, nothing left to learn, or forked and decided."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import read_json, write_json
+from hivetune.base.typed import to_plain
+from hivetune.judge.experts.birth import PARTS, Screen, decide_birth, screen
+from hivetune.judge.experts.domains import Domain, ExpertRow, too_small
+from hivetune.judge.statistics import Estimate
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import Beat, Gradients
+from hivetune.records import Progress
+from hivetune.release.experts import ExpertStep, Step, add_steps, expert_name, newest_steps
+from hivetune.walk.experts.attended import ALONE, Attended
+from hivetune.walk.experts.runs import FORK_STEPS, fork, remove_forks
+from hivetune.walk.experts.scores import scored_rows
+from hivetune.walk.experts.survey import Survey
+
+DECIDED = "decided.json"  # written last: what it holds is in the registry
+ROWS_A_PART = 16  # 128 rows of a domain: a mean gradient of 16 rows is as much signal as noise
+
+
+def propose(found: Survey, told: Attended = ALONE) -> list[ExpertStep]:
+    """One step for each domain, in the order of size: decided now, or found where it was for these rows and this shared
+    adapter. Raises what children and runs raise; what was measured until then is kept."""
+    with closing(open_database()) as database:
+        known = newest_steps(database, found.shared.name)
+    if not (found.folder / DECIDED).exists():
+        _decide(found, known, told)
+        with closing(open_database()) as database:
+            known = newest_steps(database, found.shared.name)
+    return [known[name] for domain in found.domains if (name := expert_name(found.shared.name, domain)) in known]
+
+
+def serves_already(found: Survey, step: ExpertStep | None) -> bool:
+    return step is not None and step.step == "serving" and step.parent == found.shared.adapter_sha256
+
+
+def _decide(found: Survey, known: dict[str, ExpertStep], told: Attended) -> None:
+    steps: list[ExpertStep] = []
+    waiting: list[Domain] = []
+    for domain in found.domains:
+        name = expert_name(found.shared.name, domain)
+        if serves_already(found, known.get(name)):
+            continue
+        why = too_small(found.rows_of(domain))
+        if why:
+            steps.append(step_of(found, domain, "too-small", why))
+        else:
+            waiting.append(domain)
+    screens = screened(found, waiting, told) if waiting else {}
+    for domain in waiting:
+        seen = screens[domain.slug]
+        if not seen.passed:
+            why = f"parts of its rows do not pull the shared adapter the same way (p {seen.p:.2f}): nothing to learn"
+            steps.append(step_of(found, domain, "nothing-left", why, {"screen": to_plain(seen)}))
+    forked = [domain for domain in waiting if screens[domain.slug].passed]
+    steps += _forked(found, forked, screens, told)
+    with closing(open_database()) as database:
+        add_steps(database, *steps)
+    write_json(found.folder / DECIDED, {"schema": 1, "steps": len(steps)})
+    remove_forks(found)
+
+
+def screened(found: Survey, domains: Sequence[Domain], told: Attended = ALONE) -> dict[str, Screen]:
+    """By slug. The gradient of the shared adapter on parts of each domain's training rows, found or measured."""
+    path = found.folder / "screen.json"
+    known = read_json(path)["products"] if path.exists() else {}
+    missing = [domain for domain in domains if domain.slug not in known]
+    if missing:
+        told.between()
+        parts = {domain.slug: parts_of(found.rows_of(domain)) for domain in missing}
+        task = Gradients(
+            found.model,
+            found.shared.folder,
+            found.snapshot.folder,
+            parts,
+            found.config.dtype,
+            found.config.device,
+        )
+        result = run_task(task, found.folder / "screen", on_beat=_counted(told.bar("screening"), len(missing) * PARTS))
+        known = {**known, **result.check("the screen")["products"]}
+        write_json(path, {"schema": 1, "products": known})
+    return {domain.slug: screen(known[domain.slug]) for domain in domains}
+
+
+def parts_of(rows: Sequence[ExpertRow]) -> tuple[tuple[int, ...], ...]:
+    """PARTS groups of a domain's training rows (numbers of the snapshot) by the hash of their session, so that no two
+    parts share one."""
+    parts: list[list[int]] = [[] for _ in range(PARTS)]
+    for row in sorted((row for row in rows if row.split == "train"), key=lambda row: _rank(row.id)):
+        part = min(parts, key=len) if row.group == row.id else parts[_rank(row.group)[0] % PARTS]
+        if len(part) < ROWS_A_PART:
+            part += row.numbers
+    return tuple(tuple(part) for part in parts)
+
+
+def _forked(found: Survey, domains: Sequence[Domain], screens: dict[str, Screen], told: Attended) -> list[ExpertStep]:
+    """Each fork against one control: equally many steps on all rows from the same adapter."""
+    if not domains:
+        return []
+    told.between()
+    control = fork(found, None, told.training("training the control", FORK_STEPS))
+    steps = []
+    for domain in domains:
+        told.between()
+        own = fork(found, domain, told.training(f"training the fork of {domain.label}", FORK_STEPS))
+        rows = [row for row in found.rows_of(domain) if row.split == "validation"]
+        adapters: dict[str, Path] = {"shared": found.shared.folder, "control": control, "fork": own}
+        units = scored_rows(found, adapters, rows, progress=told.bar("scoring the forks"))
+        birth = decide_birth(units, len(domains))
+        details = {
+            "screen": to_plain(screens[domain.slug]),
+            "rows": len(found.rows_of(domain)),
+            "gain": estimate_document(birth.gain),
+            "over_shared": estimate_document(birth.over_shared),
+        }
+        steps.append(step_of(found, domain, birth.answer, birth.reason, details))
+    return steps
+
+
+def step_of(
+    found: Survey, domain: Domain, step: Step, reason: str, details: dict[str, Any] | None = None
+) -> ExpertStep:
+    shared = found.shared
+    about = {"shared": shared.label, "snapshot": found.snapshot.hash, **(details or {})}
+    return ExpertStep(shared.name, domain, step, reason, expert_name(shared.name, domain), shared.adapter_sha256, about)
+
+
+def estimate_document(estimate: Estimate) -> dict[str, Any]:
+    """An estimate as JSON can hold it, where a number may be none."""
+    finite = estimate.value == estimate.value
+    return {
+        "value": estimate.value if finite else None,
+        "interval": None if estimate.ci95 is None else list(estimate.ci95),
+        "sessions": estimate.units,
+    }
+
+
+def _counted(report: Progress, total: int) -> Callable[[Beat], None]:
+    done = 0
+
+    def on_beat(beat: Beat) -> None:
+        nonlocal done
+        done += beat is Beat.ITEM
+        report(min(done, total), total)
+
+    return on_beat
+
+
+def _rank(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=b"screen").digest()

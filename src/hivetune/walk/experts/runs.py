@@ -1,0 +1,107 @@
+"""Runs that go on from the shared adapter: a fork of a few steps, and the training of an expert. Ordinary runs."""
+
+import math
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from hashlib import blake2b
+from pathlib import Path
+
+from hivetune.base.database import open_database
+from hivetune.config import RunConfig
+from hivetune.data.leave_out import write_leave_out
+from hivetune.judge.experts.domains import Domain, ExpertRow
+from hivetune.run.choices import read_resolved
+from hivetune.supervise.attempt import Terms
+from hivetune.walk.before.probe import probe_run
+from hivetune.walk.experts.survey import Survey
+from hivetune.walk.open import Run, open_run
+from hivetune.walk.prune import remove_run
+from hivetune.walk.train import train_run
+
+FORK_STEPS = 40
+# Of the rate that the shared adapter was trained with: it is near its optimum, and a large step away from it forgets.
+RATE = 0.5
+# Share of an expert's training tokens that are other domains': 10 to 20 % keep what a copy would forget.
+REPLAY = 0.15
+RUNS = "runs"  # of experts, below the folder of their shared release
+
+
+def fork(found: Survey, domain: Domain | None, terms: Terms = Terms()) -> Path:
+    """FORK_STEPS steps from the shared adapter on the rows of `domain`, or on all for None: the folder of its run.
+
+    Nothing is chosen by the validation rows, which decide about the fork afterwards: the last step's adapter counts.
+    """
+    rows = list(found.rows) if domain is None else found.rows_of(domain)
+    label = "control" if domain is None else domain.slug
+    trained = sum(row.split == "train" for row in rows)
+    steps = {
+        "max_steps": FORK_STEPS,
+        "epochs": float(math.ceil(FORK_STEPS * found.config.batch_size / max(1, trained)) + 1),
+        "validate_every": FORK_STEPS,
+        "patience": None,
+    }
+    config = going_on(found, {row.id for row in rows}, found.folder / f"fork-{label}").model_copy(update=steps)
+    run = open_run(config, f"{found.shared.name}-fork-{label}")
+    train_run(run, terms)
+    return run.folder
+
+
+def remove_forks(found: Survey) -> None:
+    """They have been judged; what was measured of them stays."""
+    for folder in sorted(found.folder.glob("fork-*")):
+        if folder.is_dir():
+            with closing(open_database()) as database:
+                remove_run(database, folder)
+
+
+def open_expert(found: Survey, domain: Domain, name: str) -> Run:
+    """The run of an expert: its domain's rows, and REPLAY of the others' among those that are trained."""
+    own = found.rows_of(domain)
+    kept = {row.id for row in own} | replayed(found, own)
+    folder = found.folder.parent / RUNS / f"{name}-{found.folder.name}"
+    config = going_on(found, kept, folder)
+    settings = config.eval.model_copy(update={"baseline": found.shared.label})
+    share = sum(row.split == "train" for row in own) / max(1, sum(row.split == "train" for row in found.rows))
+    steps = None if config.max_steps is None else max(FORK_STEPS, math.ceil(config.max_steps * share))
+    return open_run(config.model_copy(update={"eval": settings, "max_steps": steps}), name)
+
+
+def train_expert(run: Run, terms: Terms = Terms()) -> None:
+    """To the end of the run; one that is done is left as it is."""
+    probe_run(run)
+    train_run(run, terms)
+
+
+def going_on(found: Survey, kept: Collection[str], folder: Path) -> RunConfig:
+    """The config of a run on the rows `kept` (ids) from a copy of the shared adapter, at RATE of its rate."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    leave_out = folder.with_name(f"{folder.name}.leave_out.jsonl")
+    write_leave_out(leave_out, {row.id: "other-domain" for row in found.rows if row.id not in kept})
+    rate = read_resolved(found.shared.folder)[0].learning_rate
+    return found.config.model_copy(
+        update={
+            "data": found.config.data.model_copy(update={"leave_out": str(leave_out)}),
+            "lora": found.config.lora.model_copy(update={"start": str(found.shared.folder)}),
+            "learning_rate": RATE * rate,
+            "output": str(folder),
+        }
+    )
+
+
+def replayed(found: Survey, own: Sequence[ExpertRow]) -> set[str]:
+    """Ids of other domains' training rows with REPLAY of all trained tokens: drawn by their hashes, so that the same
+    rows are drawn again, and each domain by its size. No row of validation or test: the expert is judged on its own."""
+    mine = {row.id for row in own}
+
+    def tokens(row: ExpertRow) -> int:
+        return sum(found.snapshot.length(number) for number in row.numbers)
+
+    wanted = REPLAY / (1 - REPLAY) * sum(tokens(row) for row in own if row.split == "train")
+    chosen: set[str] = set()
+    others = [row for row in found.rows if row.split == "train" and row.id not in mine]
+    for row in sorted(others, key=lambda row: blake2b(row.id.encode(), digest_size=8, key=b"replay").digest()):
+        if wanted <= 0:
+            break
+        chosen.add(row.id)
+        wanted -= tokens(row)
+    return chosen

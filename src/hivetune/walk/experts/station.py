@@ -1,0 +1,61 @@
+"""Everything about the experts of a config in order: proposed, trained, looked at again, routed to."""
+
+from contextlib import closing
+from dataclasses import dataclass
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import read_json, write_json
+from hivetune.config import RunConfig
+from hivetune.release.experts import ExpertStep, newest_steps
+from hivetune.release.registry import Release
+from hivetune.serve.experts.table import experts_folder
+from hivetune.walk.experts.attended import ALONE, Attended
+from hivetune.walk.experts.life import review
+from hivetune.walk.experts.propose import propose
+from hivetune.walk.experts.routes import Routed, make_routes, serving
+from hivetune.walk.experts.survey import Survey, survey
+from hivetune.walk.experts.train import make_expert
+
+LOOKED = "looked.json"  # below the folder of the shared release: which of its adapters was looked at, to the end
+
+
+@dataclass(frozen=True)
+class Experts:
+    """`steps`: the newest of each domain; `changes`: what became of experts that served before; `problems`: experts
+    that should serve and can't, in words."""
+
+    found: Survey
+    steps: tuple[ExpertStep, ...]
+    changes: tuple[ExpertStep, ...] = ()
+    routed: Routed | None = None
+    problems: tuple[str, ...] = ()
+
+
+def not_looked_at(shared: Release) -> bool:
+    """Whether the experts of this shared adapter are not decided yet."""
+    path = experts_folder(shared.name) / LOOKED
+    return not path.exists() or read_json(path).get("shared") != shared.adapter_sha256
+
+
+def propose_experts(config: RunConfig, told: Attended = ALONE) -> Experts:
+    """Which domains would get an expert, and why; nothing that is served changes."""
+    found = survey(config, told.bar("reading the rows"))
+    return Experts(found, tuple(propose(found, told)), problems=tuple(serving(found)[1]))
+
+
+def train_experts(config: RunConfig, told: Attended = ALONE) -> Experts:
+    """The experts that were born are trained and judged, those that serve are looked at again, and the router is made.
+
+    Killed anywhere, the same call goes on. Raises what surveys, runs and evaluations raise.
+    """
+    found = survey(config, told.bar("reading the rows"))
+    for step in propose(found, told):
+        if step.step == "born" and step.parent == found.shared.adapter_sha256:
+            make_expert(found, step.domain, told)
+    changes = review(found, told)
+    told.between()
+    routed = make_routes(found, told)
+    write_json(found.folder.parent / LOOKED, {"schema": 1, "shared": found.shared.adapter_sha256})
+    with closing(open_database()) as database:
+        steps = tuple(newest_steps(database, found.shared.name).values())
+    return Experts(found, steps, tuple(changes), routed, tuple(serving(found)[1]))

@@ -1,0 +1,58 @@
+"""An expert is trained, judged against the shared adapter on its own test rows, registered, and promoted if it may."""
+
+from contextlib import closing
+
+from hivetune.base.database import open_database
+from hivetune.base.sealed import read_sealed
+from hivetune.errors import HivetuneError
+from hivetune.judge.experts.domains import Domain
+from hivetune.release.experts import ExpertStep, add_steps, expert_name
+from hivetune.release.registry import promote
+from hivetune.run.adapter import adapter_hash
+from hivetune.run.folder import EVALUATION
+from hivetune.walk.evaluate import evaluate_run
+from hivetune.walk.experts.attended import ALONE, Attended
+from hivetune.walk.experts.propose import step_of
+from hivetune.walk.experts.runs import open_expert, train_expert
+from hivetune.walk.experts.survey import Survey
+from hivetune.walk.open import Run
+from hivetune.walk.release.register import register_run
+from hivetune.walk.verdict import judge_run
+
+BY = "experts"  # who moved an alias, in its history
+
+
+def make_expert(found: Survey, domain: Domain, told: Attended = ALONE) -> ExpertStep:
+    """The expert of a domain that was born: trained from a copy of the shared adapter, and its step written down.
+
+    Raises what training and evaluation raise; the same call goes on where it was.
+    """
+    name = expert_name(found.shared.name, domain)
+    run = open_expert(found, domain, name)
+    told.between()
+    train_expert(run, told.training(f"training {name}", len(run.plan.steps)))
+    told.between()
+    if not _is_evaluated(run):
+        evaluate_run(run, told.bar(f"judging {name}"))
+    verdict = judge_run(run)
+    release, _ = register_run(run.folder, name)
+    reasons = "; ".join(verdict.reasons)
+    details = {"release": release.label, "verdict": verdict.verdict, "run": str(run.folder)}
+    step = step_of(found, domain, "refused", f"{verdict.verdict}: {reasons}", details)
+    with closing(open_database()) as database:
+        if verdict.verdict == "deploy":
+            promote(database, release.label, by=BY, reason=f"better than {found.shared.label} on {domain.label}")
+            step = step_of(found, domain, "serving", f"better than {found.shared.label}: {reasons}", details)
+        add_steps(database, step)
+    return step
+
+
+def _is_evaluated(run: Run) -> bool:
+    """The test rows are asked once for an adapter."""
+    path = run.folder / EVALUATION
+    if not path.exists():
+        return False
+    try:
+        return bool(read_sealed(path).get("adapter_sha256") == adapter_hash(run.folder))
+    except HivetuneError:
+        return False
