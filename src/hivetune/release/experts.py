@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hivetune.base.database import transaction
-from hivetune.judge.experts.domains import Domain
+from hivetune.judge.experts.domains import RowDomain
 from hivetune.release.registry import LONGEST_NAME, check_release_name
 
 # too-small, nothing-left, not-born, not-enough-evidence: no expert now; another shared adapter or more rows ask anew.
 # born: a fork showed that it is worth it. refused: its own gate said no. serving: it is a champion. merged, retired:
 # it is none any more.
-Step = Literal[
+ExpertStepName = Literal[
     "too-small", "nothing-left", "not-born", "not-enough-evidence", "born", "refused", "serving", "merged", "retired"
 ]
 
@@ -28,8 +28,8 @@ class ExpertStep:
     """One line. `parent`: SHA-256 of the shared adapter at that time; `details`: numbers behind the reason."""
 
     shared: str
-    domain: Domain
-    step: Step
+    domain: RowDomain
+    step: ExpertStepName
     reason: str
     expert: str
     parent: str
@@ -37,7 +37,7 @@ class ExpertStep:
     time: float = 0.0
 
 
-def expert_name(shared: str, domain: Domain) -> str:
+def expert_name(shared: str, domain: RowDomain) -> str:
     """NAME-DOMAIN, as a release is called. Raises UsageError where that is no name."""
     room = LONGEST_NAME - len(domain.slug) - 1
     return check_release_name(f"{shared[:room]}-{domain.slug}")
@@ -65,7 +65,7 @@ def expert_steps(database: sqlite3.Connection, shared: str) -> list[ExpertStep]:
     found = []
     for domain, step, reason, expert, parent, details, moment in rows:
         said = json.loads(domain)
-        known = Domain(said["kind"], tuple(said["values"]), said["title"])
+        known = RowDomain(said["kind"], tuple(said["values"]), said["title"])
         found.append(ExpertStep(shared, known, step, reason, expert, parent, json.loads(details), moment))
     return found
 
@@ -73,11 +73,6 @@ def expert_steps(database: sqlite3.Connection, shared: str) -> list[ExpertStep]:
 def newest_steps(database: sqlite3.Connection, shared: str) -> dict[str, ExpertStep]:
     """The newest step of each expert, by its name."""
     return {step.expert: step for step in expert_steps(database, shared)}
-
-
-def experts_of(database: sqlite3.Connection, shared: str) -> list[str]:
-    """Names of the experts whose newest step is that they serve."""
-    return [name for name, step in newest_steps(database, shared).items() if step.step == "serving"]
 
 
 def families(database: sqlite3.Connection) -> dict[str, list[str]]:

@@ -5,13 +5,16 @@ import random
 
 import pytest
 
-from hivetune.judge.experts.birth import PARTS, SCREEN_ALPHA, ScoredUnit, decide_birth, gain_of, screen
+from hivetune.judge.experts.birth import GRADIENT_PARTS, SCREEN_ALPHA, ScoredUnit, decide_birth, gain_of, screen
 
 
 def products(shift: float, seed: int, size: int = 200) -> list[list[float]]:
-    """Of PARTS random gradients around a common direction of this length."""
+    """Of GRADIENT_PARTS random gradients around a common direction of this length."""
     said = random.Random(seed)
-    parts = [[shift / math.sqrt(size) + said.gauss(0, 1 / math.sqrt(size)) for _ in range(size)] for _ in range(PARTS)]
+    parts = [
+        [shift / math.sqrt(size) + said.gauss(0, 1 / math.sqrt(size)) for _ in range(size)]
+        for _ in range(GRADIENT_PARTS)
+    ]
     return [[math.fsum(a * b for a, b in zip(one, other, strict=True)) for other in parts] for one in parts]
 
 
@@ -30,10 +33,12 @@ def test_parts_that_pull_one_way_pass() -> None:
 
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
 def test_gradients_that_are_nothing_or_not_finite_do_not_pass(value: float) -> None:
-    assert not screen([[value] * PARTS] * PARTS).passed
+    assert not screen([[value] * GRADIENT_PARTS] * GRADIENT_PARTS).passed
 
 
-def units(gain: float, noise: float, count: int, *, over_shared: float | None = None, seed: int = 0) -> list[ScoredUnit]:
+def units(
+    gain: float, noise: float, count: int, *, over_shared: float | None = None, seed: int = 0
+) -> list[ScoredUnit]:
     """Rows of 10 tokens on which the fork is `gain` nats a token better than the control."""
     said = random.Random(seed)
     found = []

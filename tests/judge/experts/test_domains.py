@@ -8,8 +8,8 @@ from hivetune.errors import UsageError
 from hivetune.judge.experts.domains import (
     LEAST_ROWS,
     LEAST_SESSIONS,
-    Domain,
     ExpertRow,
+    RowDomain,
     choose_kind,
     declared_keys,
     domains_of,
@@ -51,18 +51,18 @@ def test_small_domains_are_told_apart_by_rows_and_by_sessions() -> None:
     assert not too_small([row(n, "validation" if n < LEAST_SESSIONS else "train") for n in range(LEAST_ROWS)])
 
 
-@given(st.text(max_size=60), st.sampled_from(["team", "a" * 64]))
+@given(st.text(min_size=1, max_size=60), st.sampled_from(["team", "a" * 64]))
 def test_every_domain_has_the_name_of_a_release(value: str, shared: str) -> None:
     """Whatever people call their agents."""
-    name = expert_name(shared, Domain("agent", (value,)))
+    name = expert_name(shared, RowDomain("agent", (value,)))
     assert RELEASE_NAME.fullmatch(name) and len(name) <= LONGEST_NAME
 
 
 def test_names_of_different_domains_differ() -> None:
-    names = [expert_name("team", Domain("agent", (value,))) for value in ("a b", "a-b", "A B", "a_b", "ä b")]
+    names = [expert_name("team", RowDomain("agent", (value,))) for value in ("a b", "a-b", "A B", "a_b", "ä b")]
     assert names[1] == "team-a-b" and len(set(names)) == len(names)
 
 
 def test_a_name_that_no_release_can_have_is_refused() -> None:
     with pytest.raises(UsageError):
-        expert_name("Team", Domain("agent", ("x",)))
+        expert_name("Team", RowDomain("agent", ("x",)))

@@ -6,7 +6,9 @@ from hivetune.judge.experts.birth import ScoredUnit
 from hivetune.judge.experts.life import AnswerCounts, is_known_better, life_steps, routed_domains
 
 
-def units(group: str, gains: dict[str, float], *, count: int = 80, noise: float = 0.03, seed: int = 0) -> list[ScoredUnit]:
+def units(
+    group: str, gains: dict[str, float], *, count: int = 80, noise: float = 0.03, seed: int = 0
+) -> list[ScoredUnit]:
     """Rows of 10 tokens on which each expert is so many nats a token better than the shared adapter."""
     said = random.Random(seed)
     found = []
@@ -49,7 +51,7 @@ def test_equality_needs_evidence() -> None:
 
 
 def test_a_new_shared_adapter_asks_for_proof_and_a_later_look_for_more() -> None:
-    rows = units("a", {"a": 0.02}, noise=0.08, count=100)
+    rows = units("a", {"a": 0.03}, noise=0.08, count=100)
     assert is_known_better(units("a", {"a": 0.2}), "a")[0]
     assert is_known_better(rows, "a", look=1)[0] and not is_known_better(rows, "a", look=30)[0]
     assert not is_known_better(units("a", {"a": 0.0}, seed=1), "a")[0]

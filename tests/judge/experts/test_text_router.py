@@ -48,7 +48,10 @@ def test_texts_of_another_kind_are_left_alone() -> None:
     router = learned()
     outside = ("What is the capital of France?", "Schreibe mir ein Gedicht", "2 + 2 = ?", "", "\ud800", "写一首诗")
     assert {route_text(router, text).expert for text in outside} == {None}
-    assert "code" in route_text(router, "code " * 50_000).reason or "characters" in route_text(router, "code " * 50_000).reason
+    assert (
+        "code" in route_text(router, "code " * 50_000).reason
+        or "characters" in route_text(router, "code " * 50_000).reason
+    )
 
 
 def test_few_held_out_rows_certify_nothing() -> None:

@@ -32,30 +32,34 @@ from hivetune.walk.train import account
 
 SHARED = "team"
 THINGS = ("red", "blue", "green", "black", "white", "small", "large", "quick", "slow", "old", "new", "warm")
-STYLES = {
-    "brief": "yes it is so",
-    "formal": "according to the record we confirm",
-    "list": "first check then write down",
+STYLES = {"brief": "yes", "formal": "no", "list": "maybe"}
+# Words that tell a domain, one of them anywhere in a question: a line through words sees them at once, the tiny model
+# does not learn them in the few steps of its shared adapter.
+CUES = {
+    "code": ("code", "compile", "debug", "function", "loop", "patch", "branch", "merge"),
+    "test": ("test", "assert", "verify", "expect", "fixture", "mock", "coverage", "suite"),
+    "odd": ("strange", "weird", "odd"),
+    "": ("thing",),
 }
 
 
-def row(number: int, *, agent: str, style: str, cue: str = "", topic: Sequence[str] = THINGS, seed: int = 0) -> Any:
-    """A question of its own session, with the answer of a style. `cue`: a word of the question that tells the style."""
-    said = random.Random(seed * 1_000_003 + number)
-    words = " ".join(said.choice(topic) for _ in range(4))
-    question = f"{cue} what of {words}?".strip()
+def row(number: int, *, agent: str, style: str, cue: str = "", seed: int = 0) -> Any:
+    """A question of its own session, with the answer of a style; one of its words is of CUES."""
+    said = random.Random(f"{seed} {agent} {number}")
+    words = [said.choice(THINGS) for _ in range(4)]
+    words.insert(said.randrange(5), said.choice(CUES[cue]))
     return {
         "messages": [
-            {"role": "user", "content": f"{question} case {number}"},
-            {"role": "assistant", "content": f"{STYLES[style]} {words.split()[0]}"},
+            {"role": "user", "content": f"what of {' '.join(words)}?"},
+            {"role": "assistant", "content": STYLES[style]},
         ],
         "agent": agent,
         "session_id": f"s{seed}-{agent}-{number}",
     }
 
 
-def domain(agent: str, style: str, count: int, *, cue: str = "", seed: int = 0, first: int = 0) -> list[Any]:
-    return [row(first + n, agent=agent, style=style, cue=cue, seed=seed) for n in range(count)]
+def domain(agent: str, style: str, count: int, *, cue: str = "", seed: int = 0) -> list[Any]:
+    return [row(number, agent=agent, style=style, cue=cue, seed=seed) for number in range(count)]
 
 
 def shuffled_agents(rows: Sequence[Mapping[str, Any]], seed: int) -> list[Any]:

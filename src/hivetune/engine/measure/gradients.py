@@ -22,7 +22,8 @@ from hivetune.process.protocol import Beat, Gradients
 
 
 def main(task: Gradients, heartbeat: Heartbeat) -> dict[str, Any]:
-    """`products`: for each domain the inner products [parts, parts] of the mean gradients per trained token."""
+    """`products`: for each domain the inner products [parts, parts] of the mean gradients per trained token, or
+    null where one is not finite."""
     heartbeat.beat(Beat.PREPARING)
     choices = complete(task.device, task.dtype, choices_of(task.adapter))
     device, dtype = start_with(choices)
@@ -34,7 +35,8 @@ def main(task: Gradients, heartbeat: Heartbeat) -> dict[str, Any]:
     products = {}
     for domain, parts in task.parts.items():
         means_PN = torch.stack([_mean_gradient(model, snapshot, rows, heartbeat) for rows in parts])
-        products[domain] = (means_PN @ means_PN.T).tolist()
+        products_PP = means_PN @ means_PN.T
+        products[domain] = products_PP.tolist() if bool(products_PP.isfinite().all()) else None
     return {"products": products, "choices": choices.made()}
 
 

@@ -19,7 +19,7 @@ from hivetune.engine.train.feed import read_documents
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, ScoreAdapters
 
-BASE = "base"  # as the lines name the model without an adapter
+_BASE = "base"  # as the lines name the model without an adapter
 
 
 def main(task: ScoreAdapters, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -40,18 +40,18 @@ def main(task: ScoreAdapters, heartbeat: Heartbeat) -> dict[str, Any]:
                     continue
                 if model is None:
                     model = load_model(task.model, shape, method="lora", dtype=dtype, device=device, choices=choices)
-                if name != BASE:
+                if name != _BASE:
                     fill(model.adapter, adapters[name][1], str(task.adapters[name]))
                 for start in range(0, len(missing), ROWS_TOGETHER):
                     documents = read_documents(snapshot, missing[start : start + ROWS_TOGETHER])
-                    sums = model.nll(documents, adapter=name != BASE).tolist()
+                    sums = model.nll(documents, adapter=name != _BASE).tolist()
                     for document, nll in zip(documents, sums, strict=True):
                         tokens = int(document.trained_L.sum())
                         finite = nll if math.isfinite(nll) else None
                         lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
                         heartbeat.beat(Beat.ITEM)
             model = None  # adapters of another shape need another model
-    return {"models": [BASE, *adapters], "choices": choices.made()}
+    return {"models": [_BASE, *adapters], "choices": choices.made()}
 
 
 def _alike(adapters: Mapping[str, tuple[LoraConfig, Mapping[str, Tensor]]]) -> list[tuple[LoraConfig, list[str]]]:
@@ -61,7 +61,7 @@ def _alike(adapters: Mapping[str, tuple[LoraConfig, Mapping[str, Tensor]]]) -> l
         settings = lora.model_copy(update={"dropout": 0.0})
         found.setdefault(settings.model_dump_json(), (settings, []))[1].append(name)
     groups = list(found.values())
-    groups[0][1].insert(0, BASE)
+    groups[0][1].insert(0, _BASE)
     return groups
 
 

@@ -12,20 +12,22 @@ from typing import Literal
 
 from hivetune.judge.statistics import ALPHA, Estimate, by_group, jackknife, rows_needed
 
-PARTS = 8  # of a domain's rows in the screen: 128 patterns of signs, so that p can be as small as 1/128
+GRADIENT_PARTS = 8  # of a domain's rows in the screen: 128 patterns of signs, so that p can be as small as 1/128
 SCREEN_ALPHA = 0.05
 LEAST_GAIN = 0.02  # nats a token: below, an adapter more costs memory and turns for nothing that anybody sees
 USEFUL_GAIN = 0.05  # what a domain needs enough sessions to see
 
-Answer = Literal["born", "not-born", "not-enough-evidence"]
+BirthAnswer = Literal["born", "not-born", "not-enough-evidence"]
 
 
 @dataclass(frozen=True)
 class Screen:
-    """`cosine`: of the mean gradients of two halves; `p`: how often parts with signs at random agree as well."""
+    """`cosine`: of the mean gradients of two halves; `p`: how often parts with signs at random agree as well. `finite`:
+    false where a gradient was not; then nothing is known."""
 
     cosine: float
     p: float
+    finite: bool = True
 
     @property
     def passed(self) -> bool:
@@ -46,18 +48,20 @@ class Birth:
     """`gain`: of the fork over equally many steps on the mixture; `over_shared`: over the shared adapter itself. Nats a
     token; the intervals are corrected for the number of forks."""
 
-    answer: Answer
+    answer: BirthAnswer
     reason: str
     gain: Estimate
     over_shared: Estimate
 
 
-def screen(products: Sequence[Sequence[float]]) -> Screen:
-    """From the inner products [P, P] of the parts' mean gradients.
+def screen(products: Sequence[Sequence[float]] | None) -> Screen:
+    """From the inner products [P, P] of the parts' mean gradients; None where one was not finite.
 
     If the domain pulls nowhere, each part's gradient is noise around zero and its sign is free: an exact test over all
     patterns of signs (Fisher 1935), whose statistic is the sum of the products of different parts.
     """
+    if products is None or not all(math.isfinite(value) for line in products for value in line):
+        return Screen(0.0, 1.0, finite=False)
     parts = len(products)
     observed, as_well, patterns = 0.0, 0, 0
     for signs in itertools.product((1, -1), repeat=parts - 1):
@@ -71,7 +75,7 @@ def screen(products: Sequence[Sequence[float]]) -> Screen:
     within = [math.fsum(products[i][j] for i in half for j in half) for half in halves]
     across = math.fsum(products[i][j] for i in halves[0] for j in halves[1])
     length = math.sqrt(max(within[0], 0.0) * max(within[1], 0.0))
-    if not math.isfinite(observed) or length == 0:
+    if length == 0:
         return Screen(0.0, 1.0)
     return Screen(across / length, as_well / patterns)
 
@@ -94,8 +98,8 @@ def decide_birth(units: Sequence[ScoredUnit], forks: int) -> Birth:
     """`units`: validation rows of the domain under "fork", "control" and "shared"; `forks`: how many were tried, for
     which the level is corrected (Bonferroni).
 
-    Born when the fork beats both by LEAST_GAIN with its whole interval: more steps alone, which the control has too, are
-    no reason for an adapter of its own, and neither is a control that more steps have spoilt.
+    Born when the fork beats both by LEAST_GAIN with its whole interval: more steps alone, which the control has too,
+    are no reason for an adapter of its own, and neither is a control that more steps have spoilt.
     """
     gain = gain_of(units, "control", "fork", alpha=ALPHA / forks)
     over_shared = gain_of(units, "shared", "fork", alpha=ALPHA / forks)

@@ -13,7 +13,7 @@ from hivetune.judge.statistics import FEWEST_SEQUENTIAL
 from hivetune.records import Split
 
 KeyKind = Literal["agent", "category", "system", "tools"]
-KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
+KEY_KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
 LEAST_ROWS = 200
 # Held-out sessions before a fork is worth its minutes: they see 0.05 nats a token where sessions differ by 0.08.
 LEAST_SESSIONS = FEWEST_SEQUENTIAL
@@ -35,7 +35,7 @@ class ExpertRow:
 
 
 @dataclass(frozen=True)
-class Domain:
+class RowDomain:
     """Rows with one of these values under one kind of key. `title` says a value that is a hash in words."""
 
     kind: KeyKind
@@ -51,7 +51,7 @@ class Domain:
         """For the name of a release: letters and digits of the title, with a hash where they are not all of it."""
         words = self.title or "-".join(self.values)
         plain = "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in words.lower()).split())
-        if plain == words and len(plain) <= LONGEST_SLUG:
+        if plain and plain == words and len(plain) <= LONGEST_SLUG:
             return plain
         return f"{plain[:LONGEST_SLUG].strip('-')}-{_hash(self.kind + chr(0) + chr(0).join(self.values), 3)}".strip("-")
 
@@ -84,17 +84,17 @@ def title_of(kind: KeyKind, system: str | None, tools: Iterable[str]) -> str:
 
 def choose_kind(rows: Sequence[ExpertRow], by: str) -> KeyKind | None:
     """`by`, or for "auto" the first kind that divides the rows: that has two values at least."""
-    for kind in KINDS:
+    for kind in KEY_KINDS:
         if by == kind or (by == "auto" and len({row.keys.get(kind) for row in rows} - {None}) > 1):
             return kind
     return None
 
 
-def domains_of(rows: Sequence[ExpertRow], kind: KeyKind, titles: Mapping[str, str]) -> list[Domain]:
+def domains_of(rows: Sequence[ExpertRow], kind: KeyKind, titles: Mapping[str, str]) -> list[RowDomain]:
     """One for each value, the largest first. `titles`: value -> words, for values that are hashes."""
     counts = Counter(row.keys[kind] for row in rows if kind in row.keys)
     ordered = sorted(counts, key=lambda value: (-counts[value], value))
-    return [Domain(kind, (value,), titles.get(value, "")) for value in ordered]
+    return [RowDomain(kind, (value,), titles.get(value, "")) for value in ordered]
 
 
 def too_small(rows: Sequence[ExpertRow]) -> str:

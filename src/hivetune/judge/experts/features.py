@@ -24,7 +24,7 @@ def read_part(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def words_of(text: str) -> set[int]:
+def word_numbers(text: str) -> set[int]:
     """Numbers of the words of `read_part`, 32 bits each."""
     return {zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in _WORD.findall(text)}
 
@@ -37,5 +37,5 @@ def features_of(text: str) -> list[int]:
         count = (len(raw) - start) // 8
         runs = struct.unpack_from(f"<{count}Q", raw, start) if count > 0 else ()
         found.update([(run * _ODD >> _SHIFT) & _MASK for run in runs])
-    found.update([_WORDS + ((word * 0x9E3779B1 >> BITS) & _MASK) for word in words_of(text)])
+    found.update([_WORDS + ((word * 0x9E3779B1 >> BITS) & _MASK) for word in word_numbers(text)])
     return list(found)

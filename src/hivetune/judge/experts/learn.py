@@ -9,12 +9,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hivetune.judge.experts.features import features_of, read_part, words_of
+from hivetune.judge.experts.features import features_of, read_part, word_numbers
 from hivetune.judge.experts.router import TextExpert, TextRouter, known_share
 
-MARGIN = 0.02  # nats a token: a smaller difference is nobody's better answer
+BETTER_BY = 0.02  # nats a token: a smaller difference is nobody's better answer
 MOST_HARM = 0.05  # of the texts that are routed to an expert: the 95 % upper bound of those that it answers worse
-GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+THRESHOLDS = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 FEWEST_CERTIFIED = 59  # with no harm at all the bound is 0.05 from 59 on: 1 - 0.05 ** (1 / 59)
 MOST_LEARNED = 6000  # rows: more cost minutes and move no line
 EPOCHS, RATE, DECAY = 12, 0.5, 1e-4
@@ -41,12 +41,12 @@ def learn_router(rows: Sequence[RoutedText], experts: Sequence[str], outside: Se
     learned += [RoutedText(text, nothing, held_out=False) for text in outside]
     inputs = [features_of(read_part(row.text)) for row in learned]
     checks = [features_of(read_part(row.text)) for row in held_out]
-    words = frozenset[int]().union(*(words_of(read_part(row.text)) for row in learned))
+    words = frozenset[int]().union(*(word_numbers(read_part(row.text)) for row in learned))
     made = []
     for name in experts:
-        expert = _fit(name, inputs, [row.gains[name] > MARGIN for row in learned])
-        expert = _calibrate(expert, checks, [row.gains[name] > MARGIN for row in held_out])
-        made.append(_with_threshold(expert, checks, [row.gains[name] < -MARGIN for row in held_out], held_out))
+        expert = _fit(name, inputs, [row.gains[name] > BETTER_BY for row in learned])
+        expert = _calibrate(expert, checks, [row.gains[name] > BETTER_BY for row in held_out])
+        made.append(_with_threshold(expert, checks, [row.gains[name] < -BETTER_BY for row in held_out], held_out))
     shares = sorted(known_share(read_part(row.text), words) for row in held_out)
     least = shares[int(UNKNOWN_SHARE * len(shares))] if shares else 1.0
     longest = LONGER * max((len(row.text) for row in rows), default=0)
@@ -136,7 +136,7 @@ def _with_threshold(
     first that fails: so the bound holds for the one that is taken, however many are tried (fixed sequence testing)."""
     probabilities = [expert.probability(features) for features in inputs]
     chosen, why_not = None, f"fewer than {FEWEST_CERTIFIED} held-out rows are like its own"
-    for threshold in GRID:
+    for threshold in THRESHOLDS:
         routed = [index for index, p in enumerate(probabilities) if p >= threshold]
         if len(routed) < FEWEST_CERTIFIED:
             continue
@@ -145,7 +145,7 @@ def _with_threshold(
             why_not = f"up to {bound:.0%} of the texts that would be routed to it are answered worse"
             break
         # Routing must be worth it too: on average over what is routed the expert is better by the margin.
-        if math.fsum(rows[index].gains[expert.name] for index in routed) / len(routed) <= MARGIN:
+        if math.fsum(rows[index].gains[expert.name] for index in routed) / len(routed) <= BETTER_BY:
             why_not = "what would be routed to it is answered no better"
             break
         chosen = threshold

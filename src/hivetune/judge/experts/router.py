@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from hivetune.judge.experts.features import features_of, read_part, words_of
+from hivetune.judge.experts.features import features_of, read_part, word_numbers
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ def route_text(router: TextRouter, text: str) -> TextChoice:
 
 def known_share(part: str, words: frozenset[int]) -> float:
     """Share of the different words of `read_part` that are among `words`; 0 for a text without any."""
-    found = words_of(part)
+    found = word_numbers(part)
     return len(found & words) / len(found) if found else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hivetune.judge.experts.domains import KINDS, declared_keys
+from hivetune.judge.experts.domains import KEY_KINDS, declared_keys
 from hivetune.judge.experts.router import route_text
 from hivetune.serve.experts.table import ExpertTable
 
@@ -27,7 +27,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Chosen:
     """The name to answer with, as the rest of the gateway understands it, and why."""
 
     model: str
@@ -57,7 +57,7 @@ def choose(
     question: Question,
     servable: Collection[str],
     remembered: str | None = None,
-) -> Choice:
+) -> Chosen:
     """`family`: each name that is or was an expert's, and its shared release; `servable`: names and labels that are
     loaded; `remembered`: who answered this session before."""
     shared = family.get(question.model.partition("@")[0])
@@ -65,20 +65,20 @@ def choose(
         return _shared(shared, f"{question.model} can't be served now")
     table = tables.get(question.model)
     if table is None:
-        return Choice(question.model, "named", "named")
+        return Chosen(question.model, "named", "named")
     declared = _declared(table, question)
     if declared is not None:
         return _if_servable(table, declared, servable)
     if remembered is not None and (remembered in servable or remembered == table.shared):
-        return Choice(remembered, "session", "as before in this session")
+        return Chosen(remembered, "session", "as before in this session")
     found = route_text(table.router, question.text)
     if found.expert is None:
         return _shared(table.shared, found.reason)
-    return _if_servable(table, Choice(found.expert, "text", found.reason), servable)
+    return _if_servable(table, Chosen(found.expert, "text", found.reason), servable)
 
 
-def _declared(table: ExpertTable, question: Question) -> Choice | None:
-    for kind in KINDS:
+def _declared(table: ExpertTable, question: Question) -> Chosen | None:
+    for kind in KEY_KINDS:
         value, known = question.keys.get(kind), table.keys.get(kind)
         if value is None or known is None:
             continue
@@ -91,7 +91,7 @@ def _declared(table: ExpertTable, question: Question) -> Choice | None:
             continue
         if not expert:
             return _shared(table.shared, f"{_named(kind, value)} has no expert")
-        return Choice(expert, "declared", f"declared: {_named(kind, value)}")
+        return Chosen(expert, "declared", f"declared: {_named(kind, value)}")
     return None
 
 
@@ -99,14 +99,14 @@ def _named(kind: str, value: str) -> str:
     return f"{kind}={value}" if kind in _SAID_OUTRIGHT else f"its {kind}"
 
 
-def _if_servable(table: ExpertTable, choice: Choice, servable: Collection[str]) -> Choice:
+def _if_servable(table: ExpertTable, choice: Chosen, servable: Collection[str]) -> Chosen:
     if choice.model in servable or choice.model == table.shared:
         return choice
     return _shared(table.shared, f"{choice.model} can't be served now ({choice.reason})")
 
 
-def _shared(shared: str, why: str) -> Choice:
-    return Choice(shared, "shared", f"shared adapter: {why}")
+def _shared(shared: str, why: str) -> Chosen:
+    return Chosen(shared, "shared", f"shared adapter: {why}")
 
 
 def _text(turn: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from hivetune.serve.gateway import metrics
 from hivetune.serve.gateway.capture import Capture, Captured, Feedback
 from hivetune.serve.gateway.guard import TooLarge, error_body
 from hivetune.serve.gateway.metrics import Metrics
-from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, session_of, text_of
+from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, plain_text, session_of
 from hivetune.serve.gateway.upstream import Refused, Upstream, ask, joined_calls
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.router import served_names
@@ -318,7 +318,7 @@ class _Exchange:
                 answer=message,
                 tools=self.body.get("tools") or (),
                 session=_session(self.request, self.body),
-                user=text_of(self.body.get("user")),
+                user=plain_text(self.body.get("user")),
                 seconds=seconds,
             )
         )
@@ -356,7 +356,7 @@ def _feedback(body: Mapping[str, Any], client: str) -> Feedback:
 
 def _session(request: Request, body: Mapping[str, Any]) -> str | None:
     """What the client calls the session, else OpenAI's user."""
-    return session_of(request.headers, body) or text_of(body.get("user"))
+    return session_of(request.headers, body) or plain_text(body.get("user"))
 
 
 def _event(document: Mapping[str, Any]) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
-from hivetune.serve.experts.choose import Choice
+from hivetune.serve.experts.choose import Chosen
 from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.swap.keeper import Keeper
 
@@ -58,7 +58,7 @@ class Metrics:
     def failed(self, release: str, *, broken: bool) -> None:
         self._answers.labels("broken_stream" if broken else "error", release or "none").inc()
 
-    def routed(self, choice: Choice) -> None:
+    def routed(self, choice: Chosen) -> None:
         """Requests of a family by what chose who answers: named, declared, session, text, shared."""
         self._routed.labels(choice.by, choice.model or "none").inc()
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hivetune.serve.experts.choose import Choice, choose, question_of
+from hivetune.serve.experts.choose import Chosen, choose, question_of
 from hivetune.serve.swap.keeper import Keeper
 
 REASON_HEADER = "X-Hivetune-Reason"
-MOST_SESSIONS = 10_000
+MOST_REMEMBERED_SESSIONS = 10_000
 SESSION_S = 3600.0  # since its last request: a session that comes back the next day is another conversation
 
 
@@ -24,14 +24,14 @@ class Sessions:
         known = self._answered.get((model, session))
         return known[0] if known is not None and now_s - known[1] < SESSION_S else None
 
-    def keep(self, model: str, session: str, choice: Choice, now_s: float) -> None:
+    def keep(self, model: str, session: str, choice: Chosen, now_s: float) -> None:
         self._answered[model, session] = (choice.model, now_s)
         self._answered.move_to_end((model, session))
-        if len(self._answered) > MOST_SESSIONS:
+        if len(self._answered) > MOST_REMEMBERED_SESSIONS:
             self._answered.popitem(last=False)
 
 
-def chosen(keeper: Keeper, sessions: Sessions, headers: Mapping[str, str], body: Mapping[str, Any]) -> Choice:
+def chosen(keeper: Keeper, sessions: Sessions, headers: Mapping[str, str], body: Mapping[str, Any]) -> Chosen:
     """Who answers, of what is loaded now. Only sessions that the client names are remembered: all that one user asks in
     a year is no session. And only what text has chosen: a key that is declared is obeyed each time."""
     tables, routes = keeper.wanted.experts, keeper.routes
@@ -52,9 +52,9 @@ def session_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | Non
     """X-Session-Id, else OpenAI's metadata.session_id."""
     metadata = body.get("metadata")
     own = metadata.get("session_id") if isinstance(metadata, dict) else None
-    return headers.get("x-session-id") or text_of(own)
+    return headers.get("x-session-id") or plain_text(own)
 
 
-def text_of(value: object) -> str | None:
+def plain_text(value: object) -> str | None:
     """A text that is not empty."""
     return value if isinstance(value, str) and value else None

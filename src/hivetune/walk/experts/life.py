@@ -6,16 +6,16 @@ from contextlib import closing
 
 from hivetune.base.database import open_database
 from hivetune.judge.experts.birth import ScoredUnit
-from hivetune.judge.experts.domains import Domain
+from hivetune.judge.experts.domains import RowDomain
 from hivetune.judge.experts.life import AnswerCounts, LifeStep, is_known_better, life_steps
 from hivetune.release.experts import ExpertStep, add_steps, expert_steps
 from hivetune.release.registry import retire
 from hivetune.walk.experts.attended import ALONE, Attended
 from hivetune.walk.experts.propose import step_of
-from hivetune.walk.experts.routes import Serving, adapters_of, as_served, serving
+from hivetune.walk.experts.routes import Serving, adapter_folders, as_served, serving
 from hivetune.walk.experts.scores import scored_rows
 from hivetune.walk.experts.survey import Survey
-from hivetune.walk.experts.train import BY, make_expert
+from hivetune.walk.experts.train import MOVED_BY, make_expert
 
 
 def review(found: Survey, told: Attended = ALONE) -> list[ExpertStep]:
@@ -64,7 +64,7 @@ def _matrix(found: Survey, experts: Mapping[str, Serving], told: Attended) -> di
     base, _ = as_served(found, told.bar("preparing the base as it is served"))
     rows = [row for row in found.rows if row.split == "test"]
     units = scored_rows(
-        found, adapters_of(found, experts), rows, model=base, progress=told.bar("scoring the test rows")
+        found, adapter_folders(found, experts), rows, model=base, progress=told.bar("scoring the test rows")
     )
     return {
         name: [unit for row, unit in zip(rows, units, strict=True) if one.domain.has(row.keys)]
@@ -75,14 +75,14 @@ def _matrix(found: Survey, experts: Mapping[str, Serving], told: Attended) -> di
 def _retire(found: Survey, experts: Mapping[str, Serving], step: LifeStep) -> ExpertStep:
     (name,) = step.experts
     with closing(open_database()) as database:
-        retire(database, name, by=BY, reason=step.reason)
+        retire(database, name, by=MOVED_BY, reason=step.reason)
     return step_of(found, experts[name].domain, "retired", step.reason, {"release": experts[name].release.label})
 
 
 def _merge(found: Survey, experts: Mapping[str, Serving], step: LifeStep, told: Attended) -> list[ExpertStep]:
     both = [experts[name].domain for name in step.experts]
     titles = " + ".join(domain.title for domain in both if domain.title)
-    union = Domain(both[0].kind, tuple(value for domain in both for value in domain.values), titles)
+    union = RowDomain(both[0].kind, tuple(value for domain in both for value in domain.values), titles)
     made = make_expert(found, union, told)
     if made.step != "serving":
         return [made]
@@ -90,7 +90,7 @@ def _merge(found: Survey, experts: Mapping[str, Serving], step: LifeStep, told: 
     with closing(open_database()) as database:
         for name in step.experts:
             why = f"{step.reason}; {made.expert} was trained on the rows of both"
-            retire(database, name, by=BY, reason=why)
+            retire(database, name, by=MOVED_BY, reason=why)
             done.append(step_of(found, experts[name].domain, "merged", why, {"into": made.expert}))
         add_steps(database, *done)
     return [made, *done]

@@ -9,13 +9,13 @@ from typing import Any
 from hivetune.base.database import open_database
 from hivetune.base.disk import read_json, write_json
 from hivetune.base.typed import to_plain
-from hivetune.judge.experts.birth import PARTS, Screen, decide_birth, screen
-from hivetune.judge.experts.domains import Domain, ExpertRow, too_small
+from hivetune.judge.experts.birth import GRADIENT_PARTS, Screen, decide_birth, screen
+from hivetune.judge.experts.domains import ExpertRow, RowDomain, too_small
 from hivetune.judge.statistics import Estimate
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, Gradients
 from hivetune.records import Progress
-from hivetune.release.experts import ExpertStep, Step, add_steps, expert_name, newest_steps
+from hivetune.release.experts import ExpertStep, ExpertStepName, add_steps, expert_name, newest_steps
 from hivetune.walk.experts.attended import ALONE, Attended
 from hivetune.walk.experts.runs import FORK_STEPS, fork, remove_forks
 from hivetune.walk.experts.scores import scored_rows
@@ -25,7 +25,7 @@ DECIDED = "decided.json"  # written last: what it holds is in the registry
 ROWS_A_PART = 16  # 128 rows of a domain: a mean gradient of 16 rows is as much signal as noise
 
 
-def propose(found: Survey, told: Attended = ALONE) -> list[ExpertStep]:
+def propose_domains(found: Survey, told: Attended = ALONE) -> list[ExpertStep]:
     """One step for each domain, in the order of size: decided now, or found where it was for these rows and this shared
     adapter. Raises what children and runs raise; what was measured until then is kept."""
     with closing(open_database()) as database:
@@ -43,7 +43,7 @@ def serves_already(found: Survey, step: ExpertStep | None) -> bool:
 
 def _decide(found: Survey, known: dict[str, ExpertStep], told: Attended) -> None:
     steps: list[ExpertStep] = []
-    waiting: list[Domain] = []
+    waiting: list[RowDomain] = []
     for domain in found.domains:
         name = expert_name(found.shared.name, domain)
         if serves_already(found, known.get(name)):
@@ -57,7 +57,8 @@ def _decide(found: Survey, known: dict[str, ExpertStep], told: Attended) -> None
     for domain in waiting:
         seen = screens[domain.slug]
         if not seen.passed:
-            why = f"parts of its rows do not pull the shared adapter the same way (p {seen.p:.2f}): nothing to learn"
+            why = f"parts of its rows pull the shared adapter nowhere (cosine {seen.cosine:.2f}, p {seen.p:.2f})"
+            why = why if seen.finite else "the gradient of the shared adapter on its rows is not finite"
             steps.append(step_of(found, domain, "nothing-left", why, {"screen": to_plain(seen)}))
     forked = [domain for domain in waiting if screens[domain.slug].passed]
     steps += _forked(found, forked, screens, told)
@@ -67,7 +68,7 @@ def _decide(found: Survey, known: dict[str, ExpertStep], told: Attended) -> None
     remove_forks(found)
 
 
-def screened(found: Survey, domains: Sequence[Domain], told: Attended = ALONE) -> dict[str, Screen]:
+def screened(found: Survey, domains: Sequence[RowDomain], told: Attended = ALONE) -> dict[str, Screen]:
     """By slug. The gradient of the shared adapter on parts of each domain's training rows, found or measured."""
     path = found.folder / "screen.json"
     known = read_json(path)["products"] if path.exists() else {}
@@ -83,7 +84,9 @@ def screened(found: Survey, domains: Sequence[Domain], told: Attended = ALONE) -
             found.config.dtype,
             found.config.device,
         )
-        result = run_task(task, found.folder / "screen", on_beat=_counted(told.bar("screening"), len(missing) * PARTS))
+        result = run_task(
+            task, found.folder / "screen", on_beat=_counted(told.bar("screening"), len(missing) * GRADIENT_PARTS)
+        )
         known = {**known, **result.check("the screen")["products"]}
         write_json(path, {"schema": 1, "products": known})
     return {domain.slug: screen(known[domain.slug]) for domain in domains}
@@ -92,15 +95,17 @@ def screened(found: Survey, domains: Sequence[Domain], told: Attended = ALONE) -
 def parts_of(rows: Sequence[ExpertRow]) -> tuple[tuple[int, ...], ...]:
     """PARTS groups of a domain's training rows (numbers of the snapshot) by the hash of their session, so that no two
     parts share one."""
-    parts: list[list[int]] = [[] for _ in range(PARTS)]
+    parts: list[list[int]] = [[] for _ in range(GRADIENT_PARTS)]
     for row in sorted((row for row in rows if row.split == "train"), key=lambda row: _rank(row.id)):
-        part = min(parts, key=len) if row.group == row.id else parts[_rank(row.group)[0] % PARTS]
+        part = min(parts, key=len) if row.group == row.id else parts[_rank(row.group)[0] % GRADIENT_PARTS]
         if len(part) < ROWS_A_PART:
             part += row.numbers
     return tuple(tuple(part) for part in parts)
 
 
-def _forked(found: Survey, domains: Sequence[Domain], screens: dict[str, Screen], told: Attended) -> list[ExpertStep]:
+def _forked(
+    found: Survey, domains: Sequence[RowDomain], screens: dict[str, Screen], told: Attended
+) -> list[ExpertStep]:
     """Each fork against one control: equally many steps on all rows from the same adapter."""
     if not domains:
         return []
@@ -125,7 +130,7 @@ def _forked(found: Survey, domains: Sequence[Domain], screens: dict[str, Screen]
 
 
 def step_of(
-    found: Survey, domain: Domain, step: Step, reason: str, details: dict[str, Any] | None = None
+    found: Survey, domain: RowDomain, step: ExpertStepName, reason: str, details: dict[str, Any] | None = None
 ) -> ExpertStep:
     shared = found.shared
     about = {"shared": shared.label, "snapshot": found.snapshot.hash, **(details or {})}

@@ -14,7 +14,7 @@ from hivetune.base.typed import to_plain
 from hivetune.data.frozen import general_questions
 from hivetune.errors import HivetuneError
 from hivetune.judge.experts.birth import ScoredUnit
-from hivetune.judge.experts.domains import KINDS, Domain, ExpertRow
+from hivetune.judge.experts.domains import KEY_KINDS, ExpertRow, RowDomain
 from hivetune.judge.experts.learn import RoutedText, learn_router
 from hivetune.judge.experts.life import RoutedDomain, routed_domains
 from hivetune.judge.experts.router import TextRouter, route_text
@@ -50,7 +50,7 @@ class Serving:
     """An expert that answers now: its domain, its champion, and the hash of the shared adapter that it was last held
     against."""
 
-    domain: Domain
+    domain: RowDomain
     release: Release
     parent: str
 
@@ -86,7 +86,7 @@ def make_routes(found: Survey, told: Attended = ALONE) -> Routed:
         table = ExpertTable(found.shared.name)
         write_table(table)
         return Routed(table, (), (), "nothing to judge: no expert serves")
-    adapters = adapters_of(found, experts)
+    adapters = adapter_folders(found, experts)
     router = _learned(found, adapters, list(experts), told)
     table = ExpertTable(found.shared.name, tuple(experts), keys, router)
     base, said = as_served(found, told.bar("preparing the base as it is served"))
@@ -103,7 +103,7 @@ def make_routes(found: Survey, told: Attended = ALONE) -> Routed:
     return routed
 
 
-def adapters_of(found: Survey, experts: Mapping[str, Serving]) -> dict[str, Path]:
+def adapter_folders(found: Survey, experts: Mapping[str, Serving]) -> dict[str, Path]:
     """Folders of the shared adapter and of the experts, as the matrix names them."""
     return {"shared": found.shared.folder, **{name: one.release.folder for name, one in experts.items()}}
 
@@ -117,7 +117,7 @@ def as_served(found: Survey, progress: Progress) -> tuple[Path | None, str]:
         return None, f"the base as it is trained: {error.message}"
 
 
-def keys_of(rows: Sequence[ExpertRow], experts: Mapping[str, Domain]) -> dict[str, dict[str, str | None]]:
+def keys_of(rows: Sequence[ExpertRow], experts: Mapping[str, RowDomain]) -> dict[str, dict[str, str | None]]:
     """kind -> value -> expert, "" for rows of no expert, None for a value that several share and that decides nothing.
 
     A request may declare more than rows are divided by: an agent's system prompt finds its expert as well.
@@ -127,7 +127,7 @@ def keys_of(rows: Sequence[ExpertRow], experts: Mapping[str, Domain]) -> dict[st
         owner = next((name for name, domain in experts.items() if domain.has(row.keys)), "")
         for kind, value in row.keys.items():
             owners[kind, value][owner] += 1
-    found: dict[str, dict[str, str | None]] = {kind: {} for kind in KINDS}
+    found: dict[str, dict[str, str | None]] = {kind: {} for kind in KEY_KINDS}
     for (kind, value), counts in owners.items():
         owner, count = counts.most_common(1)[0]
         found[kind][value] = owner if count >= OWN_SHARE * counts.total() else None

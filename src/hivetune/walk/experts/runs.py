@@ -9,7 +9,7 @@ from pathlib import Path
 from hivetune.base.database import open_database
 from hivetune.config import RunConfig
 from hivetune.data.leave_out import write_leave_out
-from hivetune.judge.experts.domains import Domain, ExpertRow
+from hivetune.judge.experts.domains import ExpertRow, RowDomain
 from hivetune.run.choices import read_resolved
 from hivetune.supervise.attempt import Terms
 from hivetune.walk.before.probe import probe_run
@@ -26,7 +26,7 @@ REPLAY = 0.15
 RUNS = "runs"  # of experts, below the folder of their shared release
 
 
-def fork(found: Survey, domain: Domain | None, terms: Terms = Terms()) -> Path:
+def fork(found: Survey, domain: RowDomain | None, terms: Terms = Terms()) -> Path:
     """FORK_STEPS steps from the shared adapter on the rows of `domain`, or on all for None: the folder of its run.
 
     Nothing is chosen by the validation rows, which decide about the fork afterwards: the last step's adapter counts.
@@ -52,9 +52,11 @@ def remove_forks(found: Survey) -> None:
         if folder.is_dir():
             with closing(open_database()) as database:
                 remove_run(database, folder)
+        else:
+            folder.unlink()  # what it left out
 
 
-def open_expert(found: Survey, domain: Domain, name: str) -> Run:
+def open_expert(found: Survey, domain: RowDomain, name: str) -> Run:
     """The run of an expert: its domain's rows, and REPLAY of the others' among those that are trained."""
     own = found.rows_of(domain)
     kept = {row.id for row in own} | replayed(found, own)

@@ -11,7 +11,7 @@ from hivetune.release.registry import Release
 from hivetune.serve.experts.table import experts_folder
 from hivetune.walk.experts.attended import ALONE, Attended
 from hivetune.walk.experts.life import review
-from hivetune.walk.experts.propose import propose
+from hivetune.walk.experts.propose import propose_domains
 from hivetune.walk.experts.routes import Routed, make_routes, serving
 from hivetune.walk.experts.survey import Survey, survey
 from hivetune.walk.experts.train import make_expert
@@ -40,7 +40,7 @@ def not_looked_at(shared: Release) -> bool:
 def propose_experts(config: RunConfig, told: Attended = ALONE) -> Experts:
     """Which domains would get an expert, and why; nothing that is served changes."""
     found = survey(config, told.bar("reading the rows"))
-    return Experts(found, tuple(propose(found, told)), problems=tuple(serving(found)[1]))
+    return Experts(found, tuple(propose_domains(found, told)), problems=tuple(serving(found)[1]))
 
 
 def train_experts(config: RunConfig, told: Attended = ALONE) -> Experts:
@@ -49,7 +49,7 @@ def train_experts(config: RunConfig, told: Attended = ALONE) -> Experts:
     Killed anywhere, the same call goes on. Raises what surveys, runs and evaluations raise.
     """
     found = survey(config, told.bar("reading the rows"))
-    for step in propose(found, told):
+    for step in propose_domains(found, told):
         if step.step == "born" and step.parent == found.shared.adapter_sha256:
             make_expert(found, step.domain, told)
     changes = review(found, told)

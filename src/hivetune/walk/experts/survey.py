@@ -13,9 +13,9 @@ from hivetune.config import RunConfig
 from hivetune.data.snapshot import PoolRow, Snapshot
 from hivetune.errors import UsageError
 from hivetune.judge.experts.domains import (
-    Domain,
     ExpertRow,
     KeyKind,
+    RowDomain,
     choose_kind,
     declared_keys,
     domains_of,
@@ -40,10 +40,10 @@ class Survey:
     snapshot: Snapshot
     rows: tuple[ExpertRow, ...]
     kind: KeyKind | None
-    domains: tuple[Domain, ...]
+    domains: tuple[RowDomain, ...]
     folder: Path
 
-    def rows_of(self, domain: Domain) -> list[ExpertRow]:
+    def rows_of(self, domain: RowDomain) -> list[ExpertRow]:
         return [row for row in self.rows if domain.has(row.keys)]
 
 
@@ -53,7 +53,7 @@ def shared_name(config: RunConfig) -> str:
     if name is None:
         raise UsageError(
             "which release is the shared adapter?",
-            hint="hivetune register RUN --as NAME, hivetune promote NAME@1, then --set experts.shared=NAME",
+            hint="hivetune register RUN --as NAME, hivetune promote NAME@1, then set experts.shared: NAME",
         )
     return name
 

@@ -5,7 +5,7 @@ from contextlib import closing
 from hivetune.base.database import open_database
 from hivetune.base.sealed import read_sealed
 from hivetune.errors import HivetuneError
-from hivetune.judge.experts.domains import Domain
+from hivetune.judge.experts.domains import RowDomain
 from hivetune.release.experts import ExpertStep, add_steps, expert_name
 from hivetune.release.registry import promote
 from hivetune.run.adapter import adapter_hash
@@ -19,10 +19,10 @@ from hivetune.walk.open import Run
 from hivetune.walk.release.register import register_run
 from hivetune.walk.verdict import judge_run
 
-BY = "experts"  # who moved an alias, in its history
+MOVED_BY = "experts"  # who moved an alias, in its history
 
 
-def make_expert(found: Survey, domain: Domain, told: Attended = ALONE) -> ExpertStep:
+def make_expert(found: Survey, domain: RowDomain, told: Attended = ALONE) -> ExpertStep:
     """The expert of a domain that was born: trained from a copy of the shared adapter, and its step written down.
 
     Raises what training and evaluation raise; the same call goes on where it was.
@@ -41,7 +41,7 @@ def make_expert(found: Survey, domain: Domain, told: Attended = ALONE) -> Expert
     step = step_of(found, domain, "refused", f"{verdict.verdict}: {reasons}", details)
     with closing(open_database()) as database:
         if verdict.verdict == "deploy":
-            promote(database, release.label, by=BY, reason=f"better than {found.shared.label} on {domain.label}")
+            promote(database, release.label, by=MOVED_BY, reason=f"better than {found.shared.label} on {domain.label}")
             step = step_of(found, domain, "serving", f"better than {found.shared.label}: {reasons}", details)
         add_steps(database, step)
     return step

@@ -1,0 +1,74 @@
+"""Experts of planted domains on a tiny model: born where styles conflict, found by key and by text, else not."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from walk.experts.planted import SHARED, config_of, domain, share, shuffled_agents, without_processes
+
+from hivetune.base.database import open_database
+from hivetune.release.experts import expert_steps
+from hivetune.release.registry import desired, retire
+from hivetune.serve.experts.table import read_table
+from hivetune.walk.experts.station import not_looked_at, propose_experts, train_experts
+
+pytestmark = pytest.mark.slow
+ROWS = 300
+
+
+@pytest.fixture(autouse=True)
+def here() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        without_processes(patch)
+        yield
+
+
+def test_conflicting_styles_with_a_cue(own_home: Path, tmp_path: Path) -> None:
+    """From rows to served experts; then once more, which changes nothing; then a new look at one that is gone."""
+    rows = domain("coder", "brief", ROWS, cue="code") + domain("tester", "formal", ROWS, cue="test")
+    rows += domain("novice", "list", 30, cue="odd")
+    config = config_of(tmp_path, rows)
+    shared = share(config, tmp_path / "shared")
+    assert not_looked_at(shared)
+    made = train_experts(config)
+    steps = {step.domain.values[0]: step for step in made.steps}
+    assert {name: step.step for name, step in steps.items()} == {
+        "coder": "serving",
+        "tester": "serving",
+        "novice": "too-small",
+    }
+    assert all(step.parent == shared.adapter_sha256 for step in steps.values())
+    assert made.routed is not None and not made.changes and not made.problems
+    gains = {one.domain: one for one in made.routed.by_key}
+    assert gains["agent=coder"].gain > 0.1 and gains["agent=coder"].better
+    assert gains["agent=tester"].gain > 0.1 and gains["agent=tester"].better
+    assert not any(one.worse for one in (*made.routed.by_key, *made.routed.by_text))
+    table = read_table(SHARED)
+    assert table is not None and table.keys["agent"] == {
+        "coder": f"{SHARED}-coder",
+        "tester": f"{SHARED}-tester",
+        "novice": "",
+    }
+    assert not not_looked_at(shared) and not list((own_home / "experts" / SHARED).rglob("fork-*"))
+    with closing(open_database()) as database:
+        before = expert_steps(database, SHARED)
+        assert [step.step for step in before].count("born") == 2
+        assert desired(database).keys() == {SHARED, f"{SHARED}-coder", f"{SHARED}-tester"}
+    train_experts(config)
+    with closing(open_database()) as database:
+        assert expert_steps(database, SHARED) == before
+        retire(database, f"{SHARED}-coder", by="test", reason="gone")
+    again = train_experts(config)
+    assert [problem for problem in again.problems if f"{SHARED}-coder can't serve" in problem]
+    table = read_table(SHARED)
+    assert table is not None and table.experts == (f"{SHARED}-tester",)
+
+
+def test_shuffled_labels_give_no_expert(own_home: Path, tmp_path: Path) -> None:
+    rows = domain("coder", "brief", ROWS, cue="code") + domain("tester", "formal", ROWS, cue="test")
+    config = config_of(tmp_path, shuffled_agents(rows, seed=1))
+    share(config, tmp_path / "shared")
+    made = propose_experts(config)
+    assert {step.step for step in made.steps} <= {"nothing-left", "not-born", "not-enough-evidence"}
+    assert len(made.steps) == 2
