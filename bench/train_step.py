@@ -199,7 +199,9 @@ def run_set(
                 told[row.name].append(workers[row.name].hear())
             except (RuntimeError, OSError) as error:
                 failed[row.name] = str(error)
-            print(f"{name} {step + 1}/{steps} {row.name}: {told[row.name][-1:]}", file=sys.stderr)
+            print(
+                f"{name} {step + 1}/{steps} {row.name}: {_words(told[row.name], failed.get(row.name))}", file=sys.stderr
+            )
     for row in rows:
         yield {
             "set": name,
@@ -209,6 +211,13 @@ def run_set(
             "steps": told[row.name],
             **about.get(row.name, {"dtype": "", "path": "", "bare_bytes": 0}),
         }
+
+
+def _words(steps: Sequence[dict[str, Any]], failed: str | None) -> str:
+    if failed is not None or not steps:
+        return failed or "nothing yet"
+    loss = steps[-1].get("loss")
+    return f"{steps[-1]['seconds']:.3f} s" + (f", loss {loss:.4f}" if loss is not None else "")
 
 
 def start(row: Row, python: Path, job: dict[str, Any], folder: str) -> Worker:

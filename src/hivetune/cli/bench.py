@@ -1,6 +1,10 @@
 """`hivetune bench`: one training step timed on this machine, beside its own limit and beside peers."""
 
+import contextlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import hivetune
+from hivetune.base.disk import home
 from hivetune.cli.output import duration, emit, number, say, size, table
 from hivetune.errors import HivetuneError, MachineNotFit
 
@@ -32,17 +37,31 @@ def bench(
         command = [sys.executable, str(HARNESS), "--out", str(target), "--sets", sets]
         if not peers:
             command += ["--rows", ",".join(OWN_ROWS)]
-        ended = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        if ended.returncode != 0:
-            raise HivetuneError(
-                f"the benchmark ended with exit code {ended.returncode}", hint="its output stands above"
-            )
+        code = _run(command, Path(folder))
+        if code != 0:
+            raise HivetuneError(f"the benchmark ended with exit code {code}", hint="its output stands above")
         document: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     for name in dict.fromkeys(line["set"] for line in document["summary"]):
         _show_set(name, [line for line in document["summary"] if line["set"] == name])
     if out:
         say(f"written: {out}, {out.with_suffix('.md').name}, {out.with_suffix('.svg').name}")
     emit({key: document[key] for key in ("machine", "model", "data", "rows", "summary", "seconds")})
+
+
+def _run(command: list[str], folder: Path) -> int:
+    """Its exit code. However this process is stopped, nothing of the benchmark goes on, its files go with `folder`, and
+    so does a peer's environment that is half installed."""
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for peer in (home() / "bench").glob("peer-*"):
+            if not (peer / ".ready").exists():
+                shutil.rmtree(peer, ignore_errors=True)
 
 
 def _show_set(name: str, lines: list[dict[str, Any]]) -> None:

@@ -5,19 +5,18 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune.cli.output import emit, progress, say, show, table
+from hivetune.cli.output import AFTER_ROWS, emit, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
 from hivetune.data.prepare.clean import duplicates_path, quarantine_path
 from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare as prepare_rows
 from hivetune.data.prepare.prepare import read_report
-from hivetune.data.prepare.report import duplicate_kinds
+from hivetune.data.prepare.report import duplicate_kinds, secrets_first
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, UsageError
 from hivetune.walk.fetch import fetch_model
 
 SHOWN_PROBLEMS = 10
-WORST = {"redacted-secret": 0, "redacted-personal": 1}  # of what was changed; first in the list
 SHOWN_PAIRS = 3
 NO_MODEL = "none"
 
@@ -46,7 +45,7 @@ def check(
     """What is wrong with the rows, and where. Exit code 3 when too many are rejected or none is usable."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
     folder = _model_folder(settings.model) if settings.model != NO_MODEL else None
-    with progress("checking", "rows") as report:
+    with progress("checking", "rows", AFTER_ROWS) as report:
         found = check_rows(
             settings.data, model_folder=folder, max_length=settings.max_length, clean=clean, page=html, progress=report
         )
@@ -78,7 +77,7 @@ def prepare(
     settings = _settings(sources, model, config, columns, max_length, overrides)
     if settings.model == NO_MODEL:
         raise UsageError("which model's tokens?", hint="give --model M or --config CONFIG")
-    with progress("preparing", "rows") as report:
+    with progress("preparing", "rows", AFTER_ROWS) as report:
         snapshot = prepare_rows(settings, _model_folder(settings.model), out, report)
     document = read_report(snapshot.folder)
     show_report(document)
@@ -138,7 +137,7 @@ def show_report(document: dict[str, Any]) -> None:
     _show_reading(document)
     for reason, count in document["changed"].items():
         show(f"changed: {count:,} rows, {reason}: {REASONS[reason].meaning}")
-    for change in _worst_first(document["changes"])[:SHOWN_PROBLEMS]:
+    for change in secrets_first(document["changes"])[:SHOWN_PROBLEMS]:
         say(f"{change['source']}: {change['reason']}: {change['hint']}")
     near = [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"]
     for pair in near[:SHOWN_PAIRS]:
@@ -159,11 +158,6 @@ def show_report(document: dict[str, Any]) -> None:
     left = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - SHOWN_PROBLEMS
     if left > 0:
         say(f"... and {left:,} more: --clean OUT writes each with its place, --html shows them")
-
-
-def _worst_first(changes: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Secrets, then personal data, then what else was changed."""
-    return sorted(changes, key=lambda change: WORST.get(change["reason"], len(WORST)))
 
 
 def _show_reading(document: dict[str, Any]) -> None:

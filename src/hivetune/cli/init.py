@@ -9,7 +9,7 @@ import yaml
 
 from hivetune.base.disk import write_atomic
 from hivetune.cli.arguments import ModelOption
-from hivetune.cli.output import duration, emit, progress, show, size
+from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, show, size
 from hivetune.data.prepare.decide import NO_VALUE
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
@@ -34,7 +34,7 @@ def init(
         raise UsageError(
             f"{path} is there already", hint=f"use it: hivetune train {path}, or write another: --out FILE"
         )
-    with progress("looking at the rows", "rows") as report:
+    with progress("looking at the rows", "rows", AFTER_ROWS) as report:
         proposal = propose(rows, model, report)
     text = "\n".join(_lines(proposal, " ".join(sources), path)) + "\n"
     write_atomic(path, text.encode())

@@ -79,6 +79,7 @@ LEFT_BEHIND = {
     "eval": "no new eval.json was written, an earlier one is kept; the same command goes on where it was",
     "compare": "answers that were given are kept; the same command goes on",
     "lm-eval": "models that were measured are kept; the same command goes on with the next",
+    "bench": "nothing of it goes on, and nothing is kept",
     "export": "no half-made file is left, an earlier export is kept; the same command begins again",
 }
 EXIT_CODES = (

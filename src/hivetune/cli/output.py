@@ -24,6 +24,7 @@ from hivetune.base.units import number as number
 from hivetune.base.units import size as size
 
 PLAIN_LINE_EVERY_S = 10.0
+AFTER_ROWS = "all read, comparing them"
 PLAIN_WIDTH = 120  # columns of a table where there is no terminal
 
 # What a terminal obeys instead of showing it: C0 but tab and newline, DEL, C1, and the marks that turn the direction of
@@ -126,31 +127,39 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 
 
 @contextlib.contextmanager
-def progress(label: str, unit: str = "") -> Iterator[_Report]:
-    """How far it is: a bar on a terminal, else a plain line about every ten seconds. No `unit`: nothing is counted."""
+def progress(label: str, unit: str = "", after: str = "") -> Iterator[_Report]:
+    """How far it is: a bar on a terminal, else a plain line about every ten seconds. No `unit`: nothing is counted.
+
+    `after`: what goes on when items are done and there is no total any more, so that no bar stands at its end.
+    """
     console = err()
     if not console.is_terminal:
-        yield plain_progress(label, unit)
+        yield plain_progress(label, unit, after)
         return
     counted = (MofNCompleteColumn(), TextColumn(unit)) if unit else ()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counted)
     noted = TextColumn("{task.fields[note]}", markup=False)
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), noted, console=console, transient=True) as bar:
-        task = bar.add_task(clean(label), total=None, note="")
+        task, counting = bar.add_task(clean(label), total=None, note=""), True
 
         def report(done: int, total: int | None, note: str = "") -> None:
+            nonlocal task, counting
+            if counting and after and done and total is None:  # a bar's total can't be taken away: another one
+                bar.remove_task(task)
+                task, counting = bar.add_task(clean(f"{label}: {after}"), total=None, note=""), False
             bar.update(task, completed=done, total=total, note=note)
 
         yield report
 
 
-def plain_progress(label: str, unit: str) -> _Report:
+def plain_progress(label: str, unit: str, after: str = "") -> _Report:
     started = last = time.monotonic()
 
     def report(done: int, total: int | None, note: str = "") -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last < PLAIN_LINE_EVERY_S and done != total:
+        done_counting = bool(after and done and total is None)
+        if now - last < PLAIN_LINE_EVERY_S and done != total and not done_counting:
             return
         if now - started < PLAIN_LINE_EVERY_S / 2:
             return
@@ -159,6 +168,7 @@ def plain_progress(label: str, unit: str) -> _Report:
         counted = (
             f" {done:,}{f' of {total:,}' if total else ''} {unit}" if unit else f" {duration(now - started)} so far"
         )
-        say(f"{label}:{counted}{left}{f', {note}' if note else ''}")
+        told = note or (after if done_counting else "")
+        say(f"{label}:{counted}{left}{f', {told}' if told else ''}")
 
     return report

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
-from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
+from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, show, size, table
 from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
 from hivetune.report.targets import what_is_missing
@@ -38,7 +38,7 @@ def train(
     """Train an adapter. The same command goes on with a run that stopped, and trains nothing when it is done."""
     chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
     loaded, name = read_settings(config, model, [*(overrides or []), *chunks])
-    with progress("preparing model and data", "rows") as report:
+    with progress("preparing model and data", "rows", AFTER_ROWS) as report:
         run = open_run(loaded, name, report, _waiting())
     if detach:
         start_detached(run.folder)

@@ -7,7 +7,7 @@ import typer
 
 from hivetune.base.disk import home
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
-from hivetune.cli.output import duration, emit, progress, say, show, table
+from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, say, show, table
 from hivetune.supervise.verify import verify_resume as verify
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.prepare import prepare_data
@@ -17,7 +17,7 @@ def verify_resume(config: ConfigArgument, model: ModelOption = None, overrides: 
     """Train a few steps twice, once killed by SIGKILL and resumed, and compare weights and optimizer bit for bit."""
     loaded, _ = read_settings(config, model, overrides)
     folder_of_model = fetch_model(loaded.model)
-    with progress("preparing data", "rows") as report:
+    with progress("preparing data", "rows", AFTER_ROWS) as report:
         snapshot = prepare_data(loaded, folder_of_model, report)
     home().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=home()) as folder, progress("training", "steps") as report:

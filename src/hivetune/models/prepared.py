@@ -94,6 +94,15 @@ def folder_for(name: str) -> Path:
     return home() / "models" / f"{stem}-{digest}{part}"
 
 
+def spoken_name(model: str | Path) -> str:
+    """What people call a model: the name that a prepared folder was fetched with; of a path its last part."""
+    folder = Path(model)
+    if (folder / DESCRIPTION).exists():
+        model = read_json(folder / DESCRIPTION).get("name", model)
+    text = str(model)
+    return Path(text).name if text.startswith(("/", ".", "~")) else text
+
+
 def prepared_names() -> list[str]:
     """The models that were prepared on this machine, the newest first, by the names that they were fetched with."""
     found = [path.parent for path in (home() / "models").glob(f"*/{DESCRIPTION}")]

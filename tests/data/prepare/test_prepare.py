@@ -142,8 +142,8 @@ def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monk
     progress: list[tuple[int, int | None]] = []
     together = check(DataConfig(path=str(path)), model_folder=chatml, progress=lambda *p: progress.append(p))
     assert together.document == alone.document
-    assert progress[-1] == (400, 400)
-    assert progress == sorted(progress)
+    assert progress[-2:] == [(400, 400), (400, None)], "all are read, and nobody knows how long comparing them takes"
+    assert progress[:-1] == sorted(progress[:-1])
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.data.prepare.decide import Decisions
-from hivetune.data.prepare.report import Report, duplicate_kinds
+from hivetune.data.prepare.report import Report, duplicate_kinds, secrets_first
 from hivetune.data.prepare.samples import Sample, choose_samples
 from hivetune.data.reasons import REASONS
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import SPLITS
+from hivetune.models.prepared import spoken_name
 
 EXAMPLES_PER_REASON = 3
 SHOWN_NAMES = 20
+SHOWN_CHANGES = 200
 MAX_TEXT = 1500
 DUPLICATE_KINDS = {"exact": "equal", "beginning": "the beginning of a longer row", "near": "nearly equal"}
 STYLE = Path(__file__).with_name("page.css")
@@ -37,12 +39,14 @@ def page(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Data report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body><main>\n"
-        f"<h1>{report_title(document)}</h1>{report_body(document, samples)}</main></body></html>\n"
+        f"<h1>{escape(report_title(document))}</h1>{report_body(document, samples)}</main></body></html>\n"
     )
 
 
 def report_title(document: Mapping[str, Any]) -> str:
-    return f"{document['usable']:,} of {document['rows_in']:,} rows can be learned from"
+    share = f"{document['usable']:,} of {document['rows_in']:,} rows"
+    model = document["model"]
+    return f"{spoken_name(model)} can learn from {share}" if model else f"{share} can be learned from"
 
 
 def report_body(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
@@ -50,6 +54,7 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
     sections = (
         _sum(document),
         _reasons(document),
+        _changes(document),
         _lengths(document),
         _names("Agents", document["agents"]),
         _names("Categories", document["categories"]),
@@ -57,8 +62,7 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
         _duplicates(document),
         _files(document),
     )
-    model = f" Checked with the model in <code>{escape(document['model'])}</code>." if document["model"] else ""
-    return f'<p class="soft">{_tokens(document)}{model}</p>\n{"".join(sections)}'
+    return f'<p class="soft">{_tokens(document)}</p>\n{"".join(sections)}'
 
 
 def _tokens(document: Mapping[str, Any]) -> str:
@@ -91,12 +95,12 @@ def _sum(document: Mapping[str, Any]) -> str:
         for kind, name, n, note in parts
     )
     rows += f'<tr class="sum"><td>rows in</td><td class="n">{document["rows_in"]:,}</td><td></td><td></td></tr>'
-    return _section("Where every row went", f"{bar}<table>{rows}</table>")
+    return _section("Where every row went", bar + _table(rows))
 
 
 def _reasons(document: Mapping[str, Any]) -> str:
     examples: dict[str, list[Mapping[str, str]]] = {}
-    for problem in document["problems"]:
+    for problem in (*document["problems"], *document["changes"]):
         kept = examples.setdefault(problem["reason"], [])
         if len(kept) < EXAMPLES_PER_REASON:
             kept.append(problem)
@@ -112,7 +116,25 @@ def _reasons(document: Mapping[str, Any]) -> str:
                 f"<td>{escape(REASONS[reason].meaning)}{places}</td></tr>"
             )
     head = '<tr><th>reason</th><th class="n">rows</th><th>what it means, and where</th></tr>'
-    return _section("Reasons", f"<table>{head}{rows}</table>" if rows else "<p>No row was rejected or changed.</p>")
+    return _section("Reasons", _table(head + rows) if rows else "<p>No row was rejected or changed.</p>")
+
+
+def _changes(document: Mapping[str, Any]) -> str:
+    """Secrets first: each is to be revoked where it was made."""
+    changes = secrets_first(document["changes"])
+    rows = "".join(
+        f"<tr><td><code>{escape(c['source'])}</code></td><td>{escape(c['reason'])}</td><td>{escape(c['hint'])}</td></tr>"
+        for c in changes[:SHOWN_CHANGES]
+    )
+    more = len(changes) + document["changes_left_out"] - SHOWN_CHANGES
+    note = f"The first {SHOWN_CHANGES:,}; {more:,} more are in report.json." if more > 0 else ""
+    head = "<tr><th>row</th><th>what</th><th>where in it, and what to do</th></tr>"
+    return _section("Changed rows", _table(head + rows), note) if rows else ""
+
+
+def _table(rows: str) -> str:
+    """In a box that scrolls by itself where the page is narrower than the table."""
+    return f'<div class="wide"><table>{rows}</table></div>'
 
 
 def _lengths(document: Mapping[str, Any]) -> str:
@@ -145,7 +167,9 @@ def _lengths(document: Mapping[str, Any]) -> str:
         f"longest {lengths['longest_seen']:,}{limit_note}."
     )
     return _section(
-        "How long the rows are", f'<svg viewBox="0 0 {width} {height + 34}" width="100%">{bars}</svg>', note
+        "How long the rows are",
+        f'<div class="wide"><svg class="plot" viewBox="0 0 {width} {height + 34}" width="100%">{bars}</svg></div>',
+        note,
     )
 
 
@@ -176,7 +200,7 @@ def _names(title: str, names: Mapping[str, Mapping[str, int]]) -> str:
     if len(totals) > SHOWN_NAMES:
         rows += f'<tr><td class="soft">and {len(totals) - SHOWN_NAMES:,} more</td></tr>'
     head = '<tr><th></th><th class="n">rows</th><th></th><th class="n">train / validation / test</th></tr>'
-    return _section(title, f"<table>{head}{rows}</table>")
+    return _section(title, _table(head + rows))
 
 
 def _masks(samples: Sequence[Sample]) -> str:
@@ -241,7 +265,7 @@ def _files(document: Mapping[str, Any]) -> str:
         f"<td>{escape(_counts(layouts.items()))}</td></tr>"
         for name, layouts in list(document["files"].items())[:200]
     )
-    return _section("Files", f'<table><tr><th>file</th><th class="n">rows</th><th>layouts</th></tr>{rows}</table>')
+    return _section("Files", _table(f'<tr><th>file</th><th class="n">rows</th><th>layouts</th></tr>{rows}'))
 
 
 def _counts(items: Iterable[tuple[str, int]]) -> str:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -49,12 +50,16 @@ def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: P
         worker = Worker(job) if todo else None
         for number, chunk in todo:
             assert worker is not None
-            worker.run(chunk, result_path(folder, number))
+            worker.run(chunk, result_path(folder, number), partial(_tell, progress, done, total))
             done += chunk.rows
             progress(done, total)
         return
     with tempfile.TemporaryFile() as log:
         _run_children(job, todo, folder, lambda rows: progress(rows + done, total), min(workers, len(todo)), log)
+
+
+def _tell(progress: Progress, before: int, total: int, rows: int) -> None:
+    progress(before + rows, total)
 
 
 def _run_children(
@@ -78,6 +83,8 @@ def _run_children(
         for _ in range(workers)
     ]
     running: dict[int, Chunk] = {}
+    so_far: dict[int, int] = {}  # rows of the chunk that a child works on
+    said: dict[int, bytes] = {}  # by a child, without the end of the line
     rows = 0
     try:
         with selectors.DefaultSelector() as selector:
@@ -89,11 +96,16 @@ def _run_children(
             while running:
                 for key, _ in selector.select():
                     i = key.data
-                    if not os.read(key.fd, READ_BYTES):
+                    read = os.read(key.fd, READ_BYTES)
+                    if not read:
                         raise _dead(children[i], running.get(i), log)
-                    rows += running.pop(i).rows
-                    progress(rows)
-                    _give(children[i], i, todo, folder, running)
+                    *lines, said[i] = (said.get(i, b"") + read).split(b"\n")
+                    for answer in map(json.loads, lines):
+                        so_far[i] = answer.get("so_far", 0)
+                        if "rows" in answer:
+                            rows += running.pop(i).rows
+                            _give(children[i], i, todo, folder, running)
+                    progress(rows + sum(so_far.values()))
     finally:
         for child in children:
             _end(child)

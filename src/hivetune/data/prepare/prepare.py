@@ -72,8 +72,8 @@ def check(
     """What is wrong with the rows of `data.path`, and where; nothing is kept but what is asked for.
 
     `clean`: file for the rows that passed, beside it a quarantine file. `page`: file for the HTML report.
-    `progress` counts lines. Raises UsageError for sources that are not there. Does not raise for bad rows:
-    ask `Report.refuse`.
+    `progress` counts lines; when all are read, its total is None. Raises UsageError for sources that are not there.
+    Does not raise for bad rows: ask `Report.refuse`.
     """
     with _work_room() as work:
         inputs = place_rows(plan_inputs(data.path, work, workers=num_workers()), data.columns)
@@ -181,6 +181,7 @@ def _examine(
     inputs: Inputs, job: ChunkJob, data: DataConfig, work: Path, progress: Progress, frozen: frozenset[int]
 ) -> ExaminedRows:
     run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
+    progress(sum(chunk.rows for chunk in inputs.chunks), None)  # nobody knows how long comparing them takes
     results = tuple(result_path(work, number) for number in range(len(inputs.chunks)))
     decisions = decide_rows(results, data, silent, frozen)
     report = make_report(results, decisions, data, model=job.model_folder, max_length=job.max_length)

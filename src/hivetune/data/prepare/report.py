@@ -29,6 +29,7 @@ from hivetune.data.reasons import REASONS, severity_of
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
 
+_WORST = {"redacted-secret": 0, "redacted-personal": 1}  # of what was changed
 MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file names them all
 KEPT_SHARE = 0.99
 NOT_RUN_WITHOUT_MODEL = ("template", "mask", "tokens", "control-token")
@@ -118,6 +119,11 @@ def make_report(
         **distribution(results, decisions, has_tokens=model is not None),
     }
     return Report(document)
+
+
+def secrets_first(changes: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Secrets, then personal data, then what else was changed."""
+    return sorted(changes, key=lambda change: _WORST.get(change["reason"], len(_WORST)))
 
 
 def duplicate_kinds(document: Mapping[str, Any]) -> str:

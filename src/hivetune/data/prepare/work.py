@@ -1,7 +1,8 @@
 """One chunk of rows from bytes to tokens: read, check, redact, render, sign; the result is one SQLite file.
 
-Run in this process for small inputs, else in children: `python -m hivetune.data.work`, a job on the first line of
-standard input, then one chunk a line, and one answer a line. A child ends when its parent closes the pipe.
+Run in this process for small inputs, else in children: `python -m hivetune.data.prepare.work`, a job on the first line
+of standard input, then one chunk a line; answers a line: `so_far` now and then, `rows` when a chunk is done. A child
+ends when its parent closes the pipe.
 """
 
 import contextlib
@@ -105,8 +106,9 @@ class Worker:
         self._timed = can_limit_time()
         self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)
 
-    def run(self, chunk: Chunk, out: Path) -> int:
-        """Examine every row of `chunk` and write `out` (and `out` + .sketches), whole or not at all."""
+    def run(self, chunk: Chunk, out: Path, told: Callable[[int], None] = lambda rows: None) -> int:
+        """Examine every row of `chunk` and write `out` (and `out` + .sketches), whole or not at all. `told`: how many
+        rows of it are examined, now and then."""
         temporary = out.with_name(f".{out.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)
         database = sqlite3.connect(temporary, isolation_level=None)
@@ -125,6 +127,7 @@ class Worker:
                 count += 1
                 if len(rows) >= _BATCH_ROWS:
                     _insert(database, rows, bodies)
+                    told(count)
             _insert(database, rows, bodies)
         if self._job.near:
             os.rename(f"{temporary}.sketches", f"{out}.sketches")
@@ -382,11 +385,14 @@ def _serve() -> None:
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     worker = Worker(ChunkJob(**json.loads(sys.stdin.readline())))
+
+    def tell(answer: dict[str, int]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
     for line in sys.stdin:
         task = json.loads(line)
-        count = worker.run(Chunk(**task["chunk"]), Path(task["out"]))
-        answers.write(json.dumps({"rows": count}) + "\n")
-        answers.flush()
+        tell({"rows": worker.run(Chunk(**task["chunk"]), Path(task["out"]), lambda rows: tell({"so_far": rows}))})
 
 
 if __name__ == "__main__":

@@ -7,13 +7,20 @@ from typing import Any
 from hivetune.base.disk import write_atomic
 from hivetune.errors import UsageError
 from hivetune.judge.pages.comparison import comparison_page
+from hivetune.judge.sides import BASELINE
+from hivetune.models.prepared import spoken_name
 
 EVALUATION_PAGE = "eval.html"
 
 
 def write_evaluation_page(run: Path, evaluation: Mapping[str, Any], judged: Mapping[str, Any]) -> Path:
     """`RUN/eval.html`. `judged`: metrics and, after the gate, the verdict."""
-    return _write(run / EVALUATION_PAGE, {**evaluation, "tuned": {"label": run.name, **evaluation["tuned"]}}, judged)
+    base, tuned = evaluation["base"], evaluation["tuned"]
+    model = spoken_name(evaluation["model"])
+    tuned = {**tuned, "label": f"{model} tuned in {run.name}"}
+    if base.get("label", BASELINE) == BASELINE:
+        base = {**base, "label": f"{model} untuned"}
+    return _write(run / EVALUATION_PAGE, {**evaluation, "base": base, "tuned": tuned}, judged)
 
 
 def write_comparison_page(folder: Path, document: Mapping[str, Any], run: Path | None) -> Path:

@@ -1,0 +1,39 @@
+"""`hivetune bench` that is stopped leaves no process and no file."""
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hivetune.cli.bench import _run
+
+# As the benchmark: it writes into a temporary folder and starts a worker; then Ctrl-C comes.
+HARNESS = """
+import os, pathlib, signal, subprocess, sys, tempfile, time
+made = pathlib.Path(tempfile.mkdtemp())
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[1]).write_text(f"{worker.pid} {made}")
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(600)
+"""
+
+
+def test_ctrl_c_ends_all_of_it(tmp_path: Path, own_home: Path) -> None:
+    folder, told = tmp_path / "work", tmp_path / "told"
+    folder.mkdir()
+    half, whole = own_home / "bench" / "peer-1", own_home / "bench" / "peer-2"
+    half.mkdir(parents=True)
+    whole.mkdir()
+    (whole / ".ready").touch()
+    with pytest.raises(KeyboardInterrupt):
+        _run([sys.executable, "-c", HARNESS, str(told)], folder)
+    pid, made = told.read_text().split()
+    assert Path(made).parent == folder
+    worker = psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
+    assert worker is None or worker.status() == psutil.STATUS_ZOMBIE
+    assert (half.exists(), whole.exists()) == (False, True)
+
+
+def test_its_exit_code_is_said(tmp_path: Path) -> None:
+    assert _run([sys.executable, "-c", "raise SystemExit(3)"], tmp_path) == 3
