@@ -12,7 +12,7 @@ from hivetune.errors import UsageError
 from hivetune.judge.experts.domains import declared_keys
 from hivetune.release.experts import families
 from hivetune.release.registry import desired
-from hivetune.serve.experts.choose import Question, choose
+from hivetune.serve.experts.choose import Asking, choose
 from hivetune.serve.experts.table import read_table
 
 
@@ -43,7 +43,7 @@ def route_request(
     if found is None:
         raise UsageError(f"{shared} has no router yet", hint="hivetune experts CONFIG --train makes it")
     asked = sys.stdin.read() if text == "-" else text
-    question = Question(shared, declared_keys(agent, category, system, ()), asked)
+    question = Asking(shared, declared_keys(agent, category, system, ()), asked)
     choice = choose({shared: found}, {expert: shared for expert in known[shared]}, question, served)
     show(f"{choice.model}: {choice.reason}")
     emit({"name": choice.model, "by": choice.by, "reason": choice.reason})

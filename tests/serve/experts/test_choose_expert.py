@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hivetune.judge.experts.domains import declared_keys
 from hivetune.judge.experts.features import word_numbers
 from hivetune.judge.experts.router import TextExpert, TextRouter
-from hivetune.serve.experts.choose import Chosen, Question, choose, question_of
+from hivetune.serve.experts.choose import Chosen, Asking, choose, question_of
 from hivetune.serve.experts.table import ExpertTable, read_table, write_table
 
 SYSTEM = declared_keys(None, None, "You test.", ())["system"]
@@ -28,7 +28,7 @@ LOADED = ("team", "team@3", "team-coder", "team-coder@1", "team-tester", "other"
 
 
 def asked(model: str = "team", text: str = "", servable: tuple[str, ...] = LOADED, **keys: str) -> Chosen:
-    return choose({"team": TABLE}, FAMILY, Question(model, keys, text), servable)
+    return choose({"team": TABLE}, FAMILY, Asking(model, keys, text), servable)
 
 
 @pytest.mark.parametrize("model", ["team-coder", "team-coder@1", "team@3", "other", "base", "nobody", ""])
@@ -68,7 +68,7 @@ def test_a_text_is_routed_only_when_it_is_sure() -> None:
 
 def test_a_session_stays_with_who_answered_it() -> None:
     def again(remembered: str, servable: tuple[str, ...] = LOADED, **keys: str) -> Chosen:
-        return choose({"team": TABLE}, FAMILY, Question("team", keys, "fix the code"), servable, remembered)
+        return choose({"team": TABLE}, FAMILY, Asking("team", keys, "fix the code"), servable, remembered)
 
     assert again("team-tester").model == "team-tester"
     assert again("team").by == "session"

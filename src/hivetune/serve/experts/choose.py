@@ -17,7 +17,7 @@ _SAID_OUTRIGHT = ("agent", "category")
 
 
 @dataclass(frozen=True)
-class Question:
+class Asking:
     """What a request says of itself. `model`: as it stands there; `keys` as `declared_keys` gives; `text`: of its last
     user turn."""
 
@@ -35,7 +35,7 @@ class Chosen:
     reason: str
 
 
-def question_of(body: Mapping[str, Any], agent: str | None = None) -> Question:
+def question_of(body: Mapping[str, Any], agent: str | None = None) -> Asking:
     """Of an OpenAI request; `agent`: of the header X-Hivetune-Agent. What has another form than the API's says
     nothing."""
     metadata = body.get("metadata")
@@ -48,13 +48,13 @@ def question_of(body: Mapping[str, Any], agent: str | None = None) -> Question:
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     names = [name for each in functions if isinstance(each, dict) and isinstance(name := each.get("name"), str)]
     keys = declared_keys(agent or _word(said.get("agent")), _word(said.get("category")), system, names)
-    return Question(_word(body.get("model")) or "", keys, asked or _word(body.get("prompt")) or "")
+    return Asking(_word(body.get("model")) or "", keys, asked or _word(body.get("prompt")) or "")
 
 
 def choose(
     tables: Mapping[str, ExpertTable],
     family: Mapping[str, str],
-    question: Question,
+    question: Asking,
     servable: Collection[str],
     remembered: str | None = None,
 ) -> Chosen:
@@ -77,7 +77,7 @@ def choose(
     return _if_servable(table, Chosen(found.expert, "text", found.reason), servable)
 
 
-def _declared(table: ExpertTable, question: Question) -> Chosen | None:
+def _declared(table: ExpertTable, question: Asking) -> Chosen | None:
     for kind in KEY_KINDS:
         value, known = question.keys.get(kind), table.keys.get(kind)
         if value is None or known is None:

@@ -75,7 +75,7 @@ def screened(found: Survey, domains: Sequence[RowDomain], told: Attended = ALONE
     missing = [domain for domain in domains if domain.slug not in known]
     if missing:
         told.between()
-        parts = {domain.slug: parts_of(found.rows_of(domain)) for domain in missing}
+        parts = {domain.slug: gradient_parts(found.rows_of(domain)) for domain in missing}
         task = Gradients(
             found.model,
             found.shared.folder,
@@ -92,7 +92,7 @@ def screened(found: Survey, domains: Sequence[RowDomain], told: Attended = ALONE
     return {domain.slug: screen(known[domain.slug]) for domain in domains}
 
 
-def parts_of(rows: Sequence[ExpertRow]) -> tuple[tuple[int, ...], ...]:
+def gradient_parts(rows: Sequence[ExpertRow]) -> tuple[tuple[int, ...], ...]:
     """PARTS groups of a domain's training rows (numbers of the snapshot) by the hash of their session, so that no two
     parts share one."""
     parts: list[list[int]] = [[] for _ in range(GRADIENT_PARTS)]

@@ -23,7 +23,7 @@ from hivetune.release.base import base_gguf
 from hivetune.release.experts import newest_steps
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import Release, find
-from hivetune.serve.experts.choose import Question, choose
+from hivetune.serve.experts.choose import Asking, choose
 from hivetune.serve.experts.table import ExpertTable, write_table
 from hivetune.walk.experts.attended import ALONE, Attended
 from hivetune.walk.experts.scores import scored_rows
@@ -94,8 +94,10 @@ def make_routes(found: Survey, told: Attended = ALONE) -> Routed:
     units = scored_rows(found, adapters, rows, model=base, progress=told.bar("scoring the test rows"))
     by_key = routed_by(table, found, rows, units, text=False)
     by_text = routed_by(table, found, rows, units, text=True)
-    harmed = {one.domain for one in by_text if one.worse}
-    table = replace(table, router=_without(table, found, rows, harmed))
+    for _ in experts:  # a text that one expert loses may be the next one's
+        harmed = {one.domain for one in by_text if one.worse}
+        table = replace(table, router=_without(table, found, rows, harmed))
+        by_text = routed_by(table, found, rows, units, text=True)
     write_table(table)
     routed = Routed(table, by_key, by_text, said)
     document = {"by_key": to_plain(by_key), "by_text": to_plain(by_text), "judged_on": said}
@@ -142,7 +144,7 @@ def routed_by(
     groups: dict[str, list[ScoredUnit]] = {}
     for row, unit in zip(rows, units, strict=True):
         keys = {} if text else row.keys
-        choice = choose({table.shared: table}, {}, Question(table.shared, keys, row.text), servable)
+        choice = choose({table.shared: table}, {}, Asking(table.shared, keys, row.text), servable)
         name = "shared" if choice.model == table.shared else choice.model
         domain = next((domain.label for domain in found.domains if domain.has(row.keys)), "no domain")
         groups.setdefault(domain, []).append(replace(unit, nats={**unit.nats, "routed": unit.nats[name]}))

@@ -1,0 +1,90 @@
+"""A family behind the gateway: who answers, what the header says, and that adapters that take turns never mix."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve.hive import Running, add_release, gateway, health, wait_until
+
+from hivetune.base.database import open_database
+from hivetune.judge.experts.domains import RowDomain
+from hivetune.judge.experts.learn import RoutedText, learn_router
+from hivetune.release.experts import ExpertStep, add_steps
+from hivetune.release.registry import retire
+from hivetune.serve.experts.table import ExpertTable, write_table
+
+pytestmark = pytest.mark.slow
+EXPERTS = ("team-coder", "team-tester")
+
+
+def make_family(work: Path) -> None:
+    """A shared release and two experts whose adapters answer differently, with a router that knows their cues."""
+    for seed, name in enumerate(("team", *EXPERTS), 1):
+        add_release(work, name, seed, champion=True)
+    with closing(open_database()) as database:
+        for name in EXPERTS:
+            domain = RowDomain("agent", (name.removeprefix("team-"),))
+            add_steps(database, ExpertStep("team", domain, "serving", "planted", name, "parent"))
+    rows = []
+    for own, other, cue in ((*EXPERTS, "code"), (*reversed(EXPERTS), "test")):
+        gains = {own: 0.3, other: -0.3}
+        rows += [RoutedText(f"{cue} question {n % 40} of {n % 7}", gains, held_out=n % 2 == 0) for n in range(160)]
+    keys = {"agent": {"coder": "team-coder", "tester": "team-tester", "clerk": ""}}
+    write_table(ExpertTable("team", EXPERTS, keys, learn_router(rows, EXPERTS)))
+
+
+def ask(running: Running, text: str, *, model: str = "team", **headers: str) -> tuple[str, str, str]:
+    """(release, reason, what it said)."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
+    with running.client(**headers) as client:
+        answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    said = answer.json()["choices"][0]["message"]["content"]
+    return answer.headers["x-hivetune-release"], answer.headers["x-hivetune-reason"], said
+
+
+def interleaved(running: Running, requests: int) -> dict[str, int]:
+    """`requests` requests of eight clients at once, to whoever is found, each equal to the same one asked alone."""
+    texts = [f"{('code', 'test', 'bake')[n % 3]} question {n % 12} of {n % 5}" for n in range(requests)]
+    expected = {text: ask(running, text) for text in sorted(set(texts))}
+    with ThreadPoolExecutor(8) as pool:
+        found: Sequence[Any] = list(pool.map(lambda text: ask(running, text), texts))
+    wrong = [(text, got) for text, got in zip(texts, found, strict=True) if got != expected[text]]
+    assert wrong == []
+    labels = [got[0] for got in found]
+    return {label: labels.count(label) for label in sorted(set(labels))}
+
+
+def test_each_request_finds_its_expert_and_is_told_why(own_home: Path, tmp_path: Path) -> None:
+    make_family(tmp_path)
+    with gateway(tmp_path / "log", "team") as running:  # the experts of a name come with it
+        assert ask(running, "x", model="team-coder")[:2] == ("team-coder@1", "named")
+        assert ask(running, "x", **{"X-Hivetune-Agent": "tester"})[:2] == ("team-tester@1", "declared: agent=tester")
+        stranger = ask(running, "code question 3 of 2", **{"X-Hivetune-Agent": "stränger\u00e9"})
+        assert stranger[0] == "team@1" and "no training row had the agent" in stranger[1]
+        label, reason, _ = ask(running, "code question 3 of 2", **{"X-Session-Id": "s1"})
+        assert label == "team-coder@1" and reason.startswith("text: ")
+        assert ask(running, "test question 3 of 2", **{"X-Session-Id": "s1"})[:2] == (
+            "team-coder@1",
+            "as before in this session",
+        )
+        assert ask(running, "bake me a large cake")[0] == "team@1"
+        assert ask(running, "code question 1 of 1", model="")[0] == "team-coder@1"
+        assert running.metric('hivetune_routed_total{by="text"') == 2
+        assert interleaved(running, 36).keys() == {"team@1", "team-coder@1", "team-tester@1"}
+        with closing(open_database()) as database:
+            retire(database, "team-coder", by="test", reason="gone")
+        wait_until(lambda: ask(running, "x", model="team-coder")[0] == "team@1")
+        assert "team-coder can't be served now" in ask(running, "code question 3 of 2")[1]
+        assert health(running) == 200
+
+
+@pytest.mark.proof
+def test_two_hundred_interleaved_requests(own_home: Path, tmp_path: Path, record_property: Any) -> None:
+    make_family(tmp_path)
+    with gateway(tmp_path / "log") as running:
+        for label, count in interleaved(running, 200).items():
+            record_property(f"answers of {label}", count)
