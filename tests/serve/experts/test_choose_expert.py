@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hivetune.judge.experts.domains import declared_keys
 from hivetune.judge.experts.features import word_numbers
 from hivetune.judge.experts.router import TextExpert, TextRouter
-from hivetune.serve.experts.choose import Chosen, Asking, choose, question_of
+from hivetune.serve.experts.choose import Asking, Chosen, choose, question_of
 from hivetune.serve.experts.table import ExpertTable, read_table, write_table
 
 SYSTEM = declared_keys(None, None, "You test.", ())["system"]

@@ -36,9 +36,10 @@ def make_family(work: Path) -> None:
     write_table(ExpertTable("team", EXPERTS, keys, learn_router(rows, EXPERTS)))
 
 
-def ask(running: Running, text: str, *, model: str = "team", **headers: str) -> tuple[str, str, str]:
+def ask(running: Running, text: str, *, model: str = "team", agent: str = "", **headers: str) -> tuple[str, str, str]:
     """(release, reason, what it said)."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
+    body |= {"metadata": {"agent": agent}} if agent else {}
     with running.client(**headers) as client:
         answer = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -63,7 +64,7 @@ def test_each_request_finds_its_expert_and_is_told_why(own_home: Path, tmp_path:
     with gateway(tmp_path / "log", "team") as running:  # the experts of a name come with it
         assert ask(running, "x", model="team-coder")[:2] == ("team-coder@1", "named")
         assert ask(running, "x", **{"X-Hivetune-Agent": "tester"})[:2] == ("team-tester@1", "declared: agent=tester")
-        stranger = ask(running, "code question 3 of 2", **{"X-Hivetune-Agent": "stränger\u00e9"})
+        stranger = ask(running, "code question 3 of 2", agent="stranger\r\n\u4e00")
         assert stranger[0] == "team@1" and "no training row had the agent" in stranger[1]
         label, reason, _ = ask(running, "code question 3 of 2", **{"X-Session-Id": "s1"})
         assert label == "team-coder@1" and reason.startswith("text: ")
