@@ -27,6 +27,7 @@ ROOMS = (
     {"engine", "supervise"},
     {"judge"},
     {"release"},
+    {"synth"},
     {"serve"},
     {"walk"},
     {"cycle"},

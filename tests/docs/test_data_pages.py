@@ -5,6 +5,8 @@ from pathlib import Path
 
 from hivetune.data.reasons import REASONS
 from hivetune.data.rows.layouts.table import LAYOUTS
+from hivetune.synth.make.draft import DRAFT_KINDS
+from hivetune.synth.packs.pack import shipped_packs
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -24,3 +26,13 @@ def test_every_layout_is_documented_in_its_order() -> None:
     page = (DOCS / "formats.md").read_text(encoding="utf-8")
     table = page.split("## Rows")[1].split("## Report")[0]
     assert re.findall(r"^\| ([\w-]+) \|", table, flags=re.M)[2:] == [layout.name for layout in LAYOUTS]
+
+
+def test_the_page_on_rows_from_documentation_has_every_category_and_kind() -> None:
+    page = (DOCS / "synth.md").read_text(encoding="utf-8")
+    for pack in shipped_packs():
+        assert f"| `{pack.category}` | {pack.install} |" in page
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, flags=re.M)) == {
+        *DRAFT_KINDS,
+        *(pack.category for pack in shipped_packs()),
+    }

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import platformdirs
 
@@ -81,6 +81,20 @@ def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> 
             os.unlink(temporary)
         raise
     disk.sync(path.parent)
+
+
+@contextlib.contextmanager
+def write_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file of any size that takes its name when all of it is on the disk, and is gone when that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any, *, disk: Disk = DISK) -> None:

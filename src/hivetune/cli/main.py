@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "collect": ("collect", "collect", "Interactions into the store, exactly once."),
     "data check": ("data", "check", "What is wrong with the rows, and where."),
     "data prepare": ("data", "prepare", "Rows into an immutable snapshot of tokens."),
+    "data synth": ("synth", "synth", "Training rows from the documentation on this machine."),
     "data forget": ("forget", "forget", "Remove a user, session, source or row; name what it taints."),
     "plan": ("plan", "plan", "Memory, time and disk before anything long starts."),
     "train": ("train", "train", "Train an adapter; survives crashes, resumes where it stopped."),
@@ -72,6 +73,7 @@ LEFT_BEHIND = {
     "fetch": "the model is not ready; what is downloaded is kept, and the same command goes on",
     "data check": "nothing was written",
     "data prepare": "no snapshot was made; finished chunks are kept, and the same command goes on",
+    "data synth": "no file was written; the same command makes the same rows",
     "train": "what is finished is kept; the same command goes on",
     "cycle": "what is finished is kept; the same command goes on",
     "experts": "what is finished is kept; the same command goes on",
@@ -86,7 +88,7 @@ EXIT_CODES = (
     "Exit codes: 0 done, 1 unexpected, 2 usage or config, 3 data refused, 4 machine not fit, 5 does not fit, "
     "6 the gate did not say deploy, 7 recovery exhausted, 75 busy, 130 or 143 stopped by a signal (docs/exit-codes.md)."
 )
-GROUPS = {"data": "Check, prepare and forget rows."}
+GROUPS = {"data": "Check, prepare, make and forget rows."}
 
 
 class _Command(TyperCommand):

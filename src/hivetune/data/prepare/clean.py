@@ -1,13 +1,12 @@
 """The rows that passed; beside them the quarantine (what is rejected, to be mended and fed again) and duplicates."""
 
-import contextlib
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
+from hivetune.base.disk import write_whole
 from hivetune.config import DataConfig
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.prepare.decide import REFUSED, Decisions, fates, open_result
@@ -36,7 +35,11 @@ def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig,
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _whole(quarantine_path(out)) as quarantine, _whole(duplicates_path(out)) as dropped, _whole(out) as clean:
+        with (
+            write_whole(quarantine_path(out)) as quarantine,
+            write_whole(duplicates_path(out)) as dropped,
+            write_whole(out) as clean,
+        ):
             _write_rows(results, decisions, data, clean, quarantine)
             write_dropped(results, decisions, dropped)
     except OSError as error:
@@ -44,20 +47,6 @@ def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig,
             f"{out} cannot be written: {error.strerror}; no file of this name was made or changed",
             hint="make room, or write to another disk",
         ) from None
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name when all of it is on the disk, and is gone when that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write_rows(

@@ -1,0 +1,102 @@
+"""`hivetune data synth`: rows made from the documentation that is on this machine."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hivetune.cli.output import emit, progress, say, show, table
+from hivetune.synth.maker import sources_of
+from hivetune.synth.packs.choose import find_packs
+from hivetune.synth.packs.pack import Pack
+from hivetune.synth.page import write_synth_page
+from hivetune.synth.report import reasons_of
+from hivetune.synth.sources.places import Places
+from hivetune.walk.synth import synthesize
+
+_SHOWN_ROWS = 3
+
+What = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="WHAT...",
+        help="Categories, your own packs (TOML), folders of documents, folders with usr/share; default: all.",
+    ),
+]
+
+
+def synth(
+    what: What = None,
+    out: Annotated[Path | None, typer.Option(help="The file of rows; without it the categories are listed.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows in all; shared out to categories by weight.")] = 1500,
+    seed: Annotated[int, typer.Option(help="The same seed and documentation give the same file.")] = 0,
+    run_help: Annotated[
+        list[str] | None, typer.Option("--run-help", metavar="CMD", help="Also read what CMD --help prints.")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(metavar="SRC", help="Rows that none may repeat: files, globs, 'store'.")
+    ] = None,
+) -> None:
+    """Make training rows from manual pages, docstrings and your own documents, without a model.
+
+    Every row names the pages that it rests on, and was checked against them.
+    """
+    packs, places = find_packs(what or [], run_help or [])
+    if out is None:
+        _list(packs, places)
+        return
+    with progress("reading documentation", "pages") as report:
+        document = synthesize(packs, places, out, rows=rows, seed=seed, against=against or (), progress=report)
+    page = out.with_suffix(".html")
+    write_synth_page(page, document)
+    _show(document)
+    show(f"report: {page}")
+    emit({**document, "report": str(page)})
+
+
+def _list(packs: list[Pack], places: Places) -> None:
+    found = [(one, len(sources_of(one, places))) for one in packs]
+    table(
+        "",
+        ("category", "pages here", "what it is about", "for more"),
+        [(one.category, f"{count:,}", one.title, one.install) for one, count in found],
+        numeric=("pages here",),
+    )
+    show("to make rows: hivetune data synth --out rows.jsonl")
+    names = ("category", "title", "install")
+    emit({"categories": [{**{name: getattr(one, name) for name in names}, "pages": count} for one, count in found]})
+
+
+def _show(document: dict[str, Any]) -> None:
+    columns = ("category", "asked", "made", "kept", "rejected")
+    table(
+        "",
+        columns,
+        [
+            (one["category"], f"{one['asked']:,}", f"{one['made']:,}", f"{one['kept']:,}",
+             ", ".join(reasons_of(one["rejected"])))
+            for one in document["categories"] if one["kept"]
+        ],
+        numeric=columns[1:4],
+    )  # fmt: skip
+    for one in document["categories"]:
+        if not one["kept"]:
+            for_more = one["install"] or "nothing is known"
+            say(f"{one['category']}: empty, {one['sources']} pages here; install: {for_more}")
+        for reason, count in one["skipped"].items():
+            say(f"{one['category']}: {count:,} pages skipped: {reason}")
+    found = document["diversity"]
+    show(
+        f"diversity of the questions: distinct-2 {found['questions']['distinct_2']:.2f} at "
+        f"{found['questions']['words']:,} words; a row's likeness to its nearest {found['self_similarity']:.2f}"
+    )
+    for row in document["samples"][:_SHOWN_ROWS]:
+        pages = ", ".join(one["page"] for one in row["synth"]["sources"])
+        show(f"\n[{row['category']}, {row['synth']['kind']}, {pages}]")
+        for message in row["messages"]:
+            show(f"{message['role']}: {message['content']}")
+    if document["not_comparable"]:
+        say(f"--against: {document['not_comparable']:,} rows could not be read; see: hivetune data check")
+    show(f"\n{document['rows']:,} rows, all synthetic: {document['out']}")
+    if document["rows"] < document["asked"]:
+        say(f"asked were {document['asked']:,}: there is no more in the documentation that is here")

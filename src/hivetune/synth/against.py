@@ -1,0 +1,33 @@
+"""Rows of the user that no made row may repeat: what is trained and what is held out."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hivetune.data.intake.files import plan_inputs
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import read_example, read_rows
+
+
+class Against:
+    """Reads the rows once; `unreadable` counts those that say nothing that could be compared."""
+
+    def __init__(self, sources: Sequence[str]):
+        self._sources = sources
+        self.rows = self.unreadable = 0
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """(place, question and answer). Raises UsageError for a file that is not there."""
+        if not self._sources:
+            return
+        with tempfile.TemporaryDirectory(prefix="hivetune-synth-") as spill:
+            for chunk in plan_inputs(self._sources, Path(spill)).chunks:
+                for raw in read_rows(chunk):
+                    try:
+                        example = read_example(raw, {}).example
+                    except RowRefused:
+                        self.unreadable += 1
+                        continue
+                    self.rows += 1
+                    turns = [message.content for message in example.messages if message.role != "system"]
+                    yield example.source, "\n".join(turns)

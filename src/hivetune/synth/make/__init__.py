@@ -1,0 +1,1 @@
+"""From what a page documents to questions and answers, without a model."""

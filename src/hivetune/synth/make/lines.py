@@ -1,0 +1,102 @@
+"""Command lines composed of what a page documents: an option as it is spelled, an argument, the operands it needs."""
+
+import random
+import re
+from collections.abc import Sequence
+
+from hivetune.synth.sources.page import DocEntry, DocPage
+from hivetune.synth.words import word_list
+
+_NAMED = {"width", "cols", "depth", "level", "port", "size", "bytes", "pid", "days"}
+_SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
+_OPERAND = re.compile(r"<?[A-Za-z][\w./-]*>?(?:\.\.\.)?")
+_PROMPT = re.compile(r"^\s*(?:\$|#|%|[\w.@:~-]*[#$]) +(?=\S)")
+
+
+def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
+    """(command line, sentence for the question that gives its value) for an option; None where it can't be told."""
+    operands = operands_of(page)
+    spelled = _spelled(entry, draw)
+    if page.command is None or operands is None or spelled is None:
+        return None
+    option, value = spelled
+    return " ".join([page.command, option, *operands]), value
+
+
+def command_line(page: DocPage, entry: DocEntry) -> str | None:
+    """A sub-command with the operands that it needs, as capital letters; None where it can't be told."""
+    full = full_command(page, entry)
+    rest = _without_brackets(entry.usage.split(", ")[0]).split()[len(entry.names[0].split()) :]
+    placeholders = _placeholders(rest)
+    return None if placeholders is None else " ".join([full, *placeholders])
+
+
+def full_command(page: DocPage, entry: DocEntry) -> str:
+    """`systemctl start` of the sub-command start; some pages name the command in front already."""
+    command, name = page.command or "", entry.names[0]
+    return name if name.split()[0] == command.split()[0] else f"{command} {name}"
+
+
+def operands_of(page: DocPage) -> list[str] | None:
+    """What must stand behind the options by the synopsis, as capital letters. None where it can't be told."""
+    for text in page.synopsis:
+        line = text.splitlines()[0]
+        if page.command and line.split()[: len(page.command.split())] == page.command.split():
+            rest = _without_brackets(line).split()[len(page.command.split()) :]
+            found = _placeholders(rest)
+            return None if found and "COMMAND" in found else found
+    return None
+
+
+def _placeholders(words: Sequence[str]) -> list[str] | None:
+    found = []
+    for word in words:
+        if word in ("...",):
+            continue
+        if not _OPERAND.fullmatch(word):
+            return None
+        found.append(word.strip("<>").removesuffix("...").strip("<>").upper())
+    return found if len(found) <= 3 else None
+
+
+def _without_brackets(text: str) -> str:
+    """What is left when everything optional is taken out."""
+    while (shorter := re.sub(r"\[[^\[\]]*\]", " ", text)) != text:
+        text = shorter
+    return text.replace("…", "...")
+
+
+def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
+    """The option with a value for its argument, and the sentence that names the value."""
+    ways = [re.sub(r"\[[^\]]*\]", "", way).strip() for way in re.split(r", | \| ", entry.usage)]
+    fitting = [match for way in ways if (match := _SPELLED.fullmatch(way))]
+    if not fitting or len(entry.names) > len(fitting):
+        return None
+    chosen = next((match for match in reversed(fitting) if match[3]), max(fitting, key=lambda m: len(m[0])))
+    if chosen[3] is None:
+        return (chosen[0], "") if not entry.usage.rstrip("]").endswith("=") else None
+    if chosen[2] == "=" and chosen[3].islower() and not chosen[3].startswith("<"):
+        return None  # --order=path names a value, not what stands for one
+    argument = chosen[3].strip("<>").lower()
+    if argument in word_list("numbers"):
+        value = str(draw.choice((2, 3, 5, 8, 10, 12, 20, 25, 40, 50, 64, 80, 100, 128, 250, 500)))
+        named = f" Use {value} as the {argument}." if argument in _NAMED else f" Use the number {value}."
+        return f"{chosen[1]}{chosen[2]}{value}", named
+    if not re.fullmatch(r"[A-Za-z][\w-]*", argument):
+        return None
+    placeholder = argument.upper().replace("-", "_")
+    return f"{chosen[1]}{chosen[2]}{placeholder}", f" Write {placeholder} for its argument."
+
+
+def example_lines(page: DocPage, code: str) -> str:
+    """The shell lines of an example without prompts and output; empty if it is not a call of the page's command."""
+    lines = [line.rstrip() for line in code.splitlines() if line.strip()]
+    prompted = [_PROMPT.sub("", line) for line in lines if _PROMPT.match(line)]
+    kept = prompted or [line.strip() for line in lines]
+    first = kept[0].split() if kept else []
+    own = (page.command or "").split()[:1]
+    if not first or not own or first[0] not in (*own, "sudo") or len(kept) > 6:
+        return ""
+    if not prompted and len(kept) > 1 and any(line.split()[0] not in own for line in kept):
+        return ""  # a transcript whose output can't be told from its commands
+    return "\n".join(kept)

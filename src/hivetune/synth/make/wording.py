@@ -1,0 +1,102 @@
+"""Sentences of documentation put into a question or an answer: the first ones, and what they say as an imperative."""
+
+import re
+
+from hivetune.synth.words import word_list
+
+_LONGEST_TOLD_CHARS = 420
+LONGEST_DEED_CHARS = 150
+SHORTEST_CHARS = 12
+_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|resp|approx|incl|no|fig|sec|dr|mr|ms|inc|ltd)\.|\b[A-Z]\.)$",
+                           re.IGNORECASE)  # fmt: skip
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(`\[A-Z0-9-])")
+# A sentence that needs what stands elsewhere on the page.
+_DANGLING = re.compile(
+    r"\b(?:see (?:also )?(?:below|above|the|section)|below|above|following|as follows|this section|previous(?:ly)?"
+    r"|earlier|next section|described (?:in|under)|table \d|figure \d|section \d)\b|\[\d+\]|:$",
+    re.IGNORECASE,
+)
+_LEAD = re.compile(
+    r"^(?:(?:This|The)(?: [\w-]+)? (?:option|flag|switch|command|subcommand|setting|argument|parameter|directive)s?"
+    r"|This|It|Is used to|Used to|Can be used to|May be used to)\s+(?:(?:is|can be|may be) used to |will |can |may )?",
+)
+# Deeds that say of an argument what it looks like, not what the option does.
+_NO_DEED = re.compile(
+    r"(?:take|accept|expect|specify|contain|control|be|have|allow|default|refer|mean|may|use|see|require)s? "
+    r"(?:an?|one|two|the|either|to|for|this|that|its|whether|how|which|what|multiple|several|same)\b|same as|as above"
+)
+# Behind a word that is verb and noun ("time to wait", "list of files"), these say that it is the noun.
+_NOUN_BEFORE = re.compile(
+    r"(?:mode|option|value|name)s?\b|(?:to|of|for|in|that|is|are|which|used|between|can|will|must)\b"
+)
+_THIRD = {"does": "do", "has": "have", "goes": "go"}
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of the first paragraphs, in order."""
+    found: list[str] = []
+    for paragraph in text.split("\n\n"):
+        pieces = _SENTENCE_END.split(" ".join(paragraph.split()))
+        whole = ""
+        for piece in pieces:
+            whole = f"{whole} {piece}".strip()
+            if whole and not _ABBREVIATION.search(whole):
+                found.append(whole)
+                whole = ""
+        if whole:
+            found.append(whole)
+        if found and (found[-1][-1].isalnum() or found[-1][-1] in ")'\""):
+            found[-1] += "."  # a paragraph's end
+    return found
+
+
+def told(text: str, longest: int = _LONGEST_TOLD_CHARS) -> str:
+    """The first whole sentences that fit and need nothing else of the page; empty if there are none."""
+    said = ""
+    for sentence in sentences(text):
+        if len(said) + len(sentence) + 1 > longest or _DANGLING.search(sentence) or not balanced(sentence):
+            break
+        said = f"{said} {sentence}".strip()
+    if len(said) < SHORTEST_CHARS or not (said[0].isalnum() or said[0] in "\"'`(/-$~<."):
+        return ""
+    return capital(said if said[-1] in ".!?" else f"{said}.")
+
+
+def balanced(text: str) -> bool:
+    """Whether brackets close: a sentence that was cut or read wrongly has one open."""
+    return text.count("(") == text.count(")") and text.count('"') % 2 == 0 and text.count("[") == text.count("]")
+
+
+def capital(text: str) -> str:
+    """With a capital letter in front where the first word is plain English, and not a name such as ssh."""
+    first = text.split(" ", 1)[0].rstrip(",")
+    return text[:1].upper() + text[1:] if first in word_list("starts") or imperative(first) else text
+
+
+def deed(text: str) -> str:
+    """What it does as an imperative without a full stop: `show only the unit states`. Empty if it can't be told."""
+    first = next(iter(sentences(text)), "")
+    first = _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip()
+    if len(first) > LONGEST_DEED_CHARS or len(first) < SHORTEST_CHARS or _DANGLING.search(first) or not balanced(first):
+        return ""
+    word, _, rest = first.partition(" ")
+    base = imperative(word)
+    if not base or len(rest.split()) < 2 or _NOUN_BEFORE.match(rest):
+        return ""
+    return "" if _NO_DEED.match(f"{base} {rest}") else f"{base} {rest}"
+
+
+def imperative(word: str) -> str:
+    """The base form of a verb that a description begins with; empty for any other word."""
+    plain = word.lower()
+    if not plain.isalpha():
+        return ""
+    known = word_list("verbs")
+    if plain in known:
+        return plain
+    if plain in _THIRD:
+        return _THIRD[plain]
+    for ending, instead in (("ies", "y"), ("es", ""), ("s", "")):
+        if plain.endswith(ending) and (base := plain.removesuffix(ending) + instead) in known:
+            return base
+    return ""

@@ -1,0 +1,277 @@
+"""From packs to a file of rows without a model: pages are read one by one, drafts checked, rows chosen by quota.
+
+The same packs, documentation, number and seed give the same file. Nothing is written before all is done.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hivetune.data.prepare.split import group_hash, question
+from hivetune.records import Message, Progress, silent
+from hivetune.synth.make.draft import Draft
+from hivetune.synth.make.drafts import drafts_of, steps_of
+from hivetune.synth.make.pages import Deeds, deeds_of
+from hivetune.synth.packs.pack import Pack
+from hivetune.synth.pool import Pool, draw_key
+from hivetune.synth.quotas import share_out
+from hivetune.synth.sources.page import DocPage, NotUnderstood
+from hivetune.synth.sources.places import DocSource, Places, read_source
+from hivetune.synth.verify.checks import Cited, check_draft
+from hivetune.synth.verify.duplicates import SeenRows
+from hivetune.synth.verify.parsers import parses
+
+TEMPLATES = "templates"  # the maker that is no model
+CHECKS_PASSED = ("length", "language", "options", "paths", "units", "parses", "supported", "duplicates", "frozen")
+SPARE = 6  # drafts that are kept to choose from, for each row that is asked for
+LEAST_SPARE = 4  # of each kind of a page
+
+
+@dataclass(frozen=True)
+class SynthSettings:
+    """What is asked for. `rows` in all; `frozen`: hashes of questions that no row may ask."""
+
+    packs: tuple[Pack, ...]
+    places: Places
+    rows: int
+    seed: int
+    frozen: Collection[int] = field(default=frozenset(), repr=False)
+
+
+@dataclass
+class CategoryCounts:
+    """made = rejected + kept + not needed."""
+
+    asked: int = 0
+    sources: int = 0
+    made: int = 0
+    kept: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)  # pages that were not understood, by reason
+    kinds: Counter[str] = field(default_factory=Counter)
+
+
+def sources_of(pack: Pack, places: Places) -> list[DocSource]:
+    """The pages of a pack that are on this machine, each once."""
+    found: dict[tuple[str, Path, str], DocSource] = {}
+    for names, find in (
+        (pack.pages, places.find_manuals),
+        (pack.info, places.find_info),
+        (pack.documents, places.find_documents),
+        (pack.modules, places.find_modules),
+        (pack.completions, places.find_completions),
+        (pack.help, places.find_help),
+    ):
+        for name in names:
+            for source in find(name):
+                found.setdefault((source.kind, source.path, source.name if source.kind == "help" else ""), source)
+    return list(found.values())
+
+
+def make_rows(
+    settings: SynthSettings,
+    against: Iterator[tuple[str, str]],
+    write: Callable[[str], object],
+    progress: Progress = silent,
+) -> dict[str, CategoryCounts]:
+    """Writes the lines with `write(line)`. `against`: (source, text) of rows that none may repeat.
+
+    Raises MachineNotFit without bash, whose grammar decides what parses.
+    """
+    with TemporaryDirectory() as folder, closing(Pool(Path(folder) / "pool.db")) as pool:
+        counts = _fill(settings, pool, progress)
+        pool.settle()
+        chooser = _Chooser(settings, pool, counts)
+        chooser.remember(against)
+        chooser.choose()
+        for line in pool.rows():
+            write(line)
+    return counts
+
+
+def _fill(settings: SynthSettings, pool: Pool, progress: Progress) -> dict[str, CategoryCounts]:
+    """Every page is read once; its drafts are checked while it is in memory."""
+    found = {pack.category: sources_of(pack, settings.places) for pack in settings.packs}
+    total, done = sum(map(len, found.values())), 0
+    counts = {category: CategoryCounts(sources=len(sources)) for category, sources in found.items()}
+    weights = {pack.category: pack.weight for pack in settings.packs if found[pack.category] or pack.facts}
+    asked = share_out(settings.rows, weights)
+    for pack in settings.packs:
+        sources, tally = found[pack.category], counts[pack.category]
+        spare = max(LEAST_SPARE, -(-SPARE * asked.get(pack.category, 0) // max(1, len(sources))))
+        deeds: list[Deeds] = []
+        pages: dict[str, DocPage] = {}
+        for source in sources:
+            try:
+                page = read_source(source)
+            except NotUnderstood as reason:
+                tally.skipped[str(reason).partition(":")[0]] += 1
+                continue
+            finally:
+                done += 1
+                progress(done, total)
+            _offer(pool, tally, pack.category, page, drafts_of(page, settings.seed), spare, settings.seed)
+            deeds.append(_slim(deeds_of(page)))
+            if any(fact.source == page.label for fact in pack.facts):
+                pages[page.label] = page
+        for label, draft in steps_of(deeds, settings.seed, pack.category):
+            slim = next(page for found_deeds in deeds for page, _, _ in found_deeds if page.label == label)
+            _offer(pool, tally, pack.category, slim, [draft], None, settings.seed)
+        _offer_facts(pool, tally, pack, pages, settings.seed)
+    return counts
+
+
+def _offer(
+    pool: Pool,
+    tally: CategoryCounts,
+    category: str,
+    page: DocPage,
+    drafts: Iterable[Draft],
+    most: int | None,
+    seed: int,
+) -> None:
+    """Check the drafts of a page; of each kind at most `most` go on."""
+    by_kind: dict[str, list[tuple[int, Draft]]] = {}
+    source = Cited((page,))
+    for draft in drafts:
+        tally.made += 1
+        by_kind.setdefault(draft.kind, []).append((draw_key(seed, draft), draft))
+    for found in by_kind.values():
+        found.sort(key=lambda one: one[0])
+        taken = 0
+        for key, draft in found:
+            if taken == most:
+                break
+            own = source if draft.kind != "steps" else Cited((replace(page, text=draft.passage),))
+            reason = check_draft(draft, own, lambda _code, _language: True, strict=False)
+            if reason is not None:
+                tally.rejected[reason] += 1
+                continue
+            taken += 1
+            pool.add(category, page.label, str(page.path), key, draft)
+
+
+def _offer_facts(pool: Pool, tally: CategoryCounts, pack: Pack, pages: dict[str, DocPage], seed: int) -> None:
+    """Hand-written facts pass the same checks, against the page that they name."""
+    for fact in pack.facts:
+        page = pages.get(fact.source)
+        tally.made += 1
+        if page is None:
+            tally.rejected["no-source"] += 1
+            continue
+        code = tuple(part.split("\n", 1)[1].rstrip() for part in fact.answer.split("```")[1::2] if "\n" in part)
+        draft = Draft("fact", ((fact.question, fact.answer),), "", page.text, commands=code)
+        reason = check_draft(draft, Cited((page,)), lambda _code, _language: True, strict=False)
+        if reason is not None:
+            tally.rejected[reason] += 1
+        else:
+            pool.add(pack.category, page.label, str(page.path), draw_key(seed, draft), draft)
+
+
+def _slim(deeds: Deeds) -> Deeds:
+    """Without the text of the pages: a category's steps are composed when all its pages were read."""
+    return [
+        (replace(page, entries=(), examples=(), passages=(), text=""), entry, action) for page, entry, action in deeds
+    ]
+
+
+class _Chooser:
+    """Takes drafts from the pool until each category has its share, looking for copies as it goes."""
+
+    def __init__(self, settings: SynthSettings, pool: Pool, counts: dict[str, CategoryCounts]):
+        self._settings, self._pool, self._counts = settings, pool, counts
+        self._seen = SeenRows(pool.text)
+        self._number = 0
+        self._drafts: dict[tuple[str, str], Iterator[tuple[str, str, int, Draft]]] = {}
+
+    def remember(self, against: Iterator[tuple[str, str]]) -> None:
+        """Rows of the user: none is made again."""
+        for source, text in against:
+            _, keys = self._seen.look(text)
+            if keys:
+                self._pool.keep(self._number, 0, source, "", text, None)
+                self._seen.add(self._number, keys)
+                self._number += 1
+
+    def choose(self) -> None:
+        packs = {pack.category: pack for pack in self._settings.packs}
+        kinds = {category: self._pool.kinds(category) for category in packs}
+        weights = {category: pack.weight for category, pack in packs.items() if kinds[category]}
+        most = {category: sum(kinds[category].values()) for category in weights}
+        for category, asked in share_out(self._settings.rows, weights, most).items():
+            self._counts[category].asked = asked
+        wanted = {category: self._counts[category].asked for category in weights}
+        while wanted:
+            for category, number in wanted.items():
+                self._fill_category(packs[category], kinds[category], number)
+            left = self._settings.rows - sum(tally.kept for tally in self._counts.values())
+            going = {name: weight for name, weight in weights.items() if any(kinds[name].values())}
+            wanted = {name: n for name, n in share_out(left, going).items() if n}
+
+    def _fill_category(self, pack: Pack, left: dict[str, int], number: int) -> None:
+        """`left`: drafts of each kind that were not tried; the kind that lacks most is tried next."""
+        tally = self._counts[pack.category]
+        aim = tally.kept + number
+        total = {kind: pack.kind_weight(kind) for kind in left}
+        while tally.kept < aim and any(left.values()):
+            open_ = [kind for kind in left if left[kind] and total[kind] > 0]
+            if not open_:
+                return
+            kind = min(open_, key=lambda kind: (tally.kinds[kind] + 1) / total[kind])
+            left[kind] -= 1
+            self._try(pack.category, kind, tally)
+
+    def _try(self, category: str, kind: str, tally: CategoryCounts) -> None:
+        drafts = self._drafts.get((category, kind))
+        if drafts is None:
+            drafts = self._drafts[category, kind] = self._pool.drafts(category, kind)
+        page, path, key, draft = next(drafts)
+        text = "\n".join(part for turn in draft.turns for part in turn)
+        reason, keys = self._seen.look(text)
+        if reason is None and self._is_frozen(draft):
+            reason = "frozen-question"
+        if reason is None and not all(parses(code, "sh") for code in draft.commands):
+            reason = "does-not-parse"
+        if reason is None and not all(parses(code, "python") for code in draft.python):
+            reason = "does-not-parse"
+        if reason is not None:
+            tally.rejected[reason] += 1
+            return
+        row = row_of(category, page, path, draft, maker=TEMPLATES, seed=self._settings.seed)
+        self._pool.keep(self._number, key, category, kind, text, json.dumps(row, ensure_ascii=False))
+        self._seen.add(self._number, keys)
+        self._number += 1
+        tally.kept += 1
+        tally.kinds[kind] += 1
+
+    def _is_frozen(self, draft: Draft) -> bool:
+        messages = [Message("user", draft.turns[0][0])]
+        return group_hash(f"question:{question(messages)}") in self._settings.frozen
+
+
+def row_of(category: str, page: str, path: str, draft: Draft, *, maker: str, seed: int) -> dict[str, Any]:
+    """One line of the file. `session` is the page, so that a split keeps all questions on one page together."""
+    messages = []
+    for asked, answered in draft.turns:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    row: dict[str, Any] = {"messages": messages, "category": category, "session": f"synth {page}"}
+    if draft.checker is not None:
+        row["checker"] = dict(draft.checker)
+    sources = ((page, draft.section, path), *draft.also)
+    row["synth"] = {
+        "kind": draft.kind,
+        "sources": [dict(zip(("page", "section", "file"), one, strict=True)) for one in sources],
+        "passage_sha256": hashlib.sha256(draft.passage.encode("utf-8", "surrogatepass")).hexdigest()[:16],
+        "maker": maker,
+        "seed": seed,
+        "checks": list(CHECKS_PASSED),
+    }
+    if draft.absent:
+        row["synth"]["absent"] = list(draft.absent)
+    return row

@@ -1,0 +1,126 @@
+"""Reads topic packs: the 24 that come with Hivetune and those of a user, with the place of every mistake."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from hivetune.errors import UsageError
+from hivetune.synth.make.draft import DRAFT_KINDS
+
+# Weights of the kinds where a pack says nothing: what people ask most, first.
+KIND_WEIGHTS: Mapping[str, float] = {
+    "meaning": 4, "which": 4, "command": 4, "mistake": 1.5, "explain": 2, "undo": 1, "compare": 1, "steps": 1.5,
+    "follow-up": 2, "unsaid": 1, "default": 1, "purpose": 1, "concept": 2, "call": 4, "fact": 4,
+}  # fmt: skip
+PACK_KEYS = ("category", "title", "install", "weight", "pages", "documents", "modules", "info", "help", "completions",
+             "kinds", "fact")  # fmt: skip
+_LISTS = ("pages", "documents", "modules", "info", "help", "completions")
+_FACT_KEYS = ("question", "answer", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFact:
+    """A question that a person answered; `source`: the page of the pack that it rests on, as systemctl(1)."""
+
+    question: str
+    answer: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A category: where its documentation is, what may be installed to have it, and how much is asked of what."""
+
+    category: str
+    title: str
+    where: str
+    install: str = ""
+    weight: float = 1.0
+    pages: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    info: tuple[str, ...] = ()
+    help: tuple[str, ...] = ()
+    completions: tuple[str, ...] = ()
+    kinds: Mapping[str, float] = ()  # type: ignore[assignment]
+    facts: tuple[WrittenFact, ...] = ()
+
+    def kind_weight(self, kind: str) -> float:
+        return float(dict(self.kinds).get(kind, KIND_WEIGHTS[kind]))
+
+
+def shipped_packs() -> list[Pack]:
+    """The packs that come with Hivetune, by category."""
+    found = [entry for entry in files(__package__).iterdir() if entry.name.endswith(".toml")]
+    return [parse_pack(entry.read_text(encoding="utf-8"), entry.name) for entry in sorted(found, key=lambda e: e.name)]
+
+
+def parse_pack(text: str, where: str) -> Pack:
+    """Raises UsageError that names the file, the key and the nearest known one."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{where} is not TOML: {error}", hint="see docs/synth.md for a pack of a few lines") from None
+    _known(tree, PACK_KEYS, where)
+    category = tree.get("category")
+    if not isinstance(category, str) or not category.strip():
+        raise UsageError(f"{where}: 'category' is missing", hint='begin with: category = "my-topic"')
+    for key in _LISTS:
+        value = tree.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise UsageError(f"{where}: '{key}' must be a list of texts, got {value!r}", hint=f'{key} = ["..."]')
+    if not any(tree.get(key) for key in (*_LISTS, "fact")):
+        raise UsageError(f"{where}: the pack names no source", hint=f"give at least one of {', '.join(_LISTS)}, fact")
+    for key in ("title", "install"):
+        if not isinstance(tree.get(key, ""), str):
+            raise UsageError(f"{where}: '{key}' must be a text, got {tree[key]!r}")
+    return Pack(
+        category=category,
+        title=tree.get("title", category),
+        where=where,
+        install=tree.get("install", ""),
+        weight=_weight(tree.get("weight", 1.0), f"{where}: 'weight'"),
+        kinds=_kinds(tree.get("kinds", {}), where),
+        facts=tuple(_fact(fact, where) for fact in _tables(tree.get("fact", []), where)),
+        **{key: tuple(tree.get(key, ())) for key in _LISTS},
+    )
+
+
+def _known(tree: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    for key in tree:
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
+            raise UsageError(
+                f"{where}: unknown key '{key}'" + (f", did you mean '{near[0]}'?" if near else ""),
+                hint=f"known: {', '.join(keys)}",
+            )
+
+
+def _weight(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
+        raise UsageError(f"{where} must be a number from 0, got {value!r}")
+    return float(value)
+
+
+def _kinds(value: Any, where: str) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: 'kinds' must be a table of weights, got {value!r}", hint="kinds = {meaning = 2}")
+    _known(value, DRAFT_KINDS, f"{where}: kinds")
+    return {kind: _weight(weight, f"{where}: kinds.{kind}") for kind, weight in value.items()}
+
+
+def _tables(value: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise UsageError(f"{where}: facts are written as tables", hint="begin each with a line: [[fact]]")
+    return value
+
+
+def _fact(value: Mapping[str, Any], where: str) -> WrittenFact:
+    _known(value, _FACT_KEYS, f"{where}: fact")
+    for key in ("question", "answer", "source"):
+        if not isinstance(value.get(key), str) or not value[key].strip():
+            raise UsageError(f"{where}: a fact needs '{key}'", hint="every fact names the page that it rests on")
+    return WrittenFact(value["question"], value["answer"], value["source"])

@@ -1,0 +1,130 @@
+"""The report of rows that were made: what became of the drafts of each category, diversity, rows to look at."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hivetune.synth.maker import CategoryCounts
+from hivetune.synth.packs.pack import Pack
+from hivetune.synth.sources.page import words_in
+
+MEASURED_ROWS = 2000  # for the diversity: it falls with the number of words, so it is taken at a stated one
+MEASURED_WORDS = 20_000
+_MOST_SHOWN = 12
+
+
+def synth_document(
+    packs: Sequence[Pack], counts: Mapping[str, CategoryCounts], out: Path, *, rows: int, seed: int, maker: str
+) -> dict[str, Any]:
+    """What `--json` prints. For each category: made = rejected + kept + not_needed."""
+    categories = [_category(pack, counts[pack.category]) for pack in packs]
+    kept = sum(one["kept"] for one in categories)
+    rejected: dict[str, int] = {}
+    for one in categories:
+        for reason, count in one["rejected"].items():
+            rejected[reason] = rejected.get(reason, 0) + count
+    return {
+        "schema": 1,
+        "out": str(out),
+        "asked": rows,
+        "rows": kept,
+        "made": sum(one["made"] for one in categories),
+        "rejected": dict(sorted(rejected.items())),
+        "seed": seed,
+        "maker": maker,
+        "categories": categories,
+        "empty": [one["category"] for one in categories if not one["kept"]],
+        "diversity": diversity(out),
+        "samples": rows_to_look_at(out, seed),
+    }
+
+
+def _category(pack: Pack, tally: CategoryCounts) -> dict[str, Any]:
+    return {
+        "category": pack.category,
+        "title": pack.title,
+        "asked": tally.asked,
+        "made": tally.made,
+        "rejected": dict(sorted(tally.rejected.items())),
+        "kept": tally.kept,
+        "not_needed": tally.made - tally.kept - tally.rejected.total(),
+        "sources": tally.sources,
+        "skipped": dict(sorted(tally.skipped.items())),
+        "kinds": dict(sorted(tally.kinds.items())),
+        "install": pack.install,
+    }
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def said_by(row: Mapping[str, Any], role: str) -> str:
+    return "\n".join(message["content"] for message in row["messages"] if message["role"] == role)
+
+
+def diversity(path: Path) -> dict[str, Any]:
+    """Distinct-n of the questions and of the answers at a stated number of words; likeness of a row to its nearest.
+
+    Distinct-n: different sequences of n words, divided by all (Li et al. 2016, arXiv 1510.03055).
+    """
+    questions: list[str] = []
+    answers: list[str] = []
+    for row in islice(read_lines(path), MEASURED_ROWS):
+        questions.append(said_by(row, "user"))
+        answers.append(said_by(row, "assistant"))
+    document: dict[str, Any] = {}
+    for name, texts in (("questions", questions), ("answers", answers)):
+        words = list(islice((word for text in texts for word in plain_words(text)), MEASURED_WORDS))
+        document[name] = {"words": len(words), **{f"distinct_{n}": distinct(words, n) for n in (1, 2, 3)}}
+    document["self_similarity"] = _self_similarity(
+        [f"{asked} {said}" for asked, said in zip(questions, answers, strict=True)]
+    )
+    return document
+
+
+def plain_words(text: str) -> list[str]:
+    """Words as they follow one another, without the marks of code."""
+    return text.lower().replace("`", " ").split()
+
+
+def distinct(words: Sequence[str], n: int) -> float:
+    """Share of sequences of `n` words that are different, 0 to 1."""
+    every = list(zip(*(words[i:] for i in range(n)), strict=False))
+    return round(len(set(every)) / len(every), 4) if every else 0.0
+
+
+def _self_similarity(texts: Sequence[str], most: int = 400) -> float:
+    """Mean likeness (Jaccard of words) of a row to the nearest other one, over at most `most` rows."""
+    sets = [frozenset(words_in(text)) for text in texts[:most]]
+    if len(sets) < 2:
+        return 0.0
+    nearest = [
+        max(len(one & other) / max(1, len(one | other)) for j, other in enumerate(sets) if j != i)
+        for i, one in enumerate(sets)
+    ]
+    return round(sum(nearest) / len(nearest), 4)
+
+
+def rows_to_look_at(path: Path, seed: int) -> list[dict[str, Any]]:
+    """Rows to look at, one of each kind first, then at random."""
+    draw = random.Random(f"{seed} shown")
+    first: dict[str, dict[str, Any]] = {}
+    others: list[dict[str, Any]] = []
+    for number, row in enumerate(islice(read_lines(path), MEASURED_ROWS)):
+        if row["synth"]["kind"] not in first:
+            first[row["synth"]["kind"]] = row
+        elif len(others) < _MOST_SHOWN:
+            others.append(row)
+        elif (place := draw.randrange(number + 1)) < _MOST_SHOWN:
+            others[place] = row
+    return [*first.values(), *others][: max(_MOST_SHOWN, len(first))]
+
+
+def reasons_of(rejected: Mapping[str, int]) -> Iterable[str]:
+    return (f"{reason} {count:,}" for reason, count in sorted(rejected.items(), key=lambda item: -item[1]))

@@ -1,0 +1,130 @@
+"""Python modules by their docstrings: parsed, never imported."""
+
+import ast
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from hivetune.synth.sources.page import DocEntry, DocExample, DocPage, DocPassage, NotUnderstood
+
+MOST_SOURCE_BYTES = 2 << 20
+_SKIPPED = {"test", "tests", "testing", "_vendor", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
+_DOCTEST = re.compile(r"^\s*>>> ")
+_MARKUP = re.compile(r":(?:\w+:)+`~?([^`]*)`|``([^`]*)``|`([^`<]*)`")
+
+
+def module_files(name: str) -> list[tuple[str, Path]]:
+    """(module, file) of a package or module of the standard library or of this environment, in order of their names."""
+    relative = Path(*name.split("."))
+    for root in dict.fromkeys([sysconfig.get_paths()["stdlib"], *sys.path]):
+        base = Path(root) / relative
+        if base.with_suffix(".py").is_file():
+            return [(name, base.with_suffix(".py"))]
+        if (base / "__init__.py").is_file():
+            return list(_below(base, name))
+    return []
+
+
+def _below(base: Path, name: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted(base.rglob("*.py")):
+        parts = path.relative_to(base).with_suffix("").parts
+        if any(part in _SKIPPED or (part.startswith("_") and part != "__init__") for part in parts):
+            continue
+        yield ".".join((name, *(part for part in parts if part != "__init__"))), path
+
+
+def read_module(module: str, path: Path) -> DocPage:
+    """One module: what its docstring says, and an entry for each documented function and class.
+
+    Raises NotUnderstood.
+    """
+    try:
+        if path.stat().st_size > MOST_SOURCE_BYTES:
+            raise NotUnderstood(f"larger than {MOST_SOURCE_BYTES >> 20} MiB")
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        raise NotUnderstood(f"does not parse: {error}") from None
+    entries, examples, texts = [], [], []
+    for name, node in _documented(tree, module):
+        said = ast.get_docstring(node) or ""
+        texts.append(f"{_usage(name, node)}\n{said}")
+        prose = _prose(said)
+        if prose:
+            entries.append(DocEntry("function", (name,), _usage(name, node), prose, module))
+        if prose and (code := _doctest(said)):
+            examples.append(DocExample(f"{name}: {prose.split(chr(10))[0]}", code, "python", module))
+    about = _tidy(ast.get_docstring(tree) or "")
+    first = about.split("\n\n")[0]
+    passages = (DocPassage(module, about),) if len(about) >= 80 else ()
+    if not entries and not passages:
+        raise NotUnderstood("has no docstrings")
+    text = "\n".join([module, about, *texts])
+    summary = " ".join(first.split()) if len(first) < 200 else ""
+    return DocPage(f"Python {module}", path, None, summary, (), tuple(entries), tuple(examples), passages, text)
+
+
+def _documented(
+    node: ast.AST, prefix: str
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+    """Public functions, classes and methods with a docstring, by their dotted names."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or child.name.startswith("_"):
+            continue
+        name = f"{prefix}.{child.name}"
+        if ast.get_docstring(child):
+            yield name, child
+        if isinstance(child, ast.ClassDef):
+            yield from _documented(child, name)
+
+
+def _usage(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+    """The call as it is written: name(a, b=1)."""
+    if isinstance(node, ast.ClassDef):
+        return f"class {name}"
+    arguments = node.args
+    if arguments.posonlyargs or arguments.args:
+        first = (arguments.posonlyargs or arguments.args)[0].arg
+        shown = ast.unparse(arguments)
+        if first in ("self", "cls"):
+            shown = re.sub(rf"^{first}(?::[^,]*)?(?:, /)?(?:, |$)", "", shown)
+    else:
+        shown = ast.unparse(arguments)
+    return f"{name}({shown})"
+
+
+def _prose(said: str) -> str:
+    """The paragraphs before the first that is a list, a table, a section or code."""
+    kept = []
+    for paragraph in _tidy(said).split("\n\n"):
+        lines = paragraph.splitlines()
+        if not lines or (len(lines) > 1 and re.fullmatch(r"[-=~]{3,}", lines[1].strip())):
+            break
+        if re.match(r"\s*(>>>|\.\. |[-*] |:param|@param|Args?:|Parameters?:|Returns?:|Example)", lines[0]):
+            break
+        if any(line.startswith("    ") for line in lines[:1]):
+            break
+        kept.append(" ".join(paragraph.split()))
+    return "\n\n".join(kept)
+
+
+def _tidy(said: str) -> str:
+    """Without roles and quotes of reST; signatures on the first line go."""
+    text = _MARKUP.sub(lambda found: found[1] or found[2] or found[3] or "", said)
+    lines = text.splitlines()
+    if lines and re.fullmatch(r"[\w.]+\(.*\)\s*(->.*)?", lines[0].strip()):
+        lines = lines[1:]
+    return "\n".join(line.rstrip() for line in lines).strip()
+
+
+def _doctest(said: str) -> str:
+    """The statements of the first example, without what they print."""
+    found: list[str] = []
+    for line in said.splitlines():
+        if _DOCTEST.match(line) or (found and line.strip().startswith("... ")):
+            found.append(line.strip()[4:])
+        elif found and not line.strip():
+            break
+    return "\n".join(found) if 1 < len(found) < 12 else ""

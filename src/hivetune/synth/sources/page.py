@@ -1,0 +1,97 @@
+"""A page of documentation as it was understood: its summary, what it documents, its examples and its prose."""
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+EntryKind = Literal["option", "command", "directive", "variable", "file", "status", "field", "function"]
+BlockKind = Literal["heading", "subheading", "term", "text", "code"]
+
+# An option wherever it stands in a text: -n, --lines, -Wall; not a range (a-z), a number (-1) or a ruler (---).
+OPTION = re.compile(r"(?<![\w/.+@-])(--[A-Za-z0-9][\w.-]*\w|--[A-Za-z]|-[A-Za-z?#@][\w-]*)")
+
+
+class NotUnderstood(Exception):
+    """A page that has nothing in it that can be asked about, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocBlock:
+    """A piece of a page in reading order. `depth`: how far it is indented, in levels."""
+
+    kind: BlockKind
+    depth: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DocEntry:
+    """One thing that a page documents: `names` ("-n", "--lines"), `usage` as it is written there, `text` about it."""
+
+    kind: EntryKind
+    names: tuple[str, ...]
+    usage: str
+    text: str
+    section: str
+
+
+@dataclass(frozen=True, slots=True)
+class DocExample:
+    """`code` that a page shows and what it says about it. `language`: sh or python."""
+
+    explanation: str
+    code: str
+    language: str
+    section: str
+
+
+@dataclass(frozen=True, slots=True)
+class DocPassage:
+    """A stretch of prose below a heading."""
+
+    heading: str
+    text: str
+
+
+@dataclass(frozen=True)
+class DocPage:
+    """`label`: how it is cited, as systemctl(1); `command`: what is typed to run what it documents, if it is a command.
+
+    `text` is all that the page says, for the checks.
+    """
+
+    label: str
+    path: Path
+    command: str | None
+    summary: str
+    synopsis: tuple[str, ...]
+    entries: tuple[DocEntry, ...]
+    examples: tuple[DocExample, ...]
+    passages: tuple[DocPassage, ...]
+    text: str = field(repr=False)
+
+    @cached_property
+    def options(self) -> frozenset[str]:
+        """Every option that is named anywhere on the page."""
+        return options_in(self.text)
+
+
+_WORD = re.compile(r"[^\W_]+(?:[._'-][^\W_]+)*")
+
+
+def words_in(text: str) -> list[str]:
+    """Words in lower case; names with dots or hyphens are one word, and their parts are words too."""
+    found = []
+    for word in _WORD.findall(text.lower()):
+        found.append(word)
+        parts = re.split(r"[._'-]", word)
+        if len(parts) > 1:
+            found += parts
+    return found
+
+
+def options_in(text: str) -> frozenset[str]:
+    """Options as a reader finds them; a value behind = is no part of one."""
+    return frozenset(option.rstrip(".-") if len(option) > 2 else option for option in OPTION.findall(text))

@@ -1,0 +1,256 @@
+"""From blocks to a page: which terms are options, commands, directives, files or exit codes, and what prose is left."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hivetune.synth.sources.page import (
+    DocBlock,
+    DocEntry,
+    DocExample,
+    DocPage,
+    DocPassage,
+    EntryKind,
+    NotUnderstood,
+)
+
+LONGEST_TERM_CHARS = 160
+LONGEST_CODE_CHARS = 400
+_OPTION_TERM = re.compile(r"-{1,2}[A-Za-z0-9?#@]")
+_OPTION_NAME = re.compile(r"(?<![\w-])(-{1,2}[A-Za-z0-9?#@][\w.+-]*|-\?)")
+_DIRECTIVE = re.compile(r"[A-Z][A-Za-z0-9]+=")
+_VARIABLE = re.compile(r"\$?[A-Z][A-Z0-9_]{2,}\b")
+_FILE = re.compile(r"[~$]?[\w{}]*/[^\s,]+")
+_STATUS = re.compile(r">?\d{1,3}\b")
+_COMMAND = re.compile(r"[a-z][a-z0-9]*(?:[-_:][a-z0-9]+)*\b")
+_SECTIONS: tuple[tuple[str, EntryKind], ...] = (
+    (r"EXIT|RETURN VALUE|RETURN CODE|STATUS CODE", "status"),
+    (r"ENVIRONMENT", "variable"),
+    (r"^FILES|FILES$", "file"),
+    (r"OUTPUT|FIELD|COLUMN|STATISTIC|REPORT|STANDARD FORMAT|PROCESS STATE", "field"),
+    (r"COMMAND|SUBCOMMAND|ACTION|VERB|OPERATION|FUNCTIONS MODE", "command"),
+)
+_LEFT_OUT = re.compile(
+    r"^(NAME|SYNOPSIS|SEE ALSO|AUTHORS?|COPYRIGHT|LICEN[SC]E|HISTORY|REPORTING|BUGS?|COLOPHON|VERSION|RESOURCES"
+    r"|REPORTING BUGS|ACKNOWLEDG|CREDITS|WWW|NOTES|AVAILABILITY|GIT$|TRADEMARK|DISTRIBUTION|CONTRIBUT)",
+    re.IGNORECASE,
+)  # headings that say who wrote it, not how it works
+_COMMAND_SECTIONS = re.compile(r"[168]|1\w+|8\w+")
+_EXAMPLE_HEADING = re.compile(r"^EXAMPLES?\b|\bEXAMPLES?$", re.IGNORECASE)
+
+
+def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str | None) -> DocPage:
+    """The page that these blocks are. `command`: its name, if it is of a section for commands.
+
+    Raises NotUnderstood when it documents nothing.
+    """
+    blocks = _with_terms(blocks)
+    text = "\n".join(block.text for block in blocks)
+    entries, examples, passages = [], [], []
+    for heading, body in sections_of(blocks):
+        if _LEFT_OUT.match(heading):
+            continue
+        entries += list(_entries(heading, body))
+        examples += list(_examples(heading, body))
+        passages += list(_passages(heading, body))
+    if not entries and not examples and not passages:
+        raise NotUnderstood("nothing is documented in a form that is understood")
+    summary = _summary(blocks)
+    synopsis = tuple(block.text for block in blocks_below(blocks, "SYNOPSIS") if block.kind in ("text", "code"))
+    typed = _typed(command, synopsis) if command else None
+    return DocPage(label, path, typed, summary, synopsis, _unique(entries), tuple(examples), tuple(passages), text)
+
+
+def _typed(name: str, synopsis: Sequence[str]) -> str | None:
+    """What is typed to run it: git-log(1) documents `git log`, apt-get(8) documents `apt-get`. The synopsis knows."""
+    if name.endswith((".service", ".socket", ".target", ".mount", ".slice", ".path", ".timer")):
+        return None
+    for line in [line for text in synopsis for line in text.splitlines()]:
+        words = line.split()
+        for count in range(1, min(4, len(words)) + 1):
+            joined = "-".join(words[:count])
+            if joined == name or (count > 1 and name.startswith(f"{joined}-") and not words[count : count + 1]):
+                return " ".join(words[:count])
+        if words and name.startswith(f"{words[0]}."):
+            return words[0]  # sar.sysstat(1) documents sar
+    return name if not synopsis or " " in name else None
+
+
+def is_command_section(section: str) -> bool:
+    """Whether pages of this section of the manual document what is typed: 1, 6, 8 and their parts."""
+    return _COMMAND_SECTIONS.fullmatch(section) is not None
+
+
+def sections_of(blocks: Sequence[DocBlock]) -> Iterator[tuple[str, list[DocBlock]]]:
+    """(heading or "HEADING: subheading", the blocks below it)."""
+    title, body = "", list[DocBlock]()
+    heading = ""
+    for block in blocks:
+        if block.kind in ("heading", "subheading"):
+            if body:
+                yield title, body
+            heading = block.text if block.kind == "heading" else heading
+            title = block.text if block.kind == "heading" else f"{heading}: {block.text}"
+            body = []
+        else:
+            body.append(block)
+    if body:
+        yield title, body
+
+
+def blocks_below(blocks: Sequence[DocBlock], heading: str) -> list[DocBlock]:
+    return [block for title, body in sections_of(blocks) if title.upper() == heading for block in body]
+
+
+def _summary(blocks: Sequence[DocBlock]) -> str:
+    """What NAME says behind the hyphen."""
+    for block in blocks_below(blocks, "NAME"):
+        _, dash, said = block.text.partition(" - ")
+        if not dash:
+            _, dash, said = block.text.partition(" -- ")
+        if dash:
+            return " ".join(said.split()).rstrip(".")
+    return ""
+
+
+def _with_terms(blocks: Sequence[DocBlock]) -> list[DocBlock]:
+    """DocBook and AsciiDoc write a term as a paragraph with an indented one behind it; others write it as a heading."""
+    found = [
+        DocBlock("term", 0, block.text) if block.kind == "subheading" and _OPTION_TERM.match(block.text) else block
+        for block in blocks
+    ]
+    for at, block in enumerate(found[:-1]):
+        behind = found[at + 1]
+        if block.kind == "text" and behind.kind == "text" and behind.depth > block.depth and _looks_like_term(block):
+            found[at] = DocBlock("term", block.depth, block.text)
+    return found
+
+
+def _looks_like_term(block: DocBlock) -> bool:
+    text = block.text
+    return (
+        len(text) <= LONGEST_TERM_CHARS
+        and not text.startswith("- ")
+        and (text.endswith("...") or not text.endswith((".", ":", ";", ",")))
+    )
+
+
+def _entries(heading: str, body: Sequence[DocBlock]) -> Iterator[DocEntry]:
+    """A term and the text that is indented below it, or stands behind it up to the next term."""
+    at = 0
+    while at < len(body):
+        if body[at].kind != "term":
+            at += 1
+            continue
+        terms = [body[at].text]
+        start = at + 1
+        while start < len(body) and body[start].kind == "term" and body[start].depth == body[at].depth:
+            terms.append(body[start].text)  # several terms for one text
+            start += 1
+        texts = []
+        for block in body[start:]:
+            if block.kind == "term" or block.depth < body[at].depth:
+                break
+            if block.kind == "code":
+                texts.append(":")  # the text goes on behind an example: what stands before it is no whole sentence
+                break
+            texts.append(block.text)
+        for term in terms if len(terms) > 1 and not _same_thing(terms) else [", ".join(terms)]:
+            entry = _entry(term, "\n\n".join(texts), heading)
+            if entry is not None and entry.text:
+                yield entry
+        at = start
+
+
+def _same_thing(terms: Sequence[str]) -> bool:
+    """A short and a long spelling on lines of their own are one option; two files are two."""
+    return all(term.startswith("-") for term in terms)
+
+
+def _entry(term: str, text: str, heading: str) -> DocEntry | None:
+    term = " ".join(term.split()).rstrip(":")
+    if not term or len(term) > LONGEST_TERM_CHARS:
+        return None
+    kind = _kind(term, heading)
+    if kind is None:
+        return None
+    names = _names(kind, term)
+    return DocEntry(kind, names, term, text.strip(), heading) if names else None
+
+
+def _kind(term: str, heading: str) -> EntryKind | None:
+    if _OPTION_TERM.match(term):
+        return "option"
+    if _DIRECTIVE.match(term):
+        return "directive"
+    for pattern, kind in _SECTIONS:
+        if re.search(pattern, heading.upper()):
+            fits = {"status": _STATUS, "variable": _VARIABLE, "file": _FILE, "command": _COMMAND}.get(kind)
+            if fits is None or fits.match(term):
+                return kind
+    if _FILE.fullmatch(term):
+        return "file"
+    return None
+
+
+def _names(kind: EntryKind, term: str) -> tuple[str, ...]:
+    if kind == "option":
+        found = [name.rstrip(".-+") if len(name) > 2 else name for name in _OPTION_NAME.findall(_head(term))]
+        found = [name for name in found if not re.fullmatch(r"-\d{2,}|--?", name)]
+    elif kind == "directive":
+        found = _DIRECTIVE.findall(term)
+    elif kind == "command":
+        found = [_command_words(part) for part in term.split(", ")]
+    elif kind == "status":
+        found = [match[0]] if (match := _STATUS.match(term)) else []
+    else:
+        found = [part.strip() for part in term.split(", ")]
+    return tuple(dict.fromkeys(name for name in found if name))
+
+
+def _head(term: str) -> str:
+    """The names of an option's term: what stands in brackets or angles is its argument."""
+    return re.sub(r"[=\[<{][^,]*", " ", term)
+
+
+def _command_words(term: str) -> str:
+    """`ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder."""
+    words = []
+    for word in term.split():
+        if not _COMMAND.fullmatch(word):
+            break
+        words.append(word)
+    return " ".join(words[:3])
+
+
+def _examples(heading: str, body: Sequence[DocBlock]) -> Iterator[DocExample]:
+    """Verbatim text below a heading that says so, with the text before it, or the term or text behind it."""
+    shows = bool(_EXAMPLE_HEADING.search(heading))
+    for at, block in enumerate(body):
+        if block.kind != "code" or len(block.text) > LONGEST_CODE_CHARS:
+            continue
+        before = body[at - 1] if at else None
+        if before is None or before.kind == "code":
+            continue
+        if shows or before.text.endswith(":"):
+            yield DocExample(before.text, block.text, "sh", heading)
+
+
+def _passages(heading: str, body: Sequence[DocBlock]) -> Iterator[DocPassage]:
+    """What is said right below a heading, up to the first term."""
+    texts = []
+    for block in body:
+        if block.kind != "text":
+            break
+        texts.append(block.text)
+    text = "\n\n".join(texts)
+    if len(text) >= 80:
+        yield DocPassage(heading, text)
+
+
+def _unique(entries: Sequence[DocEntry]) -> tuple[DocEntry, ...]:
+    """The first of several entries with the same names; a page may show an option twice."""
+    found: dict[tuple[str, tuple[str, ...]], DocEntry] = {}
+    for entry in entries:
+        found.setdefault((entry.kind, entry.names), entry)
+    return tuple(found.values())

@@ -1,0 +1,1 @@
+"""What a made row must stand before it is kept."""

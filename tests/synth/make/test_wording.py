@@ -1,0 +1,43 @@
+"""Sentences become imperatives only where that is what they say."""
+
+import pytest
+
+from hivetune.synth.make.wording import capital, deed, sentences, told
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Show only the units in this state. More.", "show only the units in this state"),
+        ("Displays the slab cache of the kernel", "display the slab cache of the kernel"),
+        ("This option copies each file to its target.", "copy each file to its target"),
+        ("Can be used to list all sockets.", "list all sockets"),
+        ("Number of lines to print.", ""),
+        ("Time to wait for an answer, in seconds.", ""),
+        ("List of files that are copied.", ""),
+        ("Takes a boolean argument.", ""),
+        ("Specifies the path of the file.", ""),
+        ("Same as the option before it.", ""),
+        ("The kernel is told of it.", ""),
+        ("Print the names that are described below.", ""),
+        ("Show the (units in this state.", ""),
+    ],
+)
+def test_deeds(text: str, found: str) -> None:
+    assert deed(text) == found
+
+
+def test_what_is_told_ends_before_it_needs_the_rest_of_the_page() -> None:
+    assert told("show all units. They are listed below. More.") == "Show all units."
+    assert told("The following values are known:") == ""
+    assert told("One sentence here. A " + "word " * 100) == "One sentence here."
+    assert told("Listens on e.g. a port. It waits.") == "Listens on e.g. a port. It waits."
+
+
+def test_names_keep_their_letters() -> None:
+    assert capital("ssh connects to a host") == "ssh connects to a host"
+    assert capital("copies files") == "Copies files" and capital("the host") == "The host"
+
+
+def test_a_paragraph_without_an_end_gets_one() -> None:
+    assert sentences("show this and exit\n\nThe mode is set") == ["show this and exit.", "The mode is set."]

@@ -1,0 +1,157 @@
+"""Manual pages are read as what they document: options, sub-commands, settings, exit codes, examples."""
+
+import bz2
+import gzip
+import lzma
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hivetune.synth.sources.manual import blocks_in, read_manual
+from hivetune.synth.sources.page import DocPage, NotUnderstood
+from hivetune.synth.sources.places import DocSource, Places, read_source
+from hivetune.synth.sources.rendered import help_page
+
+PAGES = Path(__file__).parent.parent / "pages/usr/share/man"
+
+
+def entries(page: DocPage, kind: str) -> dict[str, str]:
+    return {"/".join(entry.names): entry.text for entry in page.entries if entry.kind == kind}
+
+
+def test_man_page() -> None:
+    page = read_manual(PAGES / "man1/combcopy.1")
+    assert (page.label, page.command, page.summary) == (
+        "combcopy(1)",
+        "combcopy",
+        "copy the cells of a comb to another comb",
+    )
+    options = entries(page, "option")
+    assert list(options) == [
+        "-a/--all-cells",
+        "--limit",
+        "-n/--dry-run",
+        "--seal-after",
+        "--no-seal-after",
+        "--order",
+        "--verbose",
+    ]
+    assert options["-a/--all-cells"] == "copy empty cells as well as full ones"
+    assert entries(page, "status")["3"] == "The target comb has too few cells for those of the source."
+    assert list(entries(page, "variable")) == ["COMB_HOME"] and list(entries(page, "file")) == ["/etc/combcopy.conf"]
+    assert [example.code for example in page.examples] == ["$ combcopy --all-cells north.comb south.comb"]
+    assert "--limit" in page.options and "--limits" not in page.options
+
+
+def test_page_of_docbook() -> None:
+    page = read_manual(PAGES / "man1/hivectl.1")
+    assert list(entries(page, "command")) == ["list-bees", "open", "close", "enable", "disable"]
+    assert entries(page, "option")["--since"].endswith("The queen's notes go back ten days.")
+    assert [passage.heading for passage in page.passages] == ["DESCRIPTION", "HOW A HIVE WINTERS"]
+
+
+def test_page_of_mdoc() -> None:
+    page = read_manual(PAGES / "man8/waxd.8")
+    assert (page.command, page.summary) == ("waxd", "wax service of a hive")
+    assert page.synopsis == ("waxd [-dt] [-f config_file] [-p port]",)
+    options = entries(page, "option")
+    assert options["-f"] == "Read config_file instead of /etc/waxd.conf."
+    assert options["-t"] == "Test the configuration and exit."
+
+
+def test_settings_page_is_no_command() -> None:
+    page = read_manual(PAGES / "man5/hive.unit.5")
+    assert page.command is None and list(entries(page, "directive")) == ["Queens=", "HoneyMax=", "HoneyLow="]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+def test_compressed_pages_are_the_same(suffix: str, tmp_path: Path) -> None:
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix]
+    path = tmp_path / f"combcopy.1{suffix}"
+    path.write_bytes(pack((PAGES / "man1/combcopy.1").read_bytes()))
+    assert read_manual(path).entries == read_manual(PAGES / "man1/combcopy.1").entries
+
+
+def test_a_rendered_page_has_the_same_options(tmp_path: Path) -> None:
+    """What groff made of the source, as it lies in a folder of formatted pages, and as a terminal is sent it."""
+    expected = entries(read_manual(PAGES / "man1/combcopy.1"), "option")
+    formatted = PAGES.parent.parent.parent.parent / "combcopy.1.txt"
+    assert entries(read_manual(formatted), "option") == expected
+    overstruck = tmp_path / "combcopy.1.txt"
+    overstruck.write_text(formatted.read_text().replace("--limit", "".join(f"{c}\x08{c}" for c in "--limit")))
+    assert entries(read_manual(overstruck), "option") == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b".so man1/combcopy.1\n", "alias"),
+        (b".TH X 1\n.SH NAME\n", "nothing is documented"),
+        (b"\x1f\x8b\x08 no gzip", "can't be read"),
+        (b"\x00\x01\x02", "not text"),
+        (b"", "nothing is documented"),
+    ],
+)
+def test_a_page_that_can_not_be_read_says_why(content: bytes, why: str, tmp_path: Path) -> None:
+    path = tmp_path / ("x.1.gz" if why == "can't be read" else "x.1")
+    path.write_bytes(content)
+    with pytest.raises(NotUnderstood, match=why):
+        read_manual(path)
+
+
+MACROS = st.sampled_from(
+    [".SH NAME", ".SH", ".TP", ".IP", ".RS", ".RE", ".nf", ".fi", ".B \\-\\-x", ".de X", "..", ".ie n \\{\\", ".el \\{",
+     ".\\}",
+     ".Sh OPTIONS", ".It Fl x Xo", ".Bl -tag", ".El", "\\fB\\-a\\fR", "\\", "\\*(", "\\[u110000]", ".TS", '.BR "']
+)  # fmt: skip
+
+
+@given(st.lists(st.one_of(MACROS, st.text(max_size=20)), max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_no_text_stops_the_reader(lines: list[str]) -> None:
+    text = "\n".join([".TH X 1", *lines])
+    for block in blocks_in(text):
+        assert block.depth >= 0 and block.text.strip()
+    blocks_in("\n".join(lines))
+
+
+HELP = """Usage: comb [OPTIONS] NAME
+
+Options:
+  -v, --verbose        say more about what is done
+  --depth N            look at most N levels deep,
+                       default 3
+  --help               Show this message and exit.
+"""
+
+
+def test_help_text() -> None:
+    page = help_page("comb", HELP, Path("/usr/bin/comb"))
+    assert entries(page, "option") == {
+        "-v/--verbose": "say more about what is done",
+        "--depth": "look at most N levels deep, default 3",
+        "--help": "Show this message and exit.",
+    }
+    assert page.synopsis == ("[OPTIONS] NAME",) or page.synopsis == ("comb [OPTIONS] NAME",)
+
+
+def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with nothing but --help, in an empty folder."""
+    program = tmp_path / "combtool"
+    program.write_text(f"#!{sys.executable}\nimport sys, pathlib\nassert sys.argv[1:] == ['--help']\n"
+                       f"assert not list(pathlib.Path().iterdir())\nprint({HELP!r})\n")  # fmt: skip
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert list(Places().find_help("combtool")) == []
+    found = list(Places(help_of=("combtool",)).find_help("combtool"))
+    assert found == [DocSource("help", "combtool", program)]
+    assert "--depth" in read_source(found[0]).options
+
+
+def test_pages_are_found_by_pattern_and_aliases_once(places: Places) -> None:
+    assert [source.name for source in places.find_manuals("hive*(1)")] == ["hivectl(1)"]
+    assert [source.name for source in places.find_manuals("hive*(*)")] == ["hive.unit(5)", "hivectl(1)"]
+    assert list(places.find_manuals("nothing(1)")) == []

@@ -1,0 +1,72 @@
+"""Packs: 24 that are shipped and whole, a user's in a few lines, and mistakes named with the nearest word."""
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from hivetune.errors import UsageError
+from hivetune.synth.packs.choose import find_packs
+from hivetune.synth.packs.pack import parse_pack, shipped_packs
+
+
+def test_shipped_packs_cover_24_categories_and_say_what_to_install() -> None:
+    packs = shipped_packs()
+    assert len(packs) == len({pack.category for pack in packs}) == 24
+    wanted = {"selinux", "cgroups", "containers", "rocm-gpu", "ostree", "bootc", "redis", "systemd", "networking"}
+    wanted |= {"ai-frameworks", "kernel", "storage", "monitoring", "llama-cpp"}
+    assert wanted <= {pack.category for pack in packs}
+    for pack in packs:
+        assert pack.install and pack.title and pack.weight > 0 and f"{pack.category}.toml" == pack.where
+        assert all(fact.question and any(fnmatchcase(fact.source, page) for page in pack.pages) for fact in pack.facts)
+        assert len(set(pack.pages)) == len(pack.pages)
+
+
+def test_a_pack_of_two_lines() -> None:
+    pack = parse_pack('category = "mine"\npages = ["ls(1)"]', "mine.toml")
+    assert (pack.category, pack.title, pack.pages, pack.weight) == ("mine", "mine", ("ls(1)",), 1.0)
+    assert pack.kind_weight("meaning") > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('category = "a"\npage = ["ls(1)"]', "unknown key 'page', did you mean 'pages'?"),
+        (
+            'category = "a"\npages = ["ls(1)"]\nkinds = {meanings = 1}',
+            "unknown key 'meanings', did you mean 'meaning'?",
+        ),
+        ('category = "a"\npages = "ls(1)"', "'pages' must be a list"),
+        ('category = "a"\npages = [3]', "'pages' must be a list"),
+        ('pages = ["ls(1)"]', "'category' is missing"),
+        ('category = "a"', "names no source"),
+        ('category = "a"\npages = ["ls(1)"]\nweight = -1', "'weight' must be a number"),
+        ('category = "a"\npages = ["ls(1)"]\nweight = true', "'weight' must be a number"),
+        ('category = "a"\n[[fact]]\nquestion = "x"\nanswer = "y"', "a fact needs 'source'"),
+        ('category = "a"\nfact = "x"', "facts are written as tables"),
+        ("category = ", "is not TOML"),
+        ('category = "a"\ntitle = 3\npages = ["ls(1)"]', "'title' must be a text"),
+    ],
+)
+def test_mistakes_are_named(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_pack(text, "mine.toml")
+    assert str(error.value).startswith("mine.toml") and said in str(error.value)
+
+
+def test_what_is_named_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('category = "mine"\npages = ["ls(1)"]')
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "root/usr/share").mkdir(parents=True)
+    names = ["systemd", str(tmp_path / "mine.toml"), str(tmp_path / "notes"), str(tmp_path / "root")]
+    packs, places = find_packs(names, ["mycommand"])
+    assert [pack.category for pack in packs] == ["systemd", "mine", "notes", "mycommand"]
+    assert places.roots == (tmp_path / "root",) and places.help_of == ("mycommand",)
+    assert len(find_packs([str(tmp_path / "root")], ["llama-server"])[0]) == 24
+    with pytest.raises(UsageError, match="did you mean 'systemd'"):
+        find_packs(["systend"], [])
+    with pytest.raises(UsageError, match="two packs have the category 'git'"):
+        find_packs(["git", "git"], [])
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="cannot read"):
+        find_packs([str(tmp_path / "bytes.toml")], [])
