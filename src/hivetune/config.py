@@ -60,6 +60,24 @@ class DataConfig(Section):
     leave_out: str | None = Field(default=None, description="a file that names rows to set aside, and why")
 
 
+class LearnConfig(Section):
+    """Which lessons are learned from, and how hard bad answers push (docs/learn.md)."""
+
+    use: list[Literal["sft", "corrections", "pairs", "failures"]] = Field(
+        default=["sft", "corrections"],
+        min_length=1,
+        description="sft: good rows; corrections; pairs: a better and a worse answer; failures: bad answers alone",
+    )
+    stage: Literal[1, 2] = Field(
+        default=1, description="2: also from bad answers, beginning with lora.start; hivetune learn runs both stages"
+    )
+    steps: int = Field(default=40, gt=0, description="optimizer steps of stage 2")
+    weight: float = Field(default=0.3, ge=0, le=1, description="most that a bad row pushes, beside 1 of a good row")
+    beta: float = Field(default=5.0, gt=0, description="how soon a bad row pushes no more: after about 4 / beta nats")
+    least_bad: int = Field(default=50, gt=0, description="fewer bad rows than this are no stage 2")
+    quota_per_user: int = Field(default=100, gt=0, description="most bad rows from one user")
+
+
 class LoraConfig(Section):
     r: int = Field(default=16, gt=0, le=1 << 16, description="rank: 8 for style and format, 16 to 32 for new skills")
     alpha: float = Field(default=32, gt=0, description="the update is scaled by alpha / r; twice the rank is usual")
@@ -235,6 +253,7 @@ class RunConfig(Section):
 
     model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
     data: DataConfig
+    learn: LearnConfig = LearnConfig()
     method: Literal["lora", "qlora"] = Field(
         default="lora", description="qlora: the frozen base in 4 bits, a quarter of its memory, slower and rounded"
     )
@@ -303,20 +322,21 @@ def parse_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
 def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str) -> RunConfig:
     """Raises UsageError naming for each problem the file, or the --set that it came with."""
     given = {}
-    _expand_data(tree)
+    _expand_short(tree)
     for override in overrides:
         given[_override(tree, override)] = f"--set {override}"
-        _expand_data(tree)
+        _expand_short(tree)
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise UsageError("\n".join(_explain(problem, where, given) for problem in error.errors())) from None
 
 
-def _expand_data(tree: dict[str, Any]) -> None:
-    """`data: faq.csv` means `data: {path: faq.csv}`."""
-    if isinstance(tree.get("data"), str | list):
-        tree["data"] = {"path": tree["data"]}
+def _expand_short(tree: dict[str, Any]) -> None:
+    """`data: faq.csv` means `data: {path: faq.csv}`, `learn: [sft, pairs]` means `learn: {use: [sft, pairs]}`."""
+    for section, key in (("data", "path"), ("learn", "use")):
+        if isinstance(tree.get(section), str | list):
+            tree[section] = {key: tree[section]}
 
 
 @dataclass(frozen=True)

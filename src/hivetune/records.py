@@ -10,6 +10,8 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant", "tool"]
 Split = Literal["train", "validation", "test"]
 VerdictName = Literal["deploy", "iterate", "abort", "not-enough-evidence"]
+# What a row teaches: a good answer; a person's correction; the better of two; a bad answer, alone or before a retry.
+LessonKind = Literal["sft", "correction", "pair", "failure", "retry"]
 # How long work tells how far it is: items done, and all of them where the number is known.
 Progress = Callable[[int, int | None], None]
 
@@ -37,7 +39,8 @@ class Message:
 @dataclass(frozen=True, slots=True)
 class Example:
     """One usable row. `id` is the hash of its content (equal rows have equal ids); `source` is `file:line`;
-    `answered_by` the release whose own, unedited answer it holds."""
+    `answered_by` the release whose own, unedited answer it holds. `lesson`: failure if the last answer is a bad one;
+    `worse`: a worse answer in place of the last one."""
 
     id: str
     source: str
@@ -53,6 +56,8 @@ class Example:
     checker: Mapping[str, Any] | None = None
     untrusted: bool = False
     answered_by: str | None = None
+    lesson: LessonKind = "sft"
+    worse: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)

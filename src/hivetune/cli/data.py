@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.cli.learn import learned_words
 from hivetune.cli.output import AFTER_ROWS, emit, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
 from hivetune.data.prepare.clean import duplicates_path, quarantine_path
@@ -47,7 +48,13 @@ def check(
     folder = _model_folder(settings.model) if settings.model != NO_MODEL else None
     with progress("checking", "rows", AFTER_ROWS) as report:
         found = check_rows(
-            settings.data, model_folder=folder, max_length=settings.max_length, clean=clean, page=html, progress=report
+            settings.data,
+            model_folder=folder,
+            max_length=settings.max_length,
+            clean=clean,
+            page=html,
+            learn=settings.learn,
+            progress=report,
         )
     show_report(found.document)
     if clean is not None:
@@ -143,6 +150,7 @@ def show_report(document: dict[str, Any]) -> None:
     for pair in near[:SHOWN_PAIRS]:
         show(f"nearly equal: {pair['source']} is left out, {pair['same_as']} stays ({pair['share']:.0%} in common)")
     _show_groups(document)
+    show(learned_words(document["learn"]))
     lengths = document["lengths"]
     show(
         f"length in {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "

@@ -10,7 +10,7 @@ import yaml
 from hivetune.base.disk import write_atomic
 from hivetune.cli.arguments import ModelOption
 from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, show, size
-from hivetune.data.prepare.decide import NO_VALUE
+from hivetune.data.fates import NO_VALUE
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
 from hivetune.walk.before.plan import Planned

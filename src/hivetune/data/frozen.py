@@ -21,11 +21,10 @@ from hivetune.base.private import make_folder
 from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.prepare.split import group_hash, question, read_hash
-from hivetune.data.prepare.work import messages_json
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
 from hivetune.data.rows.read import read_example, read_rows
-from hivetune.data.snapshot import RowInfo, messages_from
+from hivetune.data.snapshot import RowInfo, messages_from, messages_json
 from hivetune.errors import DataRefused, UsageError
 from hivetune.records import Message
 

@@ -109,7 +109,15 @@ REASONS: dict[str, Reason] = {
     ),
     "bad-weight": Reason("reject", "a message's weight is neither 0 nor 1", "1: learn from it, 0: only read it"),
     "preference-row": Reason(
-        "reject", "chosen/rejected pairs are for preference training", "map completion to the chosen column"
+        "reject",
+        "chosen/rejected pairs are for preference training",
+        "learn: [sft, pairs], or map completion to the chosen column",
+    ),
+    "equal-pair": Reason("reject", "the better and the worse answer are the same", "correct or delete the row"),
+    "pair-differs": Reason(
+        "reject",
+        "the better and the worse answer do not answer the same question, or are not one turn each",
+        "make the turns before both answers equal",
     ),
     # The text
     "lone-surrogate": Reason(
@@ -178,8 +186,32 @@ REASONS: dict[str, Reason] = {
         "reject", "checking the row took more than 20 s of processor time", "split the row, or look at what it holds"
     ),
     # By policy
-    "failed": Reason("set_aside", "the row's own success is false", "data.on_failed: train would use it"),
-    "disliked": Reason("set_aside", "the row's own feedback is negative", "data.on_failed: train would use it"),
+    "failed": Reason(
+        "set_aside", "the row's own success is false", "learn: [sft, failures] learns from it, as a bad answer"
+    ),
+    "disliked": Reason(
+        "set_aside", "the row's own feedback is negative", "learn: [sft, failures] learns from it, as a bad answer"
+    ),
+    "failed-outside": Reason(
+        "set_aside",
+        "it failed by a time-out, a tool or the network: its answer teaches nothing",
+        "nothing; the row itself says so, in its error or reason",
+    ),
+    "not-learned": Reason("set_aside", "the setting learn does not name rows of its kind", "see learn in the config"),
+    "for-stage-2": Reason(
+        "set_aside", "a bad answer: stage 2 learns from it, nothing else does", "hivetune learn CONFIG runs both stages"
+    ),
+    "bad-held-out": Reason(
+        "set_aside", "a bad answer whose group is held out for validation or test", "nothing; its side is its group's"
+    ),
+    "contradictory": Reason(
+        "set_aside",
+        "one row calls this answer good, another one bad",
+        "decide which of the two is right and delete the other",
+    ),
+    "quota-user": Reason(
+        "set_aside", "its user has more bad answers than learn.quota_per_user", "raise learn.quota_per_user"
+    ),
     "cut-off-answer": Reason(
         "set_aside",
         "the log says that the answer was cut at a token limit or stopped: its end would be learned as one",
@@ -254,6 +286,14 @@ REASONS: dict[str, Reason] = {
     "trailing-turns": Reason("warn", "turns after the last answer were left out", "add the answer, if there is one"),
     "other-answers": Reason(
         "warn", "the record has several answers to one question: the first is learned", "keep the answer that you want"
+    ),
+    "small-edit": Reason(
+        "warn",
+        "the two answers differ in less than a tenth of their words: the better one is learned alone",
+        "nothing; a pair that differs so little would make both less likely",
+    ),
+    "worse-left-out": Reason(
+        "warn", "the worse answer can't be used; the better one is learned alone", "see the reason behind it"
     ),
     "other-branches": Reason(
         "warn",

@@ -15,7 +15,7 @@ import contextlib
 import json
 import mmap
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 from hivetune.base.disk import MANIFEST, read_json
 from hivetune.errors import UsageError
-from hivetune.records import Message, Split
+from hivetune.records import LessonKind, Message, Split
 
 ROWS_SCHEMA = """
 CREATE TABLE rows (
@@ -36,11 +36,15 @@ CREATE TABLE rows (
   messages TEXT NOT NULL, tools TEXT, checker TEXT,
   tied INTEGER NOT NULL DEFAULT 0,  -- equal for the rows of one group, which has one side
   answered_by TEXT,               -- the release whose own, unedited answer it holds
-  view INTEGER NOT NULL DEFAULT 0  -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
+  view INTEGER NOT NULL DEFAULT 0,  -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
+  lesson TEXT,                    -- of a bad answer, whose split is 'bad': failure, pair, correction or retry
+  better INTEGER                  -- the row of the good answer that it is compared with, if there is one
 );
 """
 DAMAGED_SNAPSHOT = "delete this folder; hivetune train CONFIG or hivetune data prepare make it again from the rows"
+OWN_LESSONS: tuple[LessonKind, ...] = ("failure", "retry")
 DROPPED_FILE = "duplicates.jsonl"
+BAD = "bad"  # the split of bad answers, which only stage 2 reads
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
@@ -61,6 +65,22 @@ class RowInfo:
     tools: tuple[Mapping[str, Any], ...]
     checker: Mapping[str, Any] | None
     user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BadAnswer:
+    """A bad answer of the train side. `own`: it is a row of the input; else the worse answer of the row `better`."""
+
+    row: int
+    content_id: str
+    length: int
+    trained: int
+    lesson: LessonKind
+    better: int | None
+
+    @property
+    def own(self) -> bool:
+        return self.lesson in OWN_LESSONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,7 @@ class Snapshot:
         self.manifest = manifest
         self.hash: str = manifest["hash"]
         self.num_rows: int = manifest["num_rows"]
+        self.num_bad: int = manifest.get("num_bad", 0)  # snapshots of earlier versions have none
         self._offsets = _mapped(folder / "offsets.u64").cast("Q")
         self._tokens = _mapped(folder / "tokens.u32").cast("I")
         self._trained = _mapped(folder / "trained.u8")
@@ -127,12 +148,25 @@ class Snapshot:
                 "SELECT row, id, length, trained FROM rows WHERE split = ? ORDER BY row", (split,)
             )
 
+    def bad_rows(self) -> list[BadAnswer]:
+        """Bad answers of the train side, ascending; none in a snapshot of a config that does not learn from them."""
+        if not self.num_bad:
+            return []
+        with _damage_told(self.folder):
+            return [
+                BadAnswer(*about)
+                for about in self._database.execute(
+                    "SELECT row, id, length, trained, lesson, better FROM rows WHERE split = ? ORDER BY row", (BAD,)
+                )
+            ]
+
     def pool(self) -> Iterator[PoolRow]:
         """Every row of the input once, whatever its split. Raises UsageError for a snapshot of an earlier version."""
         with _damage_told(self.folder):
             rows = self._database.execute(
                 "SELECT id, source, split, tied, agent, category, user, time, answered_by, sum(length), sum(trained),"
-                " group_concat(row) FROM rows GROUP BY row - view ORDER BY row - view"
+                " group_concat(row) FROM rows WHERE split != ? GROUP BY row - view ORDER BY row - view",
+                (BAD,),
             )
             for *about, numbers in rows:
                 about.append(tuple(sorted(map(int, numbers.split(",")))))
@@ -204,6 +238,25 @@ def messages_from(text: str) -> tuple[Message, ...]:
         )
         for turn in json.loads(text)
     )
+
+
+def messages_json(messages: Sequence[Message]) -> str:
+    """Messages as JSON, fields with their default left out. `messages_from` reads it back."""
+    plain = []
+    for m in messages:
+        turn: dict[str, Any] = {"role": m.role, "content": m.content}
+        if m.weight != 1:
+            turn["weight"] = m.weight
+        if m.name is not None:
+            turn["name"] = m.name
+        if m.tool_calls:
+            turn["tool_calls"] = [dict(call) for call in m.tool_calls]
+        if m.tool_call_id is not None:
+            turn["tool_call_id"] = m.tool_call_id
+        if m.reasoning is not None:
+            turn["reasoning"] = m.reasoning
+        plain.append(turn)
+    return json.dumps(plain, ensure_ascii=False)
 
 
 @contextlib.contextmanager

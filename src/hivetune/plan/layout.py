@@ -124,6 +124,34 @@ def split_documents(documents: Sequence[TrimmedDocument], budget_tokens: int, *,
     return [part for batch in batches for part in _fitted(documents, batch, budget_tokens)] if share else batches
 
 
+def split_units(
+    documents: Sequence[TrimmedDocument], units: Sequence[Sequence[int]], budget_tokens: int, *, share: bool
+) -> list[list[Sequence[int]]]:
+    """As `split_documents`, for units of documents that one micro-batch must hold: units of each micro-batch.
+
+    A unit that is larger than the budget is alone. Units without a token take no room and are left out.
+    """
+    place = {index: number for number, index in enumerate(_by_content(documents))}
+    firsts = [
+        (min(place[index] for index in unit if index in place), unit)
+        for unit in units
+        if not place.keys().isdisjoint(unit)
+    ]
+    batches: list[list[Sequence[int]]] = []
+    for _, unit in sorted(firsts, key=lambda first: first[0]):
+        if batches and _size_of(documents, [*itertools.chain(*batches[-1]), *unit], share) <= budget_tokens:
+            batches[-1].append(unit)
+        else:
+            batches.append([unit])
+    return batches
+
+
+def _size_of(documents: Sequence[TrimmedDocument], indices: Sequence[int], share: bool) -> int:
+    """Tokens that are computed of these documents together."""
+    tokens = sorted(documents[index].tokens for index in indices if documents[index].tokens)
+    return _num_computed(tokens) if share else sum(map(len, tokens))
+
+
 def _fitted(documents: Sequence[TrimmedDocument], batch: list[int], budget_tokens: int) -> Iterator[list[int]]:
     """`batch` in parts within the budget. Two neighbours may share more than their tree does, whose branches each share
     at least MIN_SHARED_TOKENS: then a sum over neighbours is a few tokens short."""

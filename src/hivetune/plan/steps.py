@@ -170,7 +170,7 @@ def make_plan(
         if max_steps is not None and len(step_ends) == max_steps:
             break
         share = min(1.0, epochs - epoch)
-        ordered = _epoch_order(rows, seed, epoch)[: math.ceil(round(share * len(rows), 9))]
+        ordered = epoch_order(rows, seed, epoch)[: math.ceil(round(share * len(rows), 9))]
         for start in range(0, len(ordered), batch_size):
             if max_steps is not None and len(step_ends) == max_steps:
                 break
@@ -304,7 +304,9 @@ def read_amendments(run: Path) -> list[Amendment]:
     ]
 
 
-def _epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int) -> list[PlanRow]:
+def epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int | str) -> list[PlanRow]:
+    """The rows in an order that depends on the seed, the epoch and their content only."""
+
     def key(row: PlanRow) -> tuple[bytes, int]:
         return hashlib.blake2b(f"{seed}/{epoch}/{row.content_id}".encode(), digest_size=16).digest(), row.row
 

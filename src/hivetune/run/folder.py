@@ -6,6 +6,8 @@ One writer per file: the worker writes METRICS, the supervisor EVENTS and AMENDM
 CONFIG = "config.resolved.yaml"
 RECORD = "run.json"
 PLAN, PLAN_ROWS, AMENDMENTS = "plan.json", "plan.bin", "amendments.jsonl"
+# Of stage 2: what the reference adapter says of each judged row.
+REFERENCE = "reference.json"
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 WORKER_LOG, SUPERVISOR_LOG = "child.log", "supervisor.log"
 # What each task's folder has; the run folder is that of its worker.

@@ -26,6 +26,7 @@ from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import HivetuneError, Stopped
+from hivetune.plan.stage2 import make_stage2_plan
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
@@ -112,7 +113,8 @@ def verify_resume(
     """
     started = time.monotonic()
     train, validation = snapshot.rows("train")[: BATCH * MOST_STEPS], snapshot.rows("validation")[:VALIDATION_ROWS]
-    excerpt = excerpt_of(snapshot, [*train, *validation], folder / "snapshot")
+    judged = _judged_rows(snapshot) if config.learn.stage == 2 else []
+    excerpt = excerpt_of(snapshot, [*dict.fromkeys([*train, *validation, *judged])], folder / "snapshot")
     calm, killed = folder / "calm", folder / "killed"
 
     def train_to_end(run: Path, steps: int, on_step: Callable[[int], None], choices: Choices = NO_CHOICES) -> None:
@@ -183,8 +185,13 @@ def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapsho
         for number, row in enumerate(rows):
             database.execute("INSERT INTO rows SELECT * FROM whole.rows WHERE row = ?", (row,))
             database.execute("UPDATE rows SET row = ? WHERE rowid = last_insert_rowid()", (number,))
+        if snapshot.num_bad:
+            database.execute("CREATE TEMP TABLE places (number INTEGER, row INTEGER PRIMARY KEY)")
+            database.executemany("INSERT INTO places VALUES (?, ?)", enumerate(rows))
+            database.execute("UPDATE rows SET better = (SELECT number FROM places WHERE places.row = rows.better)")
         database.commit()
-    write_manifest(folder, {"kind": "snapshot", "hash": f"{snapshot.hash}-excerpt", "num_rows": len(rows)})
+    about = {"num_rows": len(rows), "num_bad": snapshot.num_bad}
+    write_manifest(folder, {"kind": "snapshot", "hash": f"{snapshot.hash}-excerpt", **about})
     return open_snapshot(folder)
 
 
@@ -205,17 +212,34 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choi
     )
     run.mkdir(parents=True)
     write_resolved(run, short, choices)
-    plan = make_plan(
-        rows,
-        snapshot_hash=snapshot.hash,
-        settings_hash="verify-resume",
-        seed=short.seed,
-        batch_size=batch_size,
-        epochs=short.epochs,
-        max_steps=steps,
-    )
+    if config.learn.stage == 2:
+        plan = make_stage2_plan(
+            rows,
+            snapshot.bad_rows(),
+            snapshot_hash=snapshot.hash,
+            settings_hash="verify-resume",
+            seed=short.seed,
+            batch_size=batch_size,
+            steps=steps,
+        )
+    else:
+        plan = make_plan(
+            rows,
+            snapshot_hash=snapshot.hash,
+            settings_hash="verify-resume",
+            seed=short.seed,
+            batch_size=batch_size,
+            epochs=short.epochs,
+            max_steps=steps,
+        )
     write_plan(run, plan)
     return short
+
+
+def _judged_rows(snapshot: Snapshot) -> list[int]:
+    """Some bad answers and those that they are compared with."""
+    bad = snapshot.bad_rows()[: BATCH * BATCH]
+    return [row for one in bad for row in (one.better, one.row) if row is not None]
 
 
 def _step_s(run: Path) -> float:

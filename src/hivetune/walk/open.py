@@ -14,6 +14,7 @@ from hivetune.base.whole import problems_once
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import Busy, UsageError
+from hivetune.plan.stage2 import make_stage2_plan
 from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
 from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices, read_resolved, write_resolved
@@ -59,7 +60,7 @@ def open_run(
         return load_run(folder)
     if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
-    plan = _plan_of(config, snapshot, settings_hash)
+    plan = plan_of(config, snapshot, settings_hash)
     make_folder(folder)
     check_own(folder)
     write_resolved(folder, config, Choices())
@@ -110,8 +111,29 @@ def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
     return record
 
 
-def _plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
+def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
+    """Raises UsageError for a stage 2 that has no adapter to begin with, or no bad row."""
     rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
+    if config.learn.stage == 2:
+        if config.lora.start is None:
+            raise UsageError(
+                "learn.stage is 2 and lora.start names no run of stage 1",
+                hint="hivetune learn CONFIG runs both stages",
+            )
+        if not snapshot.bad_rows():
+            raise UsageError(
+                "learn.stage is 2 and no bad answer is left to learn from",
+                hint="name pairs or failures in learn.use; hivetune data check says what became of each row",
+            )
+        return make_stage2_plan(
+            rows,
+            snapshot.bad_rows(),
+            snapshot_hash=snapshot.hash,
+            settings_hash=settings_hash,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            steps=config.max_steps or config.learn.steps,
+        )
 
     def make(part: Sequence[PlanRow]) -> Plan:
         return make_plan(

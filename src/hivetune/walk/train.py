@@ -16,6 +16,7 @@ from hivetune.supervise.room import write_when_there_is_room
 from hivetune.supervise.supervisor import supervise_run
 from hivetune.walk.open import Run, load_run, update_record
 
+FOR_STAGE_2 = "for-stage-2"  # the reason in data/reasons.py
 # Of the worker's result, what `train --json` tells.
 REPORTED = (
     "loss_first",
@@ -88,16 +89,23 @@ def account(run: Run, steps_done: int) -> Accounting:
     """
     taken_in = run.snapshot.manifest["accounting"]
     first = run.snapshot.first_views()
-    trained, quarantined = ({first.get(row, row) for row in rows} for rows in run.plan.rows_reached(steps_done))
+    bad = {one.row: one.own for one in run.snapshot.bad_rows()}
+    reached = run.plan.rows_reached(steps_done)
+    trained, quarantined = ({first.get(row, row) for row in rows if row not in bad} for rows in reached)
     trained -= quarantined
+    # Bad rows were set aside for stage 2; a worse answer is part of the row with the better one.
+    bad_trained, bad_quarantined = (sum(bad.get(row, False) for row in rows) for rows in reached)
+    set_aside = dict(taken_in["set_aside"])
+    if bad_trained or bad_quarantined:
+        set_aside[FOR_STAGE_2] -= bad_trained + bad_quarantined
     return Accounting(
         rows_in=taken_in["rows_in"],
-        trained=len(trained),
+        trained=len(trained) + bad_trained,
         held_out=taken_in["held_out"],
         duplicates=taken_in["duplicates"],
         rejected=taken_in["rejected"],
-        set_aside=taken_in["set_aside"],
-        quarantined=len(quarantined),
+        set_aside={reason: count for reason, count in set_aside.items() if count},
+        quarantined=len(quarantined) + bad_quarantined,
         not_reached=taken_in["trained"] - len(trained) - len(quarantined),
     )
 

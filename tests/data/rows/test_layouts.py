@@ -10,12 +10,11 @@ from conftest import chat
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
-from hivetune.data.prepare.work import messages_json
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.layouts.columns import map_columns
 from hivetune.data.rows.read import RawRow, content_id, read_example
-from hivetune.data.snapshot import messages_from
+from hivetune.data.snapshot import messages_from, messages_json
 from hivetune.records import Example, Message
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "/"}'}}

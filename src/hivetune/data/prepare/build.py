@@ -7,20 +7,22 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.base.disk import write_manifest
-from hivetune.data.prepare.decide import Decisions, fates, open_result
-from hivetune.data.snapshot import ROWS_SCHEMA, SPLITS
+from hivetune.data.fates import Decisions, fates, open_result
+from hivetune.data.judged.lessons import Lessons
+from hivetune.data.snapshot import BAD, ROWS_SCHEMA, SPLITS
+from hivetune.records import LessonKind
 
 _BATCH_ROWS = 1000
 READ = (
-    "SELECT n, answered_by, id, interaction_id, source, agent, category, session, user, time, messages, tools,"
-    " checker, tokens, mask, views FROM rows JOIN bodies USING (n) ORDER BY n"
+    "SELECT n, lesson, worse, worse_tokens, worse_mask, answered_by, id, interaction_id, source, agent, category,"
+    " session, user, time, messages, tools, checker, tokens, mask, views FROM rows JOIN bodies USING (n) ORDER BY n"
 )
 INSERT = (
-    "INSERT INTO rows (row, view, tied, answered_by, id, interaction_id, source, split, agent, category, session, user,"
-    f" time, messages, tools, checker, length, trained) VALUES ({','.join('?' * 18)})"
+    "INSERT INTO rows (row, view, lesson, tied, answered_by, id, interaction_id, source, split, agent, category,"
+    f" session, user, time, messages, tools, checker, length, trained) VALUES ({','.join('?' * 19)})"
 )
 
 
@@ -39,28 +41,22 @@ def write_snapshot(
         database = stack.enter_context(closing(sqlite3.connect(folder / "rows.sqlite", isolation_level=None)))
         database.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; {ROWS_SCHEMA}")
         batch: list[tuple[Any, ...]] = []
-        for number, path in enumerate(results):
-            with closing(open_result(path)) as source:
-                fate_of = (fate for _, fate in fates(decisions, number))
-                rows = zip(source.execute(READ), fate_of, strict=True)
-                for (n, answered_by, identity, *about, tokens, mask, views), fate in rows:
-                    if fate >= len(SPLITS):
-                        continue
-                    group = (decisions.tied[decisions.chunk_starts[number] + n], answered_by)
-                    for view, (row, ids, trained) in enumerate(_views(about, tokens, mask, views)):
-                        tokens_file.write(ids)
-                        trained_file.write(trained)
-                        digest.update(f"{identity} {fate} {len(trained)}\n".encode())
-                        digest.update(ids)
-                        digest.update(trained)
-                        offsets.append(offsets[-1] + len(trained))
-                        sizes = (len(trained), trained.count(1))
-                        batch.append(
-                            (len(offsets) - 2, view, *group, identity, *row[:2], SPLITS[fate], *row[2:], *sizes)
-                        )
-                    if len(batch) >= _BATCH_ROWS:
-                        _insert(database, batch)
+        compared = _Compared(decisions.lessons)
+        for row in _rows(results, decisions):
+            tokens_file.write(row.tokens)
+            trained_file.write(row.mask)
+            digest.update(f"{row.identity} {row.fate} {len(row.mask)}\n".encode())
+            digest.update(row.tokens)
+            digest.update(row.mask)
+            offsets.append(offsets[-1] + len(row.mask))
+            compared.note(len(offsets) - 2, row)
+            batch.append((len(offsets) - 2, *row.columns, len(row.mask), row.mask.count(1)))
+            if len(batch) >= _BATCH_ROWS:
+                _insert(database, batch)
         _insert(database, batch)
+        for pair in compared.pairs():
+            digest.update(f"{pair}\n".encode())
+            database.execute("UPDATE rows SET better = ? WHERE row = ?", pair)
         database.execute("CREATE INDEX rows_split ON rows(split)")
     with open(folder / "offsets.u64", "wb") as file:
         offsets.tofile(file)
@@ -70,6 +66,7 @@ def write_snapshot(
         "hash": digest.hexdigest(),
         "key": key,
         "num_rows": len(offsets) - 1,  # views: a row has several where its template rewrites earlier turns
+        "num_bad": len(decisions.lessons.bad) + len(decisions.lessons.worse),
         "num_tokens": offsets[-1],
         "num_trained": report["trained_tokens"],
         "accounting": {
@@ -82,6 +79,66 @@ def write_snapshot(
     }
     write_manifest(folder, extra)
     return digest.hexdigest()
+
+
+class _Row(NamedTuple):
+    """One row of the snapshot. `columns`: those of INSERT after the row's number and before its sizes; `number`: of
+    its row of the input; `lesson`: of a bad answer."""
+
+    number: int
+    identity: str
+    fate: int
+    lesson: LessonKind | None
+    columns: tuple[Any, ...]
+    tokens: bytes
+    mask: bytes
+
+
+def _rows(results: Sequence[Path], decisions: Decisions) -> Iterator[_Row]:
+    """Every row of the snapshot in input order; a worse answer comes behind the better one."""
+    lessons = decisions.lessons
+    for chunk, path in enumerate(results):
+        with closing(open_result(path)) as source:
+            fate_of = (fate for _, fate in fates(decisions, chunk))
+            rows = zip(source.execute(READ), fate_of, strict=True)
+            for (n, kind, worse, worse_tokens, worse_mask, answered_by, identity, *about), fate in rows:
+                number = decisions.chunk_starts[chunk] + n
+                *about, tokens, mask, views = about
+                group = decisions.tied[number], answered_by, identity
+                if fate < len(SPLITS):
+                    for view, (row, ids, trained) in enumerate(_views(about, tokens, mask, views)):
+                        columns = (view, None, *group, *row[:2], SPLITS[fate], *row[2:])
+                        yield _Row(number, identity, fate, None, columns, ids, trained)
+                elif number in lessons.bad:
+                    lesson: LessonKind = "failure" if lessons.bad[number] is None else "retry"
+                    columns = (0, lesson, *group, *about[:2], BAD, *about[2:])
+                    yield _Row(number, identity, fate, lesson, columns, tokens, mask)
+                if number in lessons.worse:
+                    columns = (0, kind, *group, *about[:2], BAD, *about[2:7], worse, *about[8:])
+                    yield _Row(number, identity, fate, kind, columns, worse_tokens, worse_mask)
+
+
+class _Compared:
+    """Which row of the snapshot each bad answer is compared with: known when all rows have their numbers."""
+
+    def __init__(self, lessons: Lessons):
+        self._better_of = {
+            **lessons.worse,
+            **{row: better for row, better in lessons.bad.items() if better is not None},
+        }
+        self._wanted = set(self._better_of.values())
+        self._good: dict[int, int] = {}
+        self._bad: list[tuple[int, int]] = []
+
+    def note(self, row: int, about: _Row) -> None:
+        if about.lesson is None and about.number in self._wanted:
+            self._good[about.number] = row  # of several views the last: its answer is the one that was judged
+        elif about.lesson is not None and about.number in self._better_of:
+            self._bad.append((row, self._better_of[about.number]))
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(row of the better answer, row of the bad one)"""
+        return [(self._good[better], row) for row, better in self._bad]
 
 
 def _views(about: list[Any], tokens: bytes, mask: bytes, views: str | None) -> Iterator[tuple[list[Any], bytes, bytes]]:

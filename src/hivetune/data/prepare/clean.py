@@ -9,7 +9,7 @@ from typing import IO, Any
 from hivetune.base.disk import write_whole
 from hivetune.config import DataConfig
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
-from hivetune.data.prepare.decide import REFUSED, Decisions, fates, open_result
+from hivetune.data.fates import REFUSED, Decisions, fates, open_result
 from hivetune.data.prepare.duplicates import write_dropped
 from hivetune.data.reasons import REASONS, severity_of
 from hivetune.data.rows.read import QUARANTINE_KEY

@@ -8,90 +8,44 @@ import mmap
 import shutil
 import sqlite3
 from array import array
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from hivetune.config import DataConfig
+from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.dedupe import Rows, Table, near_copies
 from hivetune.data.checks.lessons import Lesson, lesson_of
-from hivetune.data.leave_out import LEAVE_OUT, read_leave_out
+from hivetune.data.fates import (
+    BALANCE,
+    BEGINNING,
+    DUPLICATE,
+    FATES,
+    FROZEN_QUESTION,
+    NEAR_DUPLICATE,
+    NO_VALUE,
+    QUOTA_SESSION,
+    QUOTA_SOURCE,
+    REFUSED,
+    TRAIN,
+    VALIDATION,
+    Decisions,
+    open_result,
+)
+from hivetune.data.judged.pick import judge_rows
+from hivetune.data.leave_out import read_leave_out
 from hivetune.data.prepare.split import Ties, sides
 from hivetune.data.snapshot import SPLITS, messages_from
 from hivetune.records import Progress
 
-# What became of a row; the first three are the splits in the order of SPLITS. From LEFT_OUT on: data.leave_out.
-(
-    TRAIN,
-    VALIDATION,
-    TEST,
-    DUPLICATE,
-    BEGINNING,
-    NEAR_DUPLICATE,
-    REFUSED,
-    QUOTA_SOURCE,
-    QUOTA_SESSION,
-    BALANCE,
-    FROZEN_QUESTION,
-    LEFT_OUT,
-) = range(12)
-DUPLICATES = {DUPLICATE: "exact", BEGINNING: "beginning", NEAR_DUPLICATE: "near"}
-SET_ASIDE = {
-    QUOTA_SOURCE: "quota-source",
-    QUOTA_SESSION: "quota-session",
-    BALANCE: "balance",
-    FROZEN_QUESTION: "frozen-question",
-}
-SET_ASIDE |= {LEFT_OUT + number: reason for number, reason in enumerate(LEAVE_OUT)}
-NO_VALUE = "-"  # the agent or category of rows that have none
 CACHED_LESSONS = 500
 ADDRESS_SPACE = 1 << 64
 _QUERY = (
     "SELECT source, layout, reason, hash64, read64, question64, session64, user64, lesson64, time, length, agent,"
     " category FROM rows ORDER BY n"
 )
-
-
-@dataclass
-class Decisions:
-    """One byte a row in input order, and everything that was counted on the way."""
-
-    fate: array = field(default_factory=lambda: array("B"))  # type: ignore[type-arg]
-    stays: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]  # the row that a row equals, or itself
-    shares: dict[int, float] = field(default_factory=dict)  # near duplicate: what it has in common with that row
-    chunk_starts: list[int] = field(default_factory=list)  # row number at which each chunk begins
-    reasons: Counter[str] = field(default_factory=Counter)  # of refused rows, rejected or set aside
-    changed: Counter[str] = field(default_factory=Counter)
-    files: dict[str, Counter[str]] = field(default_factory=dict)  # file: rows of each layout
-    groups: dict[str, int] = field(default_factory=dict)  # what was kept together, see split.Sides
-    tied: Sequence[int] = ()  # a row of each row's group
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.fate)
-
-    def count(self, *fates: int) -> int:
-        return sum(self.fate.count(one) for one in fates)
-
-    def drop(self, row: int, stays: int, fate: int) -> None:
-        self.fate[row], self.stays[row] = fate, stays
-
-    def place(self, row: int) -> tuple[int, int]:
-        """(chunk, number within the chunk) of a row."""
-        chunk = bisect_right(self.chunk_starts, row) - 1
-        return chunk, row - self.chunk_starts[chunk]
-
-    def original(self, row: int) -> int:
-        """The row that a duplicate equals, begins or resembles; another row may resemble that one and stay for both."""
-        kind = self.fate[row]
-        row = self.stays[row]
-        while self.stays[row] != row and self.fate[row] == kind:
-            row = self.stays[row]
-        return row
 
 
 @dataclass
@@ -110,7 +64,11 @@ class _Columns:
 
 
 def decide_rows(
-    results: Sequence[Path], data: DataConfig, progress: Progress, frozen: Collection[int] = frozenset()
+    results: Sequence[Path],
+    data: DataConfig,
+    progress: Progress,
+    frozen: Collection[int] = frozenset(),
+    learn: LearnConfig = LearnConfig(),
 ) -> Decisions:
     """The fate of every row. `results`: chunk results in input order. `progress` counts steps of the near search.
 
@@ -132,6 +90,7 @@ def decide_rows(
     for row in rows:
         decisions.fate[row] = found.side[row]
     _keep_out(decisions, columns.ties, frozen)
+    judge_rows(results, decisions, columns.ties, columns.hash64, learn)
     decisions.groups = {
         "groups": found.groups,
         "largest": found.largest,
@@ -274,8 +233,13 @@ class _Bodies:
         if self._open is None or self._open[0] != chunk:
             self.close()
             self._open = chunk, open_result(self._results[chunk])
-        (text,) = self._open[1].execute("SELECT messages FROM bodies WHERE n = ?", (number,)).fetchone()
-        return lesson_of(messages_from(text))
+        text, kind = (
+            self._open[1]
+            .execute("SELECT messages, lesson FROM bodies JOIN rows USING (n) WHERE n = ?", (number,))
+            .fetchone()
+        )
+        lesson = lesson_of(messages_from(text))
+        return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson  # no copy of a good one
 
     def close(self) -> None:
         if self._open is not None:
@@ -312,22 +276,8 @@ def _balance(decisions: Decisions, label: Sequence[int], order: Sequence[int]) -
 
 def _leave_out(results: Sequence[Path], decisions: Decisions, named: Mapping[str, str]) -> None:
     """Last of all, so that nothing else depends on it: splits are those of all rows."""
-    fate_of = {reason: fate for fate, reason in SET_ASIDE.items()}
     for start, path in zip(decisions.chunk_starts, results, strict=True):
         with closing(open_result(path)) as database:
             for n, identity in database.execute("SELECT n, id FROM rows WHERE id IS NOT NULL"):
                 if identity in named and decisions.fate[start + n] < len(SPLITS):
-                    decisions.fate[start + n] = fate_of[named[identity]]
-
-
-def open_result(path: Path) -> sqlite3.Connection:
-    """The result of one chunk, read-only."""
-    return sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
-
-
-def fates(decisions: Decisions, chunk: int) -> Iterator[tuple[int, int]]:
-    """(row number within the chunk, fate) of one chunk."""
-    start = decisions.chunk_starts[chunk]
-    last = chunk + 1 == len(decisions.chunk_starts)
-    end = decisions.num_rows if last else decisions.chunk_starts[chunk + 1]
-    return enumerate(decisions.fate[start:end])
+                    decisions.fate[start + n] = FATES[named[identity]]

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from hivetune.data.prepare.decide import DUPLICATE, DUPLICATES, Decisions, open_result
+from hivetune.data.fates import DUPLICATE, DUPLICATES, Decisions, open_result
 
 SHOWN = 5  # of each kind, in the report
 QUERY = "SELECT source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n) WHERE n = ?"

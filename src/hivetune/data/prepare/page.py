@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.prepare.decide import Decisions
+from hivetune.data.fates import Decisions
 from hivetune.data.prepare.report import Report, duplicate_kinds, secrets_first
 from hivetune.data.prepare.samples import Sample, choose_samples
 from hivetune.data.reasons import REASONS

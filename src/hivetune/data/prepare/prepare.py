@@ -21,14 +21,16 @@ from hivetune import __version__
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_json
 from hivetune.base.whole import problems_once
-from hivetune.config import DataConfig, RunConfig
+from hivetune.config import DataConfig, LearnConfig, RunConfig
+from hivetune.data.fates import Decisions
 from hivetune.data.frozen import kept_out
 from hivetune.data.intake.files import Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
+from hivetune.data.judged.lessons import learnable
 from hivetune.data.leave_out import read_leave_out
 from hivetune.data.prepare.build import write_snapshot
 from hivetune.data.prepare.clean import write_clean
-from hivetune.data.prepare.decide import Decisions, decide_rows
+from hivetune.data.prepare.decide import decide_rows
 from hivetune.data.prepare.duplicates import write_dropped
 from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
@@ -44,9 +46,10 @@ from hivetune.records import Progress, silent
 
 # As the system and SQLite word it, in the last words of a worker too.
 FULL = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
-FORMAT = 4  # raised when the same input would give another snapshot
+FORMAT = 5  # raised when the same input would give another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
+LEARN = LearnConfig()
 INPUT_PREFIX = ".input-"  # then the process that spills unpacked input there
 
 
@@ -67,6 +70,7 @@ def check(
     max_length: int = 2048,
     clean: Path | None = None,
     page: Path | None = None,
+    learn: LearnConfig = LEARN,
     progress: Progress = silent,
 ) -> Report:
     """What is wrong with the rows of `data.path`, and where; nothing is kept but what is asked for.
@@ -77,8 +81,8 @@ def check(
     """
     with _work_room() as work:
         inputs = place_rows(plan_inputs(data.path, work, workers=num_workers()), data.columns)
-        job = make_job(data, model_folder, max_length, keep_raw=clean is not None)
-        examined = _examine(inputs, job, data, work, progress, kept_out())
+        job = make_job(data, model_folder, max_length, keep_raw=clean is not None, learn=learn)
+        examined = _examine(inputs, job, (data, learn), work, progress, kept_out())
         if clean is not None:
             write_clean(examined.results, examined.decisions, data, clean)
         if page is not None:
@@ -97,7 +101,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     _remove_left_over(root)
     with _spill_room(root) as spill:
         inputs = place_rows(plan_inputs(config.data.path, spill, workers=num_workers()), config.data.columns)
-        job = make_job(config.data, model_folder, config.max_length, keep_raw=False)
+        job = make_job(config.data, model_folder, config.max_length, keep_raw=False, learn=config.learn)
         frozen = kept_out(config.eval.frozen)
         key = _key(inputs, job, config, model_folder, frozen)
         folder = out or root / key[:16]
@@ -107,7 +111,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
         work = root / f".work-{key[:16]}"
         with _work_folder(work):
             _check_room(root, inputs)
-            examined = _examine(inputs, job, config.data, work, progress, frozen)
+            examined = _examine(inputs, job, (config.data, config.learn), work, progress, frozen)
             examined.report.refuse(config.data.max_rejected)
             _publish(folder, key, examined, model_folder)
     snapshot = open_snapshot(folder)
@@ -149,7 +153,9 @@ def told_when_full(folder: Path, hint: str) -> Iterator[None]:
         raise
 
 
-def make_job(data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool) -> ChunkJob:
+def make_job(
+    data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool, learn: LearnConfig = LEARN
+) -> ChunkJob:
     check_columns(data.columns)
     return ChunkJob(
         columns=data.columns,
@@ -158,6 +164,7 @@ def make_job(data: DataConfig, model_folder: Path | None, max_length: int, *, ke
         on_failed=data.on_failed,
         on_untrusted=data.on_untrusted,
         on_own_answers=data.on_own_answers,
+        learn=learn.use,
         on_secret=data.on_secret,
         on_personal=data.on_personal,
         near=data.near_duplicates > 0,
@@ -178,13 +185,20 @@ def _forgotten() -> tuple[tuple[str, str], ...]:
 
 
 def _examine(
-    inputs: Inputs, job: ChunkJob, data: DataConfig, work: Path, progress: Progress, frozen: frozenset[int]
+    inputs: Inputs,
+    job: ChunkJob,
+    settings: tuple[DataConfig, LearnConfig],
+    work: Path,
+    progress: Progress,
+    frozen: frozenset[int],
 ) -> ExaminedRows:
+    data, learn = settings
     run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
     progress(sum(chunk.rows for chunk in inputs.chunks), None)  # nobody knows how long comparing them takes
     results = tuple(result_path(work, number) for number in range(len(inputs.chunks)))
-    decisions = decide_rows(results, data, silent, frozen)
+    decisions = decide_rows(results, data, silent, frozen, learn)
     report = make_report(results, decisions, data, model=job.model_folder, max_length=job.max_length)
+    report.document["learn"] = learnable(decisions.lessons, decisions.reasons, decisions.corrections, learn)
     report.document["encodings"] = {
         name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE_FORMAT.search(known))
     }
@@ -201,6 +215,7 @@ def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, f
     shape = [chunk.rows for chunk in inputs.chunks]  # results of another cut can't be mixed
     parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape, job.near, job.forgotten]
     parts.append(sorted(frozen))
+    parts.append([sorted(config.learn.use), config.learn.quota_per_user])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.config import DataConfig
-from hivetune.data.prepare.decide import (
+from hivetune.data.fates import (
     BEGINNING,
     DUPLICATE,
     DUPLICATES,

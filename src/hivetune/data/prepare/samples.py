@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.prepare.decide import Decisions, fates, open_result
+from hivetune.data.fates import Decisions, fates, open_result
 from hivetune.data.snapshot import SPLITS
 
 NUM_RANDOM = 4

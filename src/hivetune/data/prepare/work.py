@@ -19,16 +19,18 @@ from typing import Any
 
 from hivetune.data.checks.dedupe import sketch
 from hivetune.data.checks.lessons import lesson_hashes
+from hivetune.data.checks.policies import apply_policies, keep_forgotten_out, source_names
 from hivetune.data.checks.redact.apply import ADVICE, PERSONAL, SECRETS, Policy, apply_policy
 from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
-from hivetune.data.intake import interactions
 from hivetune.data.intake.files import Chunk
-from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw
+from hivetune.data.intake.interactions import is_forgotten_raw
+from hivetune.data.judged.answers import is_small_edit, with_worse
 from hivetune.data.prepare.split import tie_hashes
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import RenderedView, Renderer
-from hivetune.data.rows.read import RawRow, content_id, parse_row, read_example, read_rows
+from hivetune.data.rows.read import RawRow, content_id, judged_hash, read_example, read_rows
+from hivetune.data.snapshot import messages_json
 from hivetune.data.time_limit import can_limit_time, row_time_limit
 from hivetune.records import Example, Message, Rendered
 
@@ -45,16 +47,19 @@ CREATE TABLE rows (
   length INTEGER,                     -- of its longest view
   num_tokens INTEGER, trained INTEGER,  -- of all its views
   agent TEXT, category TEXT, session TEXT, user TEXT, time REAL, answered_by TEXT,
+  lesson TEXT, judged64 INTEGER, worse64 INTEGER,  -- of the last answer, and of a worse one, with all before them
   notes TEXT                          -- what was changed where, as JSON: [[reason, "GitHub token in the answer"], ...]
 );
 CREATE TABLE bodies (
   n INTEGER PRIMARY KEY, interaction_id TEXT, messages TEXT, tools TEXT, checker TEXT,
   tokens BLOB, mask BLOB,             -- of all its views, one after the other
   views TEXT,                         -- of rows with several: JSON [[tokens, messages, [answers]], ...]
+  worse TEXT, worse_tokens BLOB, worse_mask BLOB,  -- messages, tokens and mask with the worse answer
   raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 24, 9
+ROW_COLUMNS, BODY_COLUMNS = 27, 12
+BAD_MARK = 0x5F0BAD5F0BAD5F0B  # a bad answer is no copy of a good one
 SURE_CHARS = 8  # characters a token; up to here the vocabulary isn't asked for its longest one
 
 
@@ -68,6 +73,7 @@ class ChunkJob:
     on_failed: str
     on_untrusted: str
     on_own_answers: str
+    learn: Sequence[str]
     on_secret: Policy
     on_personal: Policy
     near: bool
@@ -89,6 +95,7 @@ class ExaminedRow:
     views: tuple[RenderedView, ...]
     changed: tuple[str, ...]
     notes: tuple[Note, ...] = ()
+    worse: RenderedView | None = None
 
 
 class Worker:
@@ -141,10 +148,12 @@ class Worker:
             found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
-            refused = (source, None, error.reason, _storable(error.hint), *[None] * 9, length, *[None] * 9)
+            refused = (source, None, error.reason, _storable(error.hint), *[None] * 9, length, *[None] * 12)
             return refused, (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
         example, rendered = found.example, [view.rendered for view in found.views]
-        lessons = lesson_hashes(example.messages, example.tools)
+        bad, worse = example.lesson == "failure", with_worse(example)
+        lessons = array("Q") if bad else lesson_hashes(example.messages, example.tools)
+        hash64 = int(example.id[:16], 16)
         row = (
             source,
             found.layout,
@@ -152,7 +161,7 @@ class Worker:
             None,
             ",".join(found.changed) or None,
             example.id,
-            _signed(int(example.id[:16], 16)),
+            _signed(hash64 ^ BAD_MARK if bad else hash64),
             *map(_signed, tie_hashes(example)),
             _signed(lessons[-1]) if lessons else None,
             lessons[:-1].tobytes() if len(lessons) > 1 and "cut" not in found.changed else None,
@@ -165,9 +174,16 @@ class Worker:
             example.user,
             example.time,
             example.answered_by,
+            example.lesson,
+            _signed(judged_hash(example.messages, example.tools)),
+            None if worse is None else _signed(judged_hash(worse, example.tools)),
             _json(found.notes),
         )
-        body = (
+        return row, self._body(raw, found), b"" if not self._job.near else sketch(example.messages)
+
+    def _body(self, raw: RawRow, found: ExaminedRow) -> tuple[Any, ...]:
+        example, rendered, worse = found.example, [view.rendered for view in found.views], with_worse(found.example)
+        return (
             raw.interaction_id,
             messages_json(example.messages),
             _json([dict(tool) for tool in example.tools]),
@@ -175,9 +191,11 @@ class Worker:
             b"".join(array("I", r.tokens).tobytes() for r in rendered) if rendered else None,
             b"".join(r.trained for r in rendered) if rendered else None,
             _views_json(found.views),
+            None if worse is None else messages_json(worse),
+            array("I", found.worse.rendered.tokens).tobytes() if found.worse else None,
+            found.worse.rendered.trained if found.worse else None,
             raw.payload if self._job.keep_raw else None,
         )
-        return row, body, sketch(example.messages) if self._job.near else b""
 
     def _examine_safely(self, raw: RawRow) -> ExaminedRow:
         try:
@@ -190,18 +208,18 @@ class Worker:
         """One row through everything that needs no other row. Raises RowRefused."""
         job = self._job
         try:
-            layout, example, read_as = read_example(raw, job.columns)
+            layout, example, read_as, outside = read_example(raw, job.columns, pairs="pairs" in job.learn)
         except RowRefused:
-            if is_forgotten_raw(self._forgotten, _source_names(raw), raw.payload):
+            if is_forgotten_raw(self._forgotten, source_names(raw), raw.payload):
                 raise RowRefused("forgotten") from None
             raise
         if self._forgotten:
-            _keep_forgotten_out(raw, example, self._forgotten)
+            keep_forgotten_out(raw, example, self._forgotten)
         example, shortened = self._sized(example)
         check_messages(example.messages, self._checks)
         example, notes = self._redacted(example)
         example = replace(example, id=content_id(example.messages, example.tools))
-        _apply_policies(example, job)
+        example = apply_policies(example, job, outside)
         prompt = job.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
             front, more = self._redacted(
@@ -210,10 +228,31 @@ class Worker:
             example = replace(example, messages=(*front.messages, *example.messages))
             notes += more
         changed = [*read_as, *shortened, *dict.fromkeys(reason for reason, _ in notes)]
+        example, more, worse = self._with_worse(example)
+        notes += more
+        changed += [reason for reason, _ in more]
         if self._renderer is None:
             return ExaminedRow(example, layout, (), tuple(changed), notes)
         example, views = self._fitted(self._renderer, example, changed)
-        return ExaminedRow(example, layout, views, tuple(dict.fromkeys(changed)), notes)
+        if example.lesson != "sft":
+            views = views[-1:]  # only the last answer was judged
+        return ExaminedRow(example, layout, views, tuple(dict.fromkeys(changed)), notes, worse)
+
+    def _with_worse(self, example: Example) -> tuple[Example, tuple[Note, ...], RenderedView | None]:
+        """The row with its worse answer checked, redacted and rendered, or without it and the note that says why."""
+        if example.worse is None:
+            return example, (), None
+        if is_small_edit(example.messages[-1], example.worse):
+            return replace(example, worse=None), (("small-edit", "the better answer is learned alone"),), None
+        try:
+            bad = replace(example, messages=(*example.messages[:-1], example.worse), worse=None)
+            check_messages(bad.messages, self._checks)
+            bad, notes = self._redacted(bad)
+            view = self._fitted(self._renderer, bad, [])[1][-1] if self._renderer is not None else None
+        except RowRefused as refused:
+            why = f"the worse answer is not used: {refused.reason}: {refused.hint}"
+            return replace(example, worse=None), (("worse-left-out", why),), None
+        return replace(example, worse=bad.messages[-1]), notes, view
 
     def _redacted(self, example: Example) -> tuple[Example, tuple[Note, ...]]:
         """The row as the policies want it, and what was replaced where. Raises RowRefused."""
@@ -285,32 +324,6 @@ def _num_chars(messages: Sequence[Message]) -> int:
     return sum(len(message.content) for message in messages)
 
 
-def _keep_forgotten_out(raw: RawRow, example: Example, forgotten: frozenset[tuple[str, str]]) -> None:
-    """Files still hold what was forgotten; the store does not."""
-    content = interactions.row_hash(parse_row(raw.payload))
-    who = {"session": example.session, "user": example.user, "row": raw.source, "content": content}
-    if is_forgotten(forgotten, _source_names(raw), **who):
-        raise RowRefused("forgotten")
-
-
-def _source_names(raw: RawRow) -> tuple[str, str]:
-    name = raw.source.rpartition(":")[0]
-    return name, os.path.realpath(name)
-
-
-def _apply_policies(example: Example, job: ChunkJob) -> None:
-    if job.on_failed == "set_aside":
-        if example.success is False:
-            raise RowRefused("failed")
-        if example.feedback is not None and example.feedback < 0:
-            raise RowRefused("disliked")
-    if example.untrusted and job.on_untrusted == "set_aside":
-        raise RowRefused("untrusted")
-    vouched = example.success is True or (example.feedback is not None and example.feedback > 0)
-    if example.answered_by is not None and not vouched and job.on_own_answers == "set_aside":
-        raise RowRefused("own-answer")
-
-
 def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Up to the answer before the last one; empty when there is none."""
     end = len(messages) - 1
@@ -332,25 +345,6 @@ def _views_json(views: Sequence[RenderedView]) -> str | None:
     if len(views) < 2:
         return None
     return json.dumps([[len(view.rendered.tokens), view.num_messages, view.answers] for view in views])
-
-
-def messages_json(messages: Sequence[Message]) -> str:
-    """Messages as JSON, fields with their default left out. `messages_from` reads it back."""
-    plain = []
-    for m in messages:
-        turn: dict[str, Any] = {"role": m.role, "content": m.content}
-        if m.weight != 1:
-            turn["weight"] = m.weight
-        if m.name is not None:
-            turn["name"] = m.name
-        if m.tool_calls:
-            turn["tool_calls"] = [dict(call) for call in m.tool_calls]
-        if m.tool_call_id is not None:
-            turn["tool_call_id"] = m.tool_call_id
-        if m.reasoning is not None:
-            turn["reasoning"] = m.reasoning
-        plain.append(turn)
-    return json.dumps(plain, ensure_ascii=False)
 
 
 def _json(value: object) -> str | None:

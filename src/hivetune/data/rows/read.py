@@ -2,12 +2,14 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
+from hivetune.data.judged.answers import TwoAnswers, only_last_answer, read_corrected, read_preference
+from hivetune.data.judged.failures import outside_cause, without_reasons
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
@@ -26,6 +28,7 @@ BYTE_ORDER_MARK = "\ufeff"
 WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
+KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
 
 
@@ -205,10 +208,12 @@ class ReadRow(NamedTuple):
     layout: str
     example: Example
     changed: tuple[str, ...]
+    failed_outside: str = ""
+    """What failed beside the answer, in the row's own words."""
 
 
-def read_example(raw: RawRow, columns: Mapping[str, str]) -> ReadRow:
-    """One row, by its layout. Raises RowRefused with the reason."""
+def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ReadRow:
+    """One row, by its layout. `pairs`: a better and a worse answer are read too. Raises RowRefused with the reason."""
     if raw.problem is not None:
         raise raw.problem
     text, changed = row_text(raw.payload)
@@ -217,15 +222,31 @@ def read_example(raw: RawRow, columns: Mapping[str, str]) -> ReadRow:
         raise RowRefused("session-line")
     if columns:
         row = map_columns(row, columns)
+    mapped, two, told = maps_content(columns), None, without_reasons(row)
     try:
-        said = read_conversation(row, mapped=maps_content(columns))
+        two = read_corrected(told, mapped=mapped) or (read_preference(told) if pairs else None)
+        said = two.said if two else read_conversation(told, mapped=mapped)
     except RowRefused as refused:
         if columns or refused.reason not in NOT_KNOWN:
             raise
         raise _with_advice(refused, row) from None
     if "byte-order-mark" in changed:
         said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
-    return ReadRow(said.layout, _example(raw.source, row, said, raw.stored or {}), (*changed, *said.changed))
+    example = _example(raw.source, row, said, raw.stored or {})
+    return ReadRow(said.layout, _judged(example, two), (*changed, *said.changed), outside_cause(row))
+
+
+def _judged(example: Example, two: TwoAnswers | None) -> Example:
+    """What was said of an answer is said of its last turn alone. A rating beside two answers is of the worse one."""
+    if two is not None:
+        feedback = None if example.feedback is not None and example.feedback < 0 else example.feedback
+        messages = only_last_answer(example.messages)
+        return replace(example, lesson=two.lesson, worse=two.worse, success=None, feedback=feedback, messages=messages)
+    if example.success is False or (example.feedback is not None and example.feedback < 0):
+        return replace(example, lesson="failure", messages=only_last_answer(example.messages))
+    if example.answered_by is not None and example.feedback is not None:
+        return replace(example, messages=only_last_answer(example.messages))
+    return example
 
 
 def _with_advice(refused: RowRefused, row: Row) -> RowRefused:
@@ -246,8 +267,8 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
     """What the store knows goes before what the row says: it may come from a column map."""
     fields = extract(row)
     success = fields.success if "success" not in stored else bool(stored["success"])
-    if success is None and isinstance(row.get("label"), bool):
-        success = as_success(row["label"])  # KTO's name for it
+    if success is None:
+        success = next((as_success(row[name]) for name in KTO_LABELS if _is_truth(row.get(name))), None)
     checker = row.get("checker")
     return Example(
         id="",
@@ -267,6 +288,11 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
     )
 
 
+def _is_truth(value: Any) -> bool:
+    """A truth value, or its word, as CSV has it; `bool("false")` would be true. Other labels are classes."""
+    return isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in ("true", "false"))
+
+
 def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()) -> str:
     """32 hex digits over everything that is trained on or read: rows with equal ids teach the same.
 
@@ -284,3 +310,8 @@ def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ..
         return blake2b("\n".join(pieces).encode(), digest_size=16).hexdigest()
     except UnicodeEncodeError:
         raise RowRefused("lone-surrogate") from None
+
+
+def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
+    """64 bits of an answer and all before it, whichever turns are trained."""
+    return int(content_id(tuple(replace(m, weight=1.0) for m in messages), tuple(tools))[:16], 16)

@@ -43,6 +43,7 @@ from hivetune.plan.speed import (
     probe_key,
     probed_rate,
 )
+from hivetune.plan.stage2 import longest_unit
 from hivetune.plan.steps import Plan, PlanRow, make_plan, read_plan
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Probe
@@ -199,7 +200,7 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choos
         trained=tuple(snapshot.num_trained(row) for row in typical.rows),
         documents=tuple(layout_rows(snapshot, step.rows) for step in steps),
         share=not config.lora.dropout,
-        longest=max(snapshot.length(row) for row in set(plan.entry_rows)),
+        longest=longest_unit({row: snapshot.length(row) for row in set(plan.entry_rows)}, snapshot.bad_rows()),
         rows=plan.num_rows,
         batch_size=config.batch_size,
         epochs=config.epochs,

@@ -24,6 +24,7 @@ from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import allocate, names_of, same_views, scaling
 from hivetune.engine.model.experts import LoraExperts, Switch
 from hivetune.engine.model.linears import find_linears
+from hivetune.engine.model.preference import judged_documents, preference_loss, units
 from hivetune.engine.model.protocol import Document, halved
 from hivetune.engine.model.strict import refuse_invented
 from hivetune.errors import MachineNotFit, UsageError
@@ -102,6 +103,40 @@ class GeneralModel:
         finally:
             self.switch.training = False
         return total
+
+    def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
+        total = torch.zeros(2, dtype=self.master_N.dtype, device=self.device)
+        self.switch.training = True
+        try:
+            for batch in self._batches_of_units(documents):
+                some = [documents[number] for unit in batch for number in unit]
+                nll_M, owner_M = self._nll(some)
+                if nll_M.numel():
+                    about = judged_documents(some, self.device, total.dtype)
+                    nll_B = torch.zeros_like(about.good_B).index_add(0, owner_M, nll_M.to(total.dtype))
+                    weight_B, loss = preference_loss(about, nll_B.detach(), beta)
+                    (torch.dot(weight_B, nll_B) * scale).backward()
+                    total += loss
+        finally:
+            self.switch.training = False
+        return total
+
+    def _batches_of_units(self, documents: Sequence[Document]) -> list[list[list[int]]]:
+        """Units of documents for each micro-batch, longest first, as many as fit the budget when padded."""
+
+        def length(unit: list[int]) -> int:
+            return max(len(documents[number].tokens_L) for number in unit)
+
+        batches: list[list[list[int]]] = []
+        rows = 0
+        for unit in sorted(units(documents), key=lambda unit: (-length(unit), unit)):
+            if batches and (rows + len(unit)) * self._padded(length(batches[-1][0])) <= self.budget_tokens:
+                batches[-1].append(unit)
+                rows += len(unit)
+            else:
+                batches.append([unit])
+                rows = len(unit)
+        return halved(batches, self.halvings)
 
     @torch.no_grad()
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:

@@ -8,10 +8,18 @@ Shapes: L positions of a document, N adapter weights.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+
+class Bad(NamedTuple):
+    """What makes a document a bad answer. `weight`: lambda of the loss, capped for the step; `better`: the row of the
+    good answer to the same question, which is in the same step, None for a bad answer alone."""
+
+    weight: float
+    better: int | None = None
 
 
 class Document(NamedTuple):
@@ -22,6 +30,9 @@ class Document(NamedTuple):
     """int64, on any device."""
     trained_L: Tensor
     """bool: this token is a target."""
+    bad: Bad | None = None
+    reference: float = 0.0
+    """Sum of nll by the reference adapter: of a bad answer, and of the good one that it is compared with."""
 
 
 class LoraModel(Protocol):
@@ -48,6 +59,13 @@ class LoraModel(Protocol):
         """
         ...
 
+    def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
+        """As `backward`, with bad answers among the documents: preference.py says what their loss is.
+
+        Returns [2] on `device`: the sum of nll over the trained tokens of good rows, and the loss of the bad ones.
+        """
+        ...
+
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
         """Float [len(documents)]: sum over the trained tokens of each; `adapter` False: of the base model."""
         ...
@@ -57,12 +75,15 @@ class LoraModel(Protocol):
         ...
 
 
-def halved(batches: Sequence[list[int]], halvings: int) -> list[list[int]]:
+_Part = TypeVar("_Part")
+
+
+def halved(batches: Sequence[list[_Part]], halvings: int) -> list[list[_Part]]:
     """Each micro-batch cut in 2 ** `halvings` parts, as far as it has documents: what a recovery does about memory.
 
     By what a step really holds, not by the budget: half a budget that no step fills would change nothing.
     """
-    parts: list[list[int]] = []
+    parts: list[list[_Part]] = []
     for batch in batches:
         size = max(1, -(-len(batch) // 2**halvings))
         parts += [batch[start : start + size] for start in range(0, len(batch), size)]

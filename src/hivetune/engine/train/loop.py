@@ -29,6 +29,7 @@ from hivetune.engine.train.session import (
     save_when_due,
     test_numbers,
 )
+from hivetune.engine.train.stage2 import MOST_WORSE
 from hivetune.engine.train.watch import Spike, after_spike, find_bad_rows, step_problem
 from hivetune.plan.steps import Amendment, append_amendment, most_quarantined
 from hivetune.process.child import Heartbeat, run_child
@@ -43,9 +44,16 @@ def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
     session = open_session(task, heartbeat)
     progress = restore(session)
     test_numbers(session, progress.step)
-    with Feed(lambda step: read_documents(session.snapshot, session.plan.steps[step].rows), session.num_steps) as feed:
+    if session.stage2 is not None and progress.start_loss is None:
+        progress = validate(session, progress)
+    with Feed(lambda step: read_step(session, step), session.num_steps) as feed:
         progress = train(session, progress, feed)
     return finish(session, progress)
+
+
+def read_step(session: Session, step: int) -> list[Document]:
+    documents = read_documents(session.snapshot, session.plan.steps[step].rows)
+    return documents if session.stage2 is None else session.stage2.judge(documents)
 
 
 def train(session: Session, progress: LoopState, feed: Feed) -> LoopState:
@@ -55,8 +63,8 @@ def train(session: Session, progress: LoopState, feed: Feed) -> LoopState:
         documents = feed.take(progress.step)
         step = session.plan.steps[progress.step]
         rate = learning_rate(session.config, progress.step, session.num_steps)
-        loss, norm, stop = measure_step(session, progress.step, documents, step.trained_tokens)
-        problem = step_problem(loss, norm) if step.trained_tokens else None
+        loss, bad_loss, norm, stop = measure_step(session, progress.step, documents, step.trained_tokens)
+        problem = step_problem(loss + (bad_loss or 0.0), norm) if step.trained_tokens else None
         if problem is not None:
             quarantine(session, progress, documents, problem)
             feed.forget()
@@ -72,7 +80,11 @@ def train(session: Session, progress: LoopState, feed: Feed) -> LoopState:
             continue
         updates = progress.updates + (step.trained_tokens > 0)
         progress = replace(progress, step=progress.step + 1, updates=updates, history=history)
-        numbers = {"loss": loss, "grad_norm": norm} if step.trained_tokens else {"loss": None, "grad_norm": None}
+        numbers: dict[str, float | None] = {"loss": loss, "grad_norm": norm}
+        if bad_loss is not None:
+            numbers["bad_loss"] = bad_loss
+        if not step.trained_tokens:
+            numbers = dict.fromkeys(numbers)
         tokens = {"tokens": sum(len(d.tokens_L) for d in documents), "trained_tokens": step.trained_tokens}
         journal(session, "step", step=progress.step, **numbers, lr=rate, **tokens, rows=len(documents), started=started)
         session.heartbeat.beat(Beat.ITEM)
@@ -87,25 +99,30 @@ def train(session: Session, progress: LoopState, feed: Feed) -> LoopState:
 
 def measure_step(
     session: Session, step: int, documents: Sequence[Document], trained_tokens: int
-) -> tuple[float, float, bool]:
-    """Mean loss, gradient norm and whether any process was asked to stop; the gradient is in `grad_N`.
+) -> tuple[float, float | None, float, bool]:
+    """Mean loss of the good rows, that of bad answers (None outside of stage 2), gradient norm and whether any process
+    was asked to stop; the gradient is in `grad_N`.
 
-    Reading the three numbers is the only time in a step that the host waits for the device.
+    Reading these numbers is the only time in a step that the host waits for the device.
     """
-    model = session.model
+    model, stage2 = session.model, session.stage2
     loss_scale = FLOAT16_LOSS_SCALE if model.dtype == torch.float16 else 1.0
     torch.manual_seed(
         _seed(session.config.seed, step, session.world.rank)
     )  # dropout; so that resuming is "go to step i"
     model.grad_N.zero_()
-    nll = model.backward(session.world.share(documents), loss_scale / max(1, trained_tokens))
+    mine, scale = session.world.share(documents), loss_scale / max(1, trained_tokens)
+    if stage2 is None:
+        losses = model.backward(mine, scale)[None]
+    else:
+        losses = model.backward_judged(mine, scale, stage2.beta)
     session.world.sum_(model.grad_N)
     model.grad_N.div_(loss_scale)
     stop = torch.tensor(float(session.heartbeat.stop_requested), dtype=torch.float64, device=model.device)
-    sums = session.world.sum_(torch.stack([nll.to(torch.float64) / max(1, trained_tokens), stop]))
+    sums = session.world.sum_(torch.cat([losses.to(torch.float64) / max(1, trained_tokens), stop[None]]))
     norm = torch.linalg.vector_norm(model.grad_N, dtype=torch.float64)
-    loss, stops, norm_value = torch.cat([sums, norm[None]]).tolist()
-    return loss, norm_value, stops > 0
+    loss, *bad_loss, stops, norm_value = torch.cat([sums, norm[None]]).tolist()
+    return loss, (bad_loss[0] if bad_loss else None), norm_value, stops > 0
 
 
 def pause(session: Session, progress: LoopState) -> LoopState:
@@ -143,6 +160,8 @@ def validate(session: Session, progress: LoopState) -> LoopState:
     journal(
         session, "validation", step=progress.step, loss=loss, tokens=int(tokens), not_finite=left_out, started=started
     )
+    if session.stage2 is not None:
+        return keep_good_rows(session, progress, loss)
     if progress.best is not None and loss >= progress.best["loss"]:
         without_gain = progress.without_gain + 1
         patience = session.config.patience
@@ -150,6 +169,19 @@ def validate(session: Session, progress: LoopState) -> LoopState:
             progress, without_gain=without_gain, stopped_early=patience is not None and without_gain >= patience
         )
     progress = replace(progress, best={"step": progress.step, "loss": loss}, without_gain=0)
+    save_now(session, progress)
+    return progress
+
+
+def keep_good_rows(session: Session, progress: LoopState, loss: float) -> LoopState:
+    """In stage 2 the newest step is the best one, as long as the good validation rows have lost no more than
+    MOST_WORSE since its start; then the run stops, and the adapter is that of the last step that was within it."""
+    start = loss if progress.start_loss is None else progress.start_loss
+    if loss > start + MOST_WORSE:
+        reason = f"the loss of good rows rose from {start:.4f} to {loss:.4f}, by more than {MOST_WORSE}"
+        journal(session, "stopped_early", step=progress.step, reason=reason)
+        return replace(progress, stopped_early=True)
+    progress = replace(progress, start_loss=start, best={"step": progress.step, "loss": loss})
     save_now(session, progress)
     return progress
 

@@ -28,6 +28,7 @@ from hivetune.engine.model.protocol import LoraModel
 from hivetune.engine.train.checkpoint import TrainState, load, load_newest_good
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.engine.train.saver import Saver
+from hivetune.engine.train.stage2 import Stage2, open_stage2
 from hivetune.engine.train.watch import LossHistory
 from hivetune.engine.train.world import World, join_world
 from hivetune.errors import DataRefused, HivetuneError, UsageError
@@ -41,6 +42,7 @@ from hivetune.run.folder import METRICS
 from hivetune.run.standby import Standby
 
 VALIDATIONS = 10
+STAGE2_VALIDATIONS = 5
 # Tokens of the test products: as in a micro-batch, but no more than takes half a second on two cores.
 CANARY_TOKENS = 512
 
@@ -62,12 +64,15 @@ class LoopState:
     best: dict[str, Any] | None = None
     without_gain: int = 0
     stopped_early: bool = False
+    start_loss: float | None = None
+    """Of the validation rows before the first step; measured in stage 2 only."""
     history: LossHistory = field(default_factory=LossHistory)
 
 
 @dataclass
 class Session:
-    """A run as its worker has it open. Only `plan` is ever replaced: by its amended self."""
+    """A run as its worker has it open. Only `plan` is ever replaced, by its amended self; `stage2` is known once the
+    adapter that the run begins with is in the model."""
 
     folder: Path
     model_folder: Path
@@ -81,6 +86,7 @@ class Session:
     world: World
     heartbeat: Heartbeat
     validation_rows: Sequence[int]
+    stage2: Stage2 | None = None
     numbers_tested: float = -math.inf
 
     @property
@@ -96,6 +102,8 @@ class Session:
         """
         if self.config.validate_every is not None:
             return self.config.validate_every
+        if self.config.learn.stage == 2:  # the only guard of the good rows
+            return max(1, math.ceil(self.num_steps / STAGE2_VALIDATIONS))
         cheap_enough = math.ceil(5 / 3 * len(self.validation_rows) / self.config.batch_size)
         return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
 
@@ -146,6 +154,16 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
 def restore(session: Session) -> LoopState:
     """Weights, optimizer and progress of the newest good checkpoint, or of the start; later metrics are taken back."""
     begin(session.model.adapter, session.config.lora, session.config.seed)
+    if session.config.learn.stage == 2 and session.stage2 is None:
+        session.stage2 = open_stage2(
+            session.folder,
+            session.config,
+            session.plan,
+            session.snapshot,
+            session.model,
+            session.heartbeat,
+            write=session.world.writes,
+        )
     session.optimizer.exp_avg_N.zero_()
     session.optimizer.exp_avg_sq_N.zero_()
     state, problems = load_newest_good(session.folder)
@@ -284,6 +302,8 @@ def _state(session: Session, progress: LoopState) -> TrainState:
     for key in ("step", "best"):
         del loop[key]
     loop["history"] = progress.history.dump()
+    if progress.start_loss is None:
+        del loop["start_loss"]
     return TrainState(
         step=progress.step,
         **{kind: same_views(flat_N, session.model.adapter) for kind, flat_N in flat.items()},

@@ -164,7 +164,7 @@ def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
 
 
 def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
-    """Loss and gradient of these documents alone. `grad_N` is zero afterwards."""
+    """Loss and gradient of these documents alone, bad answers as any others. `grad_N` is zero afterwards."""
     model.grad_N.zero_()
     nll = model.backward(documents, 1.0)
     finite = bool(torch.isfinite(nll)) and bool(torch.isfinite(model.grad_N).all())
@@ -178,4 +178,4 @@ def padded(document: Document) -> Document:
     extra = 2 * PADDING - document.tokens_L.numel() % PADDING
     tokens_L = torch.cat([document.tokens_L, document.tokens_L[-1:].expand(extra)])
     trained_L = torch.cat([document.trained_L, torch.zeros(extra, dtype=torch.bool, device=tokens_L.device)])
-    return Document(document.row, tokens_L, trained_L)
+    return document._replace(tokens_L=tokens_L, trained_L=trained_L)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from hivetune.engine.model.preference import units
 from hivetune.engine.model.protocol import Document
 from hivetune.errors import UsageError
 
@@ -33,11 +34,12 @@ class World:
         return device
 
     def share(self, documents: Sequence[Document]) -> list[Document]:
-        """This process's part; longest first in turn, so that the parts have about as many tokens."""
+        """This process's part; longest first in turn, so that the parts have about as many tokens. Answers that are
+        compared stay together."""
         if self.size == 1:
             return list(documents)
-        order = sorted(range(len(documents)), key=lambda i: (-len(documents[i].tokens_L), i))
-        return [documents[i] for i in order[self.rank :: self.size]]
+        order = sorted(units(documents), key=lambda unit: (-sum(len(documents[i].tokens_L) for i in unit), unit))
+        return [documents[i] for unit in order[self.rank :: self.size] for i in unit]
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""

@@ -49,7 +49,7 @@ def read_layout(row: Row, *, mapped: bool = False) -> Conversation:
     """
     row = plain_row(row)
     names = tuple(row)
-    _refuse_preference(row, names)
+    _refuse_preference(row)
     for layout in _candidates(names):
         if not layout.fits(row):
             continue
@@ -79,11 +79,20 @@ def _preferences(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
     return better, tuple(name for name in names if name.startswith(("rejected", "response_k", "dispreferred")))
 
 
-def _refuse_preference(row: Row, names: tuple[str, ...]) -> None:
-    better, worse = ([name for name in some if row[name] not in (None, "", [])] for some in _preferences(names))
-    if better and worse:
-        hint = f"{better[0]} and {worse[0]} are for preference training: map completion={better[0]}"
-        raise RowRefused("preference-row", hint)
+def preference_columns(row: Row) -> tuple[str, str] | None:
+    """The columns of a better and of a worse answer, where a row with plain names has both."""
+    better, worse = (
+        [name for name in some if row[name] not in (None, "", []) and not isinstance(row[name], int | float)]
+        for some in _preferences(tuple(row))
+    )
+    return (better[0], worse[0]) if better and worse else None
+
+
+def _refuse_preference(row: Row) -> None:
+    columns = preference_columns(row)
+    if columns is not None:
+        both = f"{columns[0]} and {columns[1]} are for preference training"
+        raise RowRefused("preference-row", f"{both}: learn: [sft, pairs], or map completion={columns[0]}")
 
 
 def _refuse_single_message(layout: RowLayout | None, row: Row) -> None:

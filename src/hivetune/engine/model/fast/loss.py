@@ -6,6 +6,8 @@ only one chunk of logits exists at a time, as in Liger-Kernel's fused linear cro
 Shapes: R rows of the stream, E entries (a row and the token it must predict), C entries of a chunk, D hidden, V tokens.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,21 +24,32 @@ def chunk_rows(vocab: int, wanted: int | None) -> int:
     return wanted or max(64, CHUNK_LOGITS // vocab // 64 * 64)
 
 
-def loss_and_gradient(
-    walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None
-) -> tuple[Tensor, Tensor]:
-    """nll [E] of each entry in nats, and the gradient [R, D] of sum(count * nll) by the last layer's output, wide.
+Weigh = Callable[[Tensor], Tensor]
 
-    x_RD + delta_RD is that output; `chunk`: entries of a chunk, None for the default.
+
+def loss_and_gradient(
+    walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None, weigh: Weigh | None = None
+) -> tuple[Tensor, Tensor]:
+    """nll [E] of each entry in nats, and the gradient [R, D] of sum(weight * nll) by the last layer's output, wide.
+
+    x_RD + delta_RD is that output; `chunk`: entries of a chunk, None for the default. The weight of an entry is its
+    count, or what `weigh` makes of the nll of all entries: then each entry's gradient is kept until all are known, so
+    that the vocabulary's matrix is used no more often.
     """
     spec, ops, batch = walk.spec, walk.ops, walk.batch
     rows = len(x_RD)
     sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
     y_RD, dy_RD = walk.buffer("y", rows, spec.hidden), walk.buffer("dy", rows, spec.hidden)
     ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
-    if not batch.straight:
-        dy_RD.zero_()  # several entries of a row add to it below
-    nll_E = _entry_nll(walk, weights, y_RD, dy_RD, chunk)
+    if weigh is not None:
+        each_ED = walk.buffer("each", len(batch.entry_row_E), spec.hidden)
+        nll_E = _entry_nll(walk, weights, y_RD, each_ED, chunk, each=True)
+        each_ED.mul_(weigh(nll_E)[:, None])
+        dy_RD.zero_().index_add_(0, batch.entry_row_E, each_ED)
+    else:
+        if not batch.straight:
+            dy_RD.zero_()  # several entries of a row add to it below
+        nll_E = _entry_nll(walk, weights, y_RD, dy_RD, chunk)
     dx_RD = walk.buffer("dx", rows, spec.hidden, wide=True).zero_()
     ops.norm_backward(dy_RD, sum_RD, rstd_R, weights.norm_D, dx_RD, None)
     return nll_E, dx_RD
@@ -52,9 +65,15 @@ def loss_only(walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chun
     return _entry_nll(walk, weights, y_RD, None, chunk)
 
 
-def _entry_nll(walk: Walk, weights: Weights, y_RD: Tensor, dy_RD: Tensor | None, chunk: int | None) -> Tensor:
-    """nll of all entries; the gradient of the normed rows is written to `dy_RD` if it is given."""
+def _entry_nll(
+    walk: Walk, weights: Weights, y_RD: Tensor, dy_RD: Tensor | None, chunk: int | None, *, each: bool = False
+) -> Tensor:
+    """nll of all entries; the gradient of the normed rows is written to `dy_RD` if it is given.
+
+    `each`: of each entry with the weight 1 instead, [E, D]; padding has 0 as ever.
+    """
     spec, batch = walk.spec, walk.batch
+    count_E = batch.count_E.clamp(max=1) if each else batch.count_E
     entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab, chunk)
     nll_E = torch.empty(entries, dtype=walk.buffer("final_rstd", 1, wide=True).dtype, device=y_RD.device)
     for start in range(0, entries, size):
@@ -66,14 +85,14 @@ def _entry_nll(walk: Walk, weights: Weights, y_RD: Tensor, dy_RD: Tensor | None,
         walk.ops.cross_entropy(
             logits_CV,
             batch.target_E[part],
-            batch.count_E[part],
+            count_E[part],
             spec.logit_softcap,
             nll_E[part],
             gradient=dy_RD is not None,
         )
         if dy_RD is None:
             continue
-        if batch.straight:
+        if each or batch.straight:
             torch.mm(logits_CV, weights.head_VD, out=dy_RD[part])
         else:
             dy_RD.index_add_(0, rows_C, torch.mm(logits_CV, weights.head_VD))

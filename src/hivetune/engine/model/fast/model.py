@@ -6,7 +6,7 @@ Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,18 +16,36 @@ from hivetune.engine.model.adapter import scaling
 from hivetune.engine.model.fast.attention import TorchAttention, says_math_path
 from hivetune.engine.model.fast.build import NoKernels
 from hivetune.engine.model.fast.layer import Attention, Kept, LayerBatch, Walk, backward_layer, forward_layer
-from hivetune.engine.model.fast.loss import loss_and_gradient, loss_only
+from hivetune.engine.model.fast.loss import Weigh, loss_and_gradient, loss_only
 from hivetune.engine.model.fast.native import NativeAttention, NativeOps
 from hivetune.engine.model.fast.ops import Ops, TorchOps, has_wide_products, wide_of
 from hivetune.engine.model.fast.spec import ModelSpec, Rope, read_spec
 from hivetune.engine.model.fast.weights import bind_adapter, groups_of, read_weights
 from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.preference import JudgedDocuments, judged_documents, preference_loss, units
 from hivetune.engine.model.protocol import Document, halved
 from hivetune.errors import MachineNotFit
-from hivetune.plan.layout import Layout, TrimmedDocument, make_layout, split_documents, token_multiple, trim_document
+from hivetune.plan.layout import (
+    Layout,
+    TrimmedDocument,
+    make_layout,
+    split_documents,
+    split_units,
+    token_multiple,
+    trim_document,
+)
 from hivetune.run.choices import NO_CHOICES, Choices
 
 FAST_BUDGET_TOKENS = 4096
+
+
+class JudgedBatch(NamedTuple):
+    """A micro-batch with bad answers in it. Document owner_M[i] has the entry entry_M[i]."""
+
+    batch: LayerBatch
+    about: JudgedDocuments
+    owner_M: Tensor
+    entry_M: Tensor
 
 
 class FastModel:
@@ -102,6 +120,38 @@ class FastModel:
             total += torch.dot(nll_E, batch.count_E)
         return total
 
+    def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
+        return self.compute_judged(self.prepare_judged(documents), scale, beta)
+
+    def prepare_judged(self, documents: Sequence[Document]) -> Iterator[JudgedBatch]:
+        """As `prepare`; an answer and those that it is compared with are in one micro-batch."""
+        rows, parts = _rows(documents), units(documents)
+        for batch in halved(split_units(rows, parts, self.budget_tokens, share=self.share_prefixes), self.halvings):
+            numbers = [number for unit in batch for number in unit]
+            layout = make_layout(
+                [rows[number] for number in numbers], share=self.share_prefixes, multiple=self.multiple
+            )
+            about = judged_documents([documents[number] for number in numbers], self.device, self.master_N.dtype)
+            owners = [(number, entry) for number, owned in enumerate(layout.owners) for entry in owned]
+            owner_M, entry_M = torch.tensor(owners).t().to(self.device)
+            yield JudgedBatch(self._batch(layout), about, owner_M, entry_M)
+
+    @torch.no_grad()
+    def compute_judged(self, batches: Iterable[JudgedBatch], scale: float, beta: float) -> Tensor:
+        """`backward_judged` of prepared micro-batches; as `compute`, nothing here waits for the device."""
+        losses: list[Tensor] = [torch.zeros(2, dtype=self.master_N.dtype, device=self.device)]
+        self._refresh()
+        for part in batches:
+
+            def weigh(nll_E: Tensor, part: JudgedBatch = part) -> Tensor:
+                nll_B = torch.zeros_like(part.about.good_B).index_add_(0, part.owner_M, nll_E[part.entry_M])
+                weight_B, loss = preference_loss(part.about, nll_B, beta)
+                losses.append(loss)
+                return torch.zeros_like(nll_E).index_add_(0, part.entry_M, weight_B[part.owner_M])
+
+            self._forward_backward(self._walk(part.batch, dropout=self._dropout, scale=scale, keep=True), weigh)
+        return torch.stack(losses).sum(0)
+
     @torch.no_grad()
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
         self._refresh()
@@ -129,7 +179,7 @@ class FastModel:
         cap = self.spec.logit_softcap
         return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
 
-    def _forward_backward(self, walk: Walk) -> Tensor:
+    def _forward_backward(self, walk: Walk, weigh: Weigh | None = None) -> Tensor:
         x_TD, delta_TD = self._embed(walk), None
         all_kept: list[Kept] = []
         for index in range(len(self.weights.layers)):
@@ -138,7 +188,7 @@ class FastModel:
             kept = forward_layer(walk, index, x_TD, delta_TD, slot)
             all_kept.append(kept)
             x_TD, delta_TD = kept.mid_SD, kept.delta_SD
-        nll_E, dx_SD = loss_and_gradient(walk, self.weights, x_TD, all_kept[-1].delta_SD, self.logit_rows)
+        nll_E, dx_SD = loss_and_gradient(walk, self.weights, x_TD, all_kept[-1].delta_SD, self.logit_rows, weigh)
         dx: Tensor | None = dx_SD
         for index in reversed(range(len(all_kept))):
             kept = all_kept.pop()

@@ -1,0 +1,54 @@
+"""`hivetune learn`: both stages of training, and which of them ships."""
+
+from typing import Any
+
+from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.cli.judge import show_metrics
+from hivetune.cli.output import emit, number, progress, say, show, table
+from hivetune.cli.train import measure_and_train
+from hivetune.walk.learn.station import learn as learn_in_stages
+from hivetune.walk.open import Run
+
+
+def learn(config: ConfigArgument, model: ModelOption = None, overrides: SetOption = None) -> None:
+    """Train, then learn from pairs and failures; what ships is what answers better. Finished stages are found again."""
+    loaded, name = read_settings(config, model, overrides or [])
+
+    def train(run: Run) -> dict[str, Any]:
+        return measure_and_train(run)
+
+    with progress("comparing the stages", "items") as comparing:
+        document = learn_in_stages(loaded, name, train=train, say=say, comparing=comparing)
+    show_stages(document)
+    emit(document)
+
+
+def show_stages(document: dict[str, Any]) -> None:
+    """What was learned from, what each stage came to, and which one ships."""
+    show(learned_words(document["learned_from"]))
+    names = (("stage1", "stage 1"), ("stage2", "stage 2"), ("longer", "stage 1, longer"))
+    rows = [
+        (label, stage["steps"], stage["adapter_step"], number(stage["loss_first"]), number(stage["loss_last"]))
+        for key, label in names
+        if (stage := document[key]) is not None
+    ]
+    columns = ("run", "steps", "adapter of step", "loss first", "loss last")
+    table("", columns, rows, numeric=columns[1:])
+    for rival, verdict in document["against"].items():
+        show(f"stage 2 beside {rival}: {verdict['verdict']}")
+        show_metrics(verdict["metrics"], (rival, "stage 2"))
+    for reason in document["reasons"]:
+        show(f"  {reason}")
+    show(f"ships: {document['ships']}", style="bold green")
+    show(f"next: hivetune eval {document['run']}")
+
+
+def learned_words(learned: dict[str, Any]) -> str:
+    """The report's `learn` in one line."""
+    kinds = ("corrections", "pairs", "retries", "failures")
+    parts = [f"{learned[kind]:,} {kind}" for kind in kinds if learned[kind]]
+    parts += [f"{count:,} {kind} not used: learn does not name them" for kind, count in learned["not_used"].items()]
+    parts += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
+    if learned["no_lesson"]:
+        parts.append(f"{learned['no_lesson']:,} failures by time-out, tool or network, which teach nothing")
+    return "to learn from beside good rows: " + (", ".join(parts) or "nothing")

@@ -1,0 +1,104 @@
+"""What became of each row, and the results of chunks that it is read from. Decided in prepare/decide.py.
+
+One byte a row; everything else that is known of a row lies in the result of its chunk.
+"""
+
+import sqlite3
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hivetune.data.judged.lessons import Lessons
+from hivetune.data.leave_out import LEAVE_OUT
+
+# What became of a row; the first three are the splits in the order of SPLITS. From LEFT_OUT on: data.leave_out.
+(
+    TRAIN,
+    VALIDATION,
+    TEST,
+    DUPLICATE,
+    BEGINNING,
+    NEAR_DUPLICATE,
+    REFUSED,
+    QUOTA_SOURCE,
+    QUOTA_SESSION,
+    BALANCE,
+    FROZEN_QUESTION,
+    FOR_STAGE_2,
+    BAD_HELD_OUT,
+    CONTRADICTORY,
+    QUOTA_USER,
+    NOT_LEARNED,
+    LEFT_OUT,
+) = range(17)
+DUPLICATES = {DUPLICATE: "exact", BEGINNING: "beginning", NEAR_DUPLICATE: "near"}
+SET_ASIDE = {
+    QUOTA_SOURCE: "quota-source",
+    QUOTA_SESSION: "quota-session",
+    BALANCE: "balance",
+    FROZEN_QUESTION: "frozen-question",
+    FOR_STAGE_2: "for-stage-2",
+    BAD_HELD_OUT: "bad-held-out",
+    CONTRADICTORY: "contradictory",
+    QUOTA_USER: "quota-user",
+    NOT_LEARNED: "not-learned",
+}
+FATES = {reason: fate for fate, reason in SET_ASIDE.items()}
+SET_ASIDE |= {LEFT_OUT + number: reason for number, reason in enumerate(LEAVE_OUT)}
+NO_VALUE = "-"  # the agent or category of rows that have none
+
+
+@dataclass
+class Decisions:
+    """One byte a row in input order, and everything that was counted on the way."""
+
+    fate: array = field(default_factory=lambda: array("B"))  # type: ignore[type-arg]
+    stays: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]  # the row that a row equals, or itself
+    shares: dict[int, float] = field(default_factory=dict)  # near duplicate: what it has in common with that row
+    chunk_starts: list[int] = field(default_factory=list)  # row number at which each chunk begins
+    reasons: Counter[str] = field(default_factory=Counter)  # of refused rows, rejected or set aside
+    changed: Counter[str] = field(default_factory=Counter)
+    files: dict[str, Counter[str]] = field(default_factory=dict)  # file: rows of each layout
+    groups: dict[str, int] = field(default_factory=dict)  # what was kept together, see split.Sides
+    tied: Sequence[int] = ()  # a row of each row's group
+    lessons: Lessons = field(default_factory=Lessons)
+    corrections: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.fate)
+
+    def count(self, *fates: int) -> int:
+        return sum(self.fate.count(one) for one in fates)
+
+    def drop(self, row: int, stays: int, fate: int) -> None:
+        self.fate[row], self.stays[row] = fate, stays
+
+    def place(self, row: int) -> tuple[int, int]:
+        """(chunk, number within the chunk) of a row."""
+        chunk = bisect_right(self.chunk_starts, row) - 1
+        return chunk, row - self.chunk_starts[chunk]
+
+    def original(self, row: int) -> int:
+        """The row that a duplicate equals, begins or resembles; another row may resemble that one and stay for both."""
+        kind = self.fate[row]
+        row = self.stays[row]
+        while self.stays[row] != row and self.fate[row] == kind:
+            row = self.stays[row]
+        return row
+
+
+def open_result(path: Path) -> sqlite3.Connection:
+    """The result of one chunk, read-only."""
+    return sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
+
+
+def fates(decisions: Decisions, chunk: int) -> Iterator[tuple[int, int]]:
+    """(row number within the chunk, fate) of one chunk."""
+    start = decisions.chunk_starts[chunk]
+    last = chunk + 1 == len(decisions.chunk_starts)
+    end = decisions.num_rows if last else decisions.chunk_starts[chunk + 1]
+    return enumerate(decisions.fate[start:end])

@@ -1,0 +1,135 @@
+"""Rows that hold two answers to one question: preference pairs of any layout, and corrections of an answer."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.layouts.columns import ASKED, CONTEXT, SYSTEM, TOOLS, plain_row
+from hivetune.data.rows.layouts.said import Conversation, Row, objects, parsed
+from hivetune.data.rows.layouts.table import preference_columns, read_layout
+from hivetune.records import Example, LessonKind, Message
+
+CORRECTIONS = (
+    *("correction", "corrected_answer", "corrected_output", "corrected_response", "corrected_completion"),
+    *("edited_answer", "edited_output", "edited_response", "edited_completion"),
+)
+REJECTED_ANSWER = "rejected_answer"  # the gateway's: the answer that a correction took the place of
+_TURNS = ("messages", "conversations", "conversation", "prompt")
+_ASKED = ("prompt", "instruction", *ASKED, "input", *CONTEXT, "history")
+# Pairs that differ in less push both answers down (arXiv 2410.08847): the better one is learned alone.
+LEAST_DIFFERENCE = 0.1
+MOST_COMPARED_WORDS = 2000
+
+
+class TwoAnswers(NamedTuple):
+    """The conversation with the better answer at its end, the worse one, and which kind of row said so."""
+
+    said: Conversation
+    worse: Message
+    lesson: LessonKind
+
+
+def read_corrected(row: Row, *, mapped: bool = False) -> TwoAnswers | None:
+    """A row with an answer and its correction, None for any other. Raises RowRefused as `read_conversation`."""
+    row = plain_row(row)
+    turns = objects(parsed(row.get("messages")))
+    if row.get(REJECTED_ANSWER) is not None and turns is not None:
+        said = read_conversation({key: value for key, value in row.items() if key != REJECTED_ANSWER}, mapped=mapped)
+        given = row[REJECTED_ANSWER]
+        given = given if isinstance(given, dict) else {"role": "assistant", "content": given}
+        tools = {key: row[key] for key in TOOLS if key in row}
+        before = read_conversation({**tools, "messages": [*turns[:-1], given]}, mapped=True)
+        return _two(said, before, "correction")
+    name = next((name for name in CORRECTIONS if isinstance(row.get(name), str) and row[name].strip()), None)
+    if name is None:
+        return None
+    before = read_conversation({key: value for key, value in row.items() if key != name}, mapped=mapped)
+    last = before.messages[-1]
+    if last.role != "assistant":
+        raise RowRefused("no-answer", f"{name}: there is no answer that it corrects")
+    said = before._replace(messages=(*before.messages[:-1], Message("assistant", row[name])))
+    return _two(said, before, "correction")
+
+
+def read_preference(row: Row) -> TwoAnswers | None:
+    """A row with a better and a worse answer, None for any other. Raises RowRefused: pair-differs, equal-pair."""
+    row = plain_row(row)
+    columns = preference_columns(row)
+    if columns is None:
+        return None
+    good, bad = (_with_answer(row, parsed(row[name])) for name in columns)
+    return _two(good, bad, "pair")
+
+
+def _with_answer(row: Row, answer: Any) -> Conversation:
+    """The row as if it held this answer only: a text, a turn, some turns, or a whole conversation."""
+    asked: dict[str, Any] = {key: row[key] for key in (*SYSTEM, *TOOLS) if row.get(key) is not None}
+    turns = objects([answer] if isinstance(answer, dict) else answer)
+    before = next((found for key in _TURNS if (found := objects(parsed(row.get(key)))) is not None), None)
+    if turns is None and isinstance(answer, str) and before is not None:
+        turns = [{"role": "assistant", "content": answer}]
+    if turns is None:
+        asked |= {key: row[key] for key in _ASKED if row.get(key) is not None}
+        if not any(key in asked for key in _ASKED):
+            return read_layout({**asked, "text": answer}, mapped=True)  # "Human: ... Assistant: ..." in each
+        return read_layout({**asked, "output" if "instruction" in asked else "completion": answer}, mapped=True)
+    if all(_speaker(turn) in ("assistant", "gpt", "model") for turn in turns):
+        if before is None:
+            text = next((row[key] for key in _ASKED if isinstance(row.get(key), str)), None)
+            before = [] if text is None else [{"role": "user", "content": text}]
+        turns = [*_unanswered(before), *turns]
+    return read_layout({**asked, "messages": [_plain_turn(turn) for turn in turns]}, mapped=True)
+
+
+def _unanswered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without a last answer: some files keep the better one in `messages` too."""
+    return turns[:-1] if turns and _speaker(turns[-1]) in ("assistant", "gpt", "model") else turns
+
+
+def _speaker(turn: Mapping[str, Any]) -> Any:
+    return turn.get("role", turn.get("from"))
+
+
+def _plain_turn(turn: dict[str, Any]) -> dict[str, Any]:
+    """A turn of ShareGPT's form (from, value) among others."""
+    if "role" in turn or "from" not in turn:
+        return turn
+    names = {"human": "user", "gpt": "assistant", "model": "assistant", "observation": "tool"}
+    return {"role": names.get(turn["from"], turn["from"]), "content": turn.get("value")}
+
+
+def _two(good: Conversation, bad: Conversation, lesson: LessonKind) -> TwoAnswers:
+    better, worse = good.messages[-1], bad.messages[-1]
+    before = [tuple(replace(m, weight=1.0) for m in said.messages[:-1]) for said in (good, bad)]
+    if before[0] != before[1] or better.role != "assistant" or worse.role != "assistant":
+        raise RowRefused("pair-differs")
+    if replace(better, weight=1.0) == replace(worse, weight=1.0):
+        raise RowRefused("equal-pair")
+    return TwoAnswers(good, worse, lesson)
+
+
+def is_small_edit(better: Message, worse: Message) -> bool:
+    """Whether two answers differ by so little that a pair of them would push both."""
+    if better.tool_calls != worse.tool_calls or better.reasoning != worse.reasoning:
+        return False
+    one, other = (message.content.split()[:MOST_COMPARED_WORDS] for message in (better, worse))
+    matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
+    least = 1 - LEAST_DIFFERENCE
+    return matcher.real_quick_ratio() > least and matcher.quick_ratio() > least and matcher.ratio() > least
+
+
+def only_last_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The same conversation with its last answer trained alone: no other was judged."""
+    last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
+    return tuple(
+        replace(message, weight=0.0) if message.role == "assistant" and number != last else message
+        for number, message in enumerate(messages)
+    )
+
+
+def with_worse(example: Example) -> tuple[Message, ...] | None:
+    """The conversation with the worse answer at its end."""
+    return None if example.worse is None else (*example.messages[:-1], example.worse)

@@ -1,0 +1,58 @@
+"""Failures that teach nothing: what failed was a clock, a tool or a network, not the answer."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hivetune.data.rows.fields import NESTED, extract, plain_name
+
+# Columns in which logs say why something failed. `reason` is what a person said of a thumbs down.
+_WHY = frozenset(
+    (
+        *("error", "error_type", "error_message", "error_code", "exception", "exception_type", "failure", "traceback"),
+        *("failure_reason", "failure_type", "reason", "feedback_reason", "status", "status_message", "stderr", "cause"),
+    )
+)
+_OUTSIDE = re.compile(
+    r"\btime[ds]?[ _-]?out\b|timeout|deadline[ _]exceeded"
+    r"|\bconnection[ _]?(?:reset|refused|error|aborted|closed|lost)|\bECONN\w+|\bE(?:TIMEDOUT|PIPE|AI_AGAIN|NOTFOUND)\b"
+    r"|\bnetwork[ _]?(?:error|is unreachable|lost|down)|\b(?:no|lost) network\b|name resolution|\bbroken pipe\b"
+    r"|\btool[ _]?(?:error|crash\w*|failure|failed|unavailable)\b|\b(?:service|server)[ _]unavailable\b|\bbad gateway\b"
+    r"|\brate[ _-]?limit|too many requests|\b(?:HTTP|status)[ :]*(?:408|429|50[0234])\b|\bout of memory\b|\bOOM\b"
+    r"|\bsegmentation fault\b|\bkilled\b|\bcancell?ed\b|\bSIG(?:KILL|TERM|SEGV)\b",
+    re.IGNORECASE,
+)
+_LOOKED_AT_CHARS = 2000
+
+
+def outside_cause(row: Mapping[str, Any]) -> str:
+    """What failed outside of the answer, in the row's own words; empty where the row does not say so."""
+    for text in _reasons(row):
+        found = _OUTSIDE.search(text[:_LOOKED_AT_CHARS])
+        if found:
+            return found.group()
+    return ""
+
+
+def without_reasons(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row that says of itself that it failed, without the columns that say why: nobody can learn them."""
+    if not any(plain_name(name) in _WHY for name in row) or not _failed(row):
+        return row
+    return {name: value for name, value in row.items() if plain_name(name) not in _WHY}
+
+
+def _failed(row: Mapping[str, Any]) -> bool:
+    fields = extract(row)
+    return fields.success is False or (fields.feedback is not None and fields.feedback < 0)
+
+
+def _reasons(row: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in row.items():
+        plain = plain_name(name)
+        if plain in NESTED and isinstance(value, dict):
+            yield from _reasons(value)
+        elif plain in _WHY:
+            if isinstance(value, dict):
+                yield " ".join(str(part) for part in value.values())
+            elif isinstance(value, str):
+                yield value

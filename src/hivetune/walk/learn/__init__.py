@@ -1,0 +1,1 @@
+"""Two stages of training, and the comparison that says whether the second one helped."""
