@@ -46,8 +46,8 @@ SET_ASIDE = {
     QUOTA_USER: "quota-user",
     NOT_LEARNED: "not-learned",
 }
-FATES = {reason: fate for fate, reason in SET_ASIDE.items()}
 SET_ASIDE |= {LEFT_OUT + number: reason for number, reason in enumerate(LEAVE_OUT)}
+FATES = {reason: fate for fate, reason in SET_ASIDE.items()}
 NO_VALUE = "-"  # the agent or category of rows that have none
 
 

@@ -37,6 +37,7 @@ CREATE TABLE rows (
   tied INTEGER NOT NULL DEFAULT 0,  -- equal for the rows of one group, which has one side
   answered_by TEXT,               -- the release whose own, unedited answer it holds
   view INTEGER NOT NULL DEFAULT 0,  -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
+  vouched INTEGER NOT NULL DEFAULT 0,  -- 1: somebody or something called the answer good
   lesson TEXT,                    -- of a bad answer, whose split is 'bad': failure, pair, correction or retry
   better INTEGER                  -- the row of the good answer that it is compared with, if there is one
 );
@@ -147,6 +148,13 @@ class Snapshot:
             yield from self._database.execute(
                 "SELECT row, id, length, trained FROM rows WHERE split = ? ORDER BY row", (split,)
             )
+
+    def good_rows(self, split: Split, least: int) -> list[int]:
+        """Rows of a split whose answers were called good, ascending; all of the split where they are fewer."""
+        with _damage_told(self.folder):
+            query = "SELECT row FROM rows WHERE split = ? AND vouched ORDER BY row"
+            vouched = [row for (row,) in self._database.execute(query, (split,))] if self.num_bad else []
+        return vouched if len(vouched) >= least else self.rows(split)
 
     def bad_rows(self) -> list[BadAnswer]:
         """Bad answers of the train side, ascending; none in a snapshot of a config that does not learn from them."""

@@ -5,7 +5,7 @@ A bad row counts nothing in a step's divisor, so the plan has the format of any 
 
 import itertools
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hivetune.data.snapshot import BadAnswer
@@ -13,10 +13,13 @@ from hivetune.plan.steps import Plan, PlanRow, epoch_order, make_plan
 
 # Bad rows in a step for each good one. Together they may push half as much as the good rows pull (engine/train).
 BAD_SHARE = 0.5
+# With fewer rows that were called good, all rows keep the model where it is.
+LEAST_VOUCHED = 32
 
 
 def make_stage2_plan(
     rows: Sequence[PlanRow],
+    good: Collection[int],
     bad: Sequence[BadAnswer],
     *,
     snapshot_hash: str,
@@ -27,21 +30,24 @@ def make_stage2_plan(
 ) -> Plan:
     """Each step has `batch_size` good rows and half as many bad ones; who is compared with a bad answer is among them.
 
-    Good and bad rows are taken in turn, each in the order of `make_plan`'s epochs, as often as the steps need.
+    `good`: the rows that keep the model where it is. The others of `rows` are trained only where they are compared:
+    what nobody called good may have the very fault that the bad answers are about. Good and bad rows are taken in turn,
+    each in the order of `make_plan`'s epochs, as often as the steps need.
     """
     empty = make_plan(
         [], snapshot_hash=snapshot_hash, settings_hash=settings_hash, seed=seed, batch_size=batch_size, epochs=1
     )
-    good = {row.row: row for row in rows}
+    known = {row.row: row for row in rows}
+    kept = [known[row] for row in good]
     wrong = [PlanRow(one.row, one.content_id, one.length, one.trained) for one in bad]
     better_of = {one.row: one.better for one in bad}
-    next_bad, next_good = _in_turn(wrong, seed, "bad"), _in_turn(rows, seed, "good")
+    next_bad, next_good = _in_turn(wrong, seed, "bad"), _in_turn(kept, seed, "good")
     num_bad = min(len(wrong), max(1, int(BAD_SHARE * batch_size)))
     entry_rows, entry_trained, step_ends = array("I"), array("I"), array("Q")
-    for _ in range(steps if rows and wrong else 0):
+    for _ in range(steps if kept and wrong else 0):
         taken = _some(next_bad, num_bad, {})
-        compared = {better: good[better] for row in taken if (better := better_of[row]) is not None}
-        chosen = _some(next_good, min(batch_size, len(rows)), compared)
+        compared = {better: known[better] for row in taken if (better := better_of[row]) is not None}
+        chosen = _some(next_good, min(batch_size, len(kept)), compared)
         entry_rows.extend([*chosen, *taken])
         entry_trained.extend([row.trained for row in chosen.values()] + [0] * len(taken))
         step_ends.append(len(entry_rows))

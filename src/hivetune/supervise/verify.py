@@ -26,7 +26,7 @@ from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import HivetuneError, Stopped
-from hivetune.plan.stage2 import make_stage2_plan
+from hivetune.plan.stage2 import LEAST_VOUCHED, make_stage2_plan
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
@@ -215,6 +215,7 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choi
     if config.learn.stage == 2:
         plan = make_stage2_plan(
             rows,
+            snapshot.good_rows("train", LEAST_VOUCHED),
             snapshot.bad_rows(),
             snapshot_hash=snapshot.hash,
             settings_hash="verify-resume",

@@ -14,7 +14,7 @@ from hivetune.base.whole import problems_once
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import Busy, UsageError
-from hivetune.plan.stage2 import make_stage2_plan
+from hivetune.plan.stage2 import LEAST_VOUCHED, make_stage2_plan
 from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
 from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices, read_resolved, write_resolved
@@ -127,6 +127,7 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
             )
         return make_stage2_plan(
             rows,
+            snapshot.good_rows("train", LEAST_VOUCHED),
             snapshot.bad_rows(),
             snapshot_hash=snapshot.hash,
             settings_hash=settings_hash,

@@ -333,7 +333,7 @@ def test_rows_sqlite_is_as_documented(write_rows: Callable[..., Path], chatml: P
     columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rows)")]
     documented = (
         "row id interaction_id source split agent category session user time length trained messages tools checker"
-        " tied answered_by view"
+        " tied answered_by view vouched lesson better"
     )
     assert columns == documented.split()
 

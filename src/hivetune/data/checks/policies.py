@@ -34,13 +34,18 @@ def apply_policies(example: Example, job: RowPolicies, outside: str) -> Example:
         raise RowRefused("not-learned", f"learn does not name {needed}")
     if example.untrusted and job.on_untrusted == "set_aside":
         raise RowRefused("untrusted")
-    vouched = example.success is True or (example.feedback is not None and example.feedback > 0)
     own = example.answered_by is not None and example.lesson == "sft"
-    if own and not vouched and job.on_own_answers == "set_aside":
+    if own and not is_vouched(example) and job.on_own_answers == "set_aside":
         raise RowRefused("own-answer")
     if example.worse is not None and "pairs" not in job.learn:
         return replace(example, worse=None)  # a correction is a target in any case
     return example
+
+
+def is_vouched(example: Example) -> bool:
+    """Whether the answer to learn was called good: by its success, a rating, or as the better one of two."""
+    liked = example.feedback is not None and example.feedback > 0
+    return example.success is True or liked or example.lesson in ("correction", "pair")
 
 
 def _failed(example: Example, job: RowPolicies, outside: str) -> Example:

@@ -17,12 +17,13 @@ from hivetune.records import LessonKind
 
 _BATCH_ROWS = 1000
 READ = (
-    "SELECT n, lesson, worse, worse_tokens, worse_mask, answered_by, id, interaction_id, source, agent, category,"
-    " session, user, time, messages, tools, checker, tokens, mask, views FROM rows JOIN bodies USING (n) ORDER BY n"
+    "SELECT n, vouched, lesson, worse, worse_tokens, worse_mask, answered_by, id, interaction_id, source, agent,"
+    " category, session, user, time, messages, tools, checker, tokens, mask, views"
+    " FROM rows JOIN bodies USING (n) ORDER BY n"
 )
 INSERT = (
-    "INSERT INTO rows (row, view, lesson, tied, answered_by, id, interaction_id, source, split, agent, category,"
-    f" session, user, time, messages, tools, checker, length, trained) VALUES ({','.join('?' * 19)})"
+    "INSERT INTO rows (row, view, vouched, lesson, tied, answered_by, id, interaction_id, source, split, agent,"
+    f" category, session, user, time, messages, tools, checker, length, trained) VALUES ({','.join('?' * 20)})"
 )
 
 
@@ -101,20 +102,20 @@ def _rows(results: Sequence[Path], decisions: Decisions) -> Iterator[_Row]:
         with closing(open_result(path)) as source:
             fate_of = (fate for _, fate in fates(decisions, chunk))
             rows = zip(source.execute(READ), fate_of, strict=True)
-            for (n, kind, worse, worse_tokens, worse_mask, answered_by, identity, *about), fate in rows:
+            for (n, vouched, kind, worse, worse_tokens, worse_mask, answered_by, identity, *about), fate in rows:
                 number = decisions.chunk_starts[chunk] + n
                 *about, tokens, mask, views = about
                 group = decisions.tied[number], answered_by, identity
                 if fate < len(SPLITS):
                     for view, (row, ids, trained) in enumerate(_views(about, tokens, mask, views)):
-                        columns = (view, None, *group, *row[:2], SPLITS[fate], *row[2:])
+                        columns = (view, vouched, None, *group, *row[:2], SPLITS[fate], *row[2:])
                         yield _Row(number, identity, fate, None, columns, ids, trained)
                 elif number in lessons.bad:
                     lesson: LessonKind = "failure" if lessons.bad[number] is None else "retry"
-                    columns = (0, lesson, *group, *about[:2], BAD, *about[2:])
+                    columns = (0, 0, lesson, *group, *about[:2], BAD, *about[2:])
                     yield _Row(number, identity, fate, lesson, columns, tokens, mask)
                 if number in lessons.worse:
-                    columns = (0, kind, *group, *about[:2], BAD, *about[2:7], worse, *about[8:])
+                    columns = (0, 0, kind, *group, *about[:2], BAD, *about[2:7], worse, *about[8:])
                     yield _Row(number, identity, fate, kind, columns, worse_tokens, worse_mask)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from hivetune.data.checks.dedupe import sketch
 from hivetune.data.checks.lessons import lesson_hashes
-from hivetune.data.checks.policies import apply_policies, keep_forgotten_out, source_names
+from hivetune.data.checks.policies import apply_policies, is_vouched, keep_forgotten_out, source_names
 from hivetune.data.checks.redact.apply import ADVICE, PERSONAL, SECRETS, Policy, apply_policy
 from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
 from hivetune.data.intake.files import Chunk
@@ -47,6 +47,7 @@ CREATE TABLE rows (
   length INTEGER,                     -- of its longest view
   num_tokens INTEGER, trained INTEGER,  -- of all its views
   agent TEXT, category TEXT, session TEXT, user TEXT, time REAL, answered_by TEXT,
+  vouched INTEGER,                    -- 1 where somebody or something called the answer good
   lesson TEXT, judged64 INTEGER, worse64 INTEGER,  -- of the last answer, and of a worse one, with all before them
   notes TEXT                          -- what was changed where, as JSON: [[reason, "GitHub token in the answer"], ...]
 );
@@ -58,7 +59,7 @@ CREATE TABLE bodies (
   raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 27, 12
+ROW_COLUMNS, BODY_COLUMNS = 28, 12
 BAD_MARK = 0x5F0BAD5F0BAD5F0B  # a bad answer is no copy of a good one
 SURE_CHARS = 8  # characters a token; up to here the vocabulary isn't asked for its longest one
 
@@ -148,7 +149,7 @@ class Worker:
             found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
-            refused = (source, None, error.reason, _storable(error.hint), *[None] * 9, length, *[None] * 12)
+            refused = (source, None, error.reason, _storable(error.hint), *[None] * 9, length, *[None] * 13)
             return refused, (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
         example, rendered = found.example, [view.rendered for view in found.views]
         bad, worse = example.lesson == "failure", with_worse(example)
@@ -174,6 +175,7 @@ class Worker:
             example.user,
             example.time,
             example.answered_by,
+            int(is_vouched(example)),
             example.lesson,
             _signed(judged_hash(example.messages, example.tools)),
             None if worse is None else _signed(judged_hash(worse, example.tools)),
@@ -208,18 +210,18 @@ class Worker:
         """One row through everything that needs no other row. Raises RowRefused."""
         job = self._job
         try:
-            layout, example, read_as, outside = read_example(raw, job.columns, pairs="pairs" in job.learn)
+            read = read_example(raw, job.columns, pairs="pairs" in job.learn)
         except RowRefused:
             if is_forgotten_raw(self._forgotten, source_names(raw), raw.payload):
                 raise RowRefused("forgotten") from None
             raise
         if self._forgotten:
-            keep_forgotten_out(raw, example, self._forgotten)
-        example, shortened = self._sized(example)
+            keep_forgotten_out(raw, read.example, self._forgotten)
+        example, shortened = self._sized(read.example)
         check_messages(example.messages, self._checks)
         example, notes = self._redacted(example)
         example = replace(example, id=content_id(example.messages, example.tools))
-        example = apply_policies(example, job, outside)
+        example = apply_policies(example, job, read.failed_outside)
         prompt = job.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
             front, more = self._redacted(
@@ -227,16 +229,16 @@ class Worker:
             )
             example = replace(example, messages=(*front.messages, *example.messages))
             notes += more
-        changed = [*read_as, *shortened, *dict.fromkeys(reason for reason, _ in notes)]
+        changed = [*read.changed, *shortened, *dict.fromkeys(reason for reason, _ in notes)]
         example, more, worse = self._with_worse(example)
         notes += more
         changed += [reason for reason, _ in more]
         if self._renderer is None:
-            return ExaminedRow(example, layout, (), tuple(changed), notes)
+            return ExaminedRow(example, read.layout, (), tuple(changed), notes)
         example, views = self._fitted(self._renderer, example, changed)
         if example.lesson != "sft":
             views = views[-1:]  # only the last answer was judged
-        return ExaminedRow(example, layout, views, tuple(dict.fromkeys(changed)), notes, worse)
+        return ExaminedRow(example, read.layout, views, tuple(dict.fromkeys(changed)), notes, worse)
 
     def _with_worse(self, example: Example) -> tuple[Example, tuple[Note, ...], RenderedView | None]:
         """The row with its worse answer checked, redacted and rendered, or without it and the note that says why."""

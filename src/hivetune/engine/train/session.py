@@ -28,7 +28,7 @@ from hivetune.engine.model.protocol import LoraModel
 from hivetune.engine.train.checkpoint import TrainState, load, load_newest_good
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.engine.train.saver import Saver
-from hivetune.engine.train.stage2 import Stage2, open_stage2
+from hivetune.engine.train.stage2 import LEAST_GUARDS, Stage2, open_stage2
 from hivetune.engine.train.watch import LossHistory
 from hivetune.engine.train.world import World, join_world
 from hivetune.errors import DataRefused, HivetuneError, UsageError
@@ -147,7 +147,9 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         metrics=Journal(folder / METRICS),
         world=world,
         heartbeat=heartbeat,
-        validation_rows=snapshot.rows("validation"),
+        validation_rows=snapshot.good_rows("validation", LEAST_GUARDS)
+        if config.learn.stage == 2
+        else snapshot.rows("validation"),
     )
 
 

@@ -24,6 +24,9 @@ MOST_PUSH = 0.5
 # Nats per token by which the loss of the good validation rows may rise before the run stops.
 MOST_WORSE = 0.02
 
+# With fewer validation rows that were called good, all of them guard the run.
+LEAST_GUARDS = 20
+
 
 class _Beats(Protocol):
     def beat(self, beat: Beat) -> None: ...

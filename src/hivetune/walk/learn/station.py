@@ -19,6 +19,7 @@ from hivetune.judge.evaluate import evaluation_document, plan_evaluation
 from hivetune.judge.sides import BASELINE
 from hivetune.records import Progress, silent
 from hivetune.run.adapter import adapter_hash
+from hivetune.run.folder import EVALUATION
 from hivetune.walk.compare.losses import scored
 from hivetune.walk.identity import settings_of
 from hivetune.walk.learn.ship import choose_stage, why_no_stage2
@@ -26,7 +27,7 @@ from hivetune.walk.open import Run, open_run
 from hivetune.walk.verdict import verdict_document
 
 STAGE1, STAGE2, LONGER = "stage1", "stage2", "stage1-longer"
-DOCUMENT = "learn.json"
+DOCUMENT, AGAINST = "learn.json", "against"
 TrainStage = Callable[[Run], dict[str, Any]]
 
 
@@ -73,7 +74,8 @@ def learn(
     document["longer"] = train(third)
     evaluations = {rival.folder.name: beside(second, rival, comparing) for rival in (first, third)}
     for rival, evaluation in evaluations.items():
-        write_json(root / f"eval-against-{rival}.json", evaluation)
+        (root / AGAINST / rival).mkdir(parents=True, exist_ok=True)
+        write_json(root / AGAINST / rival / EVALUATION, evaluation)
     ships, verdicts, reasons = choose_stage(evaluations, config.gate)
     document["against"] = {rival: verdict_document(verdict) for rival, verdict in verdicts.items()}
     return _shipped(root, document, STAGE2 if ships else STAGE1, reasons)
@@ -94,18 +96,20 @@ def stage2_config(config: RunConfig, first: Path, folder: Path) -> RunConfig:
             "learn": config.learn.model_copy(update={"stage": 2}),
             "lora": config.lora.model_copy(update={"start": str(first)}),
             "max_steps": config.learn.steps,
+            "learning_rate": config.learning_rate * config.learn.rate,
         }
     )
 
 
 def longer_config(config: RunConfig, first: Run, folder: Path, steps: int) -> RunConfig:
-    """Stage 1 from where it ended, for `steps` more; nothing ends it earlier."""
+    """Stage 1 from where it ended, for `steps` more at the rate of stage 2; nothing ends it earlier."""
     rows = len(first.snapshot.rows("train"))
     return config.model_copy(
         update={
             "output": str(folder),
             "lora": config.lora.model_copy(update={"start": str(first.folder)}),
             "max_steps": steps,
+            "learning_rate": config.learning_rate * config.learn.rate,
             "epochs": float(max(1, math.ceil(steps * config.batch_size / rows))),
             "patience": None,
             "supervise": config.supervise.model_copy(update={"chunk_rows": None}),
