@@ -3,17 +3,23 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cycle.small import NAME, append_rows, make_config, make_rows
 
+import hivetune.cycle.loop
+from hivetune.base.database import open_database
 from hivetune.base.disk import lock
 from hivetune.base.journal import read_journal
 from hivetune.config import load_config
-from hivetune.cycle.ledger import loop_folder
+from hivetune.cycle.ledger import cycles_of, loop_folder
 from hivetune.cycle.loop import Listener, opened
+from hivetune.cycle.window import Clocks
+from hivetune.data.forget import forget
+from hivetune.run.choices import read_resolved
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +53,12 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(own_home: Path, tmp_
     assert not (loop_folder(NAME) / "cycle.jsonl").exists()
 
 
-def test_a_person_speaks_to_the_loop_and_a_lost_source_holds_nothing_up(own_home: Path, tmp_path: Path) -> None:
+def test_a_person_speaks_to_the_loop_and_a_lost_source_holds_nothing_up(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = iter([Clocks(9000.0, 10.0, 10.0), Clocks(12605.0, 15.0, 3615.0), Clocks(500.0, 20.0, 3620.0)])
+    monkeypatch.setattr(hivetune.cycle.loop, "read_clocks", lambda: next(clocks))
+    monkeypatch.setattr(hivetune.cycle.loop, "SILENT_S", 1.0)
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 12))
     config = make_config(tmp_path, sources=["redis://127.0.0.1:1/0?stream=s"])
     with opened(load_config(config), Listener()) as loop:
@@ -59,7 +70,29 @@ def test_a_person_speaks_to_the_loop_and_a_lost_source_holds_nothing_up(own_home
         assert not (loop_folder(NAME) / "now").exists()
     code, document = cycle("status")
     assert code == 0 and document["cycles"][0]["cycles"][0]["opened_for"] == "request"
-    problems = [
-        entry["words"] for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry["event"] == "problem"
-    ]
-    assert len(problems) == 1 and "nothing is collected" in problems[0]
+    assert len(told("problem")) == 1 and "nothing is collected" in told("problem")[0]
+    assert told("clock") == ["the machine slept for 3600 s", "the clock was set back by 12110 s"]
+
+
+def told(event: str) -> list[str]:
+    return [entry["words"] for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry["event"] == event]
+
+
+def test_settings_and_rows_that_change_while_a_cycle_is_open(own_home: Path, tmp_path: Path) -> None:
+    """It keeps the settings that it was opened with, and ends when one of its rows was forgotten."""
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
+    config = make_config(tmp_path)
+    with opened(load_config(config), Listener()) as loop:
+        assert loop.step().kind == "open"
+    with opened(load_config(config, ["learning_rate=0.5", "cycle.after_rows=50"]), Listener()) as loop:
+        assert loop.step().kind == "snapshot"
+        (run,) = loop_folder(NAME).glob("*/run")
+        assert read_resolved(run)[0].learning_rate == 0.01
+        with closing(open_database()) as database:
+            forget(database, "session", "s3")
+        action = loop.step()
+        assert action.kind == "close" and "1 of its rows were forgotten" in action.reason
+        assert loop.step().reason == "59 new groups, no window is set"
+        with closing(open_database()) as database:
+            before, after = cycles_of(database, NAME)
+    assert (before.end, after.config["learning_rate"]) == ("given_up", 0.5)

@@ -13,6 +13,7 @@ from simulated import SIZES, WORLDS
 
 from hivetune.config import GateConfig
 from hivetune.judge.gate import judge
+from hivetune.judge.statistics import paired_proportions
 
 Record = Callable[[str, object], None]
 FULL = 10_000
@@ -51,6 +52,35 @@ def test_coverage_of_every_printed_interval(name: str, record_property: Record) 
     for key, share in found.items():
         record_property(key, share)
     assert all(0.93 <= share <= 0.97 for share in found.values()), found
+
+
+RARE = (0.01, 0.05)  # of answers that loop or refuse
+
+
+def rare_coverage(rate: float, n: int, repetitions: int) -> float:
+    """Of a difference of shares near zero: 1 rate with the base, twice as much with the tuned model."""
+    inside = 0
+    for seed in range(repetitions):
+        rng = random.Random(f"{rate} {n} {seed}")
+        sides = [[rng.random() < share for _ in range(n)] for share in (rate, 2 * rate)]
+        interval = paired_proportions(sides[0], sides[1]).ci95
+        assert interval is not None
+        inside += interval[0] <= rate <= interval[1]
+    return inside / repetitions
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("rate", RARE)
+def test_shares_near_zero_are_held_more_often_than_that(rate: float, record_property: Record) -> None:
+    """So few events can't have 95 %: the interval is wider than it had to be, never too narrow."""
+    found = {f"n = {n}": rare_coverage(rate, n, FULL) for n in SIZES}
+    for key, share in found.items():
+        record_property(key, share)
+    assert all(share >= 0.93 for share in found.values())
+
+
+def test_shares_near_zero_are_never_held_too_seldom() -> None:
+    assert min(rare_coverage(rate, n, 100) for rate in RARE for n in SIZES) >= 0.93
 
 
 def evaluation(seed: int, gain: float, rates: tuple[float, float]) -> dict[str, Any]:
