@@ -110,8 +110,8 @@ def _counted(scores: Path, total: int, progress: Progress) -> Callable[[Beat], N
 
     def on_beat(beat: Beat) -> None:
         nonlocal done
-        if beat is Beat.ITEM:
+        if beat is Beat.ITEM and done < total:  # how far the models differ is computed beside it, row by row
             done += 1
-            progress(min(done, total), total)
+            progress(done, total)
 
     return on_beat
