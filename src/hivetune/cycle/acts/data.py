@@ -35,6 +35,7 @@ from hivetune.run.choices import read_resolved
 from hivetune.run.folder import CONFIG, RECORD, SCORES
 from hivetune.walk.fetch import fetch_model
 from hivetune.walk.open import open_run
+from hivetune.walk.release.dry_export import dry_export
 
 
 def open_cycle_of(doing: Doing, opened_for: OpenedFor = "rows") -> str:
@@ -95,6 +96,9 @@ def make_run(doing: Doing) -> str:
     if late:
         shutil.rmtree(cycle.run)
         raise HivetuneError(f"{len(late)} rows came while the rows were chosen", hint="they wait for the next cycle")
+    tried = dry_export(run)
+    if tried.unwritten:  # said now, not after the night in which it was trained
+        raise UsageError(f"what this cycle would train can't be exported: {tried.unwritten}")
     doing.details["start"] = "base" if champion is None or start is None else champion.label
     doing.details["tokens"] = {"new": choice.new_tokens, "old": choice.old_tokens, "general": choice.general_tokens}
     doing.details["rows"] = dict(run.snapshot.manifest["accounting"])
