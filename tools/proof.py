@@ -92,7 +92,7 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         ["-m", "proof", "tests/cli/test_doctor_proof.py"],
     ),
     "cycle-kills": (
-        "ten cycles, two of them of poisoned rows, with kills of the loop and of what it started at the borders of "
+        "three cycles, one of them of poisoned rows, with kills of the loop and of what it started at the borders of "
         "every act: cycles, adapters, accounting and aliases are those of the same cycles without kills",
         ["-m", "proof", "tests/cycle/test_kills_of_cycles.py"],
     ),
