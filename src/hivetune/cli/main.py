@@ -74,7 +74,7 @@ LEFT_BEHIND = {
     "fetch": "the model is not ready; what is downloaded is kept, and the same command goes on",
     "data check": "nothing was written",
     "data prepare": "no snapshot was made; finished chunks are kept, and the same command goes on",
-    "data synth": "no file was written; the same command makes the same rows",
+    "data synth": "no file was written; replies of --ask are kept, and the same command goes on",
     "train": "what is finished is kept; the same command goes on",
     "learn": "each finished stage is kept; the same command goes on",
     "cycle": "what is finished is kept; the same command goes on",

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.cli.output import emit, progress, say, show, table
+from hivetune.errors import UsageError
 from hivetune.synth.maker import sources_of
 from hivetune.synth.packs.choose import find_packs
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.page import write_synth_page
 from hivetune.synth.report import reasons_of
 from hivetune.synth.sources.places import Places
+from hivetune.walk.ask_rows import AskSettings, ask_rows
 from hivetune.walk.synth import synthesize
 
 _SHOWN_ROWS = 3
@@ -36,17 +38,28 @@ def synth(
     against: Annotated[
         list[str] | None, typer.Option(metavar="SRC", help="Rows that none may repeat: files, globs, 'store'.")
     ] = None,
+    ask: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Let a model word the rows: URL#MODEL, a .gguf file, a release.")
+    ] = None,
+    budget: Annotated[int | None, typer.Option(min=1, help="Most tokens of --ask, prompts and replies.")] = None,
 ) -> None:
-    """Make training rows from manual pages, docstrings and your own documents, without a model.
+    """Make training rows from manual pages, docstrings and your own documents, without a model unless --ask names one.
 
     Every row names the pages that it rests on, and was checked against them.
     """
     packs, places = find_packs(what or [], run_help or [])
+    if budget is not None and ask is None:
+        raise UsageError("--budget is of --ask: without a model no token is spent")
     if out is None:
         _list(packs, places)
         return
-    with progress("reading documentation", "pages") as report:
-        document = synthesize(packs, places, out, rows=rows, seed=seed, against=against or (), progress=report)
+    if ask is not None:
+        settings = AskSettings(ask, rows, seed, budget, tuple(against or ()))
+        with progress("asking", "rows") as report:
+            document = ask_rows(packs, places, out, settings, report)
+    else:
+        with progress("reading documentation", "pages") as report:
+            document = synthesize(packs, places, out, rows=rows, seed=seed, against=against or (), progress=report)
     page = out.with_suffix(".html")
     write_synth_page(page, document)
     _show(document)
@@ -98,5 +111,14 @@ def _show(document: dict[str, Any]) -> None:
     if document["not_comparable"]:
         say(f"--against: {document['not_comparable']:,} rows could not be read; see: hivetune data check")
     show(f"\n{document['rows']:,} rows, all synthetic: {document['out']}")
-    if document["rows"] < document["asked"]:
+    if "tokens" in document:
+        limit = f" of {document['budget']:,}" if document["budget"] else ""
+        say(
+            f"{document['tokens']:,} tokens{limit}, {document['asked_now']:,} replies in this run, the others were kept"
+        )
+        if document["unanswered"]:
+            say(f"{document['unanswered']:,} passages skipped: {document['maker']} failed on them")
+        if document["budget"] and document["tokens"] >= document["budget"]:
+            say("the budget is spent; the same command with a larger --budget goes on")
+    elif document["rows"] < document["asked"]:
         say(f"asked were {document['asked']:,}: there is no more in the documentation that is here")

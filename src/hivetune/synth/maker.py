@@ -3,18 +3,15 @@
 The same packs, documentation, number and seed give the same file. Nothing is written before all is done.
 """
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from hivetune.data.prepare.split import group_hash, question
-from hivetune.records import Message, Progress, silent
+from hivetune.records import Progress, silent
+from hivetune.synth.keep import KeptRows
 from hivetune.synth.make.draft import Draft
 from hivetune.synth.make.drafts import drafts_of, steps_of
 from hivetune.synth.make.pages import Deeds, deeds_of
@@ -24,11 +21,9 @@ from hivetune.synth.quotas import share_out
 from hivetune.synth.sources.page import DocPage, NotUnderstood
 from hivetune.synth.sources.places import DocSource, Places, read_source
 from hivetune.synth.verify.checks import Cited, check_draft
-from hivetune.synth.verify.duplicates import SeenRows
 from hivetune.synth.verify.parsers import parses
 
 TEMPLATES = "templates"  # the maker that is no model
-CHECKS_PASSED = ("length", "language", "options", "paths", "units", "parses", "supported", "duplicates", "frozen")
 SPARE = 6  # drafts that are kept to choose from, for each row that is asked for
 LEAST_SPARE = 4  # of each kind of a page
 
@@ -88,7 +83,7 @@ def make_rows(
         counts = _fill(settings, pool, progress)
         pool.settle()
         chooser = _Chooser(settings, pool, counts)
-        chooser.remember(against)
+        chooser.rows.remember(against)
         chooser.choose()
         for line in pool.rows():
             write(line)
@@ -186,18 +181,8 @@ class _Chooser:
 
     def __init__(self, settings: SynthSettings, pool: Pool, counts: dict[str, CategoryCounts]):
         self._settings, self._pool, self._counts = settings, pool, counts
-        self._seen = SeenRows(pool.text)
-        self._number = 0
-        self._drafts: dict[tuple[str, str], Iterator[tuple[str, str, int, Draft]]] = {}
-
-    def remember(self, against: Iterator[tuple[str, str]]) -> None:
-        """Rows of the user: none is made again."""
-        for source, text in against:
-            _, keys = self._seen.look(text)
-            if keys:
-                self._pool.keep(self._number, 0, source, "", text, None)
-                self._seen.add(self._number, keys)
-                self._number += 1
+        self.rows = KeptRows(pool, settings.frozen, TEMPLATES, settings.seed)
+        self._drafts: dict[tuple[str, str], Iterator[tuple[str, str, Draft]]] = {}
 
     def choose(self) -> None:
         packs = {pack.category: pack for pack in self._settings.packs}
@@ -231,47 +216,12 @@ class _Chooser:
         drafts = self._drafts.get((category, kind))
         if drafts is None:
             drafts = self._drafts[category, kind] = self._pool.drafts(category, kind)
-        page, path, key, draft = next(drafts)
-        text = "\n".join(part for turn in draft.turns for part in turn)
-        reason, keys = self._seen.look(text)
-        if reason is None and self._is_frozen(draft):
-            reason = "frozen-question"
-        if reason is None and not all(parses(code, "sh") for code in draft.commands):
-            reason = "does-not-parse"
-        if reason is None and not all(parses(code, "python") for code in draft.python):
-            reason = "does-not-parse"
+        page, path, draft = next(drafts)
+        codes = [(code, "sh") for code in draft.commands] + [(code, "python") for code in draft.python]
+        reason = None if all(parses(*code) for code in codes) else "does-not-parse"
+        reason = reason or self.rows.keep(category, page, path, draft)
         if reason is not None:
             tally.rejected[reason] += 1
             return
-        row = row_of(category, page, path, draft, maker=TEMPLATES, seed=self._settings.seed)
-        self._pool.keep(self._number, key, category, kind, text, json.dumps(row, ensure_ascii=False))
-        self._seen.add(self._number, keys)
-        self._number += 1
         tally.kept += 1
         tally.kinds[kind] += 1
-
-    def _is_frozen(self, draft: Draft) -> bool:
-        messages = [Message("user", draft.turns[0][0])]
-        return group_hash(f"question:{question(messages)}") in self._settings.frozen
-
-
-def row_of(category: str, page: str, path: str, draft: Draft, *, maker: str, seed: int) -> dict[str, Any]:
-    """One line of the file. `session` is the page, so that a split keeps all questions on one page together."""
-    messages = []
-    for asked, answered in draft.turns:
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-    row: dict[str, Any] = {"messages": messages, "category": category, "session": f"synth {page}"}
-    if draft.checker is not None:
-        row["checker"] = dict(draft.checker)
-    sources = ((page, draft.section, path), *draft.also)
-    row["synth"] = {
-        "kind": draft.kind,
-        "sources": [dict(zip(("page", "section", "file"), one, strict=True)) for one in sources],
-        "passage_sha256": hashlib.sha256(draft.passage.encode("utf-8", "surrogatepass")).hexdigest()[:16],
-        "maker": maker,
-        "seed": seed,
-        "checks": list(CHECKS_PASSED),
-    }
-    if draft.absent:
-        row["synth"]["absent"] = list(draft.absent)
-    return row

@@ -64,14 +64,14 @@ class Pool:
         )
         return {str(kind): int(count) for kind, count in found}
 
-    def drafts(self, category: str, kind: str) -> Iterator[tuple[str, str, int, Draft]]:
-        """(page, path, key, draft) in the order in which they are tried."""
+    def drafts(self, category: str, kind: str) -> Iterator[tuple[str, str, Draft]]:
+        """(page, path, draft) in the order in which they are tried."""
         found = self._database.execute(
-            "SELECT page, path, key, body FROM drafts WHERE category = ? AND kind = ? ORDER BY turn, key",
+            "SELECT page, path, body FROM drafts WHERE category = ? AND kind = ? ORDER BY turn, key",
             (category, kind),
         )
-        for page, path, key, body in found:
-            yield page, path, key, _draft(kind, json.loads(body))
+        for page, path, body in found:
+            yield page, path, _draft(kind, json.loads(body))
 
     def keep(self, number: int, key: int, category: str, kind: str, text: str, row: str | None) -> None:
         """A row that is kept (`row`: its line), or one that others are compared with (None)."""
