@@ -10,7 +10,7 @@ from hivetune.synth.make.draft import Draft
 from hivetune.synth.sources.page import DocPage
 
 SHORTEST_PASSAGE_CHARS, LONGEST_PASSAGE_CHARS = 80, 1500
-REPLY_TOKENS = 320
+PAIR_TOKENS = 320
 CHARS_PER_TOKEN = 4  # of English prose, to count what a prompt costs where nobody tells
 ASKED_KIND = "asked"
 _SYSTEM = (

@@ -23,7 +23,7 @@ from hivetune.records import Progress, silent
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.serve.llama.backend import ServerSettings
 from hivetune.synth.against import Against
-from hivetune.synth.ask import CHARS_PER_TOKEN, REPLY_TOKENS, draft_of, fits, passages_of, read_reply, request
+from hivetune.synth.ask import CHARS_PER_TOKEN, PAIR_TOKENS, draft_of, fits, passages_of, read_reply, request
 from hivetune.synth.keep import KeptRows
 from hivetune.synth.maker import CategoryCounts, sources_of
 from hivetune.synth.packs.pack import Pack
@@ -38,7 +38,7 @@ from hivetune.walk.compare.answers import KeptAnswers, ask_prompt, kept_side
 from hivetune.walk.compare.artefacts import Asked, find_artefact, open_artefact
 
 SLOTS = 4
-MOST_FAILURES = 5  # in a row: the endpoint is gone, and what came so far is kept
+_MOST_FAILURES = 5  # in a row: the endpoint is gone, and what came so far is kept
 CACHED_PAGES = 32
 
 
@@ -79,7 +79,7 @@ def ask_rows(
         with (
             TemporaryDirectory() as folder,
             closing(Pool(Path(folder) / "pool.db")) as pool,
-            kept_side(side, REPLY_TOKENS, SLOTS) as kept,
+            kept_side(side, PAIR_TOKENS, SLOTS) as kept,
             open_artefact(side, ServerSettings(slots=SLOTS)) as (asked, _),
             write_whole(out) as file,
         ):
@@ -199,7 +199,7 @@ class _Asking:
         found = self._kept.answers.get(prompt.key)
         if found is None:
             try:
-                answer = ask_prompt(self._asked, self._kept.label, prompt, REPLY_TOKENS)
+                answer = ask_prompt(self._asked, self._kept.label, prompt, PAIR_TOKENS)
             except UsageError:
                 raise
             except HivetuneError as error:
@@ -211,9 +211,9 @@ class _Asking:
     def _skip(self, error: HivetuneError) -> None:
         self.unanswered += 1
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= MOST_FAILURES:
+        if self._failed_in_a_row >= _MOST_FAILURES:
             raise HivetuneError(
-                f"{error.message}; so did the {MOST_FAILURES - 1} passages before it",
+                f"{error.message}; so did the {_MOST_FAILURES - 1} passages before it",
                 hint="replies are kept; the same command goes on",
             )
 
