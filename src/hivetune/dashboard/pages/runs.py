@@ -137,7 +137,7 @@ def _band(series: Series) -> list[tuple[float, float, float]]:
 
 @dataclass(frozen=True)
 class ShownSetting:
-    """`changed`: it is not the default."""
+    """`changed`: it is not the default, or there is none."""
 
     key: str
     value: str
@@ -150,11 +150,9 @@ def _settings(run: Path) -> tuple[list[ShownSetting], str]:
         config, choices = read_resolved(run)
     except UsageError as error:
         return [], error.message
-    defaults = {setting.key: setting.default for setting in known_settings()}
+    defaults = {setting.key: json.loads(setting.default) for setting in known_settings() if setting.default}
     tree = config.model_dump(mode="json", exclude={"cycle": {"notify"}})  # addresses are secrets
-    own = [
-        ShownSetting(key, _shown(value), defaults.get(key) not in ("", json.dumps(value))) for key, value in _flat(tree)
-    ]
+    own = [ShownSetting(key, _shown(value), defaults.get(key, "") != value) for key, value in _flat(tree)]
     made = [ShownSetting(f"choices.{key}", _shown(value), False) for key, value in choices.made().items()]
     return [*own, *made], ""
 

@@ -112,7 +112,7 @@ def _metrics(metrics: Sequence[Mapping[str, Any]]) -> str:
         '<tr><th></th><th class="n">A</th><th class="n">B</th><th class="n">B - A</th><th></th>'
         '<th class="n">95 % interval</th><th class="n">n</th><th>passed</th></tr>'
     )
-    return f'<div class="wide"><table>{head}{rows}</table></div>' if rows else ""
+    return f'<div class="wide" tabindex="0"><table>{head}{rows}</table></div>' if rows else ""
 
 
 def _metrics_note(document: Mapping[str, Any]) -> str:
@@ -216,7 +216,7 @@ def _parts(document: Mapping[str, Any], part: str) -> str:
         f'<tr><th>{PART_NAMES[part]}</th><th class="n">rows</th><th class="n">loss A</th><th class="n">B</th><th></th>'
         '<th class="n">checked answers</th><th class="n">success A</th><th class="n">B</th></tr>'
     )
-    return f'<div class="wide"><table>{head}{rows}</table></div>'
+    return f'<div class="wide" tabindex="0"><table>{head}{rows}</table></div>'
 
 
 def _two_bars(values: Sequence[float | None], most: float) -> str:
@@ -246,7 +246,7 @@ def _costs(document: Mapping[str, Any]) -> str:
             cells = "".join(f'<td class="n">{_value(key, value)}</td>' for value in values)
             rows += f"<tr><td>{name}</td>{cells}</tr>"
     head = '<tr><th></th><th class="n">A</th><th class="n">B</th></tr>'
-    return f'<div class="wide"><table>{head}{rows}</table></div>' if rows else ""
+    return f'<div class="wide" tabindex="0"><table>{head}{rows}</table></div>' if rows else ""
 
 
 def _answers(document: Mapping[str, Any]) -> str:

@@ -93,7 +93,7 @@ def frozen_table(document: Mapping[str, Any]) -> str:
         + "</div></details>"
         for row in lost[:MOST_LOST]
     )
-    return f'<div class="wide"><table>{head}{lines}</table></div>{shown}'
+    return f'<div class="wide" tabindex="0"><table>{head}{lines}</table></div>{shown}'
 
 
 def judge_note(document: Mapping[str, Any]) -> str:

@@ -1,0 +1,342 @@
+"""The dashboard in a real browser: Debian's Chromium, driven by Playwright, against the real server."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from dashboard.shown import HOSTILE, SNAPSHOT, Shown, add_step, dashboard, everything, make_run, supervisor
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from programs import require_program
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, write_atomic
+from hivetune.base.journal import Journal, read_journal
+from hivetune.dashboard.series import MOST_BUCKETS
+from hivetune.dashboard.watched import run_id
+from hivetune.release.registry import find
+from hivetune.run.folder import METRICS
+from hivetune.run.status import loss_curve
+
+pytestmark = pytest.mark.slow
+
+FLAGS = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+SOON_MS = 20_000  # of a machine that does other work too; a quiet one needs a tenth of it
+expect.set_options(timeout=SOON_MS)
+DEATH_MS = 10_000  # the promise: a dead supervisor is told within 10 s
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = require_program("chromium", "chromium")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *FLAGS])
+        yield opened
+        opened.close()
+
+
+class Tabs:
+    """A signed-in browser context, and what went wrong in its pages: foreign requests, errors, refused content."""
+
+    def __init__(self, browser: Browser, shown: Shown, **settings: Any):
+        self.shown = shown
+        self.wrong: list[str] = []
+        self.context = browser.new_context(**settings)
+        self.context.set_default_timeout(SOON_MS)
+        self.context.on("request", self._saw)
+        self.context.on("weberror", lambda error: self.wrong.append(str(error.error)))
+        self.context.on("console", lambda said: self._heard(said.text))
+        self.page = self.open(f"login?token={shown.token}")
+
+    def open(self, path: str) -> Page:
+        page = self.context.new_page()
+        page.goto(self.shown.url + path)
+        return page
+
+    def _saw(self, request: Request) -> None:
+        if not request.url.startswith((self.shown.origin, "data:")):
+            self.wrong.append(request.url)
+
+    def _heard(self, text: str) -> None:
+        if "policy" in text.lower() or "uncaught" in text.lower():
+            self.wrong.append(text)
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.wrong == []
+
+
+def points(page: Page) -> int:
+    return int(page.locator("[data-points]").get_attribute("data-points") or 0)
+
+
+def drawn_loss(page: Page) -> list[list[float]]:
+    """(step, loss) of the raw curve, read back from the SVG."""
+    return page.evaluate(  # type: ignore[no-any-return]
+        """() => {
+          const chart = document.querySelector("#charts svg.chart"), line = chart.querySelector("polyline.raw");
+          const [a, b] = chart.dataset.x.split(",").map(Number), [low, high] = chart.dataset.y.split(",").map(Number);
+          return [...line.points].map((p) => [a + (b - a) * (p.x - 58) / 652, low + (high - low) * (196 - p.y) / 186]);
+        }"""
+    )
+
+
+def grow(folder: Path, first: int, last: int) -> None:
+    with Journal(folder / METRICS) as journal:
+        for step in range(first, last + 1):
+            add_step(journal, step)
+
+
+def until(holds: Callable[[], bool], timeout_ms: float = SOON_MS) -> None:
+    deadline = time.monotonic() + timeout_ms / 1000
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
+
+
+PAGES = (
+    "",
+    "runs",
+    "runs/RUN",
+    "runs/FINISHED/evaluation",
+    "cycles",
+    "cycles/faq",
+    "releases",
+    "releases/helpdesk/1",
+    "releases/helpdesk/1/rows",
+    "releases/helpdesk/2/promote",
+    "data",
+    f"data/{SNAPSHOT}/report",
+    "data/forget?kind=user&value=x",
+    "doctor",
+    "nothing",
+)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 390)])
+def test_every_page_can_be_used_by_everybody(
+    browser: Browser, own_home: Path, tmp_path: Path, scheme: Any, width: int
+) -> None:
+    """axe-core finds nothing serious, nothing comes from elsewhere, nothing hostile runs, nothing scrolls sideways."""
+    going = everything()
+    names = {"RUN": run_id(going), "FINISHED": run_id(home() / "runs" / "finished")}
+    with dashboard(tmp_path / "log") as shown:
+        tabs = Tabs(browser, shown, color_scheme=scheme, viewport={"width": width, "height": 800})
+        page = tabs.page
+        for path in PAGES:
+            for name, identity in names.items():
+                path = path.replace(name, identity)
+            page.goto(shown.url + path)
+            found = Axe().run(page).response["violations"]
+            serious = [
+                (each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], path
+            assert page.title() != "1" and page.locator("img").count() == 0, path
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
+            assert dark is (scheme == "dark"), path
+        assert page.locator("h1").count() == 1
+        tabs.close()
+
+
+def test_the_keyboard_is_enough(browser: Browser, own_home: Path, tmp_path: Path) -> None:
+    everything()
+    with dashboard(tmp_path / "log") as shown:
+        tabs = Tabs(browser, shown)
+        page = tabs.page
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "content"
+        page.focus("nav a[href$='/releases']")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/releases")
+        page.focus("text=helpdesk@2")
+        page.keyboard.press("Enter")
+        page.focus("text=Promote ...")
+        page.keyboard.press("Enter")
+        page.focus("#reason")
+        page.keyboard.type("better")
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_have_text("helpdesk@2 is the champion")
+        tabs.close()
+
+
+def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
+    browser: Browser, own_home: Path, tmp_path: Path
+) -> None:
+    """Whatever dies, the points that are drawn in the end are those of the journal, each once."""
+    going = everything()
+    with supervisor(going) as training:
+        with dashboard(tmp_path / "log") as shown:
+            tabs = Tabs(browser, shown)
+            page = tabs.open(f"runs/{run_id(going)}")
+            expect(page.locator(".state").first).to_have_text("running")
+            assert points(page) == 30
+            grow(going, 31, 60)
+            until(lambda: points(page) == 60)
+            page.reload()
+            assert points(page) == 60
+            kept = [entry for entry in read_journal(going / METRICS) if entry["step"] <= 45]
+            write_atomic(going / METRICS, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+            grow(going, 46, 50)
+            until(lambda: points(page) == 50)
+            port = shown.port
+            shown.process.kill()
+            shown.process.wait(30)
+        expect(page.locator("#connection")).to_be_visible()
+        assert "does not answer" in page.inner_text("#connection")
+        grow(going, 51, 90)
+        with dashboard(tmp_path / "log", port) as shown:
+            until(lambda: points(page) == 90)  # it has come back by itself, and is still signed in
+            expect(page.locator("#connection")).to_be_hidden()
+            training.kill()
+            expect(page.locator(".state").first).to_have_text("interrupted", timeout=DEATH_MS)
+            expect(page.locator("#head")).to_contain_text("hivetune resume")
+            truth = [(step, loss) for step, loss, kind in loss_curve(going) if kind == "step"]
+            assert [round(step) for step, _ in drawn_loss(page)] == [step for step, _ in truth]
+            for (_, drawn), (_, loss) in zip(drawn_loss(page), truth, strict=True):
+                assert drawn == pytest.approx(loss, abs=0.01)  # a tenth of a pixel of 186 for about 2 nats
+            tabs.close()
+
+
+def test_seven_tabs_are_all_kept_up_to_date(browser: Browser, own_home: Path, tmp_path: Path) -> None:
+    """A browser has six connections to a host. A hidden tab lets go of its own."""
+    going = everything()
+    with dashboard(tmp_path / "log") as shown:
+        tabs = Tabs(browser, shown)
+        pages = [tabs.open(f"runs/{run_id(going)}") for _ in range(7)]
+        grow(going, 31, 35)
+        for page in pages:
+            until(lambda page=page: points(page) == 35)  # type: ignore[misc]
+        hidden = pages[0]
+        hidden.evaluate(
+            "Object.defineProperty(document, 'hidden', {get: () => window.away}); window.away = true;"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        assert hidden.evaluate("source === null")
+        grow(going, 36, 40)
+        until(lambda: points(pages[1]) == 40)
+        assert points(hidden) == 35
+        hidden.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+        until(lambda: points(hidden) == 40)
+        tabs.close()
+
+
+def test_a_hundred_thousand_points_stay_few_to_draw(browser: Browser, own_home: Path, tmp_path: Path) -> None:
+    long = make_run("long", steps=200_000, done=100_000)
+    with dashboard(tmp_path / "log") as shown:
+        tabs = Tabs(browser, shown)
+        page = tabs.open(f"runs/{run_id(long)}")
+        assert points(page) == 100_000
+        assert 200 < len(drawn_loss(page)) <= MOST_BUCKETS
+        assert page.evaluate("document.querySelectorAll('*').length") < 1500
+        assert len(page.content()) < 300_000
+        page.evaluate(
+            "replace = ((plain) => (old, html) => { const began = performance.now(); plain(old, html);"
+            " window.spent = Math.max(window.spent || 0, performance.now() - began); })(replace)"
+        )
+        grow(long, 100_001, 100_005)
+        until(lambda: points(page) == 100_005)
+        assert page.evaluate("window.spent") < 100  # ms that the page stands still for an update
+        tabs.close()
+
+
+def test_it_reads_the_same_without_javascript(browser: Browser, own_home: Path, tmp_path: Path) -> None:
+    going = everything()
+    with dashboard(tmp_path / "log") as shown:
+        tabs = Tabs(browser, shown, java_script_enabled=False)
+        page = tabs.page
+        page.click("nav >> text=Runs")
+        page.click("text=runs/going")
+        expect(page.locator("svg.chart")).to_have_count(5)
+        grow(going, 31, 33)
+        page.reload()
+        expect(page.locator("[data-points]")).to_have_attribute("data-points", "33")
+        page.goto(shown.url + "releases/helpdesk/2")
+        page.click("text=Promote ...")
+        page.click("button >> text=Promote")
+        expect(page.locator("h1")).to_have_text("helpdesk@2 is the champion")
+        tabs.close()
+
+
+def test_a_person_signs_in_acts_and_signs_out(browser: Browser, own_home: Path, tmp_path: Path) -> None:
+    everything()
+    with dashboard(tmp_path / "log") as shown:
+        tabs = Tabs(browser, shown)
+        page = tabs.page
+        assert "hivetune-dashboard" not in page.evaluate("document.cookie")
+        assert shown.token not in page.url
+        page.goto(shown.url + "releases/helpdesk/1")
+        page.click("text=Roll back ...")
+        page.click("button >> text=Roll back")
+        expect(page.locator(".problem")).to_contain_text("no previous release")
+        page.goto(shown.url + "data")
+        page.select_option("#kind", "user")
+        page.fill("#value", HOSTILE)
+        page.click("button >> text=Forget ...")
+        expect(page.locator("h1")).to_contain_text("Forget the user")
+        page.click("button >> text=Forget")
+        expect(page.locator("main")).to_contain_text("1 interactions were removed")
+        page.click("text=Sign out")
+        expect(page.locator("#token")).to_be_visible()
+        page.fill("#token", "wrong")
+        page.click("button >> text=Sign in")
+        expect(page.get_by_role("alert")).to_contain_text("not the token")
+        page.goto(shown.url + "runs")
+        expect(page.locator("#token")).to_be_visible()
+        page.fill("#token", shown.token)
+        page.click("button >> text=Sign in")
+        expect(page.locator("h1")).to_have_text("Now")
+        tabs.close()
+    with closing(open_database()) as database:
+        assert find(database, "helpdesk").label == "helpdesk@1"
+        assert database.execute("SELECT count(*) FROM interactions").fetchone() == (0,)
+
+
+def test_another_site_can_neither_post_nor_frame_nor_rebind(browser: Browser, own_home: Path, tmp_path: Path) -> None:
+    """A page on another port of the same machine: the cookie is sent with its form, and the form does nothing."""
+    import http.server
+    import threading
+
+    everything()
+    with dashboard(tmp_path / "log") as shown:
+        target = f"{shown.url}releases/helpdesk/2/promote"
+        body = (
+            f'<title>evil</title><form method="post" action="{target}"><input name="token" value="x"></form>'
+            f'<iframe src="{shown.url}"></iframe>'
+        )
+
+        class Evil(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            context = browser.new_context()
+            page = context.new_page()
+            page.goto(f"{shown.url}login?token={shown.token}")
+            answers: list[tuple[str, int]] = []
+            page.on("response", lambda answer: answers.append((answer.request.method, answer.status)))
+            page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+            assert page.frames[1].url in ("chrome-error://chromewebdata/", "about:blank", shown.url)
+            assert page.frames[1].locator("nav").count() == 0
+            page.evaluate("document.forms[0].submit()")
+            until(lambda: ("POST", 403) in answers)
+            page.goto(f"http://localhost:{shown.port}/dashboard/")  # a name of ours, but the cookie is of the other
+            expect(page.locator("#token")).to_be_visible()
+            context.close()
+            server.shutdown()
+    with closing(open_database()) as database:
+        assert find(database, "helpdesk").label == "helpdesk@1"
