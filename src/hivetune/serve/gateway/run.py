@@ -94,7 +94,7 @@ def run_gateway(
         keeper = Keeper(partial(_read, settings, watch, Checks()), start, settings.canary, _has_room, tell=tell)
         gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None, Metrics(beside))
         servers: list[uvicorn.Server] = []
-        additions = [add(lambda: servers[0].should_exit)] if add is not None and is_loopback(settings.host) else []
+        additions = additions_for(settings, add, lambda: servers[0].should_exit)
         config = uvicorn.Config(
             guarded(gateway, settings, port, additions),
             log_level="warning",
@@ -118,6 +118,13 @@ def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: S
     names = _LOOPBACK if is_loopback(settings.host) else (settings.host,)
     hosts = own_hosts(names, port) | {host.lower() for host in settings.allow_hosts}
     return Guard(app, hosts, [*(added.door for added in additions), Door(partial(client_of, database))])
+
+
+def additions_for(
+    settings: GatewaySettings, add: Callable[[Callable[[], bool]], Addition] | None, ending: Callable[[], bool]
+) -> list[Addition]:
+    """What is shown beside the API: nothing where others than this machine can reach it."""
+    return [add(ending)] if add is not None and is_loopback(settings.host) else []
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,63 @@
+"""The dashboard behind a gateway that runs: another token than the API's, and no stream that holds up the end."""
+
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+
+import httpx2
+import pytest
+from serve.hive import add_release, gateway, stub_on_path
+
+from hivetune.base.database import open_database
+from hivetune.dashboard.access import COOKIE_NAME, cookie_value, dashboard_token, form_token
+from hivetune.dashboard.app import dashboard_addition
+from hivetune.release.registry import find
+from hivetune.serve.gateway.clients import make_client
+from hivetune.serve.gateway.guard import COOKIE
+from hivetune.serve.gateway.run import GatewaySettings, additions_for
+
+
+@pytest.mark.slow
+def test_a_client_of_the_api_sees_no_dashboard_and_its_owner_does(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", stub_on_path(tmp_path))
+    add_release(tmp_path, "helpdesk", 1, champion=True)
+    second = add_release(tmp_path, "helpdesk", 2)
+    token = dashboard_token()
+    with closing(open_database()) as database:
+        client_token = make_client(database, "app")
+    promotion = "/dashboard/releases/helpdesk/2/promote"
+    with gateway(tmp_path / "log", token=client_token) as running:
+        signed_in = {"Cookie": f"{COOKIE_NAME}={cookie_value()}"}
+        with httpx2.Client(base_url=running.url, timeout=30) as client:
+            for headers in (
+                {"Authorization": f"Bearer {client_token}"},
+                {"Cookie": f"{COOKIE}={client_token}"},
+                {"Cookie": f"{COOKIE_NAME}={client_token}"},
+            ):
+                refused = client.get("/dashboard/", headers=headers)
+                assert (refused.status_code, refused.headers["location"]) == (303, "/dashboard/login")
+                form = {"token": form_token(promotion.removeprefix("/dashboard"))}
+                assert client.post(promotion, headers=headers, data=form).status_code == 401
+            assert client.get("/v1/models", headers={"Authorization": f"Bearer {token}"}).status_code == 401
+            assert client.get("/v1/models", headers=signed_in).status_code == 401
+            assert "served by process" in client.get("/dashboard/", headers=signed_in).text
+            assert client.post(promotion, headers=signed_in, data=form).status_code == 200
+            with closing(open_database()) as database:
+                assert find(database, "helpdesk").label == second
+            streaming = {**signed_in, "Accept": "text/event-stream"}
+            with client.stream("GET", "/dashboard/", headers=streaming) as stream:
+                lines = stream.iter_lines()
+                assert next(lines).startswith("retry:")
+                began = time.monotonic()
+                running.process.send_signal(signal.SIGTERM)
+                list(lines)  # to its end
+            running.process.wait(30)
+            assert time.monotonic() - began < 8  # uvicorn would wait 10 s for a stream that goes on
+
+
+def test_a_gateway_that_others_can_reach_has_no_dashboard(own_home: Path) -> None:
+    for host, shown in (("127.0.0.1", 1), ("localhost", 1), ("::1", 1), ("0.0.0.0", 0), ("192.168.1.7", 0)):
+        assert len(additions_for(GatewaySettings(host=host), dashboard_addition, lambda: False)) == shown
