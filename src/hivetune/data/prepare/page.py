@@ -134,7 +134,7 @@ def _changes(document: Mapping[str, Any]) -> str:
 
 def _table(rows: str) -> str:
     """In a box that scrolls by itself where the page is narrower than the table."""
-    return f'<div class="wide"><table>{rows}</table></div>'
+    return f'<div class="wide" tabindex="0"><table>{rows}</table></div>'
 
 
 def _lengths(document: Mapping[str, Any]) -> str:
@@ -168,7 +168,7 @@ def _lengths(document: Mapping[str, Any]) -> str:
     )
     return _section(
         "How long the rows are",
-        f'<div class="wide"><svg class="plot" viewBox="0 0 {width} {height + 34}" width="100%">{bars}</svg></div>',
+        f'<div class="wide" tabindex="0"><svg class="plot" viewBox="0 0 {width} {height + 34}" width="100%">{bars}</svg></div>',
         note,
     )
 
