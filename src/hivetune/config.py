@@ -57,6 +57,7 @@ class DataConfig(Section):
     )
     quota_per_source: int | None = Field(default=None, gt=0, description="most rows from one source")
     quota_per_session: int | None = Field(default=None, gt=0, description="most rows from one session")
+    synthetic_share: float = Field(default=0.5, ge=0, le=1, description="largest share of synthetic rows beside others")
     leave_out: str | None = Field(default=None, description="a file that names rows to set aside, and why")
 
 

@@ -40,7 +40,7 @@ class Message:
 class Example:
     """One usable row. `id` is the hash of its content (equal rows have equal ids); `source` is `file:line`;
     `answered_by` the release whose own, unedited answer it holds. `lesson`: failure if the last answer is a bad one;
-    `worse`: a worse answer in place of the last one."""
+    `worse`: a worse answer in place of the last one. `maker`: what made a synthetic row."""
 
     id: str
     source: str
@@ -58,6 +58,7 @@ class Example:
     answered_by: str | None = None
     lesson: LessonKind = "sft"
     worse: Message | None = None
+    maker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

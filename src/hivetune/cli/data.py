@@ -186,8 +186,11 @@ def _understood(name: str, kind: dict[str, Any]) -> str:
 
 
 def _show_groups(document: dict[str, Any]) -> None:
-    """What could not be kept on one side, or not be held out, because it is too large a part of the rows."""
-    groups = document["groups"]
+    """Synthetic rows; what could not be kept on one side, or not be held out, as it is too large a part of the rows."""
+    synthetic, groups = document["synthetic"], document["groups"]
+    if synthetic["rows"]:
+        share = synthetic["rows"] / (synthetic["rows"] + synthetic["others"])
+        show(f"synthetic: {synthetic['rows']:,} of the usable rows ({share:.0%}) were made by hivetune data synth")
     if groups["broken_up"]:
         show(
             f"splits: {groups['broken_up']:,} rows are of a session, user or question too large to be kept on one side"

@@ -32,8 +32,9 @@ from hivetune.data.leave_out import LEAVE_OUT
     CONTRADICTORY,
     QUOTA_USER,
     NOT_LEARNED,
+    SYNTHETIC_SHARE,
     LEFT_OUT,
-) = range(17)
+) = range(18)
 DUPLICATES = {DUPLICATE: "exact", BEGINNING: "beginning", NEAR_DUPLICATE: "near"}
 SET_ASIDE = {
     QUOTA_SOURCE: "quota-source",
@@ -45,6 +46,7 @@ SET_ASIDE = {
     CONTRADICTORY: "contradictory",
     QUOTA_USER: "quota-user",
     NOT_LEARNED: "not-learned",
+    SYNTHETIC_SHARE: "synthetic-share",
 }
 SET_ASIDE |= {LEFT_OUT + number: reason for number, reason in enumerate(LEAVE_OUT)}
 FATES = {reason: fate for fate, reason in SET_ASIDE.items()}
@@ -62,6 +64,7 @@ class Decisions:
     reasons: Counter[str] = field(default_factory=Counter)  # of refused rows, rejected or set aside
     changed: Counter[str] = field(default_factory=Counter)
     files: dict[str, Counter[str]] = field(default_factory=dict)  # file: rows of each layout
+    synthetic: dict[str, int] = field(default_factory=dict)  # usable rows that a maker made, and the others
     groups: dict[str, int] = field(default_factory=dict)  # what was kept together, see split.Sides
     tied: Sequence[int] = ()  # a row of each row's group
     lessons: Lessons = field(default_factory=Lessons)

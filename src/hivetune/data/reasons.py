@@ -238,6 +238,11 @@ REASONS: dict[str, Reason] = {
     ),
     "quota-source": Reason("set_aside", "the source has more rows than data.quota_per_source", "raise the quota"),
     "quota-session": Reason("set_aside", "the session has more rows than data.quota_per_session", "raise the quota"),
+    "synthetic-share": Reason(
+        "set_aside",
+        "synthetic rows are more than data.synthetic_share of the rows",
+        "collect more rows of your own, or raise the share",
+    ),
     "balance": Reason("set_aside", "its agent or category has more rows than the others", "data.balance: none"),
     # By a cycle's choice of rows, through data.leave_out
     "own-share": Reason(

@@ -38,6 +38,7 @@ from hivetune.data.judged.pick import judge_rows
 from hivetune.data.leave_out import read_leave_out
 from hivetune.data.prepare.split import Ties, sides
 from hivetune.data.snapshot import SPLITS, messages_from
+from hivetune.data.synthetic import cap_synthetic
 from hivetune.records import Progress
 
 CACHED_LESSONS = 500
@@ -84,6 +85,7 @@ def decide_rows(
         _limit(decisions, columns.ties.session, columns.hash64, data.quota_per_session, QUOTA_SESSION)
     if data.quota_per_source is not None:
         _limit(decisions, columns.source, columns.hash64, data.quota_per_source, QUOTA_SOURCE)
+    cap_synthetic(results, decisions, columns.hash64, data.synthetic_share)
     rows = array("I", (row for row, fate in enumerate(decisions.fate) if fate == TRAIN))
     found = sides(rows, columns.ties, alike, data)
     decisions.tied = found.group

@@ -55,6 +55,7 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
         _sum(document),
         _reasons(document),
         _changes(document),
+        _synthetic(document),
         _lengths(document),
         _names("Agents", document["agents"]),
         _names("Categories", document["categories"]),
@@ -135,6 +136,20 @@ def _changes(document: Mapping[str, Any]) -> str:
 def _table(rows: str) -> str:
     """In a box that scrolls by itself where the page is narrower than the table."""
     return f'<div class="wide" tabindex="0"><table>{rows}</table></div>'
+
+
+def _synthetic(document: Mapping[str, Any]) -> str:
+    """How much of the rows was made, not recorded."""
+    made, others = document["synthetic"]["rows"], document["synthetic"]["others"]
+    if not made:
+        return ""
+    set_aside = document["set_aside"].get("synthetic-share", 0)
+    note = f"{set_aside:,} more are set aside: data.synthetic_share allows no more of them." if set_aside else ""
+    rows = "".join(
+        f'<tr><td>{name}</td><td class="n">{count:,}</td><td class="n">{count / (made + others):.1%}</td></tr>'
+        for name, count in (("made from documentation", made), ("recorded", others))
+    )
+    return _section("Synthetic rows", f"<table>{rows}</table>", note)
 
 
 def _lengths(document: Mapping[str, Any]) -> str:

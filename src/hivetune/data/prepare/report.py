@@ -114,6 +114,7 @@ def make_report(
         "files": {name: dict(layouts) for name, layouts in decisions.files.items()},
         "model": model,
         "max_length": max_length if model else None,
+        "synthetic": decisions.synthetic,
         "not_run": [] if model else list(NOT_RUN_WITHOUT_MODEL),
         "duplicate_examples": duplicate_examples(results, decisions),
         **distribution(results, decisions, has_tokens=model is not None),

@@ -47,6 +47,7 @@ CREATE TABLE rows (
   length INTEGER,                     -- of its longest view
   num_tokens INTEGER, trained INTEGER,  -- of all its views
   agent TEXT, category TEXT, session TEXT, user TEXT, time REAL, answered_by TEXT,
+  maker TEXT,                         -- of a synthetic row
   vouched INTEGER,                    -- 1 where somebody or something called the answer good
   lesson TEXT, judged64 INTEGER, worse64 INTEGER,  -- of the last answer, and of a worse one, with all before them
   notes TEXT                          -- what was changed where, as JSON: [[reason, "GitHub token in the answer"], ...]
@@ -59,7 +60,7 @@ CREATE TABLE bodies (
   raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 28, 12
+ROW_COLUMNS, BODY_COLUMNS = 29, 12
 BAD_MARK = 0x5F0BAD5F0BAD5F0B  # a bad answer is no copy of a good one
 SURE_CHARS = 8  # characters a token; up to here the vocabulary isn't asked for its longest one
 
@@ -149,7 +150,7 @@ class Worker:
             found = self._examine_safely(raw)
         except RowRefused as error:
             length = error.length if isinstance(error, TooLong) else None
-            refused = (source, None, error.reason, _storable(error.hint), *[None] * 9, length, *[None] * 13)
+            refused = (source, None, error.reason, _storable(error.hint), *[None] * 9, length, *[None] * 14)
             return refused, (*[None] * (BODY_COLUMNS - 2), raw.payload), b""
         example, rendered = found.example, [view.rendered for view in found.views]
         bad, worse = example.lesson == "failure", with_worse(example)
@@ -175,6 +176,7 @@ class Worker:
             example.user,
             example.time,
             example.answered_by,
+            example.maker,
             int(is_vouched(example)),
             example.lesson,
             _signed(judged_hash(example.messages, example.tools)),

@@ -21,6 +21,7 @@ from hivetune.data.rows.layouts.columns import map_columns, maps_content
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
+from hivetune.data.synthetic import maker_of
 from hivetune.records import Example, Message
 
 BOM = b"\xef\xbb\xbf"
@@ -284,6 +285,7 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
         feedback=stored.get("feedback", fields.feedback),
         checker=checker if isinstance(checker, dict) else None,
         untrusted=said.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
+        maker=maker_of(row),
         answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
     )
 

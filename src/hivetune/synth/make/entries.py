@@ -10,7 +10,7 @@ from hivetune.synth.make.wording import capital, deed, sentences, told
 from hivetune.synth.sources.page import DocEntry, DocPage
 
 NEGATED = "--" + "no-"  # in front of what an option turns off
-LENGTHS = (160, 260, 420)  # answers of several lengths, so that none is learned
+_LENGTHS = (160, 260, 420)  # answers of several lengths, so that none is learned
 _OWN_DEFAULT = re.compile(
     r"(?:Defaults?|By default|The default|If (?:not|unset|omitted|no)|When (?:not|unset)|Without)\b"
 )
@@ -24,7 +24,7 @@ _ASKED_ASPECT = ("What is the default", "Since which version", "What is the larg
 
 def about_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
     """Every question that this entry is good for."""
-    said = told(entry.text, draw.choice(LENGTHS)) or told(entry.text)
+    said = told(entry.text, draw.choice(_LENGTHS)) or told(entry.text)
     if not said:
         return
     fields = _fields(page, entry, said)

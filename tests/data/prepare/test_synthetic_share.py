@@ -1,0 +1,49 @@
+"""Synthetic rows beside others: at most the share, drawn by content, counted; alone they are all used."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+
+
+def write(path: Path, real: int, made: int) -> Path:
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"Question {n} of a person?", "completion": f"Reply {n * 7}."} for n in range(real)
+    ]
+    for n in range(made):
+        rows.append({"messages": [{"role": "user", "content": f"What is option {n} good for?"},
+                                  {"role": "assistant", "content": f"It sets the number {n * 13}."}],
+                     "synth": {"maker": "templates", "kind": "meaning"}})  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("real", "made", "share", "kept"),
+    [(20, 50, 0.5, 20), (20, 10, 0.5, 10), (0, 30, 0.5, 30), (30, 30, 0.25, 10), (30, 30, 0.0, 0), (5, 30, 1.0, 30)],
+)
+def test_share(real: int, made: int, share: float, kept: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", real, made)
+    page = tmp_path / "page.html"
+    document = check(DataConfig(path=str(path), synthetic_share=share, near_duplicates=0), page=page).document
+    assert document["synthetic"] == {"rows": kept, "others": real}
+    assert document["set_aside"].get("synthetic-share", 0) == made - kept
+    assert document["usable"] == real + kept == document["rows_in"] - (made - kept)
+    assert ("Synthetic rows" in page.read_text()) == (kept > 0)
+
+
+def test_the_same_rows_are_drawn_in_any_order(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", 5, 40)
+    turned = tmp_path / "turned.jsonl"
+    turned.write_text("\n".join(reversed(path.read_text().splitlines())) + "\n")
+
+    def aside(file: Path) -> set[str]:
+        problems = check(DataConfig(path=str(file), near_duplicates=0)).document["problems"]
+        lines = file.read_text().splitlines()
+        return {lines[int(p["source"].rpartition(":")[2]) - 1] for p in problems if p["reason"] == "synthetic-share"}
+
+    assert len(aside(path)) == 35 and aside(path) == aside(turned)
