@@ -52,6 +52,19 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "phi3": ("Phi3", "sentencepiece-prefix", {"sliding_window": None}),
     "phi4": ("Phi3", "gpt-4o", {"sliding_window": None}),
+    "qwen3moe": (
+        "Qwen3Moe",
+        "qwen2",
+        {
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+        },
+    ),
+    "mixtral": ("Mixtral", "tekken", {"num_local_experts": 4, "sliding_window": None}),
+    "olmoe": ("Olmoe", "gpt-2", {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
     "gpt2-rule": ("Llama", "gpt-2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
 }
 NASTY = (
@@ -128,6 +141,8 @@ def write_model(folder: Path, family: str) -> Any:
     import torch
     import transformers
 
+    from hivetune.engine.model.sizes import count_sizes
+
     name, rule, extra = FAMILIES[family]
     tokenizer = write_tokenizer(folder, rule)
     end = tokenizer.token_to_id("<|im_end|>")
@@ -165,6 +180,7 @@ def write_model(folder: Path, family: str) -> Any:
         "pad_id": 0,
         "bos_id": None,
         "template_sha256": "",
+        "sizes": count_sizes(model),
     }
     (folder / "hivetune.json").write_text(json.dumps(described))
     (folder / "manifest.json").write_text("{}")

@@ -84,11 +84,21 @@ class LoraConfig(Section):
     r: int = Field(default=16, gt=0, le=1 << 16, description="rank: 8 for style and format, 16 to 32 for new skills")
     alpha: float = Field(default=32, gt=0, description="the update is scaled by alpha / r; twice the rank is usual")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the adapter's inputs left out at random")
+    dropout_per: Literal["token", "row"] = Field(
+        default="token",
+        description="dropout's masks: token, one for each computed token, so that shared prefixes are computed once; "
+        "row, each row has its own and nothing is shared",
+    )
     target_modules: str | list[str] = Field(
         default="all-linear", description="'all-linear', names such as q_proj, or a pattern for whole names: '.*_proj'"
     )
     rslora: bool = Field(default=False, description="scale by alpha / sqrt(r) instead of alpha / r")
     start: str | None = Field(default=None, description="folder of an adapter of the same base to go on from")
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a prefix of several rows may be computed once, as far as dropout goes."""
+        return not self.dropout or self.dropout_per == "token"
 
 
 class EvalConfig(Section):

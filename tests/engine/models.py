@@ -54,6 +54,16 @@ FAMILIES = {
             "head_dim": 12,
         },
     ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    ),
+    "qwen3-moe-mixed": (
+        "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [1]},
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 12}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 24}),
     "gemma3": ("gemma3_text", {"sliding_window": 9, "query_pre_attn_scalar": 24, "num_hidden_layers": 7}),

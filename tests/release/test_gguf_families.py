@@ -6,6 +6,7 @@ import pytest
 from gguf_families import FAMILIES, NASTY, write_model
 
 from hivetune.data.render.folder import load_renderer
+from hivetune.errors import UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Message
@@ -129,3 +130,64 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
             backend.lora[0]["scale"] = scale
             expected = from_adapter if scale else from_base
             assert [llama_cpp(backend, prompt) for prompt in prompts[:3]] == expected[:3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3moe", "mixtral"])
+def test_an_adapter_on_experts_beside_the_base_is_the_merged_model(family: str, tmp_path: Path) -> None:
+    """All experts of a layer in one tensor, gate and up apart; the adapter of all linear modules, experts included."""
+    import torch
+    from peft import PeftModel
+
+    from hivetune.config import LoraConfig
+    from hivetune.engine.model.adapter import write_adapter
+    from hivetune.engine.model.load import load_model
+
+    module, folder, lora = write_model(tmp_path / "model", family), tmp_path / "model", LoraConfig(r=4, alpha=6)
+    ours = load_model(folder, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"))
+    assert ours.path == "fast"
+    generator = torch.Generator().manual_seed(3)
+    for view in ours.adapter.values():
+        view.copy_(0.15 * torch.randn(view.shape, generator=generator))
+    write_adapter(tmp_path / "adapter", ours.adapter, lora, str(folder), None)
+    tuned = PeftModel.from_pretrained(module, tmp_path / "adapter").eval()
+    linears = read_architecture(folder).adapted()
+    assert {linear.experts for linear in linears} == {1, 4}
+    dry, untrained = write_dry_export(folder, linears, 4, "q8_0", tmp_path / "dry")
+    with open_backend(dry, ServerSettings(context_tokens=512, adapters=((untrained, 0.0),), warm_up=False)) as backend:
+        assert backend.token_ids("a")
+    base = write_gguf(folder, None, RECIPES["f32"], tmp_path / "base", "base.gguf", quiet)
+    merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
+    lora_file = write_gguf_adapter(folder, tmp_path / "adapter", "base", tmp_path / "lora", "lora.gguf", quiet)
+    assert read_header(untrained).tensors == read_header(lora_file).tensors
+    assert sum("_exps" in name for name in read_header(lora_file).tensors) == 2 * 2 * 3
+    prompts = prefixes(load_renderer(folder)._tokenizer)
+    largest = 0.0
+    for file, adapters in ((merged, ()), (base, ((lora_file, 1.0),))):
+        with open_backend(file, ServerSettings(context_tokens=512, adapters=adapters)) as backend:
+            answers = [llama_cpp(backend, prompt) for prompt in prompts]
+        for prompt, found in zip(prompts, answers, strict=True):
+            expected_V = transformers_scores(tuned, prompt)
+            with tuned.disable_adapter():
+                plain_V = transformers_scores(tuned, prompt)
+            for token, logprob in found.items():
+                assert logprob == pytest.approx(expected_V[token], abs=LOGPROB_BOUND)
+                largest = max(largest, abs(plain_V[token] - logprob))
+    assert largest > 5 * LOGPROB_BOUND  # else the adapter would prove nothing
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"norm_topk_prob": False}, "add up to 1"),
+        ({"mlp_only_layers": [1]}, "some without"),
+        ({"decoder_sparse_step": 2}, "some without"),
+    ],
+)
+def test_experts_that_llama_cpp_runs_otherwise_are_refused(change: dict[str, object], words: str) -> None:
+    from hivetune.engine.convert.gguf_arch import find_gguf
+
+    config = {"model_type": "qwen3_moe", "num_experts": 4, "norm_topk_prob": True, "hidden_act": "silu"}
+    assert find_gguf(config).architecture == "qwen3moe"
+    with pytest.raises(UsageError, match=words):
+        find_gguf({**config, **change})

@@ -50,7 +50,7 @@ def planned_rates(run: Path) -> PlannedRates | None:
     tokens, seconds = 0, 0.0
     for step in plan.steps[:_STEPS_LOOKED_AT]:
         documents = [trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in step.rows]
-        shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=not config.lora.dropout)
+        shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=config.lora.shares_prefixes)
         tokens += _tokens(snapshot, step.rows)
         seconds += prediction.rate.seconds(setup, shapes)
     return PlannedRates(tokens / seconds, prediction.peak_bytes) if seconds else None

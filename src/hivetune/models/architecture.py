@@ -1,8 +1,9 @@
 """How large a model is: its linear layers, its parameters, and what a rank adds to them. Without torch and weights.
 
-Families that families.py lists are counted from config.json by formula. Of every other model, the preparation counts
-the modules that transformers builds (engine/model/sizes.py) and writes them into hivetune.json. Before that it is
-guessed as if it were Llama, by whatever name its family gives to each size, and says so (`exact` False).
+Families that families.py lists are counted from config.json by formula. Of every other model, and of those with
+experts, the preparation counts the modules that transformers builds (engine/model/sizes.py) and writes them into
+hivetune.json. Before that it is guessed as if it were Llama, by whatever name its family gives to each size, and says
+so (`exact` False).
 """
 
 import json
@@ -143,13 +144,18 @@ class Architecture:
         return sum(rank * (part.inputs + part.outputs) * part.active for part in self.adapted(target_modules))
 
 
+def has_formula(kind: str) -> bool:
+    """Whether a family's sizes follow from its config.json here; those with experts are counted, as unknown ones."""
+    return kind in FAMILIES and FAMILIES[kind].experts is None
+
+
 def read_architecture(path: Path) -> Architecture:
     """The architecture of a prepared folder, of any model folder, or in a config.json. Raises UsageError when it is
     none."""
     described = path / DESCRIPTION
     if described.is_file():
         sizes = read_json(described).get("sizes")
-        if sizes is not None and sizes["family"] not in FAMILIES:
+        if sizes is not None and not has_formula(sizes["family"]):
             return Architecture(
                 **{**sizes, "linears": (), "modules": tuple(Linear(**part) for part in sizes["modules"])}
             )
@@ -173,7 +179,7 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         config = config["text_config"]
     kind = str(config.get("model_type", ""))
     family = FAMILIES.get(kind, Family())
-    guessed = kind not in FAMILIES
+    guessed = not has_formula(kind)
 
     def number(name: str, default: int | None = None) -> int:
         names = (name, *OTHER_NAMES.get(name, ())) if guessed else (name,)

@@ -60,6 +60,24 @@ POST_NORMS = {"after_attention": "post_attention_layernorm", "after_mlp": "post_
 HEAD_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
 
 
+@dataclass(frozen=True)
+class RoutedExperts:
+    """An MLP that is one of several for each token, as the files name its tensors below `model.layers.I.`.
+
+    router: chooses. gate, up, down: of expert {}. width: the setting of their width. usual: their number, how many of
+    them a token meets and their width where config.json leaves it out. normalised: the shares of the chosen ones always
+    add up to 1; else `norm_topk_prob` says.
+    """
+
+    router: str
+    gate: str
+    up: str
+    down: str
+    width: str
+    usual: tuple[int, int, int]
+    normalised: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Gguf:
     """How llama.cpp names and stores a family.
@@ -67,7 +85,8 @@ class Gguf:
     architecture: `general.architecture`. member: of `gguf.MODEL_ARCH`. interleaved: it rotates neighbouring channels,
     so the rows of q and k are reordered. writes_head_dim: key and value length are written even when they are
     hidden / heads. windows: it attends within sliding windows; for others the context is cut to the window.
-    softcaps: defaults of attention's and the logits' soft cap where the file leaves them out.
+    softcaps: defaults of attention's and the logits' soft cap where the file leaves them out. normalised_experts: the
+    shares of a token's experts add up to 1 there, whatever the file says.
     """
 
     architecture: str
@@ -77,6 +96,7 @@ class Gguf:
     windows: bool = False
     partial_rotary: bool = False
     softcaps: tuple[float, float] | None = None
+    normalised_experts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +113,7 @@ class Family:
     `query_pre_attn_scalar`. softcaps: `attn_logit_softcapping` and `final_logit_softcapping` count.
     sliding: which layers see a window only: every one, those that the config asks for, every second (the even ones),
     all but each sixth. local_rope: windowed layers rotate by `rope_local_base_freq`. no_rope_interval: each layer of
-    this number rotates nothing.
+    this number rotates nothing. experts: of the layers' MLPs.
     fast: the fast path computes it exactly. gguf: None if it can't be exported as GGUF yet.
     """
 
@@ -116,6 +136,7 @@ class Family:
     local_rope: bool = False
     no_rope_interval: int | None = None
     projections: tuple[Projection, ...] = SEPARATE
+    experts: RoutedExperts | None = None
     fast: bool = True
     gguf: Gguf | None = None
 
@@ -124,6 +145,12 @@ class Family:
         """Purpose -> name of each norm of a layer."""
         norms = POST_NORMS if self.post_norms else SANDWICH_NORMS if self.sandwich_norms else PRE_NORMS
         return {**norms, **HEAD_NORMS} if self.head_norms or self.wide_norms else norms
+
+
+def _experts(width: str, usual: tuple[int, int, int]) -> RoutedExperts:
+    """As the Qwen families and OLMoE name theirs."""
+    gate, up, down = (f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down"))
+    return RoutedExperts("mlp.gate", gate, up, down, width, usual)
 
 
 LLAMA = Family(gguf=Gguf("llama", "LLAMA", interleaved=True, writes_head_dim=True))
@@ -137,6 +164,33 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(qkv_bias=True, sliding="asked for", gguf=Gguf("qwen2", "QWEN2")),
     "qwen3": Family(
         head_norms=True, head_dim=128, sliding="asked for", gguf=Gguf("qwen3", "QWEN3", writes_head_dim=True)
+    ),
+    "qwen3_moe": Family(
+        head_norms=True,
+        head_dim=128,
+        sliding="asked for",
+        experts=_experts("moe_intermediate_size", (128, 8, 768)),
+        gguf=Gguf("qwen3moe", "QWEN3MOE", writes_head_dim=True),
+    ),
+    "olmoe": Family(
+        wide_norms=True,
+        eps=1e-5,
+        experts=_experts("intermediate_size", (64, 8, 2048)),
+        gguf=Gguf("olmoe", "OLMOE", normalised_experts=False),
+    ),
+    "mixtral": Family(
+        sliding="always",
+        eps=1e-5,
+        experts=RoutedExperts(
+            "block_sparse_moe.gate",
+            "block_sparse_moe.experts.{}.w1",
+            "block_sparse_moe.experts.{}.w3",
+            "block_sparse_moe.experts.{}.w2",
+            "intermediate_size",
+            (8, 2, 14336),
+            normalised=True,
+        ),
+        gguf=LLAMA.gguf,
     ),
     "phi3": Family(projections=FUSED, sliding="always", gguf=Gguf("phi3", "PHI3", windows=True, partial_rotary=True)),
     "gemma": Family(
@@ -176,7 +230,7 @@ FAMILIES: Mapping[str, Family] = {
         gguf=Gguf("gemma3", "GEMMA3", writes_head_dim=True, windows=True),
     ),
 }
-# Settings that say that a layer holds experts; none of the families above does.
+# Settings that say that a layer holds experts.
 EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # What families that are not listed call their sizes: from transformers' own maps of names (`attribute_map`) and from
 # the configs of those that have none.

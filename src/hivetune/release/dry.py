@@ -13,6 +13,7 @@ from typing import Any
 from hivetune.base.disk import write_json
 from hivetune.base.private import make_folder
 from hivetune.models.architecture import Linear
+from hivetune.models.peft_names import names_of
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import DryGguf
 from hivetune.release.quantize import find_recipe
@@ -37,14 +38,15 @@ def _write_untrained(folder: Path, linears: Sequence[Linear], rank: int) -> None
     make_folder(folder)
     header: dict[str, dict[str, Any]] = {}
     end = 0
-    for linear in linears:
-        for half, shape in (("A", (rank, linear.inputs)), ("B", (linear.outputs, rank))):
+    for linear, names in zip(linears, names_of(linears), strict=True):
+        for name, shape in zip(names, linear.adapter_shapes(rank), strict=True):
             size_bytes = 4 * shape[0] * shape[1]
-            entry: dict[str, Any] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size_bytes]}
-            header[f"base_model.model.{linear.name}.lora_{half}.weight"] = entry
+            header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size_bytes]}
             end += size_bytes
     text = json.dumps(header).encode()
     with open(folder / ADAPTER, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(file.tell() + end)
-    write_json(folder / ADAPTER_CONFIG, {"peft_type": "LORA", "r": rank, "lora_alpha": rank})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    experts = sorted({linear.name for linear in linears if linear.experts > 1})
+    write_json(folder / ADAPTER_CONFIG, {**config, "target_parameters": experts} if experts else config)

@@ -14,16 +14,29 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from engine.convert.spoil import (
+    UP,
+    Tensors,
+    bytes_of,
+    edit,
+    forget_in_shard,
+    forget_shard,
+    grow,
+    header,
+    pop,
+    renamed,
+    shards,
+    template,
+    tokenizer,
+    weights,
+)
+from transformers import AutoConfig
 
 from hivetune.config import LoraConfig
 from hivetune.engine.convert.prepare_model import prepare_model
 from hivetune.engine.model.load import load_model
 from hivetune.errors import UsageError
 
-Tensors = dict[str, torch.Tensor]
-UP = "model.layers.1.mlp.up_proj.weight"
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -77,92 +90,6 @@ def other(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
         return made
 
     return make
-
-
-def weights(folder: Path, change: Callable[[Tensors], object]) -> None:
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    path.unlink()  # it may have a second name
-    change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-
-
-def edit(folder: Path, file: str = "config.json", **changes: Any) -> None:
-    path = folder / file
-    settings = {**json.loads(path.read_text()), **changes}
-    path.unlink()
-    path.write_text(json.dumps({name: value for name, value in settings.items() if value != "removed"}))
-
-
-def renamed(tensors: Tensors, old: str, new: str) -> None:
-    for name in list(tensors):
-        tensors[name.replace(old, new, 1)] = tensors.pop(name)
-
-
-def pop(tensors: Tensors, part: str) -> None:
-    for name in [name for name in tensors if part in name]:
-        del tensors[name]
-
-
-def shards(folder: Path) -> dict[str, str]:
-    """The model in shards of 20 KB; tensor -> file."""
-    module = AutoModelForCausalLM.from_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    module.save_pretrained(folder, max_shard_size="20KB")
-    found: dict[str, str] = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    return found
-
-
-def forget_in_shard(folder: Path) -> None:
-    file = folder / shards(folder)[UP]
-    tensors = load_file(file)
-    del tensors[UP]
-    file.unlink()
-    save_file(tensors, file)
-
-
-def forget_shard(folder: Path) -> None:
-    """Its index says nothing of one file, as when a download ended in the middle and the index was made anew."""
-    known = shards(folder)
-    kept = {name: file for name, file in known.items() if file != known[UP]}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": kept}))
-
-
-def template(folder: Path, text: str) -> None:
-    (folder / "chat_template.jinja").write_text(text)
-
-
-def tokenizer(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-def grow(content: dict[str, Any]) -> None:
-    vocabulary = content["model"]["vocab"]
-    top = max(max(vocabulary.values()), *(token["id"] for token in content["added_tokens"]))
-    vocabulary |= {f"\u0436{number}": top + 1 + number for number in range(30)}
-
-
-def bytes_of(folder: Path, change: Callable[[bytearray], bytearray]) -> None:
-    path = folder / "model.safetensors"
-    content = change(bytearray(path.read_bytes()))
-    path.unlink()
-    path.write_bytes(content)
-
-
-def header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Another header in front of the same tensors."""
-
-    def rewrite(content: bytearray) -> bytearray:
-        size = int.from_bytes(content[:8], "little")
-        entries = json.loads(content[8 : 8 + size])
-        change(entries)
-        text = json.dumps(entries).encode()
-        return bytearray(len(text).to_bytes(8, "little") + text + content[8 + size :])
-
-    bytes_of(folder, rewrite)
 
 
 END = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}%s{% endfor %}"

@@ -10,9 +10,9 @@ import torch
 from engine.models import documents, write_model
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.fast import build
+from hivetune.engine.model.fast.kernels import build
+from hivetune.engine.model.fast.kernels.native import NativeOps
 from hivetune.engine.model.fast.model import FastModel
-from hivetune.engine.model.fast.native import NativeOps
 from hivetune.engine.model.fast.ops import TorchOps
 from hivetune.errors import MachineNotFit
 from hivetune.run.choices import Choices

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hivetune.errors import UsageError
-from hivetune.models.families import EXPERT_SETTINGS, FAMILIES, Gguf
+from hivetune.models.families import EXPERT_SETTINGS, FAMILIES, Family, Gguf
 
 ModelConfig = Mapping[str, Any]
 Setting = tuple[str, int | float | str]
@@ -37,9 +37,41 @@ def find_gguf(config: ModelConfig) -> Gguf:
     activation = config.get("hidden_activation") or config.get("hidden_act", activations[0])
     if activation not in activations:
         raise UsageError(f"llama.cpp runs {name} with {activations[0]}, this model needs {activation}")
-    if any(config.get(setting) for setting in EXPERT_SETTINGS):
-        raise UsageError("GGUF export does not support mixture-of-experts models", hint="use --to merged")
+    if family.experts is not None:
+        _check_experts(config, family)
+    elif any(config.get(setting) for setting in EXPERT_SETTINGS):
+        raise UsageError(f"GGUF export does not support experts in {kind}", hint="use --to merged")
     return family.gguf
+
+
+def _check_experts(config: ModelConfig, family: Family) -> None:
+    """Raises UsageError for what llama.cpp computes otherwise."""
+    assert family.experts is not None and family.gguf is not None
+    name = family.gguf.architecture
+    normalised = family.experts.normalised or bool(config.get("norm_topk_prob"))
+    if normalised != family.gguf.normalised_experts:
+        does = "do" if family.gguf.normalised_experts else "don't"
+        raise UsageError(
+            f"llama.cpp runs {name} with shares of experts that {does} add up to 1; this model's norm_topk_prob is "
+            f"{normalised}",
+            hint="use --to merged",
+        )
+    if config.get("mlp_only_layers") or (config.get("decoder_sparse_step") or 1) > 1:
+        raise UsageError(
+            f"llama.cpp runs {name} with experts in every layer, this model has some without", hint="use --to merged"
+        )
+    if config.get("clip_qkv") is not None:
+        raise UsageError(
+            f"llama.cpp does not clip what {name}'s attention reads, this model does", hint="use --to merged"
+        )
+
+
+def expert_count(config: ModelConfig) -> int:
+    """0 for a model without."""
+    family = FAMILIES[config["model_type"]]
+    if family.experts is None:
+        return 0
+    return int(next((config[name] for name in EXPERT_SETTINGS if name in config), family.experts.usual[0]))
 
 
 def head_dim(config: ModelConfig) -> int:
@@ -61,7 +93,19 @@ def settings(config: ModelConfig, gguf: Gguf) -> list[Setting]:
     ]
     if gguf.writes_head_dim or head_dim(config) * heads != config["hidden_size"]:
         found += [("attention.key_length", head_dim(config)), ("attention.value_length", head_dim(config))]
-    return found + _rope(config, gguf) + _windows(config, gguf)
+    return found + _experts(config) + _rope(config, gguf) + _windows(config, gguf)
+
+
+def _experts(config: ModelConfig) -> list[Setting]:
+    experts = FAMILIES[config["model_type"]].experts
+    if experts is None:
+        return []
+    _, active, width = experts.usual
+    return [
+        ("expert_count", expert_count(config)),
+        ("expert_used_count", int(config.get("num_experts_per_tok", active))),
+        ("expert_feed_forward_length", int(config.get(experts.width, width))),
+    ]
 
 
 def _rope(config: ModelConfig, gguf: Gguf) -> list[Setting]:

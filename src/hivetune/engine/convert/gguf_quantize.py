@@ -19,15 +19,15 @@ CHUNK_NUMBERS = 1 << 24  # 64 MB of float32 at a time
 def tensor_type(name: str, shape: tuple[int, ...], recipe: Mapping[str, Any], blocks: int) -> str:
     """The type of one tensor (its GGUF name) under a recipe of release/quantize.py.
 
-    Vectors stay F32: they are few, and llama.cpp expects it. Rows whose length is not a multiple of the type's block
-    size fall back to Q8_0 (32 numbers), then to F16.
+    Vectors and routers stay F32: they are few, and llama.cpp expects it. Rows whose length is not a multiple of the
+    type's block size fall back to Q8_0 (32 numbers), then to F16.
     """
-    if len(shape) < 2 or name.endswith("_norm.weight"):
+    if len(shape) < 2 or name.endswith(("_norm.weight", "ffn_gate_inp.weight")):
         return "F32"
     wanted = str(recipe["default"])
     if name in ("token_embd.weight", "output.weight"):
         wanted = str(recipe["embedding"])
-    elif recipe.get("important") and name.endswith(("attn_v.weight", "ffn_down.weight")):
+    elif recipe.get("important") and name.endswith(("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")):
         layer = int(name.split(".")[1])
         # The layers that llama.cpp's "_M" mixtures spend more on: first and last eighth, every third between.
         if layer < blocks // 8 or layer >= 7 * blocks // 8 or (layer - blocks // 8) % 3 == 2:

@@ -21,9 +21,10 @@ from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import MANIFEST, read_json, write_json, write_manifest
 from hivetune.config import LoraConfig
-from hivetune.engine.model.adapter import A_WEIGHT, PREFIX, expert_tensors, read_adapter, scaling
+from hivetune.engine.model.adapter import read_adapter, scaling, shapes_of
 from hivetune.engine.model.linears import is_fused
 from hivetune.errors import UsageError
+from hivetune.models.peft_names import A_WEIGHT, PREFIX, expert_tensors
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, WEIGHTS, WEIGHTS_INDEX
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Merge
@@ -99,7 +100,7 @@ class Delta(NamedTuple):
 
 def pair_up(tensors: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Delta]:
     """By the weight's name in the base."""
-    paired, experts = {}, expert_tensors(tensors, lora)
+    paired, experts = {}, expert_tensors(shapes_of(tensors), lora.r, lora.target_modules)
     for name, a_RI in tensors.items():
         if name.endswith(A_WEIGHT):
             module = name.removeprefix(PREFIX).removesuffix(A_WEIGHT)

@@ -4,10 +4,11 @@ An adapter of a whole model is merged on the way: W + scale * B A in float32, th
 Tensors go through one at a time: memory is that of the largest one.
 """
 
+import functools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ except ModuleNotFoundError as error:
 from hivetune.base.disk import DISK, read_json
 from hivetune.engine.convert.gguf_arch import (
     ModelConfig,
+    expert_count,
     find_gguf,
     head_dim,
     reordered_heads,
     rope_factors,
     settings,
 )
+from hivetune.engine.convert.gguf_experts import ExpertTensor, expert_tensors_of
 from hivetune.engine.convert.gguf_quantize import encode, row_bytes, tensor_type
 from hivetune.engine.convert.gguf_vocab import read_vocabulary
 from hivetune.engine.convert.lora_file import Lora, Module, read_lora
@@ -180,9 +183,13 @@ def _model_entries(
     if factors is not None:
         array = np.asarray(factors, dtype=np.float32)
         yield Entry("rope_freqs.weight", "F32", array.shape, lambda: array)
-    found = {}
     weights = open_weights(model)
+    experts = list(expert_tensors_of(config, weights))
+    found = dict(_expert_entries(experts, weights, names, (config, recipe), adapter))
+    of_experts = {source for tensor in experts for source in tensor.sources}
     for source, stored in weights.items():
+        if source in of_experts:
+            continue
         if any(part in source for part in UNUSED_TENSORS) or (
             source == "lm_head.weight" and config.get("tie_word_embeddings")
         ):
@@ -193,7 +200,8 @@ def _model_entries(
         change = adapter.modules.get(source.removesuffix(".weight")) if adapter else None
         kind = tensor_type(name, stored.shape, recipe, blocks)
         found[name] = Entry(name, kind, stored.shape, _reader(source, stored, change, (config, family)))
-    unmatched = [name for name in (adapter.modules if adapter else ()) if f"{name}.weight" not in weights]
+    known = {tensor.module for tensor in experts} | {source.removesuffix(".weight") for source in weights}
+    unmatched = [name for name in (adapter.modules if adapter else ()) if name not in known]
     if unmatched:
         raise UsageError(
             f"the adapter changes {unmatched[0]}, which {model} does not have",
@@ -203,6 +211,27 @@ def _model_entries(
         raise UsageError(f"{model} has no token embedding")
     for name in sorted(found, key=_order):
         yield found[name]
+
+
+def _expert_entries(
+    experts: Sequence[ExpertTensor],
+    weights: Mapping[str, Stored],
+    names: gguf.TensorNameMap,
+    about: tuple[ModelConfig, Mapping[str, Any]],
+    adapter: Lora | None,
+) -> Iterator[tuple[str, Entry]]:
+    """(GGUF name, entry) of the tensors that hold all experts of a layer."""
+    config, recipe = about
+    blocks, count = int(config["num_hidden_layers"]), expert_count(config)
+    for tensor in experts:
+        missing = [source for source in tensor.sources if source not in weights]
+        name = names.get_name(tensor.source)
+        if name is None or missing:
+            raise UsageError(f"the experts of {tensor.source} are not as {config['model_type']} names them")
+        change = adapter.modules.get(tensor.module) if adapter else None
+        shape = tensor.shape(weights, count)
+        kind = tensor_type(f"{name}.weight", shape, recipe, blocks)
+        yield f"{name}.weight", Entry(f"{name}.weight", kind, shape, functools.partial(tensor.read, weights, change))
 
 
 def _reader(source: str, stored: Stored, change: Module | None, where: tuple[ModelConfig, Gguf]) -> Callable[[], Array]:
@@ -237,8 +266,14 @@ def _adapter_entries(adapter: Lora, config: ModelConfig, family: Gguf) -> list[E
     patterns, rsLoRA) the rest of the scale goes into B.
     """
     names = _names(family, int(config["num_hidden_layers"]))
-    found = {}
+    found: dict[str, Entry] = {}
+    experts = list(expert_tensors_of(config))
+    for tensor in experts:
+        if module := adapter.modules.get(tensor.module):
+            found |= _expert_halves(tensor, module, names, adapter.alpha)
     for source, module in adapter.modules.items():
+        if source in {tensor.module for tensor in experts}:
+            continue
         name = names.get_name(source)
         if name is None or name in ("token_embd", "output"):
             raise UsageError(f"a GGUF adapter can't change {source}", hint="use --to gguf, which merges the adapter")
@@ -249,6 +284,25 @@ def _adapter_entries(adapter: Lora, config: ModelConfig, family: Gguf) -> list[E
             name, module.b, rest, None if heads is None else (heads, head_dim(config))
         )
     return [replace(found[name], name=name) for name in sorted(found, key=_order)]
+
+
+def _expert_halves(tensor: ExpertTensor, module: Module, names: gguf.TensorNameMap, alpha: float) -> dict[str, Entry]:
+    """A and B of one tensor of all experts, by GGUF name. A is the same for gate and up, which one adapter changes."""
+    name = names.get_name(tensor.source)
+    if name is None:
+        raise UsageError(f"a GGUF adapter can't change {tensor.source}", hint="use --to gguf, which merges the adapter")
+    outputs = module.b.shape[0] // (1 if tensor.half is None else 2)
+    rest = np.float32(module.scale / (alpha / module.rank))
+    a_shape = (module.experts, module.rank, module.a.shape[1])
+    return {
+        f"{name}.weight.lora_a": Entry(name, "F32", a_shape, lambda: tensor.adapter_halves(module)[0]),
+        f"{name}.weight.lora_b": Entry(
+            name,
+            "F32",
+            (module.experts, outputs, module.rank),
+            lambda: np.multiply(tensor.adapter_halves(module)[1], rest),
+        ),
+    }
 
 
 def _half(name: str, stored: Stored, scale: float, reorder: tuple[int, int] | None) -> Entry:

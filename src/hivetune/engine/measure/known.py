@@ -58,7 +58,7 @@ def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any]
     return {
         "model": sha256_bytes(manifest.read_bytes()),
         "code": digest.hexdigest(),
-        "dropout": bool(config.lora.dropout),
+        "dropout": config.lora.dropout_per if config.lora.dropout else None,
         "begun": begun.made(),
     }
 

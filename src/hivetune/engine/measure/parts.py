@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.model.fast.attention import TorchAttention
-from hivetune.engine.model.fast.layer import Attention
+from hivetune.engine.model.fast.kernels.native import NativeAttention, NativeOps
 from hivetune.engine.model.fast.loss import chunk_rows
 from hivetune.engine.model.fast.model import choose_ops
-from hivetune.engine.model.fast.native import NativeAttention, NativeOps
 from hivetune.engine.model.fast.ops import Ops, TorchOps, wide_of
 from hivetune.engine.model.fast.spec import ModelSpec
-from hivetune.engine.model.fast.weights import RANK_COLUMNS_MULTIPLE, Group, Member
+from hivetune.engine.model.fast.state import Attention
+from hivetune.engine.model.fast.weights.matrices import Group, Member
+from hivetune.engine.model.fast.weights.read import RANK_COLUMNS_MULTIPLE
 from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.plan.layout import Layout, TrimmedDocument, make_layout

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.adapter import A_WEIGHT
+from hivetune.models.peft_names import A_WEIGHT
 
 ENERGY = 0.99  # of the squared norm of B A: what is beyond changes a weight by a tenth of the whole at most
 

@@ -16,59 +16,13 @@ from hivetune.base.disk import read_json, write_atomic, write_json
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.models.architecture import Linear
-from hivetune.models.targets import ALL_LINEAR, find_targets, peft_targets
+from hivetune.models.peft_names import A_WEIGHT, PREFIX, expert_tensors, names_of
+from hivetune.models.targets import ALL_LINEAR, peft_targets
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
-PREFIX = "base_model.model."
-A_WEIGHT = ".lora_A.weight"
-# Tensors of fused experts, in the model's order; the first of them that a model has goes in, the last comes out.
-EXPERT_TENSORS = ("gate_up_proj", "up_proj", "down_proj")
 
-
-def parameter_names(module: str) -> tuple[str, str]:
-    """PEFT's names of A [R, I] and B [O, R] of a linear module."""
-    return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
-
-
-def names_of(linears: Sequence[Linear]) -> list[tuple[str, str]]:
-    """`parameter_names` of each. Of experts, PEFT wraps the module that holds their tensors, once for each adapted one:
-    the last of them has the module's own name, the one before `base_layer` below it."""
-    last = {_holder(linear): linear.name for linear in linears if linear.experts > 1}
-    found = []
-    for linear in linears:
-        module = linear.name
-        if linear.experts > 1:
-            module = _holder(linear) if last[_holder(linear)] == linear.name else f"{_holder(linear)}.base_layer"
-        found.append(parameter_names(module))
-    return found
-
-
-def expert_tensors(adapter: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, str]:
-    """Of the adapters on experts: the module in PEFT's names -> the tensor that it is an adapter of.
-
-    An adapter on experts has more rows than its rank. PEFT's names don't tell the tensors apart, their shapes do.
-    """
-    halves = {name.removeprefix(PREFIX).removesuffix(A_WEIGHT): a for name, a in adapter.items() if A_WEIGHT in name}
-    found = {}
-    for module, a_RI in halves.items():
-        if len(a_RI) == lora.r:
-            continue
-        holder = module.removesuffix(".base_layer")
-        inner = f"{holder}.base_layer"
-        if inner not in halves:  # one tensor alone, by the words of the setting
-            known = [f"{holder}.{part}" for part in EXPERT_TENSORS]
-            found[module] = find_targets(known, lora.target_modules)[-1]
-        elif module == holder:
-            found[module] = f"{holder}.down_proj"
-        else:
-            outputs = len(adapter[f"{PREFIX}{inner}.lora_B.weight"])
-            gated = outputs == 2 * halves[holder].shape[1]
-            found[module] = f"{holder}.{'gate_up_proj' if gated else 'up_proj'}"
-    return found
-
-
-def _holder(linear: Linear) -> str:
-    return linear.name.rpartition(".")[0]
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def scaling(lora: LoraConfig) -> float:
@@ -145,7 +99,7 @@ def write_adapter(
     folder: Path, adapter: Mapping[str, Tensor], lora: LoraConfig, base: str, revision: str | None
 ) -> None:
     """PEFT's two files, fp32, each whole or not at all. `base`, `revision`: where PEFT finds the base model."""
-    experts = expert_tensors(adapter, lora)
+    experts = expert_tensors(shapes_of(adapter), lora.r, lora.target_modules)
     modules = [name.removeprefix(PREFIX).removesuffix(A_WEIGHT) for name in adapter if name.endswith(A_WEIGHT)]
     names = [name for name in modules if name not in experts]
     config = {
@@ -191,7 +145,8 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
             rslora=config.get("use_rslora", False),
         )
 
-    experts = expert_tensors(tensors, settings(config.get("target_parameters") or ALL_LINEAR))
+    named = config.get("target_parameters") or ALL_LINEAR
+    experts = expert_tensors(shapes_of(tensors), config["r"], named)
     lora = settings(sorted({experts.get(module, module) for module in modules}))
     return lora, {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
 

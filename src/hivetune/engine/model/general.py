@@ -21,13 +21,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.adapter import allocate, names_of, same_views, scaling
+from hivetune.engine.model.adapter import allocate, same_views, scaling
 from hivetune.engine.model.experts import LoraExperts, Switch
 from hivetune.engine.model.linears import find_linears
 from hivetune.engine.model.preference import judged_documents, preference_loss, units
 from hivetune.engine.model.protocol import Document, halved
 from hivetune.engine.model.strict import refuse_invented
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.models.peft_names import names_of
 from hivetune.run.choices import NO_CHOICES, Choices
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.

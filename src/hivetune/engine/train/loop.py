@@ -107,9 +107,7 @@ def measure_step(
     """
     model, stage2 = session.model, session.stage2
     loss_scale = FLOAT16_LOSS_SCALE if model.dtype == torch.float16 else 1.0
-    torch.manual_seed(
-        _seed(session.config.seed, step, session.world.rank)
-    )  # dropout; so that resuming is "go to step i"
+    torch.manual_seed(_seed(session.config.seed, step))  # dropout; so that resuming is "go to step i"
     model.grad_N.zero_()
     mine, scale = session.world.share(documents), loss_scale / max(1, trained_tokens)
     if stage2 is None:
@@ -241,8 +239,9 @@ def roll_back(session: Session, spike: Spike) -> LoopState:
     return progress
 
 
-def _seed(seed: int, step: int, rank: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=7).digest()
+def _seed(seed: int, step: int) -> int:
+    """The same in every process: the fast path's masks are the rows' own, whoever computes them."""
+    digest = hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
 
 

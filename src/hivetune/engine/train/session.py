@@ -309,7 +309,7 @@ def _state(session: Session, progress: LoopState) -> TrainState:
     return TrainState(
         step=progress.step,
         **{kind: same_views(flat_N, session.model.adapter) for kind, flat_N in flat.items()},
-        rng={"rule": "each step seeds torch with blake2b(seed/step/rank)", "seed": str(session.config.seed)},
+        rng={"rule": "each step seeds torch with blake2b(seed/step)", "seed": str(session.config.seed)},
         schedule={"kind": session.config.lr_schedule, "steps": session.num_steps},
         best=progress.best,
         plan_sha256=session.plan.sha256,

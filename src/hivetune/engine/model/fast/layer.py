@@ -39,116 +39,21 @@ layer's number, "again" for layers that are recomputed (they share one set), "on
     logits, final, final_rstd (loss.py) one chunk of logits, then its gradient   the next chunk, the next micro-batch
 """
 
-from dataclasses import dataclass, field
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
-from hivetune.engine.model.fast.linear import Masks, down_gradient, draw_masks, input_gradient, project
-from hivetune.engine.model.fast.ops import Ops, wide_of
-from hivetune.engine.model.fast.spec import ModelSpec
-from hivetune.engine.model.fast.weights import Group, Layer
-from hivetune.engine.model.fast.workspace import Workspace
-from hivetune.plan.layout import Layout
+from hivetune.engine.model.fast.experts import experts_backward, experts_down_gradient, experts_forward
+from hivetune.engine.model.fast.linear import down_gradient, input_gradient, project
+from hivetune.engine.model.fast.norms import enter, enter_backward, sandwich, sandwich_backward, turn, turn_backward
+from hivetune.engine.model.fast.ops import Drop
+from hivetune.engine.model.fast.state import Kept, KeptMlp, Walk
+from hivetune.engine.model.fast.weights.matrices import Experts, Group, Mlp
 
 
-class Attention(Protocol):
-    """Attention of one layout; see attention.TorchAttention for what the buffers hold."""
-
-    def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None: ...
-
-    def backward(
-        self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
-    ) -> None: ...
-
-
-@dataclass(frozen=True)
-class LayerBatch:
-    """A layout on the device.
-
-    tokens_T: token ids. angles: cos and sin [T, rotated pairs] for each of the model's rotations. rows_R: the flat rows
-    that predict something, None when all do. entry_row_E: which of those rows an entry is of; target_E: the token it
-    must predict; count_E: what its loss is multiplied by (how many documents train it, 0 for padding).
-    straight: entry i is of row i and there are no others, so that nothing needs to be gathered.
-    """
-
-    layout: Layout
-    tokens_T: Tensor
-    angles: tuple[tuple[Tensor, Tensor], ...]
-    attention: Attention
-    rows_R: Tensor | None
-    entry_row_E: Tensor
-    target_E: Tensor
-    count_E: Tensor
-    straight: bool
-
-    @property
-    def num_rows(self) -> int:
-        return self.layout.size if self.rows_R is None else len(self.rows_R)
-
-
-@dataclass
-class Kept:
-    """What backward needs of one layer; the plan counts these bytes (plan/memory.py, `saved_bytes_per_token`).
-
-    x_TD: the stream at the input, delta added; rstd_T: 1 / root mean square of its rows. qkv_TW: after inner norms and
-    rotation, with X A^T in the rank columns. out_TN, lse_TH: attention's output and the log-sum-exp of its scores, from
-    which backward recomputes them (FlashAttention, arXiv 2205.14135). s_o_SR, s_down_SR: X A^T of the products whose
-    output buffer is used again. mid_SD, rstd_mid_S: the stream after attention. gate_up_SW: before the activation.
-    delta_SD: not part of backward; what the next layer has still to add.
-    """
-
-    x_TD: Tensor
-    rstd_T: Tensor
-    qkv_TW: Tensor
-    out_TN: Tensor
-    lse_TH: Tensor
-    s_o_SR: Tensor
-    mid_SD: Tensor
-    rstd_mid_S: Tensor
-    gate_up_SW: Tensor
-    s_down_SR: Tensor
-    delta_SD: Tensor
-    inner: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Input and rstd of further norms, flattened to one row per norm: q, k, after_attention, after_mlp."""
-    masks: dict[str, Masks] = field(default_factory=dict)
-
-
-@dataclass
-class Walk:
-    """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass.
-
-    The chain of gradients runs unscaled, because 1 / trained tokens would push fp16 gradients below its smallest
-    number (6e-8); dA is multiplied by `scale` and dB by `up_scale` (scale * alpha / r) when they are added up.
-    """
-
-    spec: ModelSpec
-    layers: list[Layer]
-    ops: Ops
-    workspace: Workspace
-    dtype: torch.dtype
-    batch: LayerBatch
-    adapter: bool = True
-    dropout: float = 0.0
-    scale: float = 1.0
-    up_scale: float = 1.0
-    keep: bool = True
-
-    def buffer(self, name: str, *shape: int, wide: bool = False) -> Tensor:
-        return self.workspace.take(name, *shape, dtype=wide_of(self.dtype) if wide else self.dtype)
-
-    def is_last(self, index: int) -> bool:
-        return index == len(self.layers) - 1
-
-
-def forward_layer(
-    walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str, masks: dict[str, Masks] | None = None
-) -> Kept:
+def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Kept:
     """The layer's output is `kept.mid_SD + kept.delta_SD`; `slot` names its buffers, see the head of this file.
 
-    The layer's input is kept under the layer's own name, whatever the slot, so that a recompute finds it. `masks`:
-    the dropout of the first time, when this is a recompute.
+    The layer's input is kept under the layer's own name, whatever the slot, so that a recompute finds it.
     """
     spec, layer = walk.spec, walk.layers[index]
     tokens = len(x_TD)
@@ -156,39 +61,45 @@ def forward_layer(
         x_TD if delta_TD is None else walk.buffer(f"x.{index if walk.keep else slot}", tokens, spec.hidden, wide=True)
     )
     y_TD, rstd_T = walk.buffer("y", tokens, spec.hidden), walk.buffer(f"rstd.{slot}", tokens, wide=True)
-    _enter(walk, layer.norms_D.get("input"), x_TD, delta_TD, kept_x_TD, y_TD, rstd_T)
-    # {} (no dropout) is not None: a recompute must not draw again.
-    masks = _draw(walk, index, tokens) if masks is None else masks
+    enter(walk, layer.norms_D.get("input"), x_TD, delta_TD, kept_x_TD, y_TD, rstd_T)
     qkv_TW = walk.buffer(f"qkv.{slot}", tokens, layer.qkv.width)
-    project(walk.ops, layer.qkv, y_TD, qkv_TW, masks.get("qkv"), adapter=walk.adapter)
-    inner = _turn(walk, index, qkv_TW, slot)
+    project(walk.ops, layer.qkv, y_TD, qkv_TW, walk.drop, adapter=walk.adapter)
+    inner = turn(walk, index, qkv_TW, slot)
     out_TN = walk.buffer(f"out.{slot}", tokens, spec.q_width)
     lse_TH = walk.buffer(f"lse.{slot}", tokens, spec.heads, wide=True)
     walk.batch.attention.forward(qkv_TW, out_TN, lse_TH, spec.layers[index].window)
     x_SD, out_SN = _select(walk, index, kept_x_TD, out_TN)
-    rows = len(x_SD)
+    rows, drop = len(x_SD), walk.drop_of(index, after_attention=True)
     o_SW = walk.buffer("o", rows, layer.o.width)
-    project(walk.ops, layer.o, out_SN, o_SW, masks.get("o"), adapter=walk.adapter)
+    project(walk.ops, layer.o, out_SN, o_SW, drop, adapter=walk.adapter)
     s_o_SR = _keep_ranks(walk, f"s_o.{slot}", layer.o, o_SW)  # the next layer writes over "o"
-    delta_SD = _sandwich(walk, index, "after_attention", o_SW, inner, slot)
+    delta_SD = sandwich(walk, index, "after_attention", o_SW, inner, slot)
     mid_SD, rstd_mid_S = (
         walk.buffer(f"mid.{slot}", rows, spec.hidden, wide=True),
         walk.buffer(f"rstd_mid.{slot}", rows, wide=True),
     )
     y_SD = walk.buffer("y", rows, spec.hidden)  # qkv has read the first norm's output: the buffer is free
-    _enter(walk, layer.norms_D.get("mlp"), x_SD, delta_SD, mid_SD, y_SD, rstd_mid_S)
-    gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, layer.gate_up.width)
-    project(walk.ops, layer.gate_up, y_SD, gate_up_SW, masks.get("gate_up"), adapter=walk.adapter)
-    h_SF = walk.buffer("h", rows, spec.ffn)
-    walk.ops.glu(gate_up_SW[:, : 2 * spec.ffn], h_SF, spec.activation)
-    down_SW = walk.buffer("down", rows, layer.down.width)
-    project(walk.ops, layer.down, h_SF, down_SW, masks.get("down"), adapter=walk.adapter)
-    s_down_SR = _keep_ranks(walk, f"s_down.{slot}", layer.down, down_SW)
-    last_delta_SD = _sandwich(walk, index, "after_mlp", down_SW, inner, slot)
+    enter(walk, layer.norms_D.get("mlp"), x_SD, delta_SD, mid_SD, y_SD, rstd_mid_S)
+    if isinstance(layer.mlp, Experts):
+        down_SW, mlp = experts_forward(walk, layer.mlp, y_SD, slot, drop)
+    else:
+        down_SW, mlp = _mlp_forward(walk, layer.mlp, y_SD, slot, drop)
+    last_delta_SD = sandwich(walk, index, "after_mlp", down_SW, inner, slot)
     return Kept(
-        kept_x_TD, rstd_T, qkv_TW, out_TN, lse_TH, s_o_SR, mid_SD, rstd_mid_S, gate_up_SW, s_down_SR, last_delta_SD,
-        inner, masks,
+        kept_x_TD, rstd_T, qkv_TW, out_TN, lse_TH, s_o_SR, mid_SD, rstd_mid_S, mlp, last_delta_SD, inner
     )  # fmt: skip
+
+
+def _mlp_forward(walk: Walk, mlp: Mlp, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
+    """down(act(gate) * up) with its rank columns, and what backward needs."""
+    spec, rows = walk.spec, len(y_SD)
+    gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, mlp.gate_up.width)
+    project(walk.ops, mlp.gate_up, y_SD, gate_up_SW, drop, adapter=walk.adapter)
+    h_SF = walk.buffer("h", rows, mlp.down.inputs)
+    walk.ops.glu(gate_up_SW[:, : mlp.gate_up.outputs], h_SF, spec.activation)
+    down_SW = walk.buffer("down", rows, mlp.down.width)
+    project(walk.ops, mlp.down, h_SF, down_SW, drop, adapter=walk.adapter)
+    return down_SW, KeptMlp(gate_up_SW, _keep_ranks(walk, f"s_down.{slot}", mlp.down, down_SW))
 
 
 def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor | None:
@@ -204,20 +115,19 @@ def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor 
     tokens = len(kept.x_TD)
     dqkv_TW = walk.buffer("dqkv", tokens, layer.qkv.width)
     walk.batch.attention.backward(dout_SN, kept.qkv_TW, kept.out_TN, kept.lse_TH, dqkv_TW, spec.layers[index].window)
-    _turn_backward(walk, index, dqkv_TW, kept)
+    turn_backward(walk, index, dqkv_TW, kept)
     walk.ops.adapt_backward(dqkv_TW, layer.qkv)
     walk.ops.up_gradient(dqkv_TW, kept.qkv_TW[:, layer.qkv.outputs :], layer.qkv, walk.up_scale)
     y_TD, dy_TD = walk.buffer("y", tokens, spec.hidden), walk.buffer("dy", tokens, spec.hidden)
-    masks = kept.masks.get("qkv")
     if index == 0:
         # Only dA is wanted, so the norm's output is recomputed alone, without the gradient of its input.
         w_D = layer.norms_D.get("input")
         y_TD.copy_(kept.x_TD if w_D is None else kept.x_TD * kept.rstd_T[:, None] * w_D)
-        down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, masks)
+        down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, walk.drop)
         return None
-    input_gradient(layer.qkv, dqkv_TW, dy_TD, masks)
-    _enter_backward(walk, layer.norms_D.get("input"), dy_TD, kept.x_TD, kept.rstd_T, dx_TD, y_TD)
-    down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, masks)
+    input_gradient(walk.ops, layer.qkv, dqkv_TW, dy_TD, walk.drop)
+    enter_backward(walk, layer.norms_D.get("input"), dy_TD, kept.x_TD, kept.rstd_T, dx_TD, y_TD)
+    down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, walk.drop)
     return dx_TD
 
 
@@ -227,25 +137,31 @@ def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
     Order matters: each down_gradient (dA) reads the product's input, which the step before it has recomputed into
     "h" or "y".
     """
-    spec, layer, ops = walk.spec, walk.layers[index], walk.ops
-    rows = len(dx_SD)
-    ddown_SW = walk.buffer("ddown", rows, layer.down.width)
-    _sandwich_backward(walk, index, "after_mlp", dx_SD, kept, ddown_SW)
-    ops.adapt_backward(ddown_SW, layer.down)
-    ops.up_gradient(ddown_SW, kept.s_down_SR, layer.down, walk.up_scale)
-    dh_SF = walk.buffer("dh", rows, spec.ffn)
-    input_gradient(layer.down, ddown_SW, dh_SF, kept.masks.get("down"))
-    dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, layer.gate_up.width), walk.buffer("h", rows, spec.ffn)
-    both = slice(0, 2 * spec.ffn)
-    ops.glu_backward(dh_SF, kept.gate_up_SW[:, both], dgate_up_SW[:, both], h_SF, spec.activation)
-    down_gradient(ops, layer.down, ddown_SW, h_SF, walk.scale, kept.masks.get("down"))
-    ops.adapt_backward(dgate_up_SW, layer.gate_up)
-    ops.up_gradient(dgate_up_SW, kept.gate_up_SW[:, layer.gate_up.outputs :], layer.gate_up, walk.up_scale)
+    spec, layer, ops, rows = walk.spec, walk.layers[index], walk.ops, len(dx_SD)
+    mlp, drop = layer.mlp, walk.drop_of(index, after_attention=True)
     dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
-    masks = kept.masks.get("gate_up")
-    input_gradient(layer.gate_up, dgate_up_SW, dy_SD, masks)
-    _enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, kept.mid_SD, kept.rstd_mid_S, dx_SD, y_SD)
-    down_gradient(ops, layer.gate_up, dgate_up_SW, y_SD, walk.scale, masks)
+    if isinstance(mlp, Experts):
+        ddown_SD = walk.buffer("ddown", rows, spec.hidden)
+        sandwich_backward(walk, index, "after_mlp", dx_SD, kept, ddown_SD)
+        dgate_up_nW = experts_backward(walk, mlp, kept.mlp, ddown_SD, dy_SD, drop)
+        enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, kept.mid_SD, kept.rstd_mid_S, dx_SD, y_SD)
+        experts_down_gradient(walk, mlp, kept.mlp, dgate_up_nW, y_SD, drop)
+        return
+    ddown_SW = walk.buffer("ddown", rows, mlp.down.width)
+    sandwich_backward(walk, index, "after_mlp", dx_SD, kept, ddown_SW)
+    ops.adapt_backward(ddown_SW, mlp.down)
+    ops.up_gradient(ddown_SW, kept.mlp.s_down_SR, mlp.down, walk.up_scale)
+    dh_SF = walk.buffer("dh", rows, mlp.down.inputs)
+    input_gradient(ops, mlp.down, ddown_SW, dh_SF, drop)
+    dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, mlp.gate_up.width), walk.buffer("h", rows, mlp.down.inputs)
+    both = slice(0, mlp.gate_up.outputs)
+    ops.glu_backward(dh_SF, kept.mlp.gate_up_SW[:, both], dgate_up_SW[:, both], h_SF, spec.activation)
+    down_gradient(ops, mlp.down, ddown_SW, h_SF, walk.scale, drop)
+    ops.adapt_backward(dgate_up_SW, mlp.gate_up)
+    ops.up_gradient(dgate_up_SW, kept.mlp.gate_up_SW[:, mlp.gate_up.outputs :], mlp.gate_up, walk.up_scale)
+    input_gradient(ops, mlp.gate_up, dgate_up_SW, dy_SD, drop)
+    enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, kept.mid_SD, kept.rstd_mid_S, dx_SD, y_SD)
+    down_gradient(ops, mlp.gate_up, dgate_up_SW, y_SD, walk.scale, drop)
 
 
 def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,16 +169,16 @@ def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tens
     spec, layer, ops = walk.spec, walk.layers[index], walk.ops
     rows = len(dx_SD)
     do_SW = walk.buffer("do", rows, layer.o.width)
-    _sandwich_backward(walk, index, "after_attention", dx_SD, kept, do_SW)
+    sandwich_backward(walk, index, "after_attention", dx_SD, kept, do_SW)
     ops.adapt_backward(do_SW, layer.o)
     ops.up_gradient(do_SW, kept.s_o_SR, layer.o, walk.up_scale)
     dout_SN = walk.buffer("dout", rows, spec.q_width)
-    masks = kept.masks.get("o")
-    input_gradient(layer.o, do_SW, dout_SN, masks)
+    drop = walk.drop_of(index, after_attention=True)
+    input_gradient(ops, layer.o, do_SW, dout_SN, drop)
     # The last layer's o saw the selected rows only; the others' gradient of attention's output is 0.
     picked = walk.is_last(index) and walk.batch.rows_R is not None
     out_SN = kept.out_TN[walk.batch.rows_R] if picked else kept.out_TN
-    down_gradient(ops, layer.o, do_SW, out_SN, walk.scale, masks)
+    down_gradient(ops, layer.o, do_SW, out_SN, walk.scale, drop)
     if not picked:
         return dout_SN, dx_SD
     tokens = len(kept.x_TD)
@@ -271,43 +187,6 @@ def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tens
     dout_TN[walk.batch.rows_R] = dout_SN
     dx_TD[walk.batch.rows_R] = dx_SD
     return dout_TN, dx_TD
-
-
-def _enter(
-    walk: Walk,
-    w_D: Tensor | None,
-    x_TD: Tensor,
-    delta_TD: Tensor | None,
-    sum_TD: Tensor,
-    y_TD: Tensor,
-    rstd_T: Tensor,
-) -> None:
-    """The stream and what attention or the MLP reads of it: its norm; itself where norms stand behind (OLMo 2)."""
-    if w_D is not None:
-        walk.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, walk.spec.eps, y_TD, rstd_T)
-        return
-    if delta_TD is not None:
-        torch.add(x_TD, delta_TD, out=sum_TD)
-    y_TD.copy_(sum_TD)
-
-
-def _enter_backward(
-    walk: Walk, w_D: Tensor | None, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, dx_TD: Tensor, y_TD: Tensor
-) -> None:
-    if w_D is not None:
-        walk.ops.norm_backward(dy_TD, x_TD, rstd_T, w_D, dx_TD, y_TD)
-        return
-    dx_TD += dy_TD
-    y_TD.copy_(x_TD)
-
-
-def _draw(walk: Walk, index: int, tokens: int) -> dict[str, Masks]:
-    """Dropout masks of each merged product; a mask has as many rows as the product has."""
-    if not walk.dropout:
-        return {}
-    layer, rows = walk.layers[index], walk.batch.num_rows if walk.is_last(index) else tokens
-    sizes = {"qkv": tokens, "o": rows, "gate_up": rows, "down": rows}
-    return {name: draw_masks(getattr(layer, name), size, walk.dropout) for name, size in sizes.items()}
 
 
 def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,71 +206,3 @@ def _keep_ranks(walk: Walk, name: str, group: Group, y_SW: Tensor) -> Tensor:
     """S = x A^T out of a buffer that is about to be used again."""
     s_SR = walk.buffer(name, len(y_SW), group.width - group.outputs)
     return s_SR.copy_(y_SW[:, group.outputs :])
-
-
-def _turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Norms of the heads of q and k where the model has them, then their rotation, in place."""
-    spec, rope = walk.spec, walk.spec.layers[index].rope
-    inner = {}
-    if "q" in spec.family.norms:
-        for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
-            size = columns.stop - columns.start if spec.family.wide_norms else spec.head_dim
-            inner[name] = _inner_norm(walk, index, name, qkv_TW[:, columns], size, slot)
-            qkv_TW[:, columns] = walk.buffer("normed", len(qkv_TW), columns.stop - columns.start)
-    if rope is not None:
-        both = qkv_TW[:, : spec.q_width + spec.kv_width]
-        walk.ops.rope(both, *walk.batch.angles[rope], spec.head_dim, inverse=False)
-    return inner
-
-
-def _turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
-    """A rotation's gradient is the rotation back; then the norms of the heads, in place."""
-    spec, rope = walk.spec, walk.spec.layers[index].rope
-    if rope is not None:
-        both = dqkv_TW[:, : spec.q_width + spec.kv_width]
-        walk.ops.rope(both, *walk.batch.angles[rope], spec.head_dim, inverse=True)
-    if "q" in spec.family.norms:
-        for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
-            dqkv_TW[:, columns] = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], kept)
-
-
-def _sandwich(
-    walk: Walk, index: int, name: str, y_SW: Tensor, inner: dict[str, tuple[Tensor, Tensor]], slot: str
-) -> Tensor:
-    """The delta of the stream: the product's output without rank columns, normed once more in Gemma 2 and 3,
-    multiplied in Granite."""
-    delta_SD = y_SW[:, : walk.spec.hidden]
-    if walk.spec.delta_scale != 1.0:
-        delta_SD *= walk.spec.delta_scale
-    if name not in walk.spec.family.norms:
-        return delta_SD
-    inner[name] = _inner_norm(walk, index, name, delta_SD, walk.spec.hidden, slot)
-    return walk.buffer("normed", *delta_SD.shape)
-
-
-def _sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Kept, dy_SW: Tensor) -> None:
-    """Gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
-    dy_SD = dy_SW[:, : walk.spec.hidden]
-    torch.mul(dx_SD, walk.spec.delta_scale, out=dy_SD)
-    if name in walk.spec.family.norms:
-        dy_SD.copy_(_inner_norm_backward(walk, index, name, dy_SD, kept))
-
-
-def _inner_norm(walk: Walk, index: int, name: str, x_TN: Tensor, size: int, slot: str) -> tuple[Tensor, Tensor]:
-    """Norm of each `size` columns of x into the buffer "normed"; its input and rstd, kept for backward."""
-    rows = x_TN.numel() // size
-    x_nE = walk.buffer(f"{name}_in.{slot}", rows, size, wide=True)
-    x_nE.view(x_TN.shape).copy_(x_TN)
-    rstd_n = walk.buffer(f"{name}_rstd.{slot}", rows, wide=True)
-    y_nE = walk.buffer("normed", rows, size)
-    walk.ops.add_norm(x_nE, None, x_nE, walk.layers[index].norms_D[name], walk.spec.eps, y_nE, rstd_n)
-    return x_nE, rstd_n
-
-
-def _inner_norm_backward(walk: Walk, index: int, name: str, dy_TN: Tensor, kept: Kept) -> Tensor:
-    x_nE, rstd_n = kept.inner[name]
-    dy_nE = walk.buffer("dnormed", *x_nE.shape)
-    dy_nE.view(dy_TN.shape).copy_(dy_TN)
-    dx_nE = walk.buffer("dnormed_wide", *x_nE.shape, wide=True).zero_()
-    walk.ops.norm_backward(dy_nE, x_nE, rstd_n, walk.layers[index].norms_D[name], dx_nE, None)
-    return dx_nE.view(dy_TN.shape)

@@ -4,7 +4,7 @@
                          backward  dS = dY B',   dX = [dY | dS] weight',   dA += dS^T X,   dB += scale * dY^T S
 
 So the base's output and X A^T come from one read of X, and the adapter's share of dX costs no pass of its own. With
-dropout each adapted module sees an input of its own, and its products are made one by one.
+dropout each adapted module sees an input of its own, and its thin products are made one by one.
 
 Shapes: T tokens, K inputs, N outputs, R rank columns, W = N + R.
 """
@@ -12,59 +12,50 @@ Shapes: T tokens, K inputs, N outputs, R rank columns, W = N + R.
 import torch
 from torch import Tensor
 
-from hivetune.engine.model.fast.ops import Ops
-from hivetune.engine.model.fast.weights import Group, Member
-
-Masks = dict[str, Tensor]
-"""Dropout of each adapted module's input, [T, K], already divided by the share that is kept; by module name."""
+from hivetune.engine.model.fast.ops import Drop, Ops
+from hivetune.engine.model.fast.weights.matrices import Group, Member
 
 
-def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, masks: Masks | None, *, adapter: bool) -> None:
+def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | None, *, adapter: bool) -> None:
     """y = [x W^T + bias + S B'^T | S] with S = x A^T; without adapter the rank columns are left as they were."""
-    if adapter and not masks:
+    if adapter and drop is None:
         torch.mm(x_TK, group.weight_NRK.t(), out=y_TW)
     else:
         torch.mm(x_TK, group.weight_NRK[: group.outputs].t(), out=y_TW[:, : group.outputs])
         for member in group.adapted if adapter else ():
-            dropped_TK = x_TK * _mask(masks, member)
-            y_TW[:, _ranks(group, member)] = dropped_TK @ _down(group, member).t()
+            assert drop is not None
+            y_TW[:, _ranks(group, member)] = _dropped(ops, x_TK, drop, member) @ _down(group, member).t()
     ops.adapt(y_TW, group, adapter=adapter)
 
 
-def input_gradient(group: Group, dy_TW: Tensor, dx_TK: Tensor, masks: Masks | None) -> None:
+def input_gradient(ops: Ops, group: Group, dy_TW: Tensor, dx_TK: Tensor, drop: Drop | None) -> None:
     """dX = dY W + dS A, from dy = [dY | dS]."""
-    if not masks:
+    if drop is None:
         torch.mm(dy_TW, group.weight_NRK, out=dx_TK)
         return
     torch.mm(dy_TW[:, : group.outputs], group.weight_NRK[: group.outputs], out=dx_TK)
     for member in group.adapted:
-        dx_TK += (dy_TW[:, _ranks(group, member)] @ _down(group, member)) * _mask(masks, member)
+        product_TK = drop.workspace.take("undropped", *dx_TK.shape, dtype=dx_TK.dtype)
+        torch.mm(dy_TW[:, _ranks(group, member)], _down(group, member), out=product_TK)
+        dx_TK += _dropped(ops, product_TK, drop, member)
 
 
-def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: float, masks: Masks | None) -> None:
+def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: float, drop: Drop | None) -> None:
     """dA += scale * dS^T (dropped x)."""
-    if not masks:
+    if drop is None:
         ops.down_gradient(dy_TW[:, group.outputs :], x_TK, group, scale)
         return
     for member in group.adapted:
         assert member.d_down_RK is not None
-        d_down_RK = dy_TW[:, _ranks(group, member)].t() @ (x_TK * _mask(masks, member))
+        d_down_RK = dy_TW[:, _ranks(group, member)].t() @ _dropped(ops, x_TK, drop, member)
         member.d_down_RK.add_(d_down_RK[: len(member.d_down_RK)], alpha=scale)
 
 
-def draw_masks(group: Group, tokens: int, dropout: float) -> Masks:
-    """One mask for each adapted module, from torch's generator of the device: a checkpoint keeps that generator."""
-    like = group.weight_NRK
-    return {
-        member.name: torch.empty(tokens, group.inputs, dtype=like.dtype, device=like.device).bernoulli_(1 - dropout)
-        / (1 - dropout)
-        for member in group.adapted
-    }
-
-
-def _mask(masks: Masks | None, member: Member) -> Tensor:
-    assert masks is not None
-    return masks[member.name]
+def _dropped(ops: Ops, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:
+    """x with the member's mask, in a buffer that the next call writes over."""
+    dropped_TK = drop.workspace.take("dropped", *x_TK.shape, dtype=x_TK.dtype)
+    ops.drop(x_TK, drop, member.salt, dropped_TK)
+    return dropped_TK
 
 
 def _ranks(group: Group, member: Member) -> slice:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hivetune.engine.model.fast.layer import Walk
-from hivetune.engine.model.fast.weights import Weights
+from hivetune.engine.model.fast.state import Walk
+from hivetune.engine.model.fast.weights.matrices import Weights
 
 CHUNK_LOGITS = 16 << 20
 """Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k. More is not faster: 410 GFLOP/s a core

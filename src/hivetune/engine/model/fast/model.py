@@ -14,13 +14,16 @@ from torch import Tensor
 from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import scaling
 from hivetune.engine.model.fast.attention import TorchAttention, says_math_path
-from hivetune.engine.model.fast.build import NoKernels
-from hivetune.engine.model.fast.layer import Attention, Kept, LayerBatch, Walk, backward_layer, forward_layer
+from hivetune.engine.model.fast.kernels.build import NoKernels
+from hivetune.engine.model.fast.kernels.native import NativeAttention, NativeOps
+from hivetune.engine.model.fast.layer import backward_layer, forward_layer
 from hivetune.engine.model.fast.loss import Weigh, loss_and_gradient, loss_only
-from hivetune.engine.model.fast.native import NativeAttention, NativeOps
-from hivetune.engine.model.fast.ops import Ops, TorchOps, has_wide_products, wide_of
+from hivetune.engine.model.fast.ops import Drop, Ops, TorchOps, has_wide_products, wide_of
 from hivetune.engine.model.fast.spec import ModelSpec, Rope, read_spec
-from hivetune.engine.model.fast.weights import bind_adapter, groups_of, read_weights
+from hivetune.engine.model.fast.state import Attention, Kept, LayerBatch, Walk
+from hivetune.engine.model.fast.weights.bind import bind_adapter
+from hivetune.engine.model.fast.weights.matrices import groups_of, stacks_of
+from hivetune.engine.model.fast.weights.read import read_weights
 from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.engine.model.preference import JudgedDocuments, judged_documents, preference_loss, units
 from hivetune.engine.model.protocol import Document, halved
@@ -37,6 +40,7 @@ from hivetune.plan.layout import (
 from hivetune.run.choices import NO_CHOICES, Choices
 
 FAST_BUDGET_TOKENS = 4096
+MASK_64 = (1 << 64) - 1
 
 
 class JudgedBatch(NamedTuple):
@@ -86,10 +90,9 @@ class FastModel:
         self.recompute = min(choices.recompute or 0, len(self.spec.layers))
         self.multiple = choices.token_multiple or token_multiple(device.type, str(dtype).removeprefix("torch."))
         self.logit_rows = choices.logit_rows
-        self._scaling, self._dropout = scaling(lora), lora.dropout
-        # Shared tokens would share their dropout too, and copies of a prefix must each draw their own.
+        self._scaling, self._lora = scaling(lora), lora
         self._share_in_scoring = choices.share_prefixes is not False
-        self.share_prefixes = self._share_in_scoring and not lora.dropout
+        self.share_prefixes = self._share_in_scoring and lora.shares_prefixes
         # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
         self._embed_scale = self.spec.embed_scale
         if self.spec.family.scaled_embedding:
@@ -104,9 +107,10 @@ class FastModel:
     def prepare(self, documents: Sequence[Document]) -> Iterator[LayerBatch]:
         """The micro-batches of a step, laid out and copied to the device one by one: all that the host does of it."""
         rows = _rows(documents)
+        draw = self._draw()
         for batch in halved(split_documents(rows, self.budget_tokens, share=self.share_prefixes), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self.share_prefixes, multiple=self.multiple)
-            yield self._batch(layout)
+            yield self._batch(layout, draw)
 
     @torch.no_grad()
     def compute(self, batches: Iterable[LayerBatch], scale: float) -> Tensor:
@@ -115,7 +119,7 @@ class FastModel:
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
         self._refresh()
         for batch in batches:
-            walk = self._walk(batch, dropout=self._dropout, scale=scale, keep=True)
+            walk = self._walk(batch, scale=scale, keep=True)
             nll_E = self._forward_backward(walk)
             total += torch.dot(nll_E, batch.count_E)
         return total
@@ -125,7 +129,7 @@ class FastModel:
 
     def prepare_judged(self, documents: Sequence[Document]) -> Iterator[JudgedBatch]:
         """As `prepare`; an answer and those that it is compared with are in one micro-batch."""
-        rows, parts = _rows(documents), units(documents)
+        rows, parts, draw = _rows(documents), units(documents), self._draw()
         for batch in halved(split_units(rows, parts, self.budget_tokens, share=self.share_prefixes), self.halvings):
             numbers = [number for unit in batch for number in unit]
             layout = make_layout(
@@ -134,7 +138,7 @@ class FastModel:
             about = judged_documents([documents[number] for number in numbers], self.device, self.master_N.dtype)
             owners = [(number, entry) for number, owned in enumerate(layout.owners) for entry in owned]
             owner_M, entry_M = torch.tensor(owners).t().to(self.device)
-            yield JudgedBatch(self._batch(layout), about, owner_M, entry_M)
+            yield JudgedBatch(self._batch(layout, draw), about, owner_M, entry_M)
 
     @torch.no_grad()
     def compute_judged(self, batches: Iterable[JudgedBatch], scale: float, beta: float) -> Tensor:
@@ -149,7 +153,7 @@ class FastModel:
                 losses.append(loss)
                 return torch.zeros_like(nll_E).index_add_(0, part.entry_M, weight_B[part.owner_M])
 
-            self._forward_backward(self._walk(part.batch, dropout=self._dropout, scale=scale, keep=True), weigh)
+            self._forward_backward(self._walk(part.batch, scale=scale, keep=True), weigh)
         return torch.stack(losses).sum(0)
 
     @torch.no_grad()
@@ -193,7 +197,7 @@ class FastModel:
         for index in reversed(range(len(all_kept))):
             kept = all_kept.pop()
             if index < self.recompute:
-                kept = forward_layer(walk, index, kept.x_TD, None, "again", kept.masks)
+                kept = forward_layer(walk, index, kept.x_TD, None, "again")
             if dx is not None:
                 dx = backward_layer(walk, index, kept, dx)
         return nll_E
@@ -214,6 +218,10 @@ class FastModel:
             x_TD *= self._embed_scale
         return x_TD
 
+    def _draw(self) -> int | None:
+        """What the masks of a step follow from besides its rows, from the generator that the loop seeds."""
+        return int(torch.randint(2**62, ())) if self._lora.dropout else None
+
     def _refresh(self) -> None:
         """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
 
@@ -225,10 +233,10 @@ class FastModel:
                     assert member.down_RK is not None and member.up_NR is not None and member.scaled_up_RN is not None
                     group.weight_NRK[group.outputs + member.rank_at :][: len(member.down_RK)].copy_(member.down_RK)
                     torch.mul(member.up_NR.t(), self._scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
+            for stack in stacks_of(layer):
+                stack.refresh(self._scaling)
 
-    def _walk(
-        self, batch: LayerBatch, *, adapter: bool = True, dropout: float = 0.0, scale: float = 1.0, keep: bool = False
-    ) -> Walk:
+    def _walk(self, batch: LayerBatch, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
         return Walk(
             self.spec,
             self.weights.layers,
@@ -237,7 +245,7 @@ class FastModel:
             self.dtype,
             batch,
             adapter=adapter,
-            dropout=dropout,
+            drop=None if batch.key_T is None else Drop(batch.key_T, self._lora.dropout, self._workspace),
             scale=scale,
             up_scale=scale * self._scaling,
             keep=keep,
@@ -248,7 +256,9 @@ class FastModel:
             return NativeAttention(layout, self.spec, self.dtype, self._workspace)
         return TorchAttention(layout, self.spec, self.device, eager=self._eager)
 
-    def _batch(self, layout: Layout) -> LayerBatch:
+    def _batch(self, layout: Layout, draw: int | None = None) -> LayerBatch:
+        """`draw`: what dropout's masks follow from besides the rows; None without dropout."""
+
         def put(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
             here = torch.tensor(values, dtype=dtype)
             return here if self.device.type == "cpu" else here.pin_memory().to(self.device, non_blocking=True)
@@ -270,6 +280,7 @@ class FastModel:
             target_E=put(layout.targets),
             count_E=put(layout.counts, wide_of(self.dtype)),
             straight=entry_rows == list(range(len(rows))),
+            key_T=None if draw is None else put(drop_keys(layout, draw, whole_rows=not self._lora.shares_prefixes)),
         )
 
 
@@ -288,6 +299,35 @@ def choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> 
             hint = "install g++, or start a new run: this one began with them"
             raise MachineNotFit(f"cannot build the CPU kernels: {reason}", hint=hint) from None
         return TorchOps(), f"torch ({reason})"
+
+
+def drop_keys(layout: Layout, draw: int, *, whole_rows: bool) -> list[int]:
+    """What the dropout of each token follows from: `draw` (of the step) and the tokens up to this one.
+
+    So rows with a common prefix have the same masks in it, whether it is computed once or not, and the masks of a row
+    are the same in any company. `whole_rows`: from all tokens of the row instead, so that no two rows share a mask.
+    """
+    keys = [0] * layout.size
+    for segment in layout.segments:
+        places = range(segment.start, segment.start + segment.size)
+        key = draw
+        if segment.parents:
+            last = layout.segments[segment.parents[-1]]
+            key = keys[last.start + last.size - 1]
+        if whole_rows:
+            for place in places:
+                key = _next_key(key, layout.tokens[place])
+        for place in places:
+            keys[place] = key = _next_key(key, layout.tokens[place])
+    return [key - (key >> 63 << 64) for key in keys]
+
+
+def _next_key(key: int, token: int) -> int:
+    """64 bits from 64 bits: the step of splitmix64 (Vigna), with the token in place of its counter."""
+    key = (key + token * 2 + 0x9E3779B97F4A7C15) & MASK_64
+    key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return key ^ (key >> 31)
 
 
 def _rows(documents: Sequence[Document]) -> list[TrimmedDocument]:

@@ -7,17 +7,37 @@ Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, W 
 H rotated pairs of a head, C rows of logits, V tokens of the vocabulary.
 """
 
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hivetune.engine.model.fast.weights import Group
+from hivetune.engine.model.fast.weights.matrices import Group
+from hivetune.engine.model.fast.workspace import Workspace
+
+LOW = 0xFFFFFFFF
 
 
 def wide_of(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Dropout of the rows of a product. `rate`: the share of inputs that is left out; key_T: int64, one for each row.
+
+    A mask is no draw but a function: of the row's key, which follows from the step and from the tokens up to this one,
+    of the module and of the column. So it is the same in the backward pass, after a resume, in any order of the rows.
+    """
+
+    key_T: Tensor
+    rate: float
+    workspace: Workspace
+
+    def of(self, rows: Tensor | slice) -> "Drop":
+        return replace(self, key_T=self.key_T[rows])
 
 
 class Ops(Protocol):
@@ -55,6 +75,8 @@ class Ops(Protocol):
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None: ...
 
     def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None: ...
+
+    def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None: ...
 
     def cross_entropy(
         self,
@@ -171,6 +193,18 @@ class TorchOps:
             )
             d_downs_mRK.add_(product_mRK[:, : d_downs_mRK.shape[1]], alpha=scale)
 
+    def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None:
+        """out = x / (1 - rate) where the mask of (row's key, salt, column) keeps it, else 0.
+
+        Two rounds of a 32-bit mixing function (Chris Wellons, "Prospecting for hash functions", 2018: lowbias32) over
+        the column, the first with one half of the key and the salt, the second with the other.
+        """
+        key_T1 = (drop.key_T ^ salt)[:, None]
+        column_K = torch.arange(x_TK.shape[1], device=x_TK.device)
+        mixed_TK = _mix((column_K * 0x9E3779B9 + _mix(key_T1 & LOW)) & LOW)
+        kept_TK = _mix(mixed_TK ^ ((key_T1 >> 32) & LOW)) >= drop_below(drop.rate)
+        out_TK.copy_(x_TK.to(wide_of(x_TK.dtype)) * (1 / (1 - drop.rate)) * kept_TK)
+
     def cross_entropy(
         self,
         logits_CV: Tensor,
@@ -201,6 +235,18 @@ class TorchOps:
 
     def _wide_product(self, a: Tensor, b: Tensor) -> Tensor:
         return torch.mm(a, b, out_dtype=torch.float32) if self._wide_products else torch.mm(a, b)
+
+
+def drop_below(rate: float) -> int:
+    """Numbers of 32 bits below it are `rate` of all."""
+    return round(rate * 2**32)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """lowbias32 of numbers of 32 bits in int64: a product's high half is cut off, sign and all."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & LOW
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & LOW
+    return x ^ (x >> 16)
 
 
 def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:

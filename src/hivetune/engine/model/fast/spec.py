@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.models.architecture import parse_architecture
-from hivetune.models.families import FAMILIES, Family
+from hivetune.models.families import EXPERT_SETTINGS, FAMILIES, Family
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_tanh": "gelu"}
 
@@ -24,11 +24,23 @@ class NotFast(Exception):
 class LayerSpec:
     """What differs between layers. `rope`: index into `ModelSpec.ropes`, None: no positions (SmolLM3).
 
-    window: a position sees itself and the window - 1 before it; None: everything before it.
+    window: a position sees itself and the window - 1 before it; None: everything before it. experts: its MLP is that of
+    `ModelSpec.routing`.
     """
 
     rope: int | None
     window: int | None
+    experts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """So many experts of the width `ffn`, of which each row meets `active`; normalised: their shares add up to 1."""
+
+    experts: int
+    active: int
+    ffn: int
+    normalised: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,7 @@ class ModelSpec:
     logit_scale: float
     attention_softcap: float | None
     logit_softcap: float | None
+    routing: Routing | None = None
 
     @property
     def q_width(self) -> int:
@@ -87,6 +100,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The spec of a config.json of transformers 4 or 5. Raises NotFast with the reason."""
     family = _known_family(config)
     sizes = parse_architecture(config, "config.json")
+    routing = _routing(config, family)
     layers, ropes = _layers(config, family, sizes.head_size)
 
     def multiplier(name: str, default: float) -> float:
@@ -112,7 +126,22 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         logit_scale=1 / multiplier("logits_scaling", 1.0),
         attention_softcap=config.get("attn_logit_softcapping") if family.softcaps else None,
         logit_softcap=config.get("final_logit_softcapping") if family.softcaps else None,
+        routing=routing,
     )
+
+
+def _routing(config: Mapping[str, Any], family: Family) -> Routing | None:
+    names = family.experts
+    if names is None:
+        return None
+    if config.get("clip_qkv") is not None:
+        raise NotFast("queries, keys and values are clipped")
+    count, active, width = names.usual
+    experts = next((config[name] for name in EXPERT_SETTINGS if name in config), count)
+    active, ffn = config.get("num_experts_per_tok", active), config.get(names.width, width)
+    if not all(isinstance(value, int) and value > 0 for value in (experts, active, ffn)) or active > experts:
+        raise NotFast(f"{active!r} of {experts!r} experts of the width {ffn!r} are none that can be computed")
+    return Routing(experts, active, ffn, names.normalised or bool(config.get("norm_topk_prob", False)))
 
 
 def _activation(config: Mapping[str, Any], family: Family) -> str:
@@ -152,7 +181,13 @@ def _layers(config: Mapping[str, Any], family: Family, head_dim: int) -> tuple[t
         interval = config.get("no_rope_layer_interval", family.no_rope_interval)
         used = config.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(count)]
         kinds = [0 if flag else None for flag in used]
-    layers = tuple(LayerSpec(kind, window if on else None) for kind, on in zip(kinds, sliding, strict=True))
+    step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
+    layers = tuple(
+        LayerSpec(
+            kind, window if on else None, family.experts is not None and index not in dense and not (index + 1) % step
+        )
+        for index, (kind, on) in enumerate(zip(kinds, sliding, strict=True))
+    )
     return layers, ropes
 
 

@@ -1,4 +1,4 @@
-// Work on single rows: norms, rotary positions, gated activations, cross-entropy. Strides are in elements.
+// Work on single rows: norms, rotary positions, gated activations, dropout, cross-entropy. Strides are in elements.
 #include "lanes.h"
 
 template <class T>
@@ -138,6 +138,30 @@ static void cross_entropy(T* logits, const int64_t* target, const float* count, 
     }
 }
 
+// lowbias32 (Chris Wellons, "Prospecting for hash functions", 2018), for one number or sixteen.
+template <class U> static inline U mix(U x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+template <class T>
+static void drop(const T* x, const int64_t* keys, uint64_t salt, uint32_t below, float scale, T* out, long rows,
+                 long n) {
+    vu lanes;
+    for (int i = 0; i < LANES; i++) lanes[i] = i;
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < rows; t++) {
+        uint64_t key = (uint64_t)keys[t] ^ salt;
+        uint32_t low = mix((uint32_t)key), high = (uint32_t)(key >> 32);
+        for (long i = 0; i < n; i += LANES) {
+            vu number = mix(mix((lanes + (uint32_t)i) * 0x9e3779b9u + low) ^ high);
+            vf value = load(x + t * n + i, n - i) * scale;
+            store(out + t * n + i, number >= below ? value : vf{}, n - i);
+        }
+    }
+}
+
 #define ROWS(T, suffix)                                                                                                \
     HIVETUNE_API void add_norm_##suffix(const float* x, const T* d, long ds, float* s, const float* w, float eps,      \
                                         T* y, float* r, long rows, long n) {                                           \
@@ -161,6 +185,10 @@ static void cross_entropy(T* logits, const int64_t* target, const float* count, 
     HIVETUNE_API void cross_entropy_##suffix(T* z, const int64_t* target, const float* count, float softcap,           \
                                              float* nll, int gradient, long rows, long n) {                            \
         cross_entropy(z, target, count, softcap, nll, gradient, rows, n);                                              \
+    }                                                                                                                  \
+    HIVETUNE_API void drop_##suffix(const T* x, const int64_t* keys, long salt, long below, float scale, T* out,       \
+                                    long rows, long n) {                                                               \
+        drop(x, keys, salt, below, scale, out, rows, n);                                                               \
     }
 ROWS(float, f32)
 ROWS(bf16, bf16)

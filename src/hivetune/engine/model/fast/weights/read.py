@@ -1,11 +1,10 @@
-"""The frozen matrices of a model, read from safetensors and merged; room for the adapter's rows beside them.
+"""The frozen matrices of a model, read from safetensors and merged, with zero rows for the adapters.
 
-Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), D hidden size.
+Shapes as in matrices.py.
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,8 +12,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.adapter import parameter_names
 from hivetune.engine.model.fast.spec import ModelSpec
+from hivetune.engine.model.fast.weights.matrices import Experts, Group, Layer, Member, Mlp, Stack, Weights
 from hivetune.errors import UsageError
 from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear
 from hivetune.models.families import GroupName, Width
@@ -24,79 +23,6 @@ from hivetune.models.targets import match_targets
 # The rank columns of a merged matrix are padded to a multiple of this: rows stay aligned to 32 bytes in bf16, and
 # matrix products see few widths (rare skinny shapes are behind the best-known crashes of ROCm's libraries).
 RANK_COLUMNS_MULTIPLE = 16
-
-
-@dataclass
-class Member:
-    """One linear module inside a merged matrix, and its adapter if it has one.
-
-    down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient.
-    rank_at: its first column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the
-    products; it may have more rows than the adapter's rank, zeros behind.
-    """
-
-    name: str
-    start: int
-    size: int
-    rank_at: int = 0
-    down_RK: Tensor | None = None
-    up_NR: Tensor | None = None
-    d_down_RK: Tensor | None = None
-    d_up_NR: Tensor | None = None
-    scaled_up_RN: Tensor | None = None
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.size
-
-
-@dataclass
-class Group:
-    """q/k/v, o, gate/up or down as one matrix. `weight_NRK` holds the N base rows, then the adapters' A rows.
-
-    One product with it reads the input once and gives base output and X A^T side by side; backward, one product of
-    [dY | dS] with it gives dX whole.
-    """
-
-    weight_NRK: Tensor
-    members: tuple[Member, ...]
-    bias_N: Tensor | None
-    outputs: int
-    adapted: tuple[Member, ...] = ()
-    downs_RK: Tensor | None = None
-    d_downs_RK: Tensor | None = None
-    """The A's of all members as one matrix, in the master and in the gradient."""
-
-    @property
-    def width(self) -> int:
-        return int(self.weight_NRK.shape[0])
-
-    @property
-    def inputs(self) -> int:
-        return int(self.weight_NRK.shape[1])
-
-    @property
-    def ranks(self) -> int:
-        """Rank columns that are in use; the rest up to `width` is padding and stays zero."""
-        return sum(member.scaled_up_RN.shape[0] for member in self.adapted if member.scaled_up_RN is not None)
-
-
-@dataclass
-class Layer:
-    qkv: Group
-    o: Group
-    gate_up: Group
-    down: Group
-    norms_D: dict[str, Tensor]
-    """fp32 or fp64, offset included: input, mlp and, where the model has them, after_attention, after_mlp, q, k."""
-
-
-@dataclass
-class Weights:
-    embedding_VD: Tensor
-    head_VD: Tensor
-    norm_D: Tensor
-    layers: list[Layer] = field(default_factory=list)
 
 
 class Checkpoint:
@@ -134,7 +60,8 @@ class Checkpoint:
 
 
 def projections(spec: ModelSpec) -> dict[GroupName, list[Linear]]:
-    """For each group its modules (names below `model.layers.I.`), in the order of the merged matrix's rows."""
+    """For each group its modules (names below `model.layers.I.`), in the order of the merged matrix's rows; the MLP's
+    of layers without experts."""
     widths: dict[Width, int] = {"hidden": spec.hidden, "q": spec.q_width, "kv": spec.kv_width, "ffn": spec.ffn}
     groups: dict[GroupName, list[Linear]] = {}
     for part in spec.family.projections:
@@ -145,9 +72,32 @@ def projections(spec: ModelSpec) -> dict[GroupName, list[Linear]]:
 
 def find_adapted(spec: ModelSpec, lora: LoraConfig) -> set[str]:
     """Full names of the modules that get an adapter. Raises UsageError as `match_targets`."""
-    parts = [linear.name for group in projections(spec).values() for linear in group]
-    names = [f"model.layers.{index}.{name}" for index in range(len(spec.layers)) for name in parts]
+    names = [
+        f"model.layers.{index}.{linear.name}"
+        for index, layer in enumerate(spec.layers)
+        for linear in _adaptable(spec, experts=layer.experts)
+    ]
     return set(match_targets([*names, OUTPUT_EMBEDDING], lora.target_modules, head=OUTPUT_EMBEDDING))
+
+
+def _adaptable(spec: ModelSpec, *, experts: bool) -> Iterator[Linear]:
+    """The modules of a layer that can have an adapter. Beside experts the MLP of a layer without any has none: PEFT
+    would take its adapter for one on experts (engine/model/linears.py)."""
+    for group, linears in projections(spec).items():
+        if group in ("qkv", "o") or spec.routing is None:
+            yield from linears
+    if experts:
+        yield from expert_tensors(spec)
+
+
+def expert_tensors(spec: ModelSpec) -> tuple[Linear, Linear]:
+    """The two tensors of a layer's experts, names below `model.layers.I.`."""
+    assert spec.routing is not None
+    count, ffn = spec.routing.experts, spec.routing.ffn
+    return (
+        Linear("mlp.experts.gate_up_proj", spec.hidden, 2 * ffn, experts=count),
+        Linear("mlp.experts.down_proj", ffn, spec.hidden, experts=count),
+    )
 
 
 def read_weights(
@@ -169,14 +119,56 @@ def read_weights(
     head_VD = embedding_VD if spec.tied else checkpoint.read("lm_head.weight").to(device, dtype)
     # The last norm carries the scale of the logits: one rounding of its output, as without.
     weights = Weights(embedding_VD, head_VD, norm("norm") * spec.logit_scale)
-    for index in range(len(spec.layers)):
+    for index, layer in enumerate(spec.layers):
         groups = {
             group: _read_group(checkpoint, f"layers.{index}", linears, targets, columns, dtype, device)
             for group, linears in projections(spec).items()
+            if group in ("qkv", "o") or not layer.experts
         }
         norms_D = {purpose: norm(f"layers.{index}.{name}") for purpose, name in spec.family.norms.items()}
-        weights.layers.append(Layer(**groups, norms_D=norms_D))
+        mlp: Mlp | Experts
+        if layer.experts:
+            mlp = _read_experts(checkpoint, f"layers.{index}", spec, targets, columns, dtype, device)
+        else:
+            mlp = Mlp(groups["gate_up"], groups["down"])
+        weights.layers.append(Layer(groups["qkv"], groups["o"], mlp, norms_D))
     return weights
+
+
+def _read_experts(
+    checkpoint: Checkpoint,
+    layer: str,
+    spec: ModelSpec,
+    targets: set[str],
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Experts:
+    names, routing = spec.family.experts, spec.routing
+    assert names is not None and routing is not None
+    stacks, groups = [], []
+    for linear, parts in zip(expert_tensors(spec), ((names.gate, names.up), (names.down,)), strict=True):
+        name = f"model.{layer}.{linear.name}"
+        adapted = name in targets
+        ranks = -(-columns // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE if adapted else 0
+        weight_EWK = torch.zeros(routing.experts, linear.outputs + ranks, linear.inputs, dtype=dtype, device=device)
+        if checkpoint.has(f"{layer}.{linear.name}"):  # files may hold the experts as one, too
+            weight_EWK[:, : linear.outputs] = checkpoint.read(f"{layer}.{linear.name}").to(device)
+        else:
+            for expert, weight_WK in enumerate(weight_EWK):
+                rows = [checkpoint.read(f"{layer}.{part.format(expert)}.weight") for part in parts]
+                weight_WK[: linear.outputs] = torch.cat(rows).to(device)
+        stacks.append(Stack(name, weight_EWK, linear.outputs, adapted))
+        members = [Member(f"{name}.{expert}", 0, linear.outputs) for expert in range(routing.experts)]
+        groups.append(
+            [
+                Group(weight_WK, (member,), None, linear.outputs, (member,) if adapted else ())
+                for weight_WK, member in zip(weight_EWK, members, strict=True)
+            ]
+        )
+    router_ED = checkpoint.read(f"{layer}.{names.router}.weight").to(device, dtype)
+    each = tuple(Mlp(gate_up, down) for gate_up, down in zip(*groups, strict=True))
+    return Experts(router_ED, each, (stacks[0], stacks[1]))
 
 
 def _read_group(
@@ -205,41 +197,3 @@ def _read_group(
             bias_N = torch.zeros(start, dtype=dtype, device=device) if bias_N is None else bias_N
             bias_N[member.start : member.stop] = checkpoint.read(f"{name}.bias").to(device)
     return Group(weight_NRK, tuple(members), bias_N, start, adapted)
-
-
-def groups_of(layer: Layer) -> Iterator[Group]:
-    yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
-
-
-def bind_adapter(
-    weights: Weights, lora: LoraConfig, device: torch.device, *, columns: int
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """One flat fp32 master and gradient of zeros; each adapted member gets its views. Order: layer, group, A's, B's.
-
-    `columns` as in `read_weights`. Returns master_N, grad_N and the views of the master by PEFT parameter name.
-    """
-    groups = [group for layer in weights.layers for group in groups_of(layer)]
-    total = sum(lora.r * (group.inputs + member.size) for group in groups for member in group.adapted)
-    wide = torch.float64 if weights.embedding_VD.dtype == torch.float64 else torch.float32
-    master_N = torch.zeros(total, dtype=wide, device=device)
-    grad_N = torch.zeros(total, dtype=wide, device=device)
-    adapter: dict[str, Tensor] = {}
-    at = 0
-
-    def view(*shape: int) -> tuple[Tensor, Tensor]:
-        nonlocal at
-        start, at = at, at + shape[0] * shape[1]
-        return master_N[start:at].view(shape), grad_N[start:at].view(shape)
-
-    for group in groups:
-        if group.adapted:
-            group.downs_RK, group.d_downs_RK = view(lora.r * len(group.adapted), group.inputs)
-            at -= group.downs_RK.numel()
-        for member in group.adapted:
-            member.down_RK, member.d_down_RK = view(lora.r, group.inputs)
-            adapter[parameter_names(member.name)[0]] = member.down_RK
-        for member in group.adapted:
-            member.up_NR, member.d_up_NR = view(member.size, lora.r)
-            adapter[parameter_names(member.name)[1]] = member.up_NR
-            member.scaled_up_RN = torch.zeros(columns, member.size, dtype=group.weight_NRK.dtype, device=device)
-    return master_N, grad_N, adapter

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hivetune.engine.model.fast.build import NoKernels, library
+from hivetune.engine.model.fast.kernels.build import NoKernels, library
+from hivetune.engine.model.fast.ops import Drop, drop_below
 from hivetune.engine.model.fast.spec import ModelSpec
-from hivetune.engine.model.fast.weights import Group
+from hivetune.engine.model.fast.weights.matrices import Group
 from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.plan.layout import Layout
 
@@ -25,6 +26,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rope": (POINTER, LONG, POINTER, POINTER, FLOAT, *[LONG] * 4),
     "glu": (POINTER, LONG, POINTER, INT, LONG, LONG),
     "glu_backward": (POINTER, POINTER, LONG, POINTER, LONG, POINTER, INT, LONG, LONG),
+    "drop": (POINTER, POINTER, LONG, LONG, FLOAT, POINTER, LONG, LONG),
     "cross_entropy": (*[POINTER] * 3, FLOAT, POINTER, INT, LONG, LONG),
     "adapt": (POINTER, *[LONG] * 3, POINTER, POINTER, LONG, LONG),
     "adapt_backward": (POINTER, *[LONG] * 4, POINTER, LONG),
@@ -157,6 +159,12 @@ class NativeOps:
                 group.ranks,
                 scale,
             )
+
+    def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None:
+        self._kernels["drop"](
+            x_TK.data_ptr(), drop.key_T.data_ptr(), salt, drop_below(drop.rate), 1 / (1 - drop.rate), out_TK.data_ptr(),
+            *x_TK.shape,
+        )  # fmt: skip
 
     def cross_entropy(
         self,

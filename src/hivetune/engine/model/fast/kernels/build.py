@@ -24,7 +24,7 @@ import torch
 
 from hivetune.base.disk import home
 
-SOURCES = Path(__file__).parent / "kernels"
+SOURCES = Path(__file__).parent
 # -march=native is why the processor is part of the name. Errno and traps are not looked at; NaN and infinity are kept.
 FLAGS = (
     "-std=c++17",
@@ -83,7 +83,7 @@ def _fingerprint(compiler: str) -> str:
     digest = hashlib.sha256(version)
     for part in (*FLAGS, *processor, platform.machine(), *map(str, _openmp())):
         digest.update(part.encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:32]
 

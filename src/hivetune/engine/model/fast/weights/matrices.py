@@ -1,0 +1,148 @@
+"""The merged matrices of a layer and room for the adapters' rows beside them.
+
+Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), W = N + R, D hidden
+size, E experts.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Member:
+    """One linear module inside a merged matrix, and its adapter if it has one.
+
+    down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient.
+    rank_at: its first column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the
+    products; it may have more rows than the adapter's rank, zeros behind. salt: what its dropout differs from others
+    by. Of a routed expert the name is that of all experts' tensor, with the expert's number behind.
+    """
+
+    name: str
+    start: int
+    size: int
+    rank_at: int = 0
+    down_RK: Tensor | None = None
+    up_NR: Tensor | None = None
+    d_down_RK: Tensor | None = None
+    d_up_NR: Tensor | None = None
+    scaled_up_RN: Tensor | None = None
+    salt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.salt = int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), signed=True)
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+
+@dataclass
+class Group:
+    """q/k/v, o, gate/up or down as one matrix. `weight_NRK` holds the N base rows, then the adapters' A rows.
+
+    One product with it reads the input once and gives base output and X A^T side by side; backward, one product of
+    [dY | dS] with it gives dX whole.
+    """
+
+    weight_NRK: Tensor
+    members: tuple[Member, ...]
+    bias_N: Tensor | None
+    outputs: int
+    adapted: tuple[Member, ...] = ()
+    downs_RK: Tensor | None = None
+    d_downs_RK: Tensor | None = None
+    """The A's of all members as one matrix, in the master and in the gradient."""
+
+    @property
+    def width(self) -> int:
+        return int(self.weight_NRK.shape[0])
+
+    @property
+    def inputs(self) -> int:
+        return int(self.weight_NRK.shape[1])
+
+    @property
+    def ranks(self) -> int:
+        """Rank columns that are in use; the rest up to `width` is padding and stays zero."""
+        return sum(member.scaled_up_RN.shape[0] for member in self.adapted if member.scaled_up_RN is not None)
+
+
+@dataclass
+class Mlp:
+    gate_up: Group
+    down: Group
+
+
+@dataclass
+class Stack:
+    """One of the two tensors of all E experts of a layer, and its adapter as PEFT keeps it: A is [E * R, K], B is
+    [N, R * E]. What the products of expert e read and write is part e of the tensors here.
+
+    weight_EWK: base rows, then A's. scaled_up_ERN: scale * B^T. d_up_ENR: dB of each expert on its own, of the layer at
+    hand: layers share it. The others are views of the master and of the gradient.
+    """
+
+    name: str
+    weight_EWK: Tensor
+    outputs: int
+    adapted: bool
+    scaled_up_ERN: Tensor | None = None
+    d_up_ENR: Tensor | None = None
+    down_ERK: Tensor | None = None
+    up_NRE: Tensor | None = None
+    d_up_NRE: Tensor | None = None
+
+    def refresh(self, scaling: float) -> None:
+        """The masters to where the products read them."""
+        if self.down_ERK is not None and self.up_NRE is not None and self.scaled_up_ERN is not None:
+            rank = self.down_ERK.shape[1]
+            self.weight_EWK[:, self.outputs : self.outputs + rank].copy_(self.down_ERK)
+            torch.mul(self.up_NRE.permute(2, 1, 0), scaling, out=self.scaled_up_ERN[:, :rank])
+
+    def collect(self) -> None:
+        """dB of all experts to the gradient, where it lies otherwise; then it is zero again for the next layer."""
+        if self.d_up_NRE is not None and self.d_up_ENR is not None:
+            self.d_up_NRE += self.d_up_ENR.permute(1, 2, 0)
+            self.d_up_ENR.zero_()
+
+
+@dataclass
+class Experts:
+    """An MLP for each of E experts; `router_ED` says which ones a row is sent to. Its weights stay as they are."""
+
+    router_ED: Tensor
+    each: tuple[Mlp, ...]
+    stacks: tuple[Stack, Stack]
+
+
+@dataclass
+class Layer:
+    qkv: Group
+    o: Group
+    mlp: Mlp | Experts
+    norms_D: dict[str, Tensor]
+    """fp32 or fp64, offset included: input, mlp and, where the model has them, after_attention, after_mlp, q, k."""
+
+
+@dataclass
+class Weights:
+    embedding_VD: Tensor
+    head_VD: Tensor
+    norm_D: Tensor
+    layers: list[Layer] = field(default_factory=list)
+
+
+def groups_of(layer: Layer) -> Iterator[Group]:
+    """Those whose adapters are linear modules' of their own: all but the experts'."""
+    yield from (layer.qkv, layer.o)
+    if isinstance(layer.mlp, Mlp):
+        yield from (layer.mlp.gate_up, layer.mlp.down)
+
+
+def stacks_of(layer: Layer) -> Sequence[Stack]:
+    return layer.mlp.stacks if isinstance(layer.mlp, Experts) else ()
