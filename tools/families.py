@@ -53,18 +53,35 @@ TINY: dict[str, Any] = {
 TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
 PER_LAYER = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": TOKENS, "hidden_size_per_layer_input": 8}
 OWN: dict[str, dict[str, Any]] = {
-    "cpmant": {"prompt_types": 2, "prompt_length": 4},
+    "blt": {
+        "encoder_hash_byte_group_vocab": 64,
+        "encoder_hash_byte_group_size": [3],
+        **{
+            f"{part}_config": {"hidden_size": 64, "hidden_size_global": 64, "intermediate_size": 96}
+            | {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+            for part in ("patcher", "encoder", "decoder", "global")
+        },
+    },
+    "cpmant": {"prompt_types": 4, "prompt_length": 4},
+    "dbrx": {
+        "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "deepseek_v4": {"num_key_value_heads": 1, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 4, "head_dim": 32},
     "falcon_h1": {"mamba_d_ssm": 128},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gemma3n_text": {**TWO_KINDS, **PER_LAYER, "laurel_rank": 4, "activation_sparsity_pattern": [0.0, 0.0]},
     "gemma4_text": {**TWO_KINDS, **PER_LAYER},
     "gemma4_unified_text": {**TWO_KINDS, **PER_LAYER},
-    "cohere_compass_text": TWO_KINDS,
+    "cohere_compass_text": {
+        **TWO_KINDS,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in TWO_KINDS["layer_types"]},
+    },
     "zaya": {"num_experts_per_tok": 1},
     "mamba2": {"num_heads": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "zamba": {"num_hidden_layers": 3},
-    "zamba2": {"layer_types": ["mamba", "hybrid"], "n_mamba_heads": 8},
+    "zamba": {"num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 2},
+    "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "n_mamba_heads": 8},
     "dots3_note_text": {"num_key_value_heads": 4},
     "kimi_linear": {
         "linear_attn_config": {

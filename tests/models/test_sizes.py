@@ -68,7 +68,7 @@ def test_a_model_without_a_formula_is_counted(
     loaded = load_model(folder_for(str(source)), lora, method="lora", dtype=torch.float32, device=device)
     assert found.adapter_parameters(4) == loaded.master_N.numel()
     planned = plan_run(config_of(source), memory_gb=16, cores=2)
-    assert planned.architecture == found and planned.choice is not None and planned.setup.path == "general"
+    assert planned.architecture == found and planned.choice is not None and planned.setup.path == loaded.path
     assert planned.setup.adapter_parameters == loaded.master_N.numel()
 
 

@@ -1,5 +1,6 @@
 """Each architecture and splitting rule that is exported, against llama.cpp itself: same ids, same probabilities."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ TOP = 8
 # llama.cpp keeps keys and values in F16; with weights this large (std 0.3) the largest difference seen over the
 # families is 0.03 nats. A wrong rotation, norm or head order changes them by whole nats.
 LOGPROB_BOUND = 0.1
+# Of two experts that the router likes as much, the F16 of keys and values decides: then another one is as right, and
+# its answer differs by whole nats. Prompts with a token that near to a tie are left out.
+NEAR_TIE = 0.005
 
 
 def quiet(done: int, total: int | None) -> None: ...
@@ -39,6 +43,26 @@ def transformers_scores(model, prompt: list[int]) -> list[float]:
     with torch.no_grad():
         logits_V = model(torch.tensor([prompt])).logits[0, -1].float()
     return torch.log_softmax(logits_V, -1).tolist()
+
+
+def smallest_margin(model, prompt: list[int]) -> float:
+    """Between the last expert that a token is sent to and the first that it is not, in logits of the router, over all
+    tokens and layers; infinity without experts."""
+    import torch
+
+    found = [math.inf]
+
+    def look(module, inputs, outputs) -> None:
+        ordered = outputs[0].sort(-1, descending=True).values
+        found.append(float((ordered[:, module.top_k - 1] - ordered[:, module.top_k]).min()))
+
+    routers = [child for child in model.modules() if type(child).__name__.endswith("TopKRouter")]
+    hooks = [router.register_forward_hook(look) for router in routers]
+    with torch.no_grad():
+        model(torch.tensor([prompt]))
+    for hook in hooks:
+        hook.remove()
+    return min(found)
 
 
 def prefixes(tokenizer) -> list[list[int]]:
@@ -66,6 +90,8 @@ def test_llama_cpp_computes_what_transformers_computes(family: str, tmp_path: Pa
         assert served == renderer.prompt(chat)
         compared = 0
         for prompt in prefixes(tokenizer):
+            if smallest_margin(model, prompt) < NEAR_TIE:
+                continue
             expected_V = transformers_scores(model, prompt)
             for token, logprob in llama_cpp(backend, prompt).items():
                 assert logprob == pytest.approx(expected_V[token], abs=LOGPROB_BOUND)

@@ -167,7 +167,6 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3_moe": Family(
         head_norms=True,
-        head_dim=128,
         sliding="asked for",
         experts=_experts("moe_intermediate_size", (128, 8, 768)),
         gguf=Gguf("qwen3moe", "QWEN3MOE", writes_head_dim=True),

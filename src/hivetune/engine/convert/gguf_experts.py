@@ -14,7 +14,7 @@ from hivetune.engine.convert.lora_file import Module
 from hivetune.engine.convert.weights import Array, Stored
 from hivetune.models.families import FAMILIES
 
-FUSED = "model.layers.{}.mlp.experts.{}"
+EXPERT_MODULE = "model.layers.{}.mlp.experts.{}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def expert_tensors_of(config: ModelConfig, known: Mapping[str, Stored] | None = 
         return
     for layer in range(int(config["num_hidden_layers"])):
         for half, pattern in ((0, names.gate), (1, names.up), (None, names.down)):
-            module = FUSED.format(layer, "down_proj" if half is None else "gate_up_proj")
+            module = EXPERT_MODULE.format(layer, "down_proj" if half is None else "gate_up_proj")
             path = f"model.layers.{layer}.{pattern}"
             sources = tuple(f"{path.format(expert)}.weight" for expert in range(count))
             if known is not None and module in known:

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import MANIFEST, read_json, write_json, write_manifest
 from hivetune.config import LoraConfig
-from hivetune.engine.model.adapter import read_adapter, scaling, shapes_of
+from hivetune.engine.model.adapter import read_adapter, scaling, tensor_shapes
 from hivetune.engine.model.linears import is_fused
 from hivetune.errors import UsageError
 from hivetune.models.peft_names import A_WEIGHT, PREFIX, expert_tensors
@@ -100,7 +100,7 @@ class Delta(NamedTuple):
 
 def pair_up(tensors: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Delta]:
     """By the weight's name in the base."""
-    paired, experts = {}, expert_tensors(shapes_of(tensors), lora.r, lora.target_modules)
+    paired, experts = {}, expert_tensors(tensor_shapes(tensors), lora.r, lora.target_modules)
     for name, a_RI in tensors.items():
         if name.endswith(A_WEIGHT):
             module = name.removeprefix(PREFIX).removesuffix(A_WEIGHT)

@@ -21,7 +21,7 @@ from hivetune.models.targets import ALL_LINEAR, peft_targets
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
@@ -99,7 +99,7 @@ def write_adapter(
     folder: Path, adapter: Mapping[str, Tensor], lora: LoraConfig, base: str, revision: str | None
 ) -> None:
     """PEFT's two files, fp32, each whole or not at all. `base`, `revision`: where PEFT finds the base model."""
-    experts = expert_tensors(shapes_of(adapter), lora.r, lora.target_modules)
+    experts = expert_tensors(tensor_shapes(adapter), lora.r, lora.target_modules)
     modules = [name.removeprefix(PREFIX).removesuffix(A_WEIGHT) for name in adapter if name.endswith(A_WEIGHT)]
     names = [name for name in modules if name not in experts]
     config = {
@@ -146,7 +146,7 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
         )
 
     named = config.get("target_parameters") or ALL_LINEAR
-    experts = expert_tensors(shapes_of(tensors), config["r"], named)
+    experts = expert_tensors(tensor_shapes(tensors), config["r"], named)
     lora = settings(sorted({experts.get(module, module) for module in modules}))
     return lora, {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
 

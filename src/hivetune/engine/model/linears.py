@@ -17,7 +17,10 @@ NAMES_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 READ_PAST: Mapping[str, tuple[str, ...]] = {
     **{kind: ("out_proj", "dt_proj") for kind in ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")},
     **dict.fromkeys(("jamba", "zamba"), ("dt_proj",)),
+    "longcat_flash": ("classifier",),  # of its router; merged it would change what no adapter did
 }
+# PEFT takes the names of their dense MLPs for experts', and loads neither: there attention is trained.
+EXPERTS_UNLOADABLE = ("beam", "longcat_flash")
 # Of sparse attention: it chooses which keys are seen, as a router does of experts, and no gradient comes through that.
 INDEXER = ".indexer."
 
@@ -68,7 +71,7 @@ def frozen_linears(module: nn.Module) -> set[str]:
     """Full names of the linear modules that get no adapter: those that stand beside experts
     (routers, which decide which experts a token meets), and, where experts are fused, shared experts and dense MLPs;
     and those whose weights are read past the module."""
-    found, fused = set(), False
+    found, fused = set(), module.config.model_type in EXPERTS_UNLOADABLE
     for name, child in module.named_modules():
         parts = dict(child.named_children())
         fused = fused or is_fused(child)
@@ -77,6 +80,8 @@ def frozen_linears(module: nn.Module) -> set[str]:
     linears = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
     found |= {name for name in linears if name.rpartition(".")[2] in READ_PAST.get(module.config.model_type, ())}
     found |= {name for name in linears if INDEXER in name}
+    if module.config.model_type in EXPERTS_UNLOADABLE:
+        found |= set(find_experts(module))
     if fused:
         found |= {name for name in linears if name.rpartition(".")[2] in NAMES_OF_EXPERTS}
     return found

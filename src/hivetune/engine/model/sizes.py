@@ -28,15 +28,16 @@ def count_sizes(module: nn.Module) -> dict[str, Any]:
         for name, linear in linears_of(module).items()
         if linear.experts == 1 and name not in adapted and module.get_submodule(name) is not head
     ]
-    heads = _number(config, "num_attention_heads", max(1, config.hidden_size // USUAL_HEAD))
     embedding = module.get_input_embeddings().weight
+    hidden = _number(config, "hidden_size", int(embedding.shape[1]))
+    heads = _number(config, "num_attention_heads", max(1, hidden // USUAL_HEAD))
     return {
         "family": config.model_type,
         "layers": _number(config, "num_hidden_layers", 1),
-        "hidden": config.hidden_size,
+        "hidden": hidden,
         "ffn": max(linear.outputs for linear in modules),
         "heads": heads,
-        "head_size": _number(config, "head_dim", max(1, config.hidden_size // heads)),
+        "head_size": _number(config, "head_dim", max(1, hidden // heads)),
         "kv_heads": min(heads, _number(config, "num_key_value_heads", heads)),
         "vocabulary": int(embedding.shape[0]),
         "tied": head is not None and head.weight is embedding,

@@ -6,7 +6,7 @@ names and shapes without memory, a second for any size.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import read_json
 from hivetune.engine.convert.weights import open_weights
-from hivetune.engine.model.sizes import count_sizes
+from hivetune.engine.model.linears import find_experts
+from hivetune.engine.model.sizes import ACTIVE_EXPERTS, count_sizes
 from hivetune.errors import UsageError
 from hivetune.models.architecture import MOST_LAYERS
 
@@ -33,6 +34,8 @@ LEGAL_EXTRAS: Mapping[str, str] = {
 _LEGAL = re.compile("|".join(f"({pattern})" for pattern in LEGAL_EXTRAS))
 # Settings that say how many modules there are: a made-up number would cost all memory before it is compared.
 _COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|experts|blocks)|\w+_layers")
+# Bases of rotations: at 0 every angle is infinite.
+_POSITIVE = ("rope_theta", "rope_local_base_freq")
 _NAMED = 3
 _HINT = "download or convert it again; config.json and *.safetensors have to be of one model"
 
@@ -76,19 +79,41 @@ def check_against_config(folder: Path, name: str) -> Checked:
         )
     if not any(isinstance(child, nn.Linear | Conv1D) for child in module.base_model.modules()):
         raise UsageError(f"model {name}: config.json describes a model without layers", hint=_HINT)
+    _check_routing(module, name)
     _run_without_memory(module, name)
     return Checked(tuple(module.all_tied_weights_keys.items()), count_sizes(module))
 
 
 def read_config(folder: Path, name: str) -> Any:
     """transformers' config of a folder. Raises UsageError for one that it can't read."""
-    for setting, value in read_json(folder / "config.json").items():
-        if _COUNTS.fullmatch(setting) and isinstance(value, int) and value > MOST_LAYERS:
+    for setting, value in _numbers(read_json(folder / "config.json")):
+        if _COUNTS.fullmatch(setting) and value > MOST_LAYERS:
             raise UsageError(f"model {name}: config.json says {setting} {value}; at most {MOST_LAYERS} are supported")
+        if setting in _POSITIVE and value <= 0:
+            raise UsageError(f"model {name}: config.json says {setting} {value}; it has to be above 0", hint=_HINT)
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 (as above)
         raise _unbuildable(name, error) from None
+
+
+def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Of a config and of the parts in it."""
+    for setting, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value)
+        elif isinstance(value, int | float):
+            yield setting, value
+
+
+def _check_routing(module: nn.Module, name: str) -> None:
+    """Raises UsageError where a token is sent to no expert, or to more than there are."""
+    settings = module.config.get_text_config().to_dict()
+    setting = next((name for name in ACTIVE_EXPERTS if isinstance(settings.get(name), int)), None)
+    for linear in find_experts(module).values() if setting else ():
+        if not 1 <= settings[setting] <= linear.experts:
+            what = f"config.json says {setting} {settings[setting]}, of {linear.experts} experts"
+            raise UsageError(f"model {name}: {what}", hint=_HINT)
 
 
 def refuse_invented(found: Mapping[str, Any], name: str) -> None:

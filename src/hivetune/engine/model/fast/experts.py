@@ -16,7 +16,7 @@ from torch import Tensor
 from hivetune.engine.model.fast.linear import down_gradient, input_gradient, project
 from hivetune.engine.model.fast.ops import Drop, wide_of
 from hivetune.engine.model.fast.spec import Routing
-from hivetune.engine.model.fast.state import KeptMlp, Route, Walk
+from hivetune.engine.model.fast.state import Dispatch, KeptMlp, Walk
 from hivetune.engine.model.fast.weights.matrices import Experts
 
 
@@ -94,7 +94,7 @@ def experts_down_gradient(
         down_gradient(walk.ops, part, dgate_up_nW[rows], x_nD[rows], walk.scale, _of(drop_n, rows))
 
 
-def _route(walk: Walk, mlp: Experts, y_SD: Tensor) -> Route:
+def _route(walk: Walk, mlp: Experts, y_SD: Tensor) -> Dispatch:
     """Softmax over all experts in the wide dtype, of logits in the model's own, as the model was trained."""
     routing = _routing(walk)
     share_SE = torch.softmax(y_SD @ mlp.router_ED.t(), 1, dtype=wide_of(walk.dtype))
@@ -103,7 +103,7 @@ def _route(walk: Walk, mlp: Experts, y_SD: Tensor) -> Route:
         weight_SK = weight_SK / weight_SK.sum(1, keepdim=True)
     expert_n = index_SK.flatten()
     order_n = torch.argsort(expert_n, stable=True)
-    return Route(
+    return Dispatch(
         counts=torch.bincount(expert_n, minlength=routing.experts).tolist(),
         row_n=order_n // routing.active,
         place_n=torch.empty_like(order_n).scatter_(0, order_n, torch.arange(len(order_n), device=order_n.device)),
@@ -113,7 +113,7 @@ def _route(walk: Walk, mlp: Experts, y_SD: Tensor) -> Route:
     )
 
 
-def _router_gradient(walk: Walk, route: Route, dweight_n: Tensor) -> Tensor:
+def _router_gradient(walk: Walk, route: Dispatch, dweight_n: Tensor) -> Tensor:
     """Gradient [S, E] of the router's logits from that of the weights."""
     dweight_SK = dweight_n[route.place_n].view(route.index_SK.shape)
     chosen_SK = route.share_SE.gather(1, route.index_SK)
@@ -124,7 +124,7 @@ def _router_gradient(walk: Walk, route: Route, dweight_n: Tensor) -> Tensor:
     return route.share_SE * (dshare_SE - (dshare_SE * route.share_SE).sum(1, keepdim=True))
 
 
-def _gather(walk: Walk, x_nD: Tensor, route: Route, out_SD: Tensor) -> None:
+def _gather(walk: Walk, x_nD: Tensor, route: Dispatch, out_SD: Tensor) -> None:
     """Sum of the K rows of each row, always in the same order."""
     back_nD = torch.index_select(x_nD, 0, route.place_n, out=walk.buffer("back", *x_nD.shape))
     out_SD.copy_(back_nD.view(len(out_SD), -1, x_nD.shape[1]).sum(1, dtype=wide_of(walk.dtype)))
@@ -134,7 +134,7 @@ def _of(drop: Drop | None, rows: slice) -> Drop | None:
     return None if drop is None else drop.of(rows)
 
 
-def _known(kept: KeptMlp) -> Route:
+def _known(kept: KeptMlp) -> Dispatch:
     assert kept.route is not None
     return kept.route
 

@@ -82,11 +82,11 @@ class KeptMlp:
 
     gate_up_SW: Tensor
     s_down_SR: Tensor
-    route: "Route | None" = None
+    route: "Dispatch | None" = None
 
 
 @dataclass
-class Route:
+class Dispatch:
     """Which experts the rows of a layer were sent to. n rows, sorted by expert: K for each of the S rows.
 
     counts: rows of each expert. row_n: which of the S rows it is. place_n: where the K rows of row 0 lie among the n,

@@ -87,10 +87,10 @@ def _adaptable(spec: ModelSpec, *, experts: bool) -> Iterator[Linear]:
         if group in ("qkv", "o") or spec.routing is None:
             yield from linears
     if experts:
-        yield from expert_tensors(spec)
+        yield from fused_linears(spec)
 
 
-def expert_tensors(spec: ModelSpec) -> tuple[Linear, Linear]:
+def fused_linears(spec: ModelSpec) -> tuple[Linear, Linear]:
     """The two tensors of a layer's experts, names below `model.layers.I.`."""
     assert spec.routing is not None
     count, ffn = spec.routing.experts, spec.routing.ffn
@@ -147,7 +147,7 @@ def _read_experts(
     names, routing = spec.family.experts, spec.routing
     assert names is not None and routing is not None
     stacks, groups = [], []
-    for linear, parts in zip(expert_tensors(spec), ((names.gate, names.up), (names.down,)), strict=True):
+    for linear, parts in zip(fused_linears(spec), ((names.gate, names.up), (names.down,)), strict=True):
         name = f"model.{layer}.{linear.name}"
         adapted = name in targets
         ranks = -(-columns // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE if adapted else 0
