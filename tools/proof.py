@@ -87,6 +87,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "text models train with PEFT's loss and gradients (1e-5 in fp32), resume and merge; all others are refused",
         ["-m", "proof", "tests/engine/model/test_families.py"],
     ),
+    "dropout": (
+        "dropout with one mask for each computed token, prefixes shared: over 5,000 draws its mean gradient is that of "
+        "separate masks for each row, within the standard error, in which a difference of 3 % would be seen",
+        ["-m", "proof", "tests/engine/model/test_dropout.py"],
+    ),
     "doctor": (
         "the whole doctor with its proof takes less than a minute on a quiet and healthy processor and blames nothing",
         ["-m", "proof", "tests/cli/test_doctor_proof.py"],

@@ -13,6 +13,14 @@ from transformers.models.auto.modeling_auto import (
 from hivetune.errors import UsageError
 from hivetune.models.prepared import TEXT_PART
 
+# Causal by their mapping in transformers, and still no text models of their own.
+NOT_ALONE = {
+    "blt": "reads bytes in patches that a second model inside it chooses, and PEFT can't tell their modules apart",
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        "drafts for another model, whose keys and values it reads, and writes nothing alone",
+    ),
+}
 _HINT = "choose a causal language model, such as Qwen/Qwen2.5-0.5B-Instruct"
 
 
@@ -29,6 +37,8 @@ def check_kind(config: Any, name: str) -> None:
 
 def _other_kind(config: Any, kind: str) -> str:
     """What the model is instead, as the rest of a sentence; "" for a causal text model."""
+    if kind in NOT_ALONE:
+        return NOT_ALONE[kind]
     senses = sorted(_senses(config.to_dict()))
     if senses or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         return f"takes {' and '.join(senses) or 'images'} besides text"

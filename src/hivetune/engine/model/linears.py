@@ -21,8 +21,9 @@ READ_PAST: Mapping[str, tuple[str, ...]] = {
 }
 # PEFT takes the names of their dense MLPs for experts', and loads neither: there attention is trained.
 EXPERTS_UNLOADABLE = ("beam", "longcat_flash")
-# Of sparse attention: it chooses which keys are seen, as a router does of experts, and no gradient comes through that.
-INDEXER = ".indexer."
+# They choose, as a router does of experts, and no gradient comes through that: which keys sparse attention sees, which
+# bytes make a patch (BLT).
+CHOOSING = (".indexer.", ".patcher.")
 
 
 def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
@@ -79,7 +80,7 @@ def frozen_linears(module: nn.Module) -> set[str]:
             found |= {f"{name}.{key}" for key, part in parts.items() if isinstance(part, nn.Linear)}
     linears = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
     found |= {name for name in linears if name.rpartition(".")[2] in READ_PAST.get(module.config.model_type, ())}
-    found |= {name for name in linears if INDEXER in name}
+    found |= {name for name in linears if any(part in name for part in CHOOSING)}
     if module.config.model_type in EXPERTS_UNLOADABLE:
         found |= set(find_experts(module))
     if fused:
