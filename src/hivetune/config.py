@@ -86,19 +86,13 @@ class LoraConfig(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the adapter's inputs left out at random")
     dropout_per: Literal["token", "row"] = Field(
         default="token",
-        description="dropout's masks: token, one for each computed token, so that shared prefixes are computed once; "
-        "row, each row has its own and nothing is shared",
+        description="masks: token, prefixes are shared; row, each row has its own, none is shared",
     )
     target_modules: str | list[str] = Field(
         default="all-linear", description="'all-linear', names such as q_proj, or a pattern for whole names: '.*_proj'"
     )
     rslora: bool = Field(default=False, description="scale by alpha / sqrt(r) instead of alpha / r")
     start: str | None = Field(default=None, description="folder of an adapter of the same base to go on from")
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether a prefix of several rows may be computed once, as far as dropout goes."""
-        return not self.dropout or self.dropout_per == "token"
 
 
 class EvalConfig(Section):
@@ -110,16 +104,10 @@ class EvalConfig(Section):
         min_length=1,
         description="what the run is compared with: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, a .yaml file",
     )
-    latency_prompts: int = Field(
-        default=50, gt=0, description="prompts that two served sides answer alone and in turns, for their times"
-    )
-    checker: dict[str, Any] | None = Field(
-        default=None, description="decides the success of rows without a checker of their own"
-    )
+    latency_prompts: int = Field(default=50, gt=0, description="prompts that two sides answer alone, for their times")
+    checker: dict[str, Any] | None = Field(default=None, description="decides the success of rows without their own")
     judge: str | None = Field(
-        default=None,
-        min_length=1,
-        description="a model that says which answer it prefers: URL#MODEL, a .gguf file, a release, base",
+        default=None, min_length=1, description="says which answer is better: URL#MODEL, a .gguf file, a release, base"
     )
     frozen: list[str] = Field(
         default=[],
@@ -138,9 +126,7 @@ class GateConfig(Section):
     least_success: float | None = Field(
         default=None, gt=0, le=1, description="smallest share of prompts that the tuned model must answer rightly"
     )
-    most_latency_s: float | None = Field(
-        default=None, gt=0, description="longest mean time of an answer of the tuned model"
-    )
+    most_latency_s: float | None = Field(default=None, gt=0, description="longest mean time of a tuned answer")
     most_memory_gb: float | None = Field(default=None, gt=0, description="largest peak memory of the tuned model")
     preferred_gain: float | None = Field(
         default=None, ge=-1, le=1, description="smallest gain by eval.judge: share preferred less share of the baseline"

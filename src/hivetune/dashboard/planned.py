@@ -6,7 +6,7 @@ from pathlib import Path
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import HivetuneError
 from hivetune.models.architecture import read_architecture
-from hivetune.plan.layout import trim_document
+from hivetune.plan.layout import shares_prefixes, trim_document
 from hivetune.plan.memory import TrainingSetup, adapters_of
 from hivetune.plan.speed import Prediction, micro_batch_shapes
 from hivetune.plan.steps import read_plan
@@ -50,7 +50,7 @@ def planned_rates(run: Path) -> PlannedRates | None:
     tokens, seconds = 0, 0.0
     for step in plan.steps[:_STEPS_LOOKED_AT]:
         documents = [trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in step.rows]
-        shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=config.lora.shares_prefixes)
+        shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=shares_prefixes(config.lora))
         tokens += _tokens(snapshot, step.rows)
         seconds += prediction.rate.seconds(setup, shapes)
     return PlannedRates(tokens / seconds, prediction.peak_bytes) if seconds else None

@@ -16,6 +16,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hivetune.config import LoraConfig
+
 # Below this many shared tokens one more segment costs more in small attention calls than it saves (docs/log.md).
 MIN_SHARED_TOKENS = 16
 # New token counts are not free: a card searches for its fastest kernel, and on some the only crashes that are left are
@@ -81,6 +83,11 @@ def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview) ->
     pairs = tuple((index - 1, tokens[index]) for index in range(1, len(tokens)) if trained[index])
     last = pairs[-1][0] + 1 if pairs else 0
     return TrimmedDocument(tuple(tokens[:last]), pairs)
+
+
+def shares_prefixes(lora: LoraConfig) -> bool:
+    """Whether a prefix of several rows may be computed once, as far as dropout goes (docs/engine.md)."""
+    return not lora.dropout or lora.dropout_per == "token"
 
 
 def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, multiple: int = 1) -> Layout:

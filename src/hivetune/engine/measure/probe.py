@@ -30,7 +30,7 @@ from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import Architecture, read_architecture
 from hivetune.plan import choose as plan_choose
 from hivetune.plan.device import Device, device_of_machine
-from hivetune.plan.layout import TrimmedDocument, trim_document
+from hivetune.plan.layout import TrimmedDocument, shares_prefixes, trim_document
 from hivetune.plan.memory import Affine, Peak, TrainingSetup, adapters_of, fit_correction, predict_peak
 from hivetune.plan.speed import (
     PROBED_TIME_ERROR,
@@ -137,7 +137,7 @@ def compare_with_prediction(
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     for event in steps[1 : 1 + STEPS_COMPARED]:
         rows = layout_rows(snapshot, plan.steps[event["step"] - 1].rows)
-        shapes = micro_batch_shapes(setup, rows, choices.budget_tokens, share=config.lora.shares_prefixes)
+        shapes = micro_batch_shapes(setup, rows, choices.budget_tokens, share=shares_prefixes(config.lora))
         timed.append(Timed(event["tokens"], prediction.rate.seconds(setup, shapes), event["seconds"]))
     return predicted_and_actual(
         prediction,
@@ -199,7 +199,7 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choos
         lengths=tuple(snapshot.length(row) for row in typical.rows),
         trained=tuple(snapshot.num_trained(row) for row in typical.rows),
         documents=tuple(layout_rows(snapshot, step.rows) for step in steps),
-        share=config.lora.shares_prefixes,
+        share=shares_prefixes(config.lora),
         longest=longest_unit({row: snapshot.length(row) for row in set(plan.entry_rows)}, snapshot.bad_rows()),
         rows=plan.num_rows,
         batch_size=config.batch_size,

@@ -17,10 +17,10 @@ from hivetune.engine.model.fast.linear import down_gradient, input_gradient, pro
 from hivetune.engine.model.fast.ops import Drop, wide_of
 from hivetune.engine.model.fast.spec import Routing
 from hivetune.engine.model.fast.state import Dispatch, KeptMlp, Walk
-from hivetune.engine.model.fast.weights.matrices import Experts
+from hivetune.engine.model.fast.weights.matrices import ExpertMlps
 
 
-def experts_forward(walk: Walk, mlp: Experts, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
+def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
     """Sum of what each row's experts give, [S, D], and what backward needs."""
     first, ops = mlp.each[0], walk.ops
     route = _route(walk, mlp, y_SD)
@@ -45,7 +45,7 @@ def experts_forward(walk: Walk, mlp: Experts, y_SD: Tensor, slot: str, drop: Dro
 
 
 def experts_backward(
-    walk: Walk, mlp: Experts, kept: KeptMlp, ddown_SD: Tensor, dy_SD: Tensor, drop: Drop | None
+    walk: Walk, mlp: ExpertMlps, kept: KeptMlp, ddown_SD: Tensor, dy_SD: Tensor, drop: Drop | None
 ) -> Tensor:
     """Gradient of the rows that came in, into `dy_SD`; adds dB of both tensors and dA of the second.
 
@@ -83,7 +83,7 @@ def experts_backward(
 
 
 def experts_down_gradient(
-    walk: Walk, mlp: Experts, kept: KeptMlp, dgate_up_nW: Tensor, y_SD: Tensor, drop: Drop | None
+    walk: Walk, mlp: ExpertMlps, kept: KeptMlp, dgate_up_nW: Tensor, y_SD: Tensor, drop: Drop | None
 ) -> None:
     """dA of the first tensor, from the recomputed rows that came in."""
     route = _known(kept)
@@ -94,7 +94,7 @@ def experts_down_gradient(
         down_gradient(walk.ops, part, dgate_up_nW[rows], x_nD[rows], walk.scale, _of(drop_n, rows))
 
 
-def _route(walk: Walk, mlp: Experts, y_SD: Tensor) -> Dispatch:
+def _route(walk: Walk, mlp: ExpertMlps, y_SD: Tensor) -> Dispatch:
     """Softmax over all experts in the wide dtype, of logits in the model's own, as the model was trained."""
     routing = _routing(walk)
     share_SE = torch.softmax(y_SD @ mlp.router_ED.t(), 1, dtype=wide_of(walk.dtype))

@@ -47,7 +47,7 @@ from hivetune.engine.model.fast.linear import down_gradient, input_gradient, pro
 from hivetune.engine.model.fast.norms import enter, enter_backward, sandwich, sandwich_backward, turn, turn_backward
 from hivetune.engine.model.fast.ops import Drop
 from hivetune.engine.model.fast.state import Kept, KeptMlp, Walk
-from hivetune.engine.model.fast.weights.matrices import Experts, Group, Mlp
+from hivetune.engine.model.fast.weights.matrices import ExpertMlps, Group, Mlp
 
 
 def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Kept:
@@ -80,7 +80,7 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
     )
     y_SD = walk.buffer("y", rows, spec.hidden)  # qkv has read the first norm's output: the buffer is free
     enter(walk, layer.norms_D.get("mlp"), x_SD, delta_SD, mid_SD, y_SD, rstd_mid_S)
-    if isinstance(layer.mlp, Experts):
+    if isinstance(layer.mlp, ExpertMlps):
         down_SW, mlp = experts_forward(walk, layer.mlp, y_SD, slot, drop)
     else:
         down_SW, mlp = _mlp_forward(walk, layer.mlp, y_SD, slot, drop)
@@ -140,7 +140,7 @@ def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
     spec, layer, ops, rows = walk.spec, walk.layers[index], walk.ops, len(dx_SD)
     mlp, drop = layer.mlp, walk.drop_of(index, after_attention=True)
     dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
-    if isinstance(mlp, Experts):
+    if isinstance(mlp, ExpertMlps):
         ddown_SD = walk.buffer("ddown", rows, spec.hidden)
         sandwich_backward(walk, index, "after_mlp", dx_SD, kept, ddown_SD)
         dgate_up_nW = experts_backward(walk, mlp, kept.mlp, ddown_SD, dy_SD, drop)

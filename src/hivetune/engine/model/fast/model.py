@@ -32,6 +32,7 @@ from hivetune.plan.layout import (
     Layout,
     TrimmedDocument,
     make_layout,
+    shares_prefixes,
     split_documents,
     split_units,
     token_multiple,
@@ -92,7 +93,7 @@ class FastModel:
         self.logit_rows = choices.logit_rows
         self._scaling, self._lora = scaling(lora), lora
         self._share_in_scoring = choices.share_prefixes is not False
-        self.share_prefixes = self._share_in_scoring and lora.shares_prefixes
+        self.share_prefixes = self._share_in_scoring and shares_prefixes(lora)
         # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
         self._embed_scale = self.spec.embed_scale
         if self.spec.family.scaled_embedding:
@@ -280,7 +281,7 @@ class FastModel:
             target_E=put(layout.targets),
             count_E=put(layout.counts, wide_of(self.dtype)),
             straight=entry_rows == list(range(len(rows))),
-            key_T=None if draw is None else put(drop_keys(layout, draw, whole_rows=not self._lora.shares_prefixes)),
+            key_T=None if draw is None else put(drop_keys(layout, draw, whole_rows=not shares_prefixes(self._lora))),
         )
 
 

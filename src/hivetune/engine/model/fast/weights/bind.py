@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.fast.weights.matrices import Experts, Group, Layer, Weights, groups_of, stacks_of
+from hivetune.engine.model.fast.weights.matrices import ExpertMlps, Group, Layer, Weights, groups_of, stacks_of
 from hivetune.models.architecture import Linear
 from hivetune.models.peft_names import names_of, parameter_names
 
@@ -45,7 +45,7 @@ def bind_adapter(
         for group in groups_of(layer):
             if group.adapted:
                 _bind_group(group, flat, adapter, lora.r, columns)
-        if isinstance(layer.mlp, Experts):
+        if isinstance(layer.mlp, ExpertMlps):
             _bind_experts(layer.mlp, flat, adapter, lora.r, columns)
     _share_gradients_of_b(weights.layers)
     return flat.master_N, flat.grad_N, adapter
@@ -63,7 +63,7 @@ def _bind_group(group: Group, flat: _Flat, adapter: dict[str, Tensor], rank: int
         member.scaled_up_RN = group.weight_NRK.new_zeros(columns, member.size)
 
 
-def _bind_experts(mlp: Experts, flat: _Flat, adapter: dict[str, Tensor], rank: int, columns: int) -> None:
+def _bind_experts(mlp: ExpertMlps, flat: _Flat, adapter: dict[str, Tensor], rank: int, columns: int) -> None:
     adapted = [stack for stack in mlp.stacks if stack.adapted]
     experts = len(mlp.each)
     linears = [Linear(s.name, s.weight_EWK.shape[2], s.outputs, experts=experts) for s in adapted]
@@ -88,7 +88,7 @@ def _share_gradients_of_b(layers: Sequence[Layer]) -> None:
     shared: dict[tuple[int, ...], Tensor] = {}
     for layer in layers:
         for place, stack in enumerate(stacks_of(layer)):
-            if not isinstance(layer.mlp, Experts) or stack.d_up_NRE is None:
+            if not isinstance(layer.mlp, ExpertMlps) or stack.d_up_NRE is None:
                 continue
             outputs, rank, experts = stack.d_up_NRE.shape
             key = (place, experts, outputs, rank)

@@ -112,7 +112,7 @@ class Stack:
 
 
 @dataclass
-class Experts:
+class ExpertMlps:
     """An MLP for each of E experts; `router_ED` says which ones a row is sent to. Its weights stay as they are."""
 
     router_ED: Tensor
@@ -124,7 +124,7 @@ class Experts:
 class Layer:
     qkv: Group
     o: Group
-    mlp: Mlp | Experts
+    mlp: Mlp | ExpertMlps
     norms_D: dict[str, Tensor]
     """fp32 or fp64, offset included: input, mlp and, where the model has them, after_attention, after_mlp, q, k."""
 
@@ -145,4 +145,4 @@ def groups_of(layer: Layer) -> Iterator[Group]:
 
 
 def stacks_of(layer: Layer) -> Sequence[Stack]:
-    return layer.mlp.stacks if isinstance(layer.mlp, Experts) else ()
+    return layer.mlp.stacks if isinstance(layer.mlp, ExpertMlps) else ()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hivetune.config import LoraConfig
 from hivetune.engine.model.fast.spec import ModelSpec
-from hivetune.engine.model.fast.weights.matrices import Experts, Group, Layer, Member, Mlp, Stack, Weights
+from hivetune.engine.model.fast.weights.matrices import ExpertMlps, Group, Layer, Member, Mlp, Stack, Weights
 from hivetune.errors import UsageError
 from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear
 from hivetune.models.families import GroupName, Width
@@ -126,7 +126,7 @@ def read_weights(
             if group in ("qkv", "o") or not layer.experts
         }
         norms_D = {purpose: norm(f"layers.{index}.{name}") for purpose, name in spec.family.norms.items()}
-        mlp: Mlp | Experts
+        mlp: Mlp | ExpertMlps
         if layer.experts:
             mlp = _read_experts(checkpoint, f"layers.{index}", spec, targets, columns, dtype, device)
         else:
@@ -143,7 +143,7 @@ def _read_experts(
     columns: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> Experts:
+) -> ExpertMlps:
     names, routing = spec.family.experts, spec.routing
     assert names is not None and routing is not None
     stacks, groups = [], []
@@ -168,7 +168,7 @@ def _read_experts(
         )
     router_ED = checkpoint.read(f"{layer}.{names.router}.weight").to(device, dtype)
     each = tuple(Mlp(gate_up, down) for gate_up, down in zip(*groups, strict=True))
-    return Experts(router_ED, each, (stacks[0], stacks[1]))
+    return ExpertMlps(router_ED, each, (stacks[0], stacks[1]))
 
 
 def _read_group(
