@@ -261,6 +261,8 @@ def _report() -> dict[str, Any]:
         "beginnings": 0,
         "near_duplicates": 0,
         "problems": [],
+        "changes": [],
+        "changes_left_out": 0,
         "agents": names,
         "categories": {"-": {"train": 108, "test": 12}},
         "files": {HOSTILE: {"messages": ROWS}},

@@ -17,6 +17,7 @@ from starlette.routing import Mount, Route
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
+from hivetune.base.sealed import write_sealed
 from hivetune.dashboard.access import COOKIE_NAME, dashboard_token, form_token
 from hivetune.dashboard.app import PAGES
 from hivetune.dashboard.pages.acts import FORMS
@@ -161,6 +162,27 @@ def test_what_is_not_there_is_said(guarded: tuple[Guard, str]) -> None:
         assert '<p class="problem">' in answer.text
     answer = ask(guarded, "/dashboard/releases/helpdesk/1/rows?split=all&page=-4", headers=owner())
     assert answer.status_code == 400 and "unknown split" in answer.text
+
+
+def test_files_of_another_version_or_damaged_ones_are_said(guarded: tuple[Guard, str]) -> None:
+    everything()
+    finished = run_id(home() / "runs" / "finished")
+    write_sealed(home() / "runs/finished/eval.json", {"schema": 0, "tuned": {}})
+    (home() / "snapshots/one/report.json").write_text('{"usable": 3}')
+    for path in (f"runs/{finished}/evaluation", f"data/{SNAPSHOT}/report"):
+        answer = ask(guarded, f"/dashboard/{path}", headers=owner())
+        assert answer.status_code == 400 and "another version" in answer.text, path
+    (home() / "runs/finished/config.resolved.yaml").write_text("config: [")
+    shown = ask(guarded, f"/dashboard/runs/{finished}", headers=owner())
+    assert shown.status_code == 200 and "config.resolved.yaml" in shown.text
+    (home() / "releases/helpdesk/1/adapter_model.safetensors").chmod(0o600)
+    (home() / "releases/helpdesk/1/adapter_model.safetensors").write_bytes(b"other")
+    shown = ask(guarded, "/dashboard/releases/helpdesk/1", headers=owner())
+    assert shown.status_code == 200 and "damaged" in shown.text
+    (home() / "hive.db").write_bytes(b"not a database" * 100)
+    for path in ("", "runs", "data", "releases"):
+        answer = ask(guarded, f"/dashboard/{path}", headers=owner())
+        assert answer.status_code in (400, 500) and "damaged" in answer.text, path
 
 
 def test_a_home_that_is_not_there_has_pages_too(guarded: tuple[Guard, str]) -> None:

@@ -5,7 +5,8 @@ a template shows is escaped, unless it is `Markup` that was escaped where it was
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -45,6 +46,18 @@ class Page:
 
 class NotThere(UsageError):
     """What a page is about does not exist, or not any more."""
+
+
+@contextmanager
+def of_this_version(path: Path) -> Iterator[None]:
+    """Around what reads a document that another version may have written. Raises UsageError for one that lacks what is
+    shown of it."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UsageError(
+            f"{path} can't be shown: {error!r} is missing or of another kind", hint="it may be of another version"
+        ) from None
 
 
 def parts_of(page: Page) -> dict[str, str]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, read_json
-from hivetune.dashboard.page import NotThere, Page, PageRequest
+from hivetune.dashboard.page import NotThere, Page, PageRequest, of_this_version
 from hivetune.dashboard.rows import uses_of_row
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.prepare.page import report_body, report_title
@@ -51,8 +51,10 @@ def report_page(watcher: Watcher, asked: PageRequest) -> Page:
         found = database.execute("SELECT path FROM snapshots WHERE hash = ?", (digest,)).fetchone()
     if found is None or not (Path(found[0]) / REPORT).is_file():
         raise NotThere("there is no such snapshot, or it was deleted", hint="see them on the page Data")
-    document = read_json(Path(found[0]) / REPORT)
-    return Page("report.html", report_title(document), {"body": Markup(report_body(document, ()))})
+    path = Path(found[0]) / REPORT
+    with of_this_version(path):
+        document = read_json(path)
+        return Page("report.html", report_title(document), {"body": Markup(report_body(document, ()))})
 
 
 def row_page(watcher: Watcher, asked: PageRequest) -> Page:

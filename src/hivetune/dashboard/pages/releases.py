@@ -10,7 +10,7 @@ from markupsafe import Markup
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.base.sealed import read_sealed
-from hivetune.dashboard.page import NotThere, Page, PageRequest
+from hivetune.dashboard.page import NotThere, Page, PageRequest, of_this_version
 from hivetune.dashboard.pages.cycles import quality_charts
 from hivetune.dashboard.rows import ROWS_A_PAGE, snapshot_rows
 from hivetune.dashboard.watched import Watcher, run_id
@@ -95,6 +95,7 @@ def _answers(release: Release) -> str:
         judged: Mapping[str, Any] = {"metrics": []}
         if (release.folder / VERDICT).is_file():
             judged = read_sealed(release.folder / VERDICT)
+        with of_this_version(path):
+            return comparison_body({**evaluation, "tuned": {"label": release.label, **evaluation["tuned"]}}, judged)
     except UsageError as error:
         return Markup("<p>{}</p>").format(error.message)
-    return comparison_body({**evaluation, "tuned": {"label": release.label, **evaluation["tuned"]}}, judged)

@@ -14,7 +14,7 @@ from hivetune.base.sealed import read_sealed
 from hivetune.base.units import size
 from hivetune.config import known_settings
 from hivetune.dashboard.charts import Chart, DrawnCurve, draw_chart
-from hivetune.dashboard.page import NotThere, Page, PageRequest
+from hivetune.dashboard.page import NotThere, Page, PageRequest, of_this_version
 from hivetune.dashboard.series import Series
 from hivetune.dashboard.watched import WatchedRun, Watcher, short_path
 from hivetune.errors import UsageError
@@ -58,13 +58,12 @@ def evaluation_page(watcher: Watcher, asked: PageRequest) -> Page:
     if not (run.path / EVALUATION).exists():
         raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"hivetune eval {run.path.name}")
     evaluation = read_sealed(run.path / EVALUATION)
-    document = {**evaluation, "tuned": {"label": run.path.name, **evaluation["tuned"]}}
     judged = read_sealed(run.path / VERDICT) if (run.path / VERDICT).exists() else {"metrics": []}
-    values = {
-        "identity": asked.named["run"],
-        "verdict": judged.get("verdict") or "not judged yet",
-        "body": Markup(comparison_body(document, judged)),
-    }
+    with of_this_version(run.path / EVALUATION):
+        document = {**evaluation, "tuned": {"label": run.path.name, **evaluation["tuned"]}}
+        body = Markup(comparison_body(document, judged))
+    verdict = judged.get("verdict") or "not judged yet"
+    values = {"identity": asked.named["run"], "verdict": verdict, "body": body}
     return Page("evaluation.html", f"Evaluation of {run.path.name}", values)
 
 

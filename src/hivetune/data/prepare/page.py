@@ -183,7 +183,8 @@ def _lengths(document: Mapping[str, Any]) -> str:
     )
     return _section(
         "How long the rows are",
-        f'<div class="wide" tabindex="0"><svg class="plot" viewBox="0 0 {width} {height + 34}" width="100%">{bars}</svg></div>',
+        '<div class="wide" tabindex="0">'
+        f'<svg class="plot" viewBox="0 0 {width} {height + 34}" width="100%">{bars}</svg></div>',
         note,
     )
 

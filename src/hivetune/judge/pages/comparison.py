@@ -187,7 +187,8 @@ def _sorted_bars(differences: Sequence[float]) -> str:
     )
     said = f"{less} of {len(differences)} rows are better with B"
     return (
-        f'<div class="wide" tabindex="0"><svg class="plot" viewBox="0 0 {width:.0f} {height:.0f}" width="100%" role="img" '
+        '<div class="wide" tabindex="0">'
+        f'<svg class="plot" viewBox="0 0 {width:.0f} {height:.0f}" width="100%" role="img" '
         f'aria-label="{said}">{texts}'
         f'<line class="axis" x1="{left}" x2="{width}" y1="{height / 2}" y2="{height / 2}"/>{bars}</svg></div>'
         f'<p class="soft">{said}.</p>'

@@ -60,7 +60,8 @@ def curve_plot(curve: Mapping[str, Any]) -> str:
     best = f", validation lowest at step {min(validations, key=lambda each: each[1])[0]}" if validations else ""
     said = f"training loss from {steps[0][1]:.3g} to {steps[-1][1]:.3g}{best}"
     return (
-        f'<div class="wide" tabindex="0"><svg class="plot" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" width="100%" role="img" '
+        '<div class="wide" tabindex="0">'
+        f'<svg class="plot" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" width="100%" role="img" '
         f'aria-label="{said}">{texts}'
         f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{base}" y2="{base}"/>'
         f'{line(steps, "curve first")}{line(validations, "curve second")}{dots}</svg></div><p class="soft">{said}.</p>'
