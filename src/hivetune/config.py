@@ -52,9 +52,7 @@ class DataConfig(Section):
     on_personal: Literal["redact", "reject", "keep"] = Field(
         default="redact", description="mail addresses, phone, card and account numbers"
     )
-    near_duplicates: float = Field(
-        default=0.85, ge=0, le=1, description="Jaccard similarity from which rows are duplicates; 0: off"
-    )
+    near_duplicates: float = Field(default=0.85, ge=0, le=1, description="likeness that makes duplicates; 0: off")
     quota_per_source: int | None = Field(default=None, gt=0, description="most rows from one source")
     quota_per_session: int | None = Field(default=None, gt=0, description="most rows from one session")
     synthetic_share: float = Field(default=0.5, ge=0, le=1, description="largest share of synthetic rows beside others")
