@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import pytest
 from tiny_child import Play
 
 from hivetune.process.limits import FixedLimits
@@ -60,6 +61,18 @@ def test_one_that_is_started_meanwhile_stands_too_and_all_go_on_at_the_end(tmp_p
             assert not child.ended
         assert not stands_still()
         assert moving_s() - moved < time.monotonic() - began
+    finally:
+        child.kill()
+        child.outcome()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_they_go_on_when_it_can_not_be_asked_any_more(tmp_path: Path) -> None:
+    child, answers = working(tmp_path / "one"), iter([True, True])
+    try:
+        with yielding(lambda: next(answers)):
+            wait_for_state(child, "T")
+            wait_for_state(child, "SR")
     finally:
         child.kill()
         child.outcome()

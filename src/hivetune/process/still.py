@@ -47,8 +47,11 @@ def yielding(needed: Callable[[], bool]) -> Iterator[None]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(STILL_LOOK_S):
-            _turn(needed())
+        try:
+            while not over.wait(STILL_LOOK_S):
+                _turn(needed())
+        finally:  # `needed` failed: nobody would let them go on
+            _turn(False)
 
     thread = threading.Thread(target=look, daemon=True)
     _turn(needed())
