@@ -1,5 +1,8 @@
 """A slice of training: it ends before its window does, at a person's pause and with its energy; and it stands still."""
 
+import pytest
+
+from hivetune.cycle.acts import night
 from hivetune.cycle.acts.night import Slice
 from hivetune.cycle.decide import Allowed
 from hivetune.machine.power import KWH, Energy
@@ -16,6 +19,23 @@ def test_it_ends_at_a_checkpoint_before_the_window_and_now_when_that_is_over() -
     assert terms.ends() == 1 and night.why == "the window ends"
     now[0] = 1100.0
     assert terms.ends() == 2
+
+
+def test_a_step_that_stood_still_is_no_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a user of five minutes would end the slice ten minutes before its window does."""
+    now = [0.0]
+    monkeypatch.setattr(night.time, "monotonic", lambda: now[0])
+    slice_ = Slice(lambda: Allowed(True, 2000.0), yields=True, clock=lambda: now[0])
+    terms = slice_.terms()
+    terms.on_step(1)
+    with Answering():
+        assert terms.stand_still()
+    now[0] = 300.0
+    terms.on_step(2)
+    now[0] = 301.0
+    terms.on_step(3)
+    now[0] = 1990.0
+    assert terms.ends() == 0
 
 
 def test_it_ends_when_it_is_not_allowed_any_more_and_with_its_energy() -> None:

@@ -66,7 +66,10 @@ class Slice:
         return LEAST_MARGIN_S + 2 * max(self._step_s, default=0.0)
 
     def _stand_still(self) -> bool:
-        return self.yields and self._requests()
+        still = self.yields and self._requests()
+        if still:
+            self._done = None  # a step that stood still says nothing about how long steps take
+        return still
 
     def _ends(self) -> int:
         """Early enough that the step at hand and its checkpoint still fit; now, when the window is over anyway."""
