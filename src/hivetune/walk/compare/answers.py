@@ -158,7 +158,8 @@ def ask_prompt(
             return asked.timed(prompt.messages, max_tokens=new_tokens, tools=prompt.tools)
         except Unanswered as error:
             if attempt == _TRIES - 1:
-                raise HivetuneError(f"{label} failed {_TRIES} times on {prompt.source}: {error}") from None
+                said = f"{label} failed {_TRIES} times on {prompt.source}: {error}"
+                raise HivetuneError(said, hint="see that it answers, then run the same command again") from None
             pause(FIRST_PAUSE_S * 2**attempt)
         except UsageError as error:
             raise UsageError(f"{label} on {prompt.source}: {error.message}", hint=error.hint) from None
