@@ -1,6 +1,7 @@
 """Two loops of one name, a config without one, words to a loop that is not there, a source that is gone."""
 
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from cycle.small import NAME, append_rows, make_config, make_rows
+from serve.hive import add_release
 
 import hivetune.cycle.loop
 from hivetune.base.database import open_database
@@ -96,3 +98,21 @@ def test_settings_and_rows_that_change_while_a_cycle_is_open(own_home: Path, tmp
         with closing(open_database()) as database:
             before, after = cycles_of(database, NAME)
     assert (before.end, after.config["learning_rate"]) == ("given_up", 0.5)
+
+
+def test_a_champion_that_is_lost_for_good_is_told(own_home: Path, tmp_path: Path) -> None:
+    """Its files are damaged, its run is gone and nothing was champion before: a person has to know, once."""
+    tell = tmp_path / "tell"
+    tell.write_text(f'#!/bin/sh\nprintf "%s\n" "$1" >> {tmp_path}/told\n')
+    tell.chmod(0o755)
+    config = make_config(tmp_path, notify={"command": [str(tell)]})
+    label = add_release(tmp_path, NAME, 1, champion=True)
+    shutil.rmtree(tmp_path / f"run-{NAME}-1")
+    (adapter,) = (own_home / "releases" / NAME / "1").glob("adapter_model.safetensors")
+    adapter.chmod(0o600)
+    adapter.write_bytes(b"damaged")
+    with opened(load_config(config), Listener()) as loop:
+        assert loop.step().kind == "restore"
+        assert loop.step().kind == "wait"  # a minute; then it is tried again
+    (said,) = (tmp_path / "told").read_text().splitlines()
+    assert said.startswith(f"the cycle of {NAME} can't go on: {label} can't be served")

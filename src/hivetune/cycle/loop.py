@@ -141,6 +141,8 @@ class Loop:
             return "ask", self.name, action.reason
         if details.get("end") == "failed":
             return "stuck", self.name, action.reason
+        if outcome == "failed" and action.kind in ("roll_back", "restore") and not details.get("patient"):
+            return "stuck", self.name, f"{action.reason}, and {words}"
         if details.get("suspect"):
             return "suspect", self.name, f"{words}; if they are right: hivetune cycle admit {self.name}"
         if outcome == "failed" and details.get("full_disk"):

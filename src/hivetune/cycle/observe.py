@@ -60,15 +60,18 @@ def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse
         asked = (folder / NOW).exists()
         mine = [act for act in acts if opened is not None and act.cycle == opened.id]
         spent_hours, spent_kwh = spent(mine)
+        label = None if wants is None else f"{name}@{wants}"
         common = Observed(
             paused=(folder / PAUSED).exists(),
-            desired=None if wants is None else f"{name}@{wants}",
+            desired=label,
             served=served,
             problem=problem,
             watch_failed=_watch_failed(database, name, settings.watch.hours, now),
             asked=asked,
-            failed=last_failure(acts, opened.id if opened else None),
+            failed=last_failure(acts, opened.id if opened and served == label else None),
         )
+        if served != label:  # it comes first, whatever else is there; and what is damaged can't be read
+            return common
         if opened is not None:
             left = None if settings.budget_hours is None else max(0.0, settings.budget_hours - spent_hours)
             by_person = opened.opened_for == "request"
@@ -146,9 +149,10 @@ def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
         release = release_of(database, cycle)
         if release is None or release.withdrawn or release.pruned or cycle.end != "promoted":
             continue
-        if forgotten_behind(
-            database, name, release.folder, release.snapshot
-        ):  # nobody has to be as good as what knows the forgotten
+        try:
+            if forgotten_behind(database, name, release.folder, release.snapshot):
+                continue  # nobody has to be as good as what knows the forgotten
+        except UsageError:  # damaged: nothing can be held against it
             continue
         if gate_of(cycle).get("becomes_best"):
             return Rivals(champion, release if release.label != champion.label else None)
