@@ -52,6 +52,8 @@ class World:
         }
         if kind == "clock":
             self.now += float(value or 0)
+            if not state.allowed.now:  # the window is asked at each look
+                self.state = replace(state, allowed=replace(state.allowed, again=self.now + 3600))
         elif kind in ("fail", "kill"):
             self.trouble = f"{kind} {value}"
         elif kind == "gate":
