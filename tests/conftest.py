@@ -73,17 +73,9 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as `save_pretrained` leaves it: 2 layers, 32 wide, a chat template, a trained tokenizer."""
     from data.models import make_model
-    from engine.models import write_model
+    from engine.models import as_source
 
-    folder = make_model(tmp_path_factory.mktemp("source") / "tiny")
-    for name in ("hivetune.json", "manifest.json"):
-        (folder / name).unlink(missing_ok=True)
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocab = max(max(tokenizer["model"]["vocab"].values()), *(t["id"] for t in tokenizer["added_tokens"])) + 1
-    eos = next(t["id"] for t in tokenizer["added_tokens"] if t["content"] == "<|im_end|>")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    write_model(folder, vocab_size=vocab, eos_token_id=eos, tie_word_embeddings=True, **sizes)
-    return folder
+    return as_source(make_model(tmp_path_factory.mktemp("source") / "tiny"))
 
 
 @pytest.fixture(scope="session")

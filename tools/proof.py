@@ -68,6 +68,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "tool itself reads the journal's points, each once; a server that never answers is told",
         ["-m", "proof", "tests/report/test_tools.py"],
     ),
+    "tutorials": (
+        "the commands of the three tutorials, run in their order as they stand there: all of them, with SmolLM2-135M "
+        "where they name it, and a small random model with Qwen 2.5's template where they name that one",
+        ["-m", "proof", "tests/docs/test_tutorials.py"],
+    ),
     "cycle-gate": (
         "200 lives of 100 cycles whose candidates are as good as the champion: one takes its place in at most 5 % of "
         "the lives; none of 2,000 candidates of poisoned rows does; 90 % of real gains are found",

@@ -1,5 +1,6 @@
 """Small random models of every family, written as prepared folders by transformers, and documents for them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,15 @@ def random_adapter(model: object, seed: int = 3, size: float = 0.1) -> None:
     generator = torch.Generator().manual_seed(seed)
     for view in model.adapter.values():  # type: ignore[attr-defined]
         view.copy_(torch.randn(view.shape, generator=generator, dtype=torch.float64) * size)
+
+
+def as_source(folder: Path) -> Path:
+    """A folder with a tokenizer and a template becomes one as `save_pretrained` leaves it: 2 random layers, 32 wide."""
+    for name in ("hivetune.json", "manifest.json"):
+        (folder / name).unlink(missing_ok=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocab = max(max(tokenizer["model"]["vocab"].values()), *(t["id"] for t in tokenizer["added_tokens"])) + 1
+    eos = next(t["id"] for t in tokenizer["added_tokens"] if t["content"] == "<|im_end|>")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    write_model(folder, vocab_size=vocab, eos_token_id=eos, tie_word_embeddings=True, **sizes)
+    return folder

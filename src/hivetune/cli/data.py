@@ -169,20 +169,24 @@ def show_report(document: dict[str, Any]) -> None:
 
 
 def _show_reading(document: dict[str, Any]) -> None:
-    """What the files were understood as."""
+    """What the files were understood as; files that were understood alike in one line."""
+    alike: dict[str, list[str]] = {}
     for name, kinds in document["understood"].items():
         for kind in kinds:
-            show(_understood(name, kind))
+            alike.setdefault(_understood(kind), []).append(name)
+    for said, names in alike.items():
+        more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
+        show(f"{names[0]}{more}: {said}")
     for name, encoding in document["encodings"].items():
         show(f"{name} is {encoding.upper()}, and was read as such")
 
 
-def _understood(name: str, kind: dict[str, Any]) -> str:
+def _understood(kind: dict[str, Any]) -> str:
     """One line on how the rows of a file are read."""
     at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
     parts = [("question", kind["question"]), ("answer", kind["answer"]), ("not read", kind["left_out"])]
     told = "; ".join(f"{what}: {', '.join(paths)}" for what, paths in parts if paths)
-    return f"{name}: read as {kind['layout']}{at}; {told}"
+    return f"read as {kind['layout']}{at}; {told}"
 
 
 def _show_groups(document: dict[str, Any]) -> None:

@@ -18,6 +18,12 @@ from hivetune.records import Message
 PROBED_THOUGHT = 99_999  # the mark of a thought that the row does not have
 COMING = 99_998  # the mark of a message that would come next
 _SHOWN_CHARS = 40
+# A small model whose template has a place for what another one leaves out.
+_WRITTEN_BY = {
+    "tool call": "Qwen/Qwen2.5-0.5B-Instruct",
+    "tool": "Qwen/Qwen2.5-0.5B-Instruct",
+    "reasoning": "Qwen/Qwen3-0.6B",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +243,14 @@ def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:
     if not missing:
         return
     part = skeleton.parts[min(missing)]
-    where = "of the tools" if part.message < 0 else f"of message {part.message + 1}"
+    shown = repr(part.value.strip()[:_SHOWN_CHARS])
+    if part.message < 0:
+        said = f"the template does not write the tools ({shown})"
+    else:
+        said = f"the template leaves out the {part.name} of message {part.message + 1} ({shown})"
+    known = _WRITTEN_BY.get(part.name)
     raise RenderError(
-        "not-in-template",
-        f"the template leaves out the {part.name} {where} ({part.value.strip()[:_SHOWN_CHARS]!r})"
-        if part.message >= 0
-        else f"the template does not write the tools ({part.value.strip()[:_SHOWN_CHARS]!r})",
+        "not-in-template", said + (f"; take a model whose template has it, such as {known}" if known else "")
     )
 
 

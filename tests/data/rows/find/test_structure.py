@@ -151,3 +151,38 @@ def test_the_report_says_what_was_understood(tmp_path: Path) -> None:
     (kind,) = check(DataConfig(path=str(path))).document["understood"][str(path)]
     assert (kind["layout"], kind["question"]) == ("structure", ["ticket.customer_message"])
     assert (kind["answer"], kind["left_out"]) == (["ticket.agent_reply"], [])
+
+
+def test_a_helpdesk_export_is_read_ticket_by_ticket() -> None:
+    """A title and who people are stand beside what they said, and are no part of it."""
+    ticket = {
+        "id": 1000,
+        "subject": "Question about my parcel",
+        "status": "solved",
+        "requester": {"name": "Ada of the first floor", "email": "ada@example.com"},
+        "comments": [
+            {"author": who, "body": text} for who, text in zip(("customer", "agent"), (ASKED, ANSWERED), strict=True)
+        ],
+    }
+    export = {"exported_at": "2026-06-01", "tickets": [ticket, ticket]}
+    assert place_of_rows([export]) == ("tickets", "[]")
+    assert said(split_record(export, ("tickets", "[]"))[0]) == PAIR
+    ticket["requester"] = {"name": "Ada", "complaint": "Nobody has answered me for a week now, and I paid for it"}
+    with pytest.raises(RowRefused) as refused:
+        said(ticket)
+    assert refused.value.reason == "unexplained-column"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"), [("Frage", "Antwort"), ("pregunta", "respuesta"), ("vraag", "antwoord")]
+)
+def test_a_sheet_is_read_in_its_peoples_language(asked: str, answered: str) -> None:
+    assert said({"Nr": "1", asked: ASKED, answered: ANSWERED, "Geprüft von": "Jörg"}) == PAIR
+
+
+def test_a_sheet_in_any_other_language_is_asked_about_with_the_line_that_reads_it() -> None:
+    row = {"nro": "1", "kysymys": ASKED, "vastaus": ANSWERED}
+    with pytest.raises(RowRefused):
+        said(row)
+    assert columns_for(row) == {"prompt": "kysymys", "completion": "vastaus"}
+    assert columns_for({**row, "lisätieto": "Something else that somebody wrote"}) is None, "three: nobody can tell"

@@ -48,6 +48,9 @@ def _guesses(row: Row) -> Iterator[dict[str, str]]:
     written = [".".join(node.path) for node in nodes(row) if _is_written(node)]
     yield from ({"prompt": one, "completion": other} for one in written for other in answered if one != other)
     yield from ({"prompt": one, "completion": other} for one in asked for other in written if one != other)
+    prose = [".".join(node.path) for node in nodes(row) if _is_prose_column(node)]
+    if len(prose) == 2:  # names in a language that nobody here knows: who reads a sheet from the left asks first
+        yield {"prompt": prose[0], "completion": prose[1]}
 
 
 def _two_parties(flats: list[dict[str, Any]]) -> tuple[str, str] | None:
@@ -62,6 +65,11 @@ def _two_parties(flats: list[dict[str, Any]]) -> tuple[str, str] | None:
         if len(texts) == 2 < len(values) and all(names_party(text) or text.isdecimal() for text in texts):
             return texts[0], texts[1]
     return None
+
+
+def _is_prose_column(node: Node) -> bool:
+    named = len(node.path) == 1 and "." not in node.path[0] and part_of(node.path[0]) not in ("note", "media")
+    return named and isinstance(node.value, str) and looks_like_content(node.value)
 
 
 def _is_written(node: Node) -> bool:

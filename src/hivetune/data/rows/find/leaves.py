@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.names import is_note, names_role, part_of, role_of
+from hivetune.data.rows.find.names import is_note, is_of_a_person, names_role, part_of, role_of
 from hivetune.data.rows.find.turn_lists import names_party
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import Row, Tools, is_json_text, parsed
@@ -73,7 +73,7 @@ def _has_to_be_said(path: tuple[str, ...], value: str, used: Sequence[tuple[str,
     """Whether a text must be found in the conversation. `used`: where that was read from. Raises RowRefused."""
     above = max((len(one) for one in used if path[: len(one)] == one), default=0)
     named = tuple(name for name in (path[above:] or path) if name != "[]") or path
-    if is_note(named) or path in used or path[:-1] in used:
+    if is_note(named) or is_of_a_person(path) or path in used or path[:-1] in used:
         return False  # the text itself, or others beside it
     if above and ((names_role(path[-1]) and names_party(value)) or role_of(value) is not None):
         return False  # who speaks

@@ -29,8 +29,16 @@ PARTIES: dict[str, Role] = (
     | {"system": "system", "sys": "system", "developer": "system"}
     | ROLES
 )
-_ASKED = names("q question query prompt instruction request problem inquiry enquiry ask queries questions prompts")
-_ANSWERED = names("a label target truth gold golden answer response reply completion output solution generation")
+# Spreadsheets are in their people's language: German, Spanish, Italian, Portuguese, Dutch, Polish and Swedish too.
+_ASKED = names(
+    "q question query prompt instruction request problem inquiry enquiry ask queries questions prompts"
+) | names("frage fragen pregunta preguntas domanda domande pergunta perguntas vraag vragen pytanie fråga")
+_ANSWERED = names(
+    "a label target truth gold golden answer response reply completion output solution generation"
+) | names(
+    "antwort antworten respuesta respuestas risposta risposte resposta respostas réponse reponse antwoord "
+    "odpowiedź svar"
+)
 _SINGULARS = names("input message utterance label truth target question query prompt request problem answer") | names(
     "response reply completion output solution generation turn"
 )
@@ -44,6 +52,7 @@ _OTHER = names(
     "follow followup next suggested similar related paraphrase rewritten rephrased original translated translation "
     "second third baseline reject history examples example shot template edited revised corrected"
 )
+_OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone first_name last_name display_name")
 _KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
 _FILLERS = names(
     "ground correct right expected reference ideal best standard canonical preferred chosen the final main last full "
@@ -147,6 +156,11 @@ def is_note(path: Sequence[str]) -> bool:
     """Whether a path leads to a note, or to something below one. What a session holds is no note as its name is one."""
     *above, last = path
     return part_of(last) == "note" or any(part_of(name) == "note" and not _HOLDERS & set(words(name)) for name in above)
+
+
+def is_of_a_person(path: Sequence[str]) -> bool:
+    """Whether a path leads to what somebody is called or reached by: `requester.email`, `agent.name`."""
+    return len(path) > 1 and plain_name(path[-1]) in _OF_A_PERSON and bool((ASKERS | ANSWERERS) & set(words(path[-2])))
 
 
 def says_nothing(word: str) -> bool:

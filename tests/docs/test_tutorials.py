@@ -1,0 +1,89 @@
+"""The commands of each tutorial are run as they stand there, in their order, in an empty folder."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from data.models import make_family
+from engine.models import as_source
+
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = ["tutorial-chats", "tutorial-agent", "tutorial-csv"]
+HUB = "Qwen/Qwen2.5-0.5B-Instruct"  # no test has a network: a small random model with its template stands in for it
+# What a page says that a command prints.
+SAYS = {
+    "tutorial-chats": [
+        "GitHub token in the answer (message 3); revoke it",
+        "empty-answer: fill it in",
+        "read as messages",
+    ],
+    "tutorial-agent": ["and 55 more files: read as claude-code"],
+    "tutorial-csv": ["read as question-answer; question: Question; answer: Answer"],
+}
+
+
+def commands(page: str) -> list[str]:
+    """The lines of all blocks that a reader is to run."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    return [
+        line
+        for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, own_home: Path, smollm2: Path) -> Callable[[str], str]:
+    """Runs a line with `hivetune` and the repository's `tools` at hand; what it prints. Fails with the line."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, arguments in (("hivetune", "-m hivetune"), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        (programs / name).chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "tools").symlink_to(ROOT / "tools")
+    shutil.copytree(smollm2, own_home / "models" / "smollm2-135m", copy_function=os.link)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+
+    def run(line: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=work, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return as_source(make_family(tmp_path_factory.mktemp("hub") / "qwen", "qwen2_5"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_the_look_at_the_rows(page: str, shell: Callable[[str], str], with_tools: Path) -> None:
+    """Up to the training."""
+    lines = [line.replace(HUB, str(with_tools)) for line in commands(page)]
+    looks = lines[: next(n for n, line in enumerate(lines) if line.startswith("hivetune train"))]
+    assert len(looks) >= 4
+    printed = "".join(shell(line) for line in looks)
+    assert [words for words in SAYS[page] if words not in printed] == []
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_every_command(
+    page: str, shell: Callable[[str], str], with_tools: Path, record_property: Callable[..., None]
+) -> None:
+    lines = [line.replace(HUB, str(with_tools)) for line in commands(page)]
+    for line in lines:
+        shell(line)
+    record_property("commands", len(lines))
