@@ -18,7 +18,8 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home, sha256_bytes, sha256_file, write_json, write_manifest
 from hivetune.base.journal import Journal
 from hivetune.base.sealed import write_sealed
-from hivetune.config import RunConfig, parse_config
+from hivetune.config import DataConfig, RunConfig, parse_config
+from hivetune.data.prepare.prepare import check
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.release.registry import Release, promote, register
 from hivetune.run.choices import Choices, write_resolved
@@ -97,7 +98,7 @@ def make_snapshot() -> Path:
                 (number, f"id{number}", f"i{number}", f"{HOSTILE}:{number}", split, "faq", "s", "u", json.dumps(turns)),
             )
         rows.commit()
-    write_json(folder / "report.json", _report())
+    write_json(folder / "report.json", _report(home()))
     write_manifest(folder, {"hash": SNAPSHOT, "num_rows": ROWS, "num_tokens": 10 * ROWS})
     with closing(open_database()) as database:
         database.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (SNAPSHOT, str(folder), time.time()))
@@ -249,28 +250,17 @@ def _metrics(number: int) -> list[dict[str, Any]]:
     ]
 
 
-def _report() -> dict[str, Any]:
-    counts = {"rows_in": ROWS, "usable": ROWS, "duplicates": 0, "rejected": {}, "set_aside": {}, "changed": {}}
-    lengths = {"unit": "tokens", "median": 9, "p90": 9, "p99": 9, "max": 9, "longest_seen": 9, "keeps_99_percent": 9}
-    names = {HOSTILE: {"train": 108, "test": 12}}
-    return {
-        "schema": 1,
-        **counts,
-        "splits": {"train": 108, "validation": 0, "test": 12},
-        "exact_duplicates": 0,
-        "beginnings": 0,
-        "near_duplicates": 0,
-        "problems": [],
-        "changes": [],
-        "changes_left_out": 0,
-        "agents": names,
-        "categories": {"-": {"train": 108, "test": 12}},
-        "files": {HOSTILE: {"messages": ROWS}},
-        "tokens": 10 * ROWS,
-        "trained_tokens": 5 * ROWS,
-        "lengths": {**lengths, "histogram": [[1, 9, ROWS]]},
-        "duplicate_examples": [],
-        "model": None,
-        "max_length": None,
-        "not_run": [],
-    }
+def _report(folder: Path) -> dict[str, Any]:
+    """The report of real rows with hostile names, as `data check` makes it."""
+    rows = folder / f"{HOSTILE.replace('/', '')}.jsonl"
+    words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
+    lines = [
+        {
+            "agent": HOSTILE,
+            "task": f"{HOSTILE} {number} {' '.join(words[number % 7 :])}",
+            "output": f"{number} {HOSTILE}",
+        }
+        for number in range(9)
+    ]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in (*lines, {"prompt": HOSTILE})), encoding="utf-8")
+    return check(DataConfig(path=str(rows))).document

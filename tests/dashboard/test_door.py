@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 import socket
 import urllib.parse
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from dashboard.shown import HOSTILE, SNAPSHOT, everything
+from dashboard.shown import HOSTILE, SNAPSHOT, everything, supervisor
 from starlette.routing import Mount, Route
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
+from hivetune.base.journal import Journal
 from hivetune.base.sealed import write_sealed
 from hivetune.dashboard.access import COOKIE_NAME, dashboard_token, form_token
 from hivetune.dashboard.app import PAGES
@@ -24,6 +26,7 @@ from hivetune.dashboard.pages.acts import FORMS
 from hivetune.dashboard.server import guarded_dashboard
 from hivetune.dashboard.watched import run_id
 from hivetune.release.registry import find
+from hivetune.run.folder import EVENTS
 from hivetune.serve.gateway.guard import Guard
 from hivetune.serve.gateway.run import listen_on
 
@@ -137,7 +140,7 @@ def test_pages_show_everything_and_escape_it(guarded: tuple[Guard, str]) -> None
         "releases/helpdesk/1/rows?split=train&page=3": "page 3 of 3",
         "data": "1 interaction",
         f"data/row?place={urllib.parse.quote(HOSTILE)}:7": "helpdesk@1",
-        f"data/{SNAPSHOT}/report": "120 of 120 rows",
+        f"data/{SNAPSHOT}/report": "of 10 rows",
         "doctor": "processor",
     }
     for path, text in paths.items():
@@ -162,6 +165,9 @@ def test_what_is_not_there_is_said(guarded: tuple[Guard, str]) -> None:
         assert '<p class="problem">' in answer.text
     answer = ask(guarded, "/dashboard/releases/helpdesk/1/rows?split=all&page=-4", headers=owner())
     assert answer.status_code == 400 and "unknown split" in answer.text
+    for number in ("-4", "0", "9" * 5000, "\u00b2", "999999999"):
+        address = f"/dashboard/releases/helpdesk/1/rows?page={urllib.parse.quote(number)}"
+        assert ask(guarded, address, headers=owner()).status_code == 200, number[:9]
 
 
 def test_files_of_another_version_or_damaged_ones_are_said(guarded: tuple[Guard, str]) -> None:
@@ -247,7 +253,17 @@ def test_actions_do_what_their_commands_do(guarded: tuple[Guard, str]) -> None:
     for wrong in ({"kind": "user", "value": ""}, {"kind": "all", "value": "x"}, {}):
         assert post("/data/forget", **wrong).status_code == 400  # type: ignore[arg-type]
     assert post("/data/forget", kind="row", value="nowhere:1").status_code == 400
-    assert post(f"/runs/{run_id(home() / 'runs' / 'going')}/stop").text.count("It had ended already.") == 1
+    going = home() / "runs" / "going"
+    stop = f"/runs/{run_id(going)}/stop"
+    assert "It had ended already." in post(stop).text
+    with supervisor(going) as training:
+        assert "Stop" in ask(guarded, f"/dashboard{stop}", headers=owner()).text
+        assert "ends after the step" in post(stop).text
+        assert training.wait(30) == -signal.SIGTERM
+    with supervisor(going) as training, Journal(going / EVENTS) as events:
+        events.append("stop_requested", signal=15)
+        assert "asked to stop already" in post(stop).text  # a second signal would cost the checkpoint
+        assert training.poll() is None
 
 
 def test_bodies_that_are_no_forms(guarded: tuple[Guard, str]) -> None:

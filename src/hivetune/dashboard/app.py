@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
@@ -66,6 +66,7 @@ _FILES = {
     "report.css": (_PACKAGE / "data" / "prepare" / "page.css", "text/css"),
 }
 LONGEST_FORM_BYTES = 64 << 10
+FORM_TIMEOUT_S = 30.0
 
 
 def dashboard_addition(ending: Callable[[], bool]) -> Addition:
@@ -138,11 +139,14 @@ def _asked(request: Request, form: Mapping[str, str] | None = None) -> PageReque
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a form, each once. Raises UsageError."""
     body = b""
-    async with asyncio.timeout(30):
-        async for piece in request.stream():
-            body += piece
-            if len(body) > LONGEST_FORM_BYTES:
-                raise UsageError(f"a form holds at most {LONGEST_FORM_BYTES:,} bytes")
+    try:
+        async with asyncio.timeout(FORM_TIMEOUT_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > LONGEST_FORM_BYTES:
+                    raise UsageError(f"a form holds at most {LONGEST_FORM_BYTES:,} bytes")
+    except (TimeoutError, ClientDisconnect):
+        raise UsageError("the form did not come whole") from None
     try:
         fields = urllib.parse.parse_qs(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50)
     except ValueError:

@@ -4,6 +4,7 @@ A template's blocks are its parts: each fills the element whose id is the block'
 a template shows is escaped, unless it is `Markup` that was escaped where it was made.
 """
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -99,6 +100,7 @@ def _environment() -> jinja2.Environment:
         "size": size,
         "number": number,
         "count": _count,
+        "quoted": shlex.quote,
     }
     return environment
 

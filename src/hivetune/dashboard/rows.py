@@ -51,9 +51,7 @@ def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[ShownRow],
     with closing(_open(Path(found[0]))) as rows:
         total = rows.execute("SELECT count(*) FROM rows WHERE split = ?", (split,)).fetchone()[0]
         where = f"{_COLUMNS} WHERE split = ? ORDER BY row LIMIT ? OFFSET ?"
-        return [
-            _shown(row) for row in rows.execute(where, (split, ROWS_A_PAGE, ROWS_A_PAGE * max(0, number - 1)))
-        ], total
+        return [_shown(row) for row in rows.execute(where, (split, ROWS_A_PAGE, ROWS_A_PAGE * (number - 1)))], total
 
 
 def uses_of_row(wanted: str) -> Iterator[RowUse]:

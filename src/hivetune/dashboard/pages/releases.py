@@ -20,6 +20,8 @@ from hivetune.release.registry import Release, find, forgotten_rows, history, re
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.walk.release.register import explain_release
 
+LONGEST_NUMBER = 9  # digits of a page's number
+
 
 def releases_page(watcher: Watcher, asked: PageRequest) -> Page:
     shown: list[tuple[Release, int]] = []
@@ -61,7 +63,8 @@ def release_page(watcher: Watcher, asked: PageRequest) -> Page:
 def rows_page(watcher: Watcher, asked: PageRequest) -> Page:
     """The rows that a release was trained on or judged by, a page at a time."""
     release = found_release(asked)
-    number = int(asked.query["page"]) if asked.query.get("page", "").isdecimal() else 1
+    wanted = asked.query.get("page", "")
+    number = max(1, int(wanted)) if wanted.isdecimal() and len(wanted) <= LONGEST_NUMBER else 1
     split = asked.query.get("split", "train")
     rows, total = snapshot_rows(release.snapshot, split, number)
     values = {
