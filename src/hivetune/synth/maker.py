@@ -80,11 +80,11 @@ def make_rows(
     Raises MachineNotFit without bash, whose grammar decides what parses.
     """
     with TemporaryDirectory() as folder, closing(Pool(Path(folder) / "pool.db")) as pool:
+        rows = KeptRows(pool, settings.frozen, TEMPLATES, settings.seed)
+        rows.remember(against)
         counts = _fill(settings, pool, progress)
         pool.settle()
-        chooser = _Chooser(settings, pool, counts)
-        chooser.rows.remember(against)
-        chooser.choose()
+        _Chooser(settings, pool, rows, counts).choose()
         for line in pool.rows():
             write(line)
     return counts
@@ -179,9 +179,8 @@ def _slim(deeds: Deeds) -> Deeds:
 class _Chooser:
     """Takes drafts from the pool until each category has its share, looking for copies as it goes."""
 
-    def __init__(self, settings: SynthSettings, pool: Pool, counts: dict[str, CategoryCounts]):
-        self._settings, self._pool, self._counts = settings, pool, counts
-        self.rows = KeptRows(pool, settings.frozen, TEMPLATES, settings.seed)
+    def __init__(self, settings: SynthSettings, pool: Pool, rows: KeptRows, counts: dict[str, CategoryCounts]):
+        self._settings, self._pool, self._rows, self._counts = settings, pool, rows, counts
         self._drafts: dict[tuple[str, str], Iterator[tuple[str, str, Draft]]] = {}
 
     def choose(self) -> None:
@@ -219,7 +218,7 @@ class _Chooser:
         page, path, draft = next(drafts)
         codes = [(code, "sh") for code in draft.commands] + [(code, "python") for code in draft.python]
         reason = None if all(parses(*code) for code in codes) else "does-not-parse"
-        reason = reason or self.rows.keep(category, page, path, draft)
+        reason = reason or self._rows.keep(category, page, path, draft)
         if reason is not None:
             tally.rejected[reason] += 1
             return

@@ -1,6 +1,6 @@
 """Rows from documentation: packs in, one file of rows out, with its report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from hivetune.data.frozen import kept_out
 from hivetune.errors import DataRefused, DoesNotFit
 from hivetune.records import Progress, silent
 from hivetune.synth.against import Against
-from hivetune.synth.maker import TEMPLATES, SynthSettings, make_rows
+from hivetune.synth.maker import TEMPLATES, CategoryCounts, SynthSettings, make_rows
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.report import synth_document
 from hivetune.synth.sources.places import Places
@@ -37,13 +37,32 @@ def synthesize(
         with write_whole(out) as file:
             counts = make_rows(settings, iter(compared), lambda line: file.write(f"{line}\n".encode()), progress)
             if not any(tally.kept for tally in counts.values()):
-                install = "; ".join(pack.install for pack in packs if pack.install)
-                raise DataRefused(
-                    f"no row could be made: {sum(tally.made for tally in counts.values()):,} drafts of "
-                    f"{sum(tally.sources for tally in counts.values()):,} pages",
-                    hint=f"install documentation: {install}" if install else "see: hivetune data synth",
-                )
+                raise _nothing(packs, counts)
     except OSError as error:
         raise DoesNotFit(f"{out} cannot be written: {error.strerror}", hint="make room, or write elsewhere") from None
     document = synth_document(packs, counts, out, rows=rows, seed=seed, maker=TEMPLATES)
     return {**document, "compared_with": compared.rows, "not_comparable": compared.unreadable}
+
+
+def _nothing(packs: Sequence[Pack], counts: Mapping[str, CategoryCounts]) -> DataRefused:
+    """Why there is no row: no page was found, none could be read, or no draft was right."""
+    made, pages = (sum(getattr(tally, name) for tally in counts.values()) for name in ("made", "sources"))
+    why = [
+        f"{reason} ({count:,})"
+        for tally in counts.values()
+        for reason, count in (tally.skipped | tally.rejected).items()
+    ]
+    names = ", ".join(pack.category for pack in packs)
+    said = f"no row could be made of {names}: {pages:,} pages found, {made:,} drafts" + "".join(
+        f"; {one}" for one in why
+    )
+    install = "; ".join(pack.install for pack in packs if pack.install)
+    hint = (
+        f"install documentation: {install}"
+        if install
+        else (
+            "a folder needs Markdown, reStructuredText or HTML with headings; a command has to be on the PATH; "
+            "see the categories: hivetune data synth"
+        )
+    )
+    return DataRefused(said, hint=hint)

@@ -15,6 +15,8 @@ from hivetune.synth.make.wording import capital, deed, sentences, told
         ("Number of lines to print.", ""),
         ("Time to wait for an answer, in seconds.", ""),
         ("List of files that are copied.", ""),
+        ("Archive authentication support for packages.", ""),
+        ("Archive the files of a folder.", "archive the files of a folder"),
         ("Takes a boolean argument.", ""),
         ("Specifies the path of the file.", ""),
         ("Same as the option before it.", ""),

@@ -53,6 +53,28 @@ def test_page_of_docbook() -> None:
     assert [passage.heading for passage in page.passages] == ["DESCRIPTION", "HOW A HIVE WINTERS"]
 
 
+def test_what_is_no_call_is_no_sub_command(tmp_path: Path) -> None:
+    """`bash readarray` runs a file; `systemctl start` is a call, as the synopsis says."""
+    text = """.TH COMB 1
+.SH NAME
+comb \\- a shell for combs
+.SH SYNOPSIS
+comb [options] [file]
+.SH "BUILTIN COMMANDS"
+.TP
+readcells
+Read cells into the variable CELLS, up to the end of the line.
+.TP
+melt
+Melt the wax of a comb, as comb melt does.
+"""
+    path = tmp_path / "comb.1"
+    path.write_text(text.replace("\\\\", "\\"))
+    assert list(entries(read_manual(path), "command")) == ["melt"]
+    path.write_text(path.read_text().replace("[file]", "COMMAND [file]"))
+    assert list(entries(read_manual(path), "command")) == ["readcells", "melt"]
+
+
 def test_page_of_mdoc() -> None:
     page = read_manual(PAGES / "man8/waxd.8")
     assert (page.command, page.summary) == ("waxd", "wax service of a hive")

@@ -12,7 +12,8 @@ from hivetune.synth.sources.page import DocEntry, DocPage
 NEGATED = "--" + "no-"  # in front of what an option turns off
 _LENGTHS = (160, 260, 420)  # answers of several lengths, so that none is learned
 _OWN_DEFAULT = re.compile(
-    r"(?:Defaults?|By default|The default|If (?:not|unset|omitted|no)|When (?:not|unset)|Without)\b"
+    r"(?:(?:The )?[Dd]efaults? (?:is|are|to|value)|Default:|By default|Without this|"
+    r"If (?:this is )?(?:unset|omitted|not (?:set|given|specified|present|used)))\b"
 )
 _ASPECTS = {
     "default": re.compile(r"default|without this|if (?:not|omitted|unset)|otherwise", re.IGNORECASE),

@@ -90,7 +90,7 @@ def _concept(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterato
         return
     if _GENERAL.match(heading) or len(heading) < 4 or len(heading) > 80 or heading.startswith("-"):
         return
-    shown = heading.capitalize() if heading.isupper() else heading
+    shown = heading.capitalize() if heading.isupper() and "[" not in heading else heading
     fields = {"heading": shown, "told": said, "page": page.label, "command": page.command or page.label,
               "topic": page.command or shown}  # fmt: skip
     yield Draft("concept", (worded("concept", draw, fields),), passage.heading, f"{passage.heading}\n{passage.text}")

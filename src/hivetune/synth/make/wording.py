@@ -29,6 +29,10 @@ _NO_DEED = re.compile(
 _NOUN_BEFORE = re.compile(
     r"(?:mode|option|value|name)s?\b|(?:to|of|for|in|that|is|are|which|used|between|can|will|must)\b"
 )
+# Behind a word of nouns.txt this says that it is a verb: "time the command", not "time limit of a command".
+_DETERMINER = re.compile(
+    r"(?:an?|the|all|any|each|every|only|one|both|this|these|no|its|your|up|out|on|into|from)\b", re.I
+)
 _THIRD = {"does": "do", "has": "have", "goes": "go"}
 
 
@@ -82,6 +86,8 @@ def deed(text: str) -> str:
     word, _, rest = first.partition(" ")
     base = imperative(word)
     if not base or len(rest.split()) < 2 or _NOUN_BEFORE.match(rest):
+        return ""
+    if base in word_list("nouns") and not _DETERMINER.match(rest):
         return ""
     return "" if _NO_DEED.match(f"{base} {rest}") else f"{base} {rest}"
 

@@ -58,6 +58,7 @@ def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str 
     summary = _summary(blocks)
     synopsis = tuple(block.text for block in blocks_below(blocks, "SYNOPSIS") if block.kind in ("text", "code"))
     typed = _typed(command, synopsis) if command else None
+    entries = [one for one in entries if one.kind != "command" or _is_command_of(typed, one.names[0], synopsis, text)]
     return DocPage(label, path, typed, summary, synopsis, _unique(entries), tuple(examples), tuple(passages), text)
 
 
@@ -74,6 +75,22 @@ def _typed(name: str, synopsis: Sequence[str]) -> str | None:
         if words and name.startswith(f"{words[0]}."):
             return words[0]  # sar.sysstat(1) documents sar
     return name if not synopsis or " " in name else None
+
+
+def _is_command_of(typed: str | None, name: str, synopsis: Sequence[str], text: str) -> bool:
+    """Whether `typed name` is a call: the page writes it so somewhere, or its synopsis has a place for a command.
+
+    Pages list other things below such headings too: what a shell has built in, what is typed at a prompt.
+    """
+    if typed is None:
+        return False
+    if name.split()[0] == typed.split()[0] or re.search(rf"(?<![\w-]){re.escape(f'{typed} {name}')}(?![\w-])", text):
+        return True
+    for line in (line for part in synopsis for line in part.splitlines() if line.startswith(f"{typed} ")):
+        words = re.sub(r"\[[^\[\]]*\]", " ", re.sub(r"\[[^\[\]]*\]", " ", line.removeprefix(typed))).split()
+        if words and re.fullmatch(r"(?:SUB)?COMMAND|VERB|<(?:sub)?command>", words[0]):
+            return True
+    return False
 
 
 def is_command_section(section: str) -> bool:
@@ -185,6 +202,8 @@ def _kind(term: str, heading: str) -> EntryKind | None:
         return "directive"
     for pattern, kind in _SECTIONS:
         if re.search(pattern, heading.upper()):
+            if kind == "field" and ("OPTION" in heading.upper() or re.fullmatch(r"\W*\d+\W*", term)):
+                continue
             fits = {"status": _STATUS, "variable": _VARIABLE, "file": _FILE, "command": _COMMAND}.get(kind)
             if fits is None or fits.match(term):
                 return kind
