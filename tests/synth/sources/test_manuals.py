@@ -66,7 +66,7 @@ readcells
 Read cells into the variable CELLS, up to the end of the line.
 .TP
 melt
-Melt the wax of a comb, as comb melt does.
+Melt the wax of a comb, as `comb melt` does.
 """
     path = tmp_path / "comb.1"
     path.write_text(text.replace("\\\\", "\\"))

@@ -84,11 +84,13 @@ def _is_command_of(typed: str | None, name: str, synopsis: Sequence[str], text: 
     """
     if typed is None:
         return False
-    if name.split()[0] == typed.split()[0] or re.search(rf"(?<![\w-]){re.escape(f'{typed} {name}')}(?![\w-])", text):
+    if name.split()[0] == typed.split()[0] or re.search(
+        rf"(?<![\w,)] )(?<![\w-]){re.escape(f'{typed} {name}')}(?![\w-])", text
+    ):
         return True
     for line in (line for part in synopsis for line in part.splitlines() if line.startswith(f"{typed} ")):
         words = re.sub(r"\[[^\[\]]*\]", " ", re.sub(r"\[[^\[\]]*\]", " ", line.removeprefix(typed))).split()
-        if words and re.fullmatch(r"(?:SUB)?COMMAND|VERB|<(?:sub)?command>", words[0]):
+        if words and re.fullmatch(r"\{?(?:SUB)?COMMAND\}?|VERB|<(?:sub)?command>", words[0]):
             return True
     return False
 
