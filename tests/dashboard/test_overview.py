@@ -50,10 +50,12 @@ def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> N
             "INSERT INTO cycles (id, name, opened, opened_for, config, pool, closed, ending, reason)"
             " VALUES ('c1', 'faq', 1, 'groups', '{}', '/p', 2, 'failed', 'the disk broke')"
         )
+        database.execute("INSERT INTO suspect_rows VALUES ('faq', 'r1', 'c0')")
     found = overview()
     assert [(loop.name, loop.pid, loop.paused) for loop in found.loops] == [("faq", None, False)]
     assert [(need.why, need.command) for need in found.needs] == [
-        ("the newest cycle of faq failed: the disk broke", "hivetune cycle status faq")
+        ("the newest cycle of faq failed: the disk broke", "hivetune cycle status faq"),
+        ("1 rows of faq are set aside, since a model was worse with them", "hivetune cycle admit faq"),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock_holder, read_json
-from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of
+from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of, suspect_rows
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.find import known_runs
 from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT
@@ -28,14 +28,15 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class CycleLoop:
-    """A cycle's loop: `pid` None while it does not run; `last`: what it did last, in words."""
+    """A cycle's loop: `pid` None while it does not run; `last`: what it did last, in words; `failed`: why its newest
+    cycle failed, else empty; `suspect_rows`: that it has set aside."""
 
     name: str
     pid: int | None
     paused: bool
     last: str
     failed: str
-    """Why its newest cycle failed, else empty."""
+    suspect_rows: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def overview(known: Iterable[RunStatus] | None = None) -> Overview:
         gateway_pid,
         tuple(loops),
         interactions,
-        (*needs_of(runs, registered, tainted), *_failed(loops)),
+        (*needs_of(runs, registered, tainted), *_of_loops(loops)),
         tuple(next_steps(runs, registered, interactions, served=gateway_pid is not None)),
     )
 
@@ -100,15 +101,20 @@ def _loop(database: sqlite3.Connection, folder: Path) -> CycleLoop:
     cycles, acts = cycles_of(database, folder.name), acts_of(database, folder.name)
     last = f"{acts[-1].kind.replace('_', ' ')} {acts[-1].outcome or 'goes on'}: {acts[-1].words}" if acts else ""
     failed = cycles[-1].reason if cycles and cycles[-1].end == "failed" else ""
-    return CycleLoop(folder.name, holder.pid if holder else None, (folder / PAUSED).exists(), last, failed or "")
+    suspect = len(suspect_rows(database, folder.name))
+    paused = (folder / PAUSED).exists()
+    return CycleLoop(folder.name, holder.pid if holder else None, paused, last, failed or "", suspect)
 
 
-def _failed(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
+def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
     for loop in loops:
         if loop.failed:
             yield Suggestion(
                 f"the newest cycle of {loop.name} failed: {loop.failed}", f"hivetune cycle status {loop.name}"
             )
+        if loop.suspect_rows:
+            why = f"{loop.suspect_rows} rows of {loop.name} are set aside, since a model was worse with them"
+            yield Suggestion(why, f"hivetune cycle admit {loop.name}")
 
 
 def needs_of(runs: list[RunStatus], registered: list[Release], tainted: dict[str, int]) -> Iterator[Suggestion]:
