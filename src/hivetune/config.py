@@ -269,6 +269,7 @@ class RunConfig(Section):
     warmup: float = Field(default=0.05, ge=0, description="share of the steps below 1, number of steps from 1")
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
     clip: float = Field(default=1.0, ge=0, description="largest gradient norm; 0: no clipping")
+    validate_rows: int = Field(default=48, gt=0, description="most rows of a validation; at the end all of them count")
     validate_every: int | None = Field(default=None, gt=0, description="steps; default: ten times a run")
     patience: int | None = Field(
         default=3, gt=0, description="validations without improvement before the run stops early; null: never"

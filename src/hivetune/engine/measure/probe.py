@@ -22,8 +22,9 @@ from hivetune.engine.measure.known import Measured, Point, conditions, document_
 from hivetune.engine.measure.rates import canary_rates, own_canary
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
-from hivetune.engine.train.feed import VALIDATION_DOCUMENTS, read_documents
+from hivetune.engine.train.feed import read_documents
 from hivetune.engine.train.optimizer import AdamW
+from hivetune.engine.train.validation import VALIDATION_DOCUMENTS
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile, write_profile

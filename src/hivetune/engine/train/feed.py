@@ -8,9 +8,6 @@ import torch
 
 from hivetune.engine.model.protocol import Document
 
-# Read and scored together in validation.
-VALIDATION_DOCUMENTS = 64
-
 
 class _Rows(Protocol):
     """What is needed of a snapshot (data/snapshot.py)."""

@@ -4,7 +4,6 @@ The supervisor starts this module in a child and watches it (docs/design.md show
 """
 
 import hashlib
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from hivetune.engine.model.protocol import Document
-from hivetune.engine.train.feed import VALIDATION_DOCUMENTS, Feed, read_documents
+from hivetune.engine.train.feed import Feed, read_documents
 from hivetune.engine.train.optimizer import clip_, learning_rate
 from hivetune.engine.train.session import (
     BaseNotFinite,
@@ -27,6 +26,7 @@ from hivetune.engine.train.session import (
     restore,
     save_now,
     save_when_due,
+    score_held_out,
     test_numbers,
 )
 from hivetune.engine.train.stage2 import MOST_WORSE
@@ -135,29 +135,11 @@ def pause(session: Session, progress: LoopState) -> LoopState:
 
 
 def validate(session: Session, progress: LoopState) -> LoopState:
-    """Loss on the validation rows; a new best is saved at once, `patience` times without gain stops the run early."""
+    """Loss on the run's sample of the validation rows; a new best is saved at once, `patience` times without gain stops
+    the run early."""
     if not session.validation_rows:
         return progress
-    started = time.perf_counter()
-    sums = torch.zeros(2, dtype=torch.float64)
-    left_out: list[int] = []
-    for start in range(0, len(session.validation_rows), VALIDATION_DOCUMENTS):
-        session.heartbeat.beat(Beat.VALIDATING)
-        documents = session.world.share(
-            read_documents(session.snapshot, session.validation_rows[start:][:VALIDATION_DOCUMENTS])
-        )
-        for document, nll in zip(documents, session.model.nll(documents).tolist(), strict=True):
-            if math.isfinite(nll):
-                sums += torch.tensor([nll, float(document.trained_L.sum())], dtype=torch.float64)
-            else:
-                left_out.append(document.row)
-    total, tokens = session.world.sum_(sums).tolist()
-    if tokens == 0:
-        raise StepNotFinite(f"step {progress.step}: the loss of every validation row is not finite")
-    loss = total / tokens
-    journal(
-        session, "validation", step=progress.step, loss=loss, tokens=int(tokens), not_finite=left_out, started=started
-    )
+    loss = score_held_out(session, progress.step, session.sample_rows).loss
     if session.stage2 is not None:
         return keep_good_rows(session, progress, loss)
     if progress.best is not None and loss >= progress.best["loss"]:

@@ -3,6 +3,7 @@
 The loop itself is in train.py.
 """
 
+import functools
 import json
 import math
 import os
@@ -22,13 +23,14 @@ from hivetune.engine.device import cap_memory, peak_memory_bytes, settle, start_
 from hivetune.engine.measure import canary
 from hivetune.engine.measure.probe import compare_with_prediction, is_measured
 from hivetune.engine.measure.rates import own_canary
-from hivetune.engine.model.adapter import begin, is_as_begun, same_views, write_adapter
+from hivetune.engine.model.adapter import begin, fill, is_as_begun, same_views, write_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel
 from hivetune.engine.train.checkpoint import TrainState, load, load_newest_good
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.engine.train.saver import Saver
 from hivetune.engine.train.stage2 import LEAST_GUARDS, Stage2, open_stage2
+from hivetune.engine.train.validation import Scored, choose_sample, score_rows
 from hivetune.engine.train.watch import LossHistory
 from hivetune.engine.train.world import World, join_world
 from hivetune.errors import DataRefused, HivetuneError, UsageError
@@ -86,6 +88,8 @@ class Session:
     world: World
     heartbeat: Heartbeat
     validation_rows: Sequence[int]
+    sample_rows: Sequence[int]
+    """Those of the validation rows that are scored during the run."""
     stage2: Stage2 | None = None
     numbers_tested: float = -math.inf
 
@@ -104,7 +108,7 @@ class Session:
             return self.config.validate_every
         if self.config.learn.stage == 2:  # the only guard of the good rows
             return max(1, math.ceil(self.num_steps / STAGE2_VALIDATIONS))
-        cheap_enough = math.ceil(5 / 3 * len(self.validation_rows) / self.config.batch_size)
+        cheap_enough = math.ceil(5 / 3 * len(self.sample_rows) / self.config.batch_size)
         return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
 
 
@@ -130,6 +134,8 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         device=device,
         choices=choices,
     )
+    stage2 = config.learn.stage == 2
+    held_out = snapshot.good_rows("validation", LEAST_GUARDS) if stage2 else snapshot.rows("validation")
     return Session(
         folder=folder,
         model_folder=task.model,
@@ -147,9 +153,8 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         metrics=Journal(folder / METRICS),
         world=world,
         heartbeat=heartbeat,
-        validation_rows=snapshot.good_rows("validation", LEAST_GUARDS)
-        if config.learn.stage == 2
-        else snapshot.rows("validation"),
+        validation_rows=held_out,
+        sample_rows=held_out if stage2 else choose_sample(snapshot, held_out, config.validate_rows),
     )
 
 
@@ -196,6 +201,17 @@ def restore(session: Session) -> LoopState:
     # The supervisor reads from it which step a worker died in, and which path it took.
     journal(session, "started", step=progress.step, path=session.model.path, pid=os.getpid())
     return progress
+
+
+def score_held_out(session: Session, step: int, rows: Sequence[int], event: str = "validation") -> Scored:
+    """Validation rows by the adapter that the model has; journaled. Raises StepNotFinite when no loss is finite."""
+    started, of = time.perf_counter(), len(session.validation_rows)
+    beat = functools.partial(session.heartbeat.beat, Beat.VALIDATING)
+    scored = score_rows(session.model, session.snapshot, session.world, rows, of, beat)
+    if scored is None:
+        raise StepNotFinite(f"step {step}: the loss of every validation row is not finite")
+    journal(session, event, step=step, started=started, **asdict(scored))
+    return scored
 
 
 def test_numbers(session: Session, step: int, *, every_s: float = canary.EVERY_S) -> None:
@@ -270,6 +286,10 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
         if session.world.writes:
             base, revision = base_name(session.model_folder)
             write_adapter(session.folder, adapter, session.config.lora, base, revision)
+    held_out = None
+    if done and len(session.sample_rows) < len(session.validation_rows):
+        fill(session.model.adapter, dict(adapter), "the adapter that is kept")
+        held_out = score_held_out(session, adapter_step, session.validation_rows, "held_out")
     session.metrics.close()
     metrics = list(read_journal(session.folder / METRICS))
     return {
@@ -278,6 +298,7 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
         "steps_planned": session.num_steps,
         "stopped_early": progress.stopped_early,
         "best": progress.best,
+        "held_out": None if held_out is None else {"loss": held_out.loss, "rows": held_out.rows},
         "adapter_step": adapter_step if progress.updates else None,
         "adapter_weights": session.model.master_N.numel(),
         **_totals(metrics),

@@ -14,7 +14,8 @@ from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
 from hivetune.engine.model.protocol import Bad, Document, LoraModel
-from hivetune.engine.train.feed import VALIDATION_DOCUMENTS, read_documents
+from hivetune.engine.train.feed import read_documents
+from hivetune.engine.train.validation import VALIDATION_DOCUMENTS
 from hivetune.plan.steps import Plan
 from hivetune.process.protocol import Beat
 from hivetune.run.folder import REFERENCE
