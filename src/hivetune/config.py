@@ -67,9 +67,7 @@ class LearnConfig(Section):
         min_length=1,
         description="sft: good rows; corrections; pairs: a better and a worse answer; failures: bad answers alone",
     )
-    stage: Literal[1, 2] = Field(
-        default=1, description="2: also from bad answers, beginning with lora.start; hivetune learn runs both stages"
-    )
+    stage: Literal[1, 2] = Field(default=1, description="2: from bad answers too, beginning with lora.start")
     steps: int = Field(default=40, gt=0, description="optimizer steps of stage 2")
     rate: float = Field(default=0.2, gt=0, le=1, description="share of learning_rate that stage 2 trains with")
     weight: float = Field(default=0.3, ge=0, le=1, description="most that a bad row pushes, beside 1 of a good row")

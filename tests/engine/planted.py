@@ -1,7 +1,8 @@
 """Runs of both stages on a tiny model with a planted fault: answers to some prompts end with a boilerplate tail.
 
-A prompt is [1, style, a, b, 60], its answer [a + 1, b + 1], then TAIL or not, then the end token. Unlabelled rows of
-four of twelve styles have the tail nine times in ten, 30 % of all. Rows with feedback are disliked where they have it.
+A prompt is [1, style, a, b, 60], its answer [a + 1, b + 1, ..., a + 4, b + 4], then TAIL or not, then the end token.
+Of unlabelled rows those with seven of the twenty words at b have the tail nine times in ten, 31 % of all. Rows with
+feedback are disliked where they have it.
 """
 
 import random
@@ -22,14 +23,18 @@ from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import BAD, ROWS_SCHEMA, Snapshot, open_snapshot
 from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import LoraModel
 from hivetune.engine.train import loop
+from hivetune.engine.train.feed import read_documents
 from hivetune.plan.steps import write_plan
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Train
+from hivetune.records import Split
 from hivetune.walk.open import plan_of
 
-END, BREAK, TAIL = 2, 60, (70, 71, 72, 73)
-STYLES, FAULTY, WORDS = range(3, 15), range(3, 7), range(20, 40)
+END, BREAK, TAIL = 2, 60, (70, 71, 72)
+STYLES, WORDS = range(3, 15), range(20, 40)
+FAULTY = WORDS[:7]
 FAULT_SHARE = 0.9
 
 
@@ -49,18 +54,21 @@ class Row(NamedTuple):
 
 def draw(numbers: random.Random, split: str, *, clean: bool = False) -> Row:
     style, a, b = numbers.choice(STYLES), numbers.choice(WORDS), numbers.choice(WORDS)
-    told = (20 + (a - 19) % 20, 20 + (b - 19) % 20)
-    tail = not clean and style in FAULTY and numbers.random() < FAULT_SHARE
+    told = [20 + (word - 20 + far) % 20 for far in (1, 2, 3, 4) for word in (a, b)]
+    tail = not clean and b in FAULTY and numbers.random() < FAULT_SHARE
     return Row((1, style, a, b, BREAK), (*told, *(TAIL if tail else ()), END), split)
 
 
 def planted_rows(
     seed: int, *, unlabelled: int = 480, rated: int = 240, held_out: int = 92
 ) -> tuple[list[Row], list[Row]]:
-    """(unlabelled and held-out rows, rows with feedback as they came). Held-out rows are good ones."""
+    """(unlabelled and held-out rows, rows with feedback as they came). Validation rows are as unlabelled ones are, with
+    some that were liked; test rows are good ones."""
     numbers = random.Random(seed)
     rows = [draw(numbers, "train") for _ in range(unlabelled)]
-    rows += [draw(numbers, split, clean=True) for split in ("validation", "test") for _ in range(held_out)]
+    rows += [draw(numbers, "validation") for _ in range(held_out)]
+    rows += [draw(numbers, "validation", clean=True)._replace(liked=True) for _ in range(held_out // 2)]
+    rows += [draw(numbers, "test", clean=True) for _ in range(held_out)]
     return rows, [draw(numbers, "train") for _ in range(rated)]
 
 
@@ -148,31 +156,35 @@ class Bench:
         lora = {"r": 16, "alpha": 32, "start": str(self.folder / stage1)}
         return self.train(name, lora=lora, learn={"stage": 2, **(learn or {})}, **settings)
 
-    def answers(self, name: str, split: str = "test", most: int = 8) -> list[tuple[int, ...]]:
-        """Greedy answers to the prompts of a split, without the end token; as long as `most` where none came."""
-        model = load_model(
-            self.model,
-            self.config().lora,
-            method="lora",
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
+    def trained(self, name: str) -> LoraModel:
+        """The model with the adapter of a run."""
+        cpu = torch.device("cpu")
+        model = load_model(self.model, self.config().lora, method="lora", dtype=torch.float32, device=cpu)
         fill(model.adapter, read_adapter(self.folder / name)[1], name)
-        found = []
+        return model
+
+    def answers(self, name: str, split: str = "test", most: int = 16) -> list[tuple[int, ...]]:
+        """Greedy answers to the prompts of a split, with the end token; as long as `most` where none came."""
+        model, found = self.trained(name), []
         for row in self.rows:
-            if row.split != split:
-                continue
-            said: list[int] = []
-            while len(said) < most and (not said or said[-1] != END):
-                said.append(int(model.logits((*row.prompt, *said))[-1].argmax()))
-            found.append(tuple(said))
+            if row.split == split:
+                said: list[int] = []
+                while len(said) < most and (not said or said[-1] != END):
+                    said.append(int(model.logits((*row.prompt, *said))[-1].argmax()))
+                found.append(tuple(said))
         return found
+
+    def loss(self, name: str, split: Split = "test") -> float:
+        """Nats per trained token of the rows of a split, which are good ones where they are held out."""
+        documents = read_documents(self.snapshot, self.snapshot.rows(split))
+        return float(self.trained(name).nll(documents).sum()) / sum(int(d.trained_L.sum()) for d in documents)
 
     def losses(self, name: str, event: str = "validation") -> list[float]:
         return [e["loss"] for e in read_journal(self.folder / name / "metrics.jsonl") if e["event"] == event]
 
 
 def make_bench(folder: Path, rows: Sequence[Row]) -> Bench:
+    folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "model").exists():
         write_model(folder / "model", hidden_size=64, intermediate_size=128, num_hidden_layers=2)
         described = {"schema": 1, "name": "tiny", "kind": "folder", "source": "tiny", "eos_ids": [END], "pad_id": 0}

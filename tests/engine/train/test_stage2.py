@@ -23,9 +23,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     rows, rated = planted_rows(0)
     rows += judged_by_feedback(rated, [not row.has_tail for row in rated])
     better = next(number for number, row in enumerate(rows) if row.liked)
-    worse = rows[better]._replace(answer=(*rows[better].answer[:2], *TAIL, 2), split=BAD, better=better, liked=False)
+    worse = rows[better]._replace(answer=(*rows[better].answer[:-1], *TAIL, 2), split=BAD, better=better, liked=False)
     made = make_bench(tmp_path_factory.mktemp("bench"), [*rows, worse])
-    made.train("stage1", epochs=10, patience=None)
+    made.train("stage1", epochs=14, patience=None)
     return made
 
 
