@@ -115,6 +115,11 @@ def test_what_fails_beside_the_answer_teaches_nothing(about: dict[str, Any], cau
     assert outside_cause({"prompt": ASKED, "success": False, **about}) == cause
 
 
+def test_an_error_that_was_logged_as_an_answer_teaches_nothing() -> None:
+    assert outside_cause({"success": False}, "Error: the tool timed out.") == "timed out"
+    assert outside_cause({"success": False}, "Set timeout=5 and retry on a connection error.") == ""
+
+
 def words(number: int, kind: str) -> str:
     """Ten words that are nobody else's."""
     return " ".join(f"{kind}{number}{letter}" for letter in "abcdefghij")

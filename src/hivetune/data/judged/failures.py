@@ -22,12 +22,15 @@ _OUTSIDE = re.compile(
     r"|\bsegmentation fault\b|\bkilled\b|\bcancell?ed\b|\bSIG(?:KILL|TERM|SEGV)\b",
     re.IGNORECASE,
 )
-_LOOKED_AT_CHARS = 2000
+_IS_MESSAGE = re.compile(r"\W*(?:error|exception|fatal|failed|failure|traceback|warning)\b", re.IGNORECASE)
+_LOOKED_AT_CHARS, LONGEST_MESSAGE_CHARS = 2000, 300
 
 
-def outside_cause(row: Mapping[str, Any]) -> str:
-    """What failed outside of the answer, in the row's own words; empty where the row does not say so."""
-    for text in _reasons(row):
+def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
+    """What failed outside of the answer, in the row's own words; empty where the row does not say so. An answer that is
+    an error's message ("Error: the tool timed out.") is no model's."""
+    message = answer if len(answer) <= LONGEST_MESSAGE_CHARS and _IS_MESSAGE.match(answer) else ""
+    for text in (message, *_reasons(row)):
         found = _OUTSIDE.search(text[:_LOOKED_AT_CHARS])
         if found:
             return found.group()

@@ -234,7 +234,9 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     if "byte-order-mark" in changed:
         said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
     example = _example(raw.source, row, said, raw.stored or {})
-    return ReadRow(said.layout, _judged(example, two), (*changed, *said.changed), outside_cause(row))
+    return ReadRow(
+        said.layout, _judged(example, two), (*changed, *said.changed), outside_cause(row, example.messages[-1].content)
+    )
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:
