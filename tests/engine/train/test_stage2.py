@@ -1,10 +1,13 @@
 """Runs of stage 2 by the real loop on a tiny model: it begins where stage 1 ended, resumes to the same bits, drops a
 bad row that is not finite, and stops before good rows are lost."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from engine.planted import BAD, TAIL, Bench, judged_by_feedback, make_bench, planted_rows, right
 from engine.runs import stop_after
+from safetensors.torch import load_file, save_file
 
 from hivetune.base.disk import read_json
 from hivetune.base.journal import read_journal
@@ -13,6 +16,9 @@ from hivetune.errors import UsageError
 from hivetune.plan.steps import read_plan
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat
+from hivetune.supervise.verify import excerpt_of
+
+NAN = 95  # a token that no other row has
 
 SETTINGS = {"learning_rate": 1e-3, "learn": {"steps": 15}}
 
@@ -22,7 +28,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """Stage 1 is trained; a third of its answers have the tail."""
     rows, rated = planted_rows(0)
     rows += judged_by_feedback(rated, [not row.has_tail for row in rated])
-    better = next(number for number, row in enumerate(rows) if row.liked)
+    better = next(number for number, row in enumerate(rows) if row.liked and row.split == "train")
     worse = rows[better]._replace(answer=(*rows[better].answer[:-1], *TAIL, 2), split=BAD, better=better, liked=False)
     made = make_bench(tmp_path_factory.mktemp("bench"), [*rows, worse])
     made.train("stage1", epochs=14, patience=None)
@@ -111,3 +117,28 @@ def test_bad_rows_never_push_more_than_half_of_what_good_rows_pull(bench: Bench)
 def test_a_stage_2_without_a_start_is_refused(bench: Bench) -> None:
     with pytest.raises(UsageError, match=r"lora\.start"):
         bench.train("none", learn={"stage": 2})
+
+
+def test_a_bad_row_that_is_not_finite_is_quarantined(tmp_path: Path) -> None:
+    rows, rated = planted_rows(1, unlabelled=60, rated=60, held_out=20)
+    rows += judged_by_feedback(rated, [not row.has_tail for row in rated])
+    poisoned = next(number for number, row in enumerate(rows) if row.split == BAD)
+    rows[poisoned] = rows[poisoned]._replace(prompt=(1, NAN, *rows[poisoned].prompt[2:]))
+    bench = make_bench(tmp_path, rows)
+    tensors = load_file(bench.model / "model.safetensors")
+    tensors["model.embed_tokens.weight"][NAN] = torch.nan
+    save_file(tensors, bench.model / "model.safetensors", metadata={"format": "pt"})
+    bench.train("stage1", max_steps=2)
+    outcome = bench.stage2("two", "stage1", learning_rate=1e-4, learn={"steps": 6})
+    assert outcome["status"] == "done" and outcome["steps"] == 6
+    assert {row for entry in said(bench, "two", "quarantined") for row in entry["rows"]} == {poisoned}
+    assert all(row != poisoned for step in read_plan(bench.folder / "two").steps[1:] for row in step.rows)
+
+
+def test_an_excerpt_of_a_snapshot_keeps_who_is_compared_with_whom(bench: Bench, tmp_path: Path) -> None:
+    """`verify-resume` trains such a one."""
+    (pair,) = [one for one in bench.snapshot.bad_rows() if one.better is not None]
+    excerpt = excerpt_of(bench.snapshot, [7, pair.row, 5, pair.better], tmp_path / "excerpt")
+    (found,) = excerpt.bad_rows()
+    assert (found.row, found.better) == (1, 3)
+    assert bytes(excerpt.tokens(3)) == bytes(bench.snapshot.tokens(pair.better))

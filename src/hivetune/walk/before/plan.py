@@ -1,6 +1,7 @@
 """The station before a run: memory, time and disk of a config, from sizes alone, and what would fit instead."""
 
 import glob
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from hivetune.plan.choose import (
 from hivetune.plan.device import Device, device_of_card, device_of_machine
 from hivetune.plan.memory import TrainingSetup, adapters_of, disk_bytes
 from hivetune.plan.speed import probe_key, read_probe
+from hivetune.plan.stage2 import BAD_SHARE
 
 BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
@@ -113,13 +115,18 @@ def guess_workload(config: RunConfig, rows: int | None, tokens: int | None) -> W
     counted = None if rows and tokens else _measure_files(config.data)
     found_rows, found_tokens = counted or (ASSUMED_ROWS, ASSUMED_TOKENS)
     train_share = 1 - config.data.validation - config.data.test
+    found_rows = rows or max(1, round(found_rows * train_share))
+    batch_size, epochs, max_steps = config.batch_size, config.epochs, config.max_steps
+    if config.learn.stage == 2:  # good rows and, beside them, bad ones; as often as the steps need
+        batch_size, max_steps = math.ceil(batch_size * (1 + BAD_SHARE)), max_steps or config.learn.steps
+        epochs = max(epochs, max_steps * batch_size / found_rows)
     return assumed_workload(
         longest=config.max_length,
         mean=tokens or found_tokens,
-        rows=rows or max(1, round(found_rows * train_share)),
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        max_steps=config.max_steps,
+        rows=found_rows,
+        batch_size=batch_size,
+        epochs=epochs,
+        max_steps=max_steps,
     )
 
 
