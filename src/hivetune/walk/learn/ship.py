@@ -16,7 +16,7 @@ from hivetune.records import Verdict
 # By how much, compared with stage 1: nats per token of held-out rows; share of answers; ratio of characters.
 MOST_WORSE_LOSS = 0.02
 MOST_FEWER_ENDED = 0.02
-LENGTHS = (0.8, 1.25)
+LENGTH_RATIOS = (0.8, 1.25)
 
 
 def preference_gate(gate: GateConfig) -> GateConfig:
@@ -42,9 +42,9 @@ def safeguards(evaluation: Mapping[str, Any]) -> list[str]:
         if tuned < base - MOST_FEWER_ENDED:
             broken.append(f"{tuned:.0%} of the answers end by themselves, {base:.0%} did")
         base, tuned = (sum(len(answer[side]["answer"]) for answer in both) for side in SIDES)
-        if not base or not LENGTHS[0] <= tuned / base <= LENGTHS[1]:
+        if not base or not LENGTH_RATIOS[0] <= tuned / base <= LENGTH_RATIOS[1]:
             ratio = f"{tuned / base:.2f} times" if base else "infinitely"
-            broken.append(f"answers are {ratio} as long, outside of {LENGTHS[0]} to {LENGTHS[1]}")
+            broken.append(f"answers are {ratio} as long, outside of {LENGTH_RATIOS[0]} to {LENGTH_RATIOS[1]}")
     return broken
 
 
