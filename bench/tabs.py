@@ -1,11 +1,14 @@
-"""What the dashboard costs a run on the same machine: a real training, seven tabs open in every other block of steps.
+"""What the dashboard costs the machine that trains, with seven tabs open.
 
-    python bench/tabs.py CONFIG [--set a.b=c ...] [--block 8]
+    python bench/tabs.py [--seconds 30]                          processor time alone: also on a busy machine
+    python bench/tabs.py --train CONFIG [--set a.b=c ...]        and seconds a step, on a quiet one
 
-CONFIG is trained into a new folder. The tabs are connections that do what the pages do: read their stream, and come
-back two seconds after it ends. Two answers: seconds a step with the tabs and without them, in turns, each divided by
-its tokens, as a ratio with a 95 % interval; and the processor time of the dashboard while they were open, as a share of
-all cores, which bounds what it can take where every core is busy. Prints one JSON document.
+The tabs are connections that do what the pages do: read their stream, and come back when it ended.
+
+Processor time: a run of 100,000 steps grows by one step a second in a home with a cycle and releases, and the time of
+the dashboard's process is taken as a share of all cores. That is what it can take from a training that uses every core.
+Seconds a step: CONFIG is trained, the tabs are open in every other block of steps; each step is divided by its tokens,
+each block by its neighbour: the median ratio with a 95 % interval. Prints one JSON document.
 """
 
 import argparse
@@ -27,14 +30,15 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from dashboard.shown import Shown, dashboard  # noqa: E402
+from dashboard.shown import Shown, add_step, dashboard, everything, make_run, supervisor  # noqa: E402
 
-from hivetune.base.journal import read_journal  # noqa: E402
+from hivetune.base.journal import Journal, read_journal  # noqa: E402
 from hivetune.dashboard.live import RETRY_S  # noqa: E402
 from hivetune.dashboard.watched import run_id  # noqa: E402
 from hivetune.run.folder import METRICS  # noqa: E402
 
 TABS = 7
+LONG, SETTLE_S = 100_000, 12.0
 SETTLE_STEPS = 1  # after each change: it falls into the middle of this step
 RESAMPLES = 4000
 
@@ -61,65 +65,80 @@ class Tabs:
 
     def _look(self, path: str) -> None:
         headers = {"Authorization": f"Bearer {self._shown.token}", "Accept": "text/event-stream"}
-        have = ""
+        have, retry_s = "", RETRY_S
         with httpx2.Client(timeout=30, headers=headers) as client:
             while not self._ends.is_set():
                 with client.stream("GET", self._shown.url + path, params={"have": have}) as stream:
                     for line in stream.iter_lines():
                         self.bytes += len(line)
                         have = line.removeprefix("id: ") if line.startswith("id: ") else have
+                        retry_s = int(line.removeprefix("retry: ")) / 1000 if line.startswith("retry: ") else retry_s
                         if self._ends.is_set():
                             break
-                self._ends.wait(RETRY_S)
+                self._ends.wait(retry_s)
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("config")
+    arguments.add_argument("--seconds", type=float, default=30.0)
+    arguments.add_argument("--train", metavar="CONFIG")
     arguments.add_argument("--set", action="append", default=[], dest="overrides")
     arguments.add_argument("--block", type=int, default=8, help="steps with tabs, then as many without")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="hivetune-bench-") as scratch:
-        found = measure(Path(scratch), given.config, given.overrides, given.block)
-    print(json.dumps({"schema": 1, "tabs": TABS, **found}, indent=1))
+        found = processor_time(Path(scratch), given.seconds)
+        if given.train:
+            found |= measure(Path(scratch), given.train, given.overrides, given.block)
+    print(json.dumps({"schema": 1, "tabs": TABS, "cores": os.cpu_count(), **found}, indent=1))
+
+
+def processor_time(work: Path, seconds: float) -> dict[str, object]:
+    kept = os.environ.get("HIVETUNE_HOME")
+    os.environ["HIVETUNE_HOME"] = str(work / "home")
+    everything()
+    run = make_run("long", steps=LONG + 1000, done=LONG)
+    began_s, step = 0.0, LONG
+    with supervisor(run), dashboard(work / "dashboard.log") as shown, Tabs(shown, run) as tabs:
+        server = psutil.Process(shown.process.pid)
+        time.sleep(SETTLE_S)  # the first reading of 100,000 lines is no part of what an open page costs
+        before, began_s, sent = sum(server.cpu_times()[:2]), time.monotonic(), tabs.bytes
+        while time.monotonic() - began_s < seconds:
+            step += 1
+            with Journal(run / METRICS) as journal:
+                add_step(journal, step)
+            time.sleep(1.0)
+        passed_s = time.monotonic() - began_s
+        share = (sum(server.cpu_times()[:2]) - before) / passed_s / (os.cpu_count() or 1)
+        found = {"load_average": os.getloadavg()[0], "share_of_all_cores": share, "seconds": passed_s}
+        found |= {"bytes_per_s": (tabs.bytes - sent) / passed_s, "resident_bytes": server.memory_info().rss}
+    if kept is None:
+        del os.environ["HIVETUNE_HOME"]
+    else:
+        os.environ["HIVETUNE_HOME"] = kept
+    return {"processor_time": found}
 
 
 def measure(work: Path, config: str, overrides: list[str], block: int) -> dict[str, object]:
     run = work / "run"
     settings = [word for each in (*overrides, f"output={run}") for word in ("--set", each)]
     command = [sys.executable, "-m", "hivetune", "train", config, *settings]
-    load_before = os.getloadavg()[0]
     with open(work / "log", "w") as log, dashboard(work / "dashboard.log") as shown:
-        server = psutil.Process(shown.process.pid)
         training = subprocess.Popen(command, stdout=log, stderr=log)
         wait_for_step(run, 1, training)
-        blocks, cpu_s, open_s, sent = [], 0.0, 0.0, 0
+        blocks = []
         for number in range(10_000):
             first = newest(run)
             if number % 2:
                 wait_for_step(run, first + block, training)
             else:
-                before, began = sum(server.cpu_times()[:2]), time.monotonic()
-                with Tabs(shown, run) as tabs:
+                with Tabs(shown, run):
                     wait_for_step(run, first + block, training)
-                cpu_s, open_s = cpu_s + sum(server.cpu_times()[:2]) - before, open_s + time.monotonic() - began
-                sent += tabs.bytes
             blocks.append((first + SETTLE_STEPS, newest(run), number % 2 == 0))
             if training.poll() is not None:
                 break
-        resident = server.memory_info().rss
     assert training.returncode == 0, (work / "log").read_text()
     steps = {e["step"]: e["seconds"] / e["tokens"] for e in read_journal(run / METRICS) if e["event"] == "step"}
-    return {
-        "cores": os.cpu_count(),
-        "load_average": [load_before, os.getloadavg()[0]],
-        "dashboard_cpu_share_of_all_cores": cpu_s / open_s / (os.cpu_count() or 1),
-        "dashboard_cpu_s_per_s": cpu_s / open_s,
-        "open_s": open_s,
-        "bytes_per_s": sent / open_s,
-        "dashboard_resident_bytes": resident,
-        **compared(steps, blocks),
-    }
+    return {"training": {"load_average": os.getloadavg()[0], **compared(steps, blocks)}}
 
 
 def compared(steps: dict[int, float], blocks: list[tuple[int, int, bool]]) -> dict[str, object]:

@@ -13,14 +13,14 @@ from playwright.sync_api import sync_playwright
 from hivetune.dashboard.watched import Watcher
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-WIDTH, HEIGHT = 900, 620
+WIDTH, HEIGHT = 900, 700
 
 
 def main() -> None:
     runs = Watcher().runs()
     if not runs:
         sys.exit("this home has no run; make one first: make demo")
-    pages = {"now": "", "run": f"runs/{runs[0][0]}", "releases": "releases", "doctor": "doctor"}
+    pages = {"run": f"runs/{runs[0][0]}", "evaluation": f"runs/{runs[0][0]}/evaluation"}
     command = [sys.executable, "-m", "hivetune", "dashboard", "--port", "0", "--json"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -7,7 +7,7 @@ drawn. Adding a point costs the same for the first as for the millionth.
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-MOST_BUCKETS = 480  # about as many as a chart has pixels for
+MOST_BUCKETS = 320  # two pixels of a chart for each
 # The smoothed line: an exponential mean over so many steps, or over this share of all so far if that is more.
 SMOOTHED_STEPS, SMOOTHED_SHARE = 10, 0.02
 

@@ -60,11 +60,11 @@ def evaluation_page(watcher: Watcher, asked: PageRequest) -> Page:
     evaluation = read_sealed(run.path / EVALUATION)
     judged = read_sealed(run.path / VERDICT) if (run.path / VERDICT).exists() else {"metrics": []}
     with of_this_version(run.path / EVALUATION):
-        document = {**evaluation, "tuned": {"label": run.path.name, **evaluation["tuned"]}}
+        document = {**evaluation, "tuned": {"label": short_path(run.path), **evaluation["tuned"]}}
         body = Markup(comparison_body(document, judged))
     verdict = judged.get("verdict") or "not judged yet"
     values = {"identity": asked.named["run"], "verdict": verdict, "body": body}
-    return Page("evaluation.html", f"Evaluation of {run.path.name}", values)
+    return Page("evaluation.html", f"Evaluation of {short_path(run.path)}", values)
 
 
 def _found(watcher: Watcher, asked: PageRequest) -> WatchedRun:
