@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import fcntl
 import multiprocessing
+import os
 import sqlite3
 import subprocess
 import sys
@@ -133,3 +135,15 @@ def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path:
     with contextlib.closing(sqlite3.connect(path)) as reader:
         assert reader.execute("SELECT x FROM a").fetchall() == [(1,)]
     first.close()
+
+
+def test_a_look_at_a_free_lock_makes_nobody_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lock_holder` holds a free lock for some microseconds: who takes it in just these asks again."""
+    with lock(tmp_path):
+        pass
+    with open(tmp_path / ".lock") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr("hivetune.base.disk.time.sleep", lambda seconds: fcntl.flock(looking, fcntl.LOCK_UN))
+        with lock(tmp_path):
+            holder = lock_holder(tmp_path)
+    assert holder is not None and holder.pid == os.getpid()
