@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.model.fast.attention import TorchAttention
-from hivetune.engine.model.fast.kernels.native import NativeAttention, NativeOps
+from hivetune.engine.model.fast.computing import attention_of, choose_ops
 from hivetune.engine.model.fast.loss import chunk_rows
-from hivetune.engine.model.fast.model import choose_ops
 from hivetune.engine.model.fast.ops import Ops, TorchOps, wide_of
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.state import Attention
@@ -79,9 +78,7 @@ def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tu
     eager = choices.attention == "eager"
 
     def attend(layout: Layout, spec: ModelSpec) -> Attention:
-        if isinstance(ops, NativeOps) and not eager:
-            return NativeAttention(layout, spec, dtype, Workspace(device))
-        return TorchAttention(layout, spec, device, eager=eager)
+        return attention_of(ops, layout, spec, dtype, Workspace(device), eager=eager)
 
     return Computing(device, dtype, ops, attend), kernels
 

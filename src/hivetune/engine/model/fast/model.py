@@ -13,21 +13,19 @@ from torch import Tensor
 
 from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import scaling
-from hivetune.engine.model.fast.attention import TorchAttention, says_math_path
-from hivetune.engine.model.fast.kernels.build import NoKernels
-from hivetune.engine.model.fast.kernels.native import NativeAttention, NativeOps
+from hivetune.engine.model.fast.attention import says_math_path
+from hivetune.engine.model.fast.computing import attention_of, choose_ops
 from hivetune.engine.model.fast.layer import backward_layer, forward_layer
 from hivetune.engine.model.fast.loss import Weigh, loss_and_gradient, loss_only
-from hivetune.engine.model.fast.ops import Drop, Ops, TorchOps, has_wide_products, wide_of
+from hivetune.engine.model.fast.ops import Drop, TorchOps, wide_of
 from hivetune.engine.model.fast.spec import ModelSpec, Rope, read_spec
-from hivetune.engine.model.fast.state import Attention, Kept, LayerBatch, Walk
+from hivetune.engine.model.fast.state import Kept, LayerBatch, Walk
 from hivetune.engine.model.fast.weights.bind import bind_adapter
 from hivetune.engine.model.fast.weights.matrices import groups_of, stacks_of
 from hivetune.engine.model.fast.weights.read import read_weights
 from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.engine.model.preference import JudgedDocuments, judged_documents, preference_loss, units
 from hivetune.engine.model.protocol import Document, halved
-from hivetune.errors import MachineNotFit
 from hivetune.plan.layout import (
     Layout,
     TrimmedDocument,
@@ -82,7 +80,7 @@ class FastModel:
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder)
         self._ops, self.kernels = choose_ops(dtype, device, choices.kernels)
-        rank_multiple = 1 if isinstance(self._ops, NativeOps) else choices.rank_multiple or 1
+        rank_multiple = choices.rank_multiple or 1 if isinstance(self._ops, TorchOps) else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
         self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
         self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
@@ -252,11 +250,6 @@ class FastModel:
             keep=keep,
         )
 
-    def _attention(self, layout: Layout) -> Attention:
-        if isinstance(self._ops, NativeOps) and not self._eager:
-            return NativeAttention(layout, self.spec, self.dtype, self._workspace)
-        return TorchAttention(layout, self.spec, self.device, eager=self._eager)
-
     def _batch(self, layout: Layout, draw: int | None = None) -> LayerBatch:
         """`draw`: what dropout's masks follow from besides the rows; None without dropout."""
 
@@ -275,7 +268,7 @@ class FastModel:
             layout=layout,
             tokens_T=put(layout.tokens),
             angles=tuple(_angles(rope, layout.positions, wide_of(self.dtype), self.device) for rope in self.spec.ropes),
-            attention=self._attention(layout),
+            attention=attention_of(self._ops, layout, self.spec, self.dtype, self._workspace, eager=self._eager),
             rows_R=None if len(rows) == layout.size else put(rows),
             entry_row_E=put(entry_rows),
             target_E=put(layout.targets),
@@ -283,23 +276,6 @@ class FastModel:
             straight=entry_rows == list(range(len(rows))),
             key_T=None if draw is None else put(drop_keys(layout, draw, whole_rows=not shares_prefixes(self._lora))),
         )
-
-
-def choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> tuple[Ops, str]:
-    """The kernels to use, and their name or why they are the plain ones.
-
-    Raises MachineNotFit when the native ones are `wanted` and can't be built: a run that began with them must not go on
-    with other roundings in silence.
-    """
-    if device.type != "cpu" or wanted == "torch":
-        return TorchOps(wide_products=has_wide_products(dtype, device)), "torch"
-    try:
-        return NativeOps(dtype), "native"
-    except NoKernels as reason:
-        if wanted == "native":
-            hint = "install g++, or start a new run: this one began with them"
-            raise MachineNotFit(f"cannot build the CPU kernels: {reason}", hint=hint) from None
-        return TorchOps(), f"torch ({reason})"
 
 
 def drop_keys(layout: Layout, draw: int, *, whole_rows: bool) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 class Workspace:
     def __init__(self, device: torch.device):
-        self._device = device
+        self.device = device
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -22,7 +22,7 @@ class Workspace:
         if buffer is None or buffer.numel() < size:
             self._buffers.pop(name, None)
             del buffer
-            buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+            buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
             self._buffers[name] = buffer
         return buffer[:size].view(dtype).view(shape)
 

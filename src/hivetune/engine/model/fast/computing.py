@@ -1,0 +1,58 @@
+"""Which kernels compute what lies between the products: ours in C++ or Triton where they can, torch's forms elsewhere."""
+
+import torch
+
+from hivetune.engine.model.fast.attention import TorchAttention
+from hivetune.engine.model.fast.kernels.build import NoKernels
+from hivetune.engine.model.fast.kernels.native import NativeAttention, NativeOps
+from hivetune.engine.model.fast.ops import Ops, TorchOps, has_wide_products
+from hivetune.engine.model.fast.spec import ModelSpec
+from hivetune.engine.model.fast.state import Attention
+from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.errors import MachineNotFit
+from hivetune.plan.layout import Layout
+
+
+def choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> tuple[Ops, str]:
+    """The kernels to use, and their name or why they are the plain ones.
+
+    Those in Triton are taken only where they are asked for: by the doctor's proof of a card, or by a run that began
+    with them. Raises MachineNotFit when `wanted` ones can't be had: a run that began with them must not go on with
+    other roundings in silence.
+    """
+    if wanted == "triton":
+        return _triton_ops(dtype, device), "triton"
+    if device.type != "cpu" or wanted == "torch":
+        return TorchOps(wide_products=has_wide_products(dtype, device)), "torch"
+    try:
+        return NativeOps(dtype), "native"
+    except NoKernels as reason:
+        if wanted == "native":
+            hint = "install g++, or start a new run: this one began with them"
+            raise MachineNotFit(f"cannot build the CPU kernels: {reason}", hint=hint) from None
+        return TorchOps(), f"torch ({reason})"
+
+
+def attention_of(
+    ops: Ops, layout: Layout, spec: ModelSpec, dtype: torch.dtype, workspace: Workspace, *, eager: bool
+) -> Attention:
+    """Attention of one layout by the same kernels as `ops`; `eager`: by two plain products and a softmax."""
+    if not eager and isinstance(ops, NativeOps):
+        return NativeAttention(layout, spec, dtype, workspace)
+    if not eager and not isinstance(ops, TorchOps):
+        from hivetune.engine.model.fast.gpu.ops import TritonAttention, TritonOps
+
+        assert isinstance(ops, TritonOps)
+        return TritonAttention(layout, spec, dtype, workspace, ops)
+    return TorchAttention(layout, spec, workspace.device, eager=eager)
+
+
+def _triton_ops(dtype: torch.dtype, device: torch.device) -> Ops:
+    try:
+        from hivetune.engine.model.fast.gpu.ops import DTYPES, TritonOps
+    except ImportError as error:
+        hint = "pip install triton, or start a new run: this one began with its kernels"
+        raise MachineNotFit(f"the kernels in Triton can't be loaded: {error}", hint=hint) from None
+    if dtype not in DTYPES:
+        raise MachineNotFit(f"the kernels in Triton support float32, bfloat16 and float16, not {dtype}")
+    return TritonOps(device)
