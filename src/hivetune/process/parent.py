@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import read_json
+from hivetune.base.disk import home, read_json
 from hivetune.base.private import make_folder, open_plain
 from hivetune.process.limits import FixedLimits, Limits
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
@@ -253,7 +253,8 @@ def run_task(
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    merged: dict[str, str | None] = {**os.environ, **ENVIRONMENT, **changes}
+    compiled = str(home() / "kernels" / "triton")  # a child writes nowhere else
+    merged: dict[str, str | None] = {"TRITON_CACHE_DIR": compiled, **os.environ, **ENVIRONMENT, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 

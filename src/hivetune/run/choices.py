@@ -25,9 +25,10 @@ class Choices:
 
     `threads`: torch's. `budget_tokens`: the most in a micro-batch, which is then cut `halvings` times in half.
     `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
-    `kernels`: our own in C++ ("native") or in Triton, or "torch". `attention`: as transformers names it. `rank_multiple`, `token_multiple`: the
-    sizes of products are padded to them. `logit_rows`: rows of logits at a time. `share_prefixes`: compute a prefix
-    that rows have in common once. `agreement`: the evidence that the fast path is right (engine/measure/agreement.py).
+    `kernels`: our own in C++ ("native") or in Triton, or "torch". `attention`: as transformers names it.
+    `rank_multiple`, `token_multiple`: the sizes of products are padded to them. `logit_rows`: rows of logits at a time.
+    `share_prefixes`: compute a prefix that rows have in common once. `agreement`: the evidence that the fast path is
+    right (engine/measure/agreement.py).
     `prediction`: what the probe expects of the run (plan/speed.Prediction). `environment`: variables of the worker over
     the inherited ones, null for one that is taken away (machine/doctor/variables.py).
     """

@@ -51,6 +51,12 @@ RUNGS = {
             LEAVE_HIPBLASLT,
             device_only=True,
         ),
+        Rung(
+            "kernels",
+            "torch's own kernels between the products instead of ours in Triton",
+            choices=Choices(kernels="torch"),
+            device_only=True,
+        ),
         Rung("attention", "plain attention instead of a fused kernel", choices=Choices(attention="eager")),
         Rung(
             "bucket",

@@ -299,7 +299,9 @@ class _Supervisor:
         config, settled = read_resolved(self.job.run)  # a lower rank is written there
         started = [e for e in read_journal(self.job.run / METRICS) if e["event"] == "started" and "path" in e]
         as_started = Choices(
-            path=started[-1]["path"] if started else None, rank_multiple=math.gcd(config.lora.r, RANK_MULTIPLE)
+            path=started[-1]["path"] if started else None,
+            kernels="torch" if self._on_device() else None,  # a card's default
+            rank_multiple=math.gcd(config.lora.r, RANK_MULTIPLE),
         )
         variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
         return void_rungs(variables, changes.over(settled.over(as_started)))

@@ -156,15 +156,16 @@ class Children:
 def test_an_amd_card_leaves_hipblaslt_only_where_it_has_to() -> None:
     healthy = Children({"float32": 1e13, "bfloat16": 1e14})
     proven = prove_device("cuda:0", "rocm", JOB, run=healthy)
-    assert healthy.asked == [("float32", "defaults", 0.0), ("bfloat16", "defaults", 0.0)]
+    sets = ("defaults", "own kernels")
+    assert healthy.asked == [(dtype, words, 0.0) for dtype in ("float32", "bfloat16") for words in sets]
     assert proven.proof is not None and proven.proof.dtype == "bfloat16" and not proven.proof.rejected
 
-    faulty = Children({"bfloat16": 1e14}, {"defaults": ended(signal=6)})
+    faulty = Children({"bfloat16": 1e14}, {words: ended(signal=6) for words in sets})
     proven = prove_device("cuda:0", "rocm", JOB, run=faulty)
-    assert [words for _, words, _ in faulty.asked] == ["defaults", "without hipBLASLt"]
+    assert [words for _, words, _ in faulty.asked] == [*sets, "without hipBLASLt"]
     assert proven.proof is not None
     assert proven.proof.best["bfloat16"] == ProvenSet(0.4, {}, LEAVE_HIPBLASLT)
-    assert list(proven.proof.rejected) == ["bfloat16 on cuda:0, defaults"]
+    assert list(proven.proof.rejected) == [f"bfloat16 on cuda:0, {words}" for words in sets]
 
 
 def test_a_device_on_which_nothing_is_right() -> None:

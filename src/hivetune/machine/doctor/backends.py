@@ -63,9 +63,10 @@ def sets_of(kind: CardKind, device: str, dtype: str) -> tuple[list[BackendSet], 
         plain = one("plain kernels and attention", kernels="torch", attention="eager")
         return [one("own kernels", kernels="native"), one("plain kernels", kernels="torch")], [plain]
     plain_attention = one("plain attention", attention="eager")
+    always = [one("defaults"), one("own kernels", kernels="triton")]
     if kind == "cuda":
-        return [one("defaults")], [plain_attention]
-    return [one("defaults")], [
+        return always, [plain_attention]
+    return always, [
         one("without hipBLASLt", LEAVE_HIPBLASLT),
         plain_attention,
         one("without hipBLASLt, plain attention", LEAVE_HIPBLASLT, attention="eager"),

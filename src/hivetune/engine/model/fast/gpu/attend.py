@@ -1,4 +1,4 @@
-"""Triton kernels of causal attention over a tree of segments: each query sees its path, each key all that come after.
+"""Triton kernels of causal attention over a tree of segments: a query sees its path, a key all that come after it.
 
 Softmax is made block by block with a running maximum, and backward recomputes it from the kept normaliser
 (FlashAttention, arXiv 2205.14135). A key of a shared prefix gathers from every segment behind it in one program, in one order, so that
@@ -149,7 +149,7 @@ def backward_keys(
     SHARE: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAPPED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a block of keys and a key-value head: over all segments that see them, and all heads that share them."""
+    """dk and dv of a block of keys and a key-value head, over all segments that see it and all heads that share it."""
     kv_head = tl.program_id(1)
     segment = segments + tl.load(blocks + 2 * tl.program_id(0)) * 7
     offset = tl.load(blocks + 2 * tl.program_id(0) + 1)

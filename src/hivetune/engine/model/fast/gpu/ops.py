@@ -22,7 +22,8 @@ ROW_THREADS, BLOCK_THREADS = 256, 128
 LOGITS, GATES = 4096, 1024
 ROWS, COLUMNS = 64, 64
 LEAST_DOT = 16  # of each side of a product in a kernel
-SMALL_TILE_BYTES = 64 * 64 * 2
+# Tiles of queries, keys and values of a block must fit into the 64 KB that a program of every card has.
+TILE_BYTES = 64 * 64 * 2
 
 
 class TritonOps:
@@ -153,8 +154,7 @@ class TritonAttention:
     def __init__(self, layout: Layout, spec: ModelSpec, dtype: torch.dtype, workspace: Workspace, ops: TritonOps):
         self._spec, self._workspace, self._warps = spec, workspace, BLOCK_THREADS // ops.wave
         self._channels = max(LEAST_DOT, triton.next_power_of_2(spec.head_dim))
-        # Two tiles of keys and values and one of queries must fit into the 64 KB that a program of every card has.
-        self._size = 64 if 64 * self._channels * dtype.itemsize <= SMALL_TILE_BYTES else 32
+        self._size = block_size(self._channels, dtype.itemsize)
         tables = _tables(layout, self._size)
         self._blocks, self._segments, self._ranges, self._readers = (
             torch.tensor(table, dtype=torch.int32).to(workspace.device, non_blocking=True) for table in tables
@@ -203,6 +203,11 @@ class TritonAttention:
         }
 
 
+def block_size(channels: int, itemsize: int) -> int:
+    """Queries, and keys, that a program of attention has at a time."""
+    return 64 if 64 * channels * itemsize <= TILE_BYTES else 32
+
+
 def _tables(layout: Layout, block: int) -> tuple[list[tuple[int, ...]], ...]:
     """blocks, segments, ranges and readers, as attend.py names them."""
     seeing: list[list[int]] = [[number] for number in range(len(layout.segments))]
@@ -217,9 +222,7 @@ def _tables(layout: Layout, block: int) -> tuple[list[tuple[int, ...]], ...]:
         path = [layout.segments[parent] for parent in (*segment.parents, number)]
         later = [layout.segments[one] for one in seeing[number]]
         blocks += [(number, offset) for offset in range(0, segment.size, block)]
-        segments.append(
-            (segment.start, segment.size, segment.depth, len(ranges), len(path), len(readers), len(later))
-        )
+        segments.append((segment.start, segment.size, segment.depth, len(ranges), len(path), len(readers), len(later)))
         ranges += [(part.start, part.size, part.depth) for part in path]
         readers += [(part.start, part.size, part.depth) for part in later]
     return blocks, segments, ranges, readers

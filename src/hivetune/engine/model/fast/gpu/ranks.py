@@ -1,4 +1,4 @@
-"""Triton kernels of the adapters' thin products; no library sees their shapes, which are behind many crashes of its own.
+"""Triton kernels of the adapters' thin products: no library sees their shapes, which are behind many of its crashes.
 
 `RANKS` is the number of rank columns that are read, a power of two of at least 16; `rank` of them are real. Products of
 float32 are exact to its rounding ("ieee": no TensorFloat-32). No sum is shared between programs, so each is made in the
@@ -20,7 +20,9 @@ def adapt(
     here = y + row[:, None] * y_row
     inside = (row < tokens)[:, None] & (column < size)[None, :]
     s = tl.load(here + s_at + r[None, :], mask=(row < tokens)[:, None] & (r < rank)[None, :], other=0.0)
-    u = tl.load(up + r[:, None] * size + column[None, :], mask=(r < rank)[:, None] & (column < size)[None, :], other=0.0)
+    u = tl.load(
+        up + r[:, None] * size + column[None, :], mask=(r < rank)[:, None] & (column < size)[None, :], other=0.0
+    )
     there = here + start + column[None, :]
     added = tl.dot(s, u, input_precision="ieee") + tl.load(there, mask=inside, other=0.0).to(tl.float32)
     tl.store(there, added.to(y.dtype.element_ty), mask=inside)
