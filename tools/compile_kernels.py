@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from hivetune.engine.model.fast.gpu import attend, ranks, stream
-from hivetune.engine.model.fast.gpu.ops import BLOCK_THREADS, ROW_THREADS, block_size
+from hivetune.engine.model.fast.gpu.ops import BLOCK_THREADS, ROW_THREADS, tokens_at_once
 
 TARGETS = {
     **{f"cuda:{number}": GPUTarget("cuda", number, 32) for number in (75, 80, 90)},
@@ -35,11 +35,12 @@ KERNELS = {
     "rope": (stream, {"HEAD_DIM": 128, "BLOCK": 64}, 32, ("x",)),
     "glu": (stream, {"GELU": True, "BLOCK": 1024}, ROW_THREADS, ("gate_up", "h")),
     "glu_backward": (stream, {"GELU": True, "BLOCK": 1024}, ROW_THREADS, ("dh", "gate_up", "dgate_up", "h")),
+    "drop": (stream, {"BLOCK": 1024}, ROW_THREADS, ("x", "out")),
     "cross_entropy": (stream, {"CAPPED": True, "GRADIENT": True, "BLOCK": 4096}, ROW_THREADS, ("logits",)),
     "adapt": (ranks, THIN, BLOCK_THREADS, ("y", "up")),
     "adapt_backward": (ranks, THIN, BLOCK_THREADS, ("dy", "up")),
-    "up_gradient": (ranks, THIN, BLOCK_THREADS, ("dy", "s")),
-    "down_gradient": (ranks, {"RANKS": 16, "ROWS": 64, "INPUTS": 64}, BLOCK_THREADS, ("ds", "x")),
+    "sum_up": (ranks, THIN, BLOCK_THREADS, ("dy", "s")),
+    "sum_down": (ranks, {"RANKS": 16, "ROWS": 64, "INPUTS": 64}, BLOCK_THREADS, ("ds", "x")),
     "forward": (attend, ATTENTION, BLOCK_THREADS, ("qkv", "out")),
     "output_sums": (attend, {"DIM": 128, "CHANNELS": 128}, 32, ("dout", "out")),
     "backward_queries": (attend, ATTENTION, BLOCK_THREADS, ("qkv", "dout", "dqkv")),
@@ -74,7 +75,7 @@ def shared_bytes(kernel: str, dtype: str, target: str) -> int | None:
     function = getattr(module, kernel)
     constants = dict(constants)
     if "KEYS" in function.arg_names:
-        constants |= dict.fromkeys(("QUERIES", "KEYS"), block_size(ATTENTION_CHANNELS, BYTES[dtype]))
+        constants |= dict.fromkeys(("QUERIES", "KEYS"), tokens_at_once(ATTENTION_CHANNELS, BYTES[dtype]))
     types = {name: type_of(name, f"*{dtype}", constants, of_products) for name in function.arg_names}
     warps = max(1, threads // TARGETS[target].warp_size)
     source = ASTSource(function, types, constexprs=constants)
@@ -92,8 +93,10 @@ def type_of(name: str, of_products: str, constants: dict[str, object], in_produc
         return of_products
     if name in TABLES:
         return "*i32"
-    if name == "target":
+    if name in ("target", "key"):
         return "*i64"
+    if name in ("salt", "below"):
+        return "i64"
     return "*fp32" if name in WIDE else "fp32" if name in NUMBERS else "i32"
 
 

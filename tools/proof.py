@@ -51,9 +51,9 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         ["-m", "proof", "tests/data/intake/test_collect_kill.py", "-k", "fast_rotation"],
     ),
     "triton": (
-        "the kernels for cards: whole steps equal to the plain ones in Triton's interpreter, and compiled, on a machine "
-        "without a card, for CUDA 7.5, 8.0, 9.0, gfx906, gfx90a, gfx942, gfx1100 and gfx1201, within 64 KB of shared "
-        "memory",
+        "the kernels for cards: whole steps equal to the plain ones in Triton's interpreter, and compiled, on a "
+        "machine without a card, for CUDA 7.5, 8.0, 9.0, gfx906, gfx90a, gfx942, gfx1100 and gfx1201, within 64 KB of "
+        "shared memory",
         ["-m", "proof", "tests/engine/model/test_triton.py"],
     ),
     "kills": (

@@ -1,11 +1,13 @@
 """The ladder as a pure function: what comes after what."""
 
+from dataclasses import replace
+
 import pytest
 
 from hivetune.machine.faults import catalogue
 from hivetune.supervise.ladder import RUNGS, Bounds, Failure, effects_of, next_action
 
-HOST, CARD = Bounds(), Bounds(on_device=True)
+HOST, CARD = Bounds(), Bounds(on_device=True, void=frozenset({"kernels"}))  # a card with torch's kernels
 FAULT = "device-memory-fault"
 
 
@@ -23,9 +25,13 @@ def test_twice_at_one_step_is_no_chance() -> None:
     assert (action.kind, action.tried, action.rungs) == ("change", "blas", ("blas",))
 
 
+def test_kernels_of_our_own_are_left_before_a_librarys() -> None:
+    assert next_action([at(7), at(8)], replace(CARD, void=frozenset())).tried == "kernels"
+
+
 def test_a_change_that_did_not_help_is_taken_back() -> None:
     history = [at(7), at(7), at(7, rungs=("blas",), tried="blas", isolated=True)]
-    action = next_action(history, Bounds(attempts=5, on_device=True))
+    action = next_action(history, replace(CARD, attempts=5))
     assert (action.tried, action.rungs) == ("bucket", ("bucket",))
 
 

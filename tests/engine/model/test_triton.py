@@ -22,8 +22,11 @@ require_module("triton", "card")
 from hivetune.config import LoraConfig
 from hivetune.engine.measure.parts import PARTS, Sizes, backend_of, make, reference
 from hivetune.engine.measure.prove import distance
-from hivetune.engine.model.fast.model import FastModel, choose_ops
+from hivetune.engine.model.fast.computing import choose_ops
+from hivetune.engine.model.fast.model import FastModel
+from hivetune.engine.model.fast.ops import Drop
 from hivetune.engine.model.fast.spec import spec_from_config
+from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.errors import MachineNotFit
 from hivetune.plan.layout import MIN_SHARED_TOKENS
 from hivetune.run.choices import Choices
@@ -84,6 +87,19 @@ def test_a_whole_step_is_the_plain_kernels(tmp_path: Path, family: str) -> None:
     assert 0 < float(off) < 1e-5  # other roundings, so other kernels; and no more than roundings
 
 
+@pytest.mark.parametrize("salt", [0, 12345678901])
+def test_dropout_has_the_plain_masks(salt: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x_TK = torch.randn(5, 1100, generator=generator)
+    key_T = torch.randint(-(2**63), 2**63 - 1, (5,), generator=generator)
+    drop, found = Drop(key_T, 0.3, Workspace(CPU)), []
+    for kernels in ("triton", "torch"):
+        out_TK = torch.empty_like(x_TK)
+        choose_ops(torch.float32, CPU, kernels)[0].drop(x_TK, drop, salt, out_TK)
+        found.append(out_TK)
+    assert torch.equal(*found) and 0.25 < float((found[0] == 0).float().mean()) < 0.35
+
+
 def test_not_a_number_stays_one() -> None:
     ops, name = choose_ops(torch.float32, CPU, "triton")
     assert name == "triton"
@@ -137,7 +153,7 @@ def test_kernels_compile_for_cards_that_are_not_here(tmp_path: Path, monkeypatch
 
 @pytest.mark.proof
 def test_all_kernels_compile_for_all_cards(record_property: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """float32, whose products take the compiler longest, for three of them. What is compiled is kept for the next try."""
+    """float32, whose products take the compiler longest, for three of them. A next try goes on where this one ends."""
     if folder := os.environ.get("HIVETUNE_PROOF_FOLDER"):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(Path(folder) / "compiled"))
     lines = compiled("all", "fp16,bf16", "all") + compiled("all", "fp32", "gfx906,gfx1100,cuda:80")

@@ -1,4 +1,4 @@
-"""Which kernels compute what lies between the products: ours in C++ or Triton where they can, torch's forms elsewhere."""
+"""Which kernels compute what lies between the products: ours in C++ or in Triton, or the plain forms of torch."""
 
 import torch
 
@@ -49,10 +49,10 @@ def attention_of(
 
 def _triton_ops(dtype: torch.dtype, device: torch.device) -> Ops:
     try:
-        from hivetune.engine.model.fast.gpu.ops import DTYPES, TritonOps
+        from hivetune.engine.model.fast.gpu.ops import SUPPORTED, TritonOps
     except ImportError as error:
         hint = "pip install triton, or start a new run: this one began with its kernels"
         raise MachineNotFit(f"the kernels in Triton can't be loaded: {error}", hint=hint) from None
-    if dtype not in DTYPES:
+    if dtype not in SUPPORTED:
         raise MachineNotFit(f"the kernels in Triton support float32, bfloat16 and float16, not {dtype}")
     return TritonOps(device)

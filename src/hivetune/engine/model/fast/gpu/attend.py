@@ -1,8 +1,8 @@
 """Triton kernels of causal attention over a tree of segments: a query sees its path, a key all that come after it.
 
 Softmax is made block by block with a running maximum, and backward recomputes it from the kept normaliser
-(FlashAttention, arXiv 2205.14135). A key of a shared prefix gathers from every segment behind it in one program, in one order, so that
-no sum depends on chance.
+(FlashAttention, arXiv 2205.14135). A key of a shared prefix gathers from every segment behind it in one program, in
+one order, so that no sum depends on chance.
 
 Tables, int32: `blocks` [segment, offset of its first token in the segment]; `segments` [start, size, depth, first
 range, ranges, first reader, readers]; `ranges` [start, size, position of the first token] of a segment's path, itself
@@ -11,6 +11,7 @@ last; `readers` [start, size, depth] of the segments that see it, itself first.
 
 import triton
 import triton.language as tl
+
 
 @triton.jit
 def _score(product, scale, cap, CAPPED: tl.constexpr):

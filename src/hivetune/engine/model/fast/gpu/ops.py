@@ -16,9 +16,10 @@ from hivetune.engine.model.fast.weights.matrices import Group, Member
 from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.plan.layout import Layout
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 # Threads of a program. AMD's Instinct cards run 64 of them in step (a wave), Radeon and NVIDIA cards 32.
-ROW_THREADS, BLOCK_THREADS = 256, 128
+ROW_THREADS = 256
+BLOCK_THREADS = 128
 LOGITS, GATES = 4096, 1024
 ROWS, COLUMNS = 64, 64
 LEAST_DOT = 16  # of each side of a product in a kernel
@@ -101,7 +102,7 @@ class TritonOps:
         for member in group.adapted:
             d_up_NR = _bound(member.d_up_NR)
             dy_TN, s = dy_TW[:, member.start : member.stop], s_TR[:, member.rank_at :]
-            ranks.up_gradient[(triton.cdiv(member.size, COLUMNS),)](
+            ranks.sum_up[(triton.cdiv(member.size, COLUMNS),)](
                 dy_TN, dy_TN.stride(0), s, s.stride(0), d_up_NR, len(dy_TW), member.size, d_up_NR.shape[1], scale,
                 **self._tiles(member),
             )  # fmt: skip
@@ -111,7 +112,7 @@ class TritonOps:
             return
         members, inputs = len(group.adapted), x_TK.shape[1]
         rank = len(group.d_downs_RK) // members
-        ranks.down_gradient[(triton.cdiv(inputs, COLUMNS), members)](
+        ranks.sum_down[(triton.cdiv(inputs, COLUMNS), members)](
             ds_TR, ds_TR.stride(0), x_TK, x_TK.stride(0), group.d_downs_RK, len(x_TK), inputs, rank,
             group.ranks // members, scale,
             RANKS=_padded(rank), ROWS=ROWS, INPUTS=COLUMNS, num_warps=self._warps(BLOCK_THREADS),
@@ -154,7 +155,7 @@ class TritonAttention:
     def __init__(self, layout: Layout, spec: ModelSpec, dtype: torch.dtype, workspace: Workspace, ops: TritonOps):
         self._spec, self._workspace, self._warps = spec, workspace, BLOCK_THREADS // ops.wave
         self._channels = max(LEAST_DOT, triton.next_power_of_2(spec.head_dim))
-        self._size = block_size(self._channels, dtype.itemsize)
+        self._size = tokens_at_once(self._channels, dtype.itemsize)
         tables = _tables(layout, self._size)
         self._blocks, self._segments, self._ranges, self._readers = (
             torch.tensor(table, dtype=torch.int32).to(workspace.device, non_blocking=True) for table in tables
@@ -203,7 +204,7 @@ class TritonAttention:
         }
 
 
-def block_size(channels: int, itemsize: int) -> int:
+def tokens_at_once(channels: int, itemsize: int) -> int:
     """Queries, and keys, that a program of attention has at a time."""
     return 64 if 64 * channels * itemsize <= TILE_BYTES else 32
 

@@ -49,7 +49,7 @@ def adapt_backward(
 
 
 @triton.jit
-def up_gradient(
+def sum_up(
     dy, dy_row, s, s_row, d_up, tokens, size, rank, scale,
     RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +70,7 @@ def up_gradient(
 
 
 @triton.jit
-def down_gradient(
+def sum_down(
     ds, ds_row, x, x_row, d_downs, tokens, inputs, rank, columns, scale,
     RANKS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
