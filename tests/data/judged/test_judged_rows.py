@@ -244,3 +244,24 @@ def test_a_secret_in_a_worse_answer_is_redacted(write_rows: Callable[..., Path],
     snapshot = prepare(config(write_rows([row, good(1)])), chatml)
     (bad,) = snapshot.bad_rows()
     assert "AKIA" not in text(snapshot, bad.row) and "[SECRET" in text(snapshot, bad.row)
+
+
+def test_what_is_left_out_later_is_compared_with_nothing(write_rows: Callable[..., Path], chatml: Path) -> None:
+    """A better answer that another row calls bad, or that the balance of agents leaves out."""
+    tried = {"prompt": words(1, "q"), "session": "s"}
+    rows = [
+        {**tried, "completion": words(1, "b"), "success": False, "agent": "one"},
+        {**tried, "completion": words(1, "a"), "agent": "one"},
+        {**tried, "completion": words(1, "a"), "feedback": "down", "agent": "one"},
+        *(
+            {"prompt": words(n, "q"), "chosen": words(n, "a"), "rejected": words(n, "b"), "agent": "one"}
+            for n in range(2, 9)
+        ),
+        good(20, agent="two"),
+    ]
+    snapshot = prepare(config(write_rows(rows), balance="agent"), chatml)
+    bad = snapshot.bad_rows()
+    assert snapshot.num_bad == len(bad) == 2  # the failure alone, and the worse one of the pair that was drawn
+    assert {one.lesson for one in bad} == {"failure", "pair"}
+    set_aside = snapshot.manifest["accounting"]["set_aside"]
+    assert set_aside == {"balance": 6, "contradictory": 2, "for-stage-2": 1}

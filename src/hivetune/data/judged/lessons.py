@@ -60,6 +60,9 @@ def find_lessons(
     found = Lessons()
     found.set_aside |= dict.fromkeys(_contradictory(candidates, answers), "contradictory")
     left = [one for one in candidates if one.row not in found.set_aside]
+    for one in left:
+        found.left_out["contradictory"] += one.stays in found.set_aside
+    left = [one for one in left if one.stays not in found.set_aside]
     left = list(_without_copies(left, found))
     left = list(_within_quota(left, learn.quota_per_user, found))
     for one in left:
@@ -72,7 +75,8 @@ def find_lessons(
             found.worse[one.row] = one.stays
         else:
             retry = tried(one.session, one.read) if "pairs" in learn.use and one.session != NO_NAME else None
-            if retry is not None and on_train(retry.row) and not retry.time < one.time:
+            kept = retry is not None and on_train(retry.row) and retry.row not in found.set_aside
+            if retry is not None and kept and not retry.time < one.time:
                 found.bad[one.row] = retry.row
             elif "failures" in learn.use:
                 found.bad[one.row] = None
@@ -133,7 +137,7 @@ def learnable(
         "pairs": len(lessons.worse),
         "retries": sum(better is not None for better in lessons.bad.values()),
         "failures": sum(better is None for better in lessons.bad.values()),
-        "worse_left_out": dict(sorted(lessons.left_out.items())),
+        "worse_left_out": {reason: count for reason, count in sorted(lessons.left_out.items()) if count},
         "no_lesson": reasons.get("failed-outside", 0),
     }
     unused = {

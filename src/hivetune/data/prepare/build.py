@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hivetune.base.disk import write_manifest
-from hivetune.data.fates import Decisions, fates, open_result
+from hivetune.data.fates import TRAIN, Decisions, fates, open_result
 from hivetune.data.judged.lessons import Lessons
 from hivetune.data.snapshot import BAD, ROWS_SCHEMA, SPLITS
 from hivetune.records import LessonKind
@@ -35,7 +35,7 @@ def write_snapshot(
     The hash covers tokens, masks, ids and splits: equal for equal content, wherever the rows came from.
     """
     digest = hashlib.sha256()
-    offsets = array("Q", [0])
+    offsets, num_bad = array("Q", [0]), 0
     with ExitStack() as stack:
         tokens_file = stack.enter_context(open(folder / "tokens.u32", "wb"))
         trained_file = stack.enter_context(open(folder / "trained.u8", "wb"))
@@ -51,6 +51,7 @@ def write_snapshot(
             digest.update(row.mask)
             offsets.append(offsets[-1] + len(row.mask))
             compared.note(len(offsets) - 2, row)
+            num_bad += row.lesson is not None
             batch.append((len(offsets) - 2, *row.columns, len(row.mask), row.mask.count(1)))
             if len(batch) >= _BATCH_ROWS:
                 _insert(database, batch)
@@ -67,7 +68,7 @@ def write_snapshot(
         "hash": digest.hexdigest(),
         "key": key,
         "num_rows": len(offsets) - 1,  # views: a row has several where its template rewrites earlier turns
-        "num_bad": len(decisions.lessons.bad) + len(decisions.lessons.worse),
+        "num_bad": num_bad,
         "num_tokens": offsets[-1],
         "num_trained": report["trained_tokens"],
         "accounting": {
@@ -114,7 +115,7 @@ def _rows(results: Sequence[Path], decisions: Decisions) -> Iterator[_Row]:
                     lesson: LessonKind = "failure" if lessons.bad[number] is None else "retry"
                     columns = (0, 0, lesson, *group, *about[:2], BAD, *about[2:])
                     yield _Row(number, identity, fate, lesson, columns, tokens, mask)
-                if number in lessons.worse:
+                if number in lessons.worse and decisions.fate[lessons.worse[number]] == TRAIN:
                     columns = (0, 0, kind, *group, *about[:2], BAD, *about[2:7], worse, *about[8:])
                     yield _Row(number, identity, fate, kind, columns, worse_tokens, worse_mask)
 
@@ -138,8 +139,8 @@ class _Compared:
             self._bad.append((row, self._better_of[about.number]))
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(row of the better answer, row of the bad one)"""
-        return [(self._good[better], row) for row, better in self._bad]
+        """(row of the better answer, row of the bad one). A retry that was left out after all leaves it alone."""
+        return [(self._good[better], row) for row, better in self._bad if better in self._good]
 
 
 def _views(about: list[Any], tokens: bytes, mask: bytes, views: str | None) -> Iterator[tuple[list[Any], bytes, bytes]]:
