@@ -164,9 +164,7 @@ def test_few_rows_are_nearly_equal(made: Any, record_property: Callable[[str, ob
     assert len(near) < 0.01 * len(sets)
 
 
-def test_50_000_rows_in_bounded_memory(
-    made: Any, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_50_000_rows_in_bounded_memory(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     document, seconds, memory_mb = synth(tmp_path / "many.jsonl", "--rows", "50000")
     record_property("rows", document["rows"])
     record_property("processor_seconds", round(seconds[0]))
