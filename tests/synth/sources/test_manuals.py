@@ -127,7 +127,8 @@ def test_a_page_that_can_not_be_read_says_why(content: bytes, why: str, tmp_path
 MACROS = st.sampled_from(
     [".SH NAME", ".SH", ".TP", ".IP", ".RS", ".RE", ".nf", ".fi", ".B \\-\\-x", ".de X", "..", ".ie n \\{\\", ".el \\{",
      ".\\}",
-     ".Sh OPTIONS", ".It Fl x Xo", ".Bl -tag", ".El", "\\fB\\-a\\fR", "\\", "\\*(", "\\[u110000]", ".TS", '.BR "']
+     ".Sh OPTIONS", ".It Fl x Xo", ".Bl -tag", ".El", "\\fB\\-a\\fR", "\\", "\\*(", "\\[u110000]", "\\[uD800]",
+     ".TS", '.BR "']
 )  # fmt: skip
 
 

@@ -1,11 +1,12 @@
 """Documents, docstrings, completions and info manuals."""
 
+import os
 from pathlib import Path
 
 from hivetune.synth.sources.completions import read_completion
 from hivetune.synth.sources.docstrings import module_files, read_module
 from hivetune.synth.sources.markup import documents_below, read_document
-from hivetune.synth.sources.places import DocSource, read_source
+from hivetune.synth.sources.places import DocSource, Places, read_source
 
 DOCUMENTS = Path(__file__).parent.parent / "documents"
 
@@ -21,6 +22,12 @@ def test_documents() -> None:
     assert swarming.heading == "Swarming" and "left out" not in swarming.text
     (honey,) = found["page.html"].passages
     assert honey.text.endswith("turn each comb once & spin again.") and "--none" not in found["page.html"].text
+
+
+def test_a_name_that_no_row_could_cite_is_left_out(tmp_path: Path) -> None:
+    for name in (b"good.md", b"bad\xff.md", b"bell\x07.md"):
+        Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("# Title\n\ntext\n")
+    assert [source.path.name for source in Places().find_documents(str(tmp_path))] == ["good.md"]
 
 
 def test_docstrings_are_read_and_not_run(tmp_path: Path) -> None:

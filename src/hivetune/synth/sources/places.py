@@ -83,7 +83,10 @@ class Places:
                     yield DocSource("manual", f"{name}({section})", path)
 
     def find_documents(self, pattern: str) -> Iterator[DocSource]:
-        """A folder or file; a relative one is looked for below usr/share/doc. May have wildcards."""
+        """A folder or file; a relative one is looked for below usr/share/doc. May have wildcards.
+
+        A file whose name is not UTF-8 is left out: no row could cite it.
+        """
         path = Path(pattern).expanduser()
         if path.is_absolute() or path.exists():
             found = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
@@ -91,8 +94,9 @@ class Places:
             found = [match for share in self.shares for match in sorted((share / "doc").glob(pattern))]
         for place in found:
             for file in documents_below(place) if place.is_dir() else [place]:
-                below = file.relative_to(place.parent) if place.is_dir() else file.name
-                yield DocSource("document", str(below), file)
+                below = str(file.relative_to(place.parent)) if place.is_dir() else file.name
+                if below.isprintable():
+                    yield DocSource("document", below, file)
 
     def find_modules(self, name: str) -> Iterator[DocSource]:
         for module, path in module_files(name):

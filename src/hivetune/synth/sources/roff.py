@@ -66,7 +66,8 @@ def _character(found: re.Match[str]) -> str:
 
 def _named(name: str) -> str:
     if re.fullmatch(r"u[0-9A-F]{4,6}", name):
-        return chr(int(name[1:], 16)) if int(name[1:], 16) < 0x110000 else ""
+        code = int(name[1:], 16)
+        return "" if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF else chr(code)
     if len(name) > 2 and name[-1] in "'`^:~,":  # accents, as in \['e]
         return name[0]
     return CHARACTERS.get(name, name[1] if len(name) == 2 and name[0] in "'`^:~," else "")
