@@ -1,5 +1,7 @@
 """`hivetune data check` and `hivetune data prepare`: what is wrong with the rows, and the snapshot made of the rest."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,8 @@ from hivetune.walk.fetch import fetch_model
 
 SHOWN_PROBLEMS = 10
 SHOWN_PAIRS = 3
+MANY_ALIKE = 3  # rows with the same reason and hint
+SECRET = "redacted-secret"
 NO_MODEL = "none"
 
 Sources = Annotated[
@@ -144,8 +148,7 @@ def show_report(document: dict[str, Any]) -> None:
     _show_reading(document)
     for reason, count in document["changed"].items():
         show(f"changed: {count:,} rows, {reason}: {REASONS[reason].meaning}")
-    for change in secrets_first(document["changes"])[:SHOWN_PROBLEMS]:
-        say(f"{change['source']}: {change['reason']}: {change['hint']}")
+    say_places(secrets_first(document["changes"]))
     near = [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"]
     for pair in near[:SHOWN_PAIRS]:
         show(f"nearly equal: {pair['source']} is left out, {pair['same_as']} stays ({pair['share']:.0%} in common)")
@@ -161,11 +164,30 @@ def show_report(document: dict[str, Any]) -> None:
         show(f"tokens: {document['tokens']:,}, trained {document['trained_tokens']:,} ({share:.0%})")
     if document["not_run"]:
         show(f"not checked without --model: {', '.join(document['not_run'])}")
-    for problem in document["problems"][:SHOWN_PROBLEMS]:
-        say(f"{problem['source']}: {problem['reason']}: {problem['hint']}")
-    left = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - SHOWN_PROBLEMS
+    told = say_places(document["problems"])
+    left = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - told
     if left > 0:
         say(f"... and {left:,} more: --clean OUT writes each with its place, --html shows them")
+
+
+def say_places(places: Sequence[Mapping[str, str]]) -> int:
+    """The first places, each with its reason and hint; how many rows that was. Many with the same words take one line,
+    a secret never: each has to be revoked."""
+    alike = Counter((each["reason"], each["hint"]) for each in places)
+    told: set[tuple[str, str]] = set()
+    shown = rows = 0
+    for each in places:
+        words = (each["reason"], each["hint"])
+        many = alike[words] > MANY_ALIKE and each["reason"] != SECRET
+        if shown == SHOWN_PROBLEMS or words in told:
+            continue
+        if many:
+            told.add(words)
+        shown += 1
+        rows += alike[words] if many else 1
+        more = f" and {alike[words] - 1:,} more rows" if many else ""
+        say(f"{each['source']}{more}: {each['reason']}: {each['hint']}")
+    return rows
 
 
 def _show_reading(document: dict[str, Any]) -> None:
