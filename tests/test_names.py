@@ -24,6 +24,7 @@ SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
 # Options of other programs that a message or a page names.
 FOREIGN_OPTIONS = {
     *("--logdir", "--backend-store-uri", "--project"),  # tensorboard, mlflow, trackio
+    "--from",  # uvx
     *("--lora", "--alias", "--host", "--port", "--parallel", "--ctx-size", "--jinja", "--no-webui"),  # llama-server
     "--no-warmup",  # llama-server
     *("--user", "--now"),  # systemctl
@@ -52,7 +53,7 @@ FOREIGN_PAGES = {"docs/gguf.md"}  # in ggml-org/ggml
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 # Files of a user that examples name.
 EXAMPLES = re.compile(
-    r"(my|run|config|chats?|rows|good|helpdesk|support|agent|questions|figures|whole_job)(\.quarantine|\.duplicates|[-.]\d+)?\.(ya?ml|jsonl?)|(hivetune\.schema|vocab)\.json"
+    r"(my|run|config|chats?|rows|good|helpdesk|support|agent|questions|tickets|fragen|codex|figures|whole_job)(\.quarantine|\.duplicates|[-.]\d+)?\.(ya?ml|jsonl?)|(hivetune\.schema|vocab)\.json"
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gguf_families import write_model
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hivetune.base.disk import lock, manifest_problems
 from hivetune.run.record import read_record, write_record
@@ -20,6 +21,21 @@ pytestmark = pytest.mark.slow
 KEYS = {"schema", "run", "status", "steps", "trained_tokens", "rows", "loss_first", "loss_last", "tokens_per_second"}
 KEYS |= {"samples_per_second", "peak_memory_bytes", "restarts", "quarantined"}
 ROW_KEYS = {"rows_in", "trained", "held_out", "duplicates", "rejected", "set_aside", "quarantined", "not_reached"}
+
+
+REPORT_TO = "report_to=[tensorboard, trackio]"  # trackio is in no environment that tests have
+
+
+def steps_in_tensorboard(folder: Path) -> list[int]:
+    """As TensorBoard reads them, when the exporter has ended: it lives a moment longer than the run."""
+    deadline = time.monotonic() + 60
+    while True:
+        read = EventAccumulator(str(folder)).Reload() if folder.exists() else None
+        steps = [event.step for event in read.Scalars("train/loss")] if read and read.Tags()["scalars"] else []
+        if len(steps) >= 3:
+            return steps
+        assert time.monotonic() < deadline, f"{steps} after a minute"
+        time.sleep(0.2)  # a border of two processes: there is nothing to wait on but the file
 
 
 class Place:
@@ -52,8 +68,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def test_three_lines_train_once(place: Place) -> None:
-    code, document, _ = place.call("train", "mine.yaml", "--set", "max_steps=3")
+    code, document, err = place.call("train", "mine.yaml", "--set", "max_steps=3", "--set", REPORT_TO)
     assert code == 0
+    assert "nothing can be reported to trackio" in err, "a tool that is missing is said, and stops nothing"
     assert document.keys() >= KEYS
     assert document["rows"].keys() == ROW_KEYS
     rows = document["rows"]
@@ -66,6 +83,7 @@ def test_three_lines_train_once(place: Place) -> None:
     assert (run / "manifest.json").exists()
     assert (run / "loss.svg").read_text().startswith("<svg")
     before = (run / "metrics.jsonl").read_bytes()
+    assert steps_in_tensorboard(place.folder / "home" / "tensorboard" / run.name) == [1, 2, 3]
     code, again, err = place.call("train", "mine.yaml", "--set", "max_steps=3")
     assert (code, again["already_done"]) == (0, True)
     assert "nothing was trained" in err

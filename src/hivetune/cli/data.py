@@ -21,8 +21,8 @@ from hivetune.walk.fetch import fetch_model
 
 SHOWN_PROBLEMS = 10
 SHOWN_PAIRS = 3
-MANY_ALIKE = 3  # rows with the same reason and hint
-SECRET = "redacted-secret"
+_MANY_ALIKE = 3  # rows with the same reason and hint
+_SECRET = "redacted-secret"
 NO_MODEL = "none"
 
 Sources = Annotated[
@@ -178,7 +178,7 @@ def say_places(places: Sequence[Mapping[str, str]]) -> int:
     shown = rows = 0
     for each in places:
         words = (each["reason"], each["hint"])
-        many = alike[words] > MANY_ALIKE and each["reason"] != SECRET
+        many = alike[words] > _MANY_ALIKE and each["reason"] != _SECRET
         if shown == SHOWN_PROBLEMS or words in told:
             continue
         if many:
