@@ -30,7 +30,7 @@ ROOMS = (
     {"synth"},
     {"serve"},
     {"walk"},
-    {"cycle"},
+    {"cycle", "scale"},
     {"dashboard", "report"},
     {"cli"},
     {"__main__"},

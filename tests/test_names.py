@@ -47,7 +47,14 @@ FOREIGN_OPTIONS = {
     "--api-key",  # of any program whose command line holds a secret
     *("--no-deps", "--dry-run", "--report"),  # pip
     "--token",  # of any program whose command line holds a secret
-    *("--torch-backend", "--reinstall-package", "--shm-size", "--ipc", "--nproc-per-node"),  # uv, docker, torchrun
+    *(
+        "--torch-backend",
+        "--reinstall-package",
+        "--shm-size",
+        "--ipc",
+        "--nproc-per-node",
+        "--max-restarts",
+    ),  # uv, docker, torchrun
 }
 FOREIGN_PAGES = {"docs/gguf.md"}  # in ggml-org/ggml
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")

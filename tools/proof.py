@@ -60,6 +60,16 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "100 kills of the worker and 20 of the supervisor: the same adapter, optimizer and plan, byte for byte",
         ["-m", "proof", "tests/supervise/test_kills.py"],
     ),
+    "workers": (
+        "one adapter hash for 1, 2 and 4 workers and for 3 of which 20 are killed or stopped in 200 steps; for 1 to 4 "
+        "processes of torchrun",
+        ["-m", "proof", "tests/supervise/test_workers.py", "tests/engine/train/test_train.py"],
+    ),
+    "sweep": (
+        "a sweep on a real model: killed in the middle it goes on, a bad learning rate stops at a quarter of the "
+        "steps, the best is judged, the same command again trains nothing",
+        ["-m", "proof", "tests/scale/test_sweep.py"],
+    ),
     "isolation": (
         "10,000 rows with 200 that give NaN and 3 that kill the worker: exactly those 203 are quarantined",
         ["-m", "proof", "tests/supervise/test_isolate_real.py"],

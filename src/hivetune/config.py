@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -276,6 +276,10 @@ class RunConfig(Section):
         default="auto", description="auto: by a measured GEMM"
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1")
+    workers: Annotated[int, Field(gt=0, le=64)] | Literal["auto"] | None = Field(
+        default=None,
+        description="processes that compute a step together, one a card; auto: as many as fit this machine",
+    )
     seed: int = Field(default=0, description="order of the rows, first adapter, dropout")
     output: str | None = Field(default=None, description="run folder; default: runs/NAME-HASH below the home")
     report_to: list[ReportTarget] = Field(

@@ -1,4 +1,4 @@
-"""The real worker and the real replay child on a card that dies of every row with the token KILL."""
+"""The real worker, replay child and worker beside it on a card that dies of every row with the token KILL."""
 
 import os
 from collections.abc import Sequence
@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from hivetune.engine.exchange import worker as compute
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.recover import replay
 from hivetune.engine.train import loop as train
 from hivetune.engine.train import session
 from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import Replay, Train
+from hivetune.process.protocol import ComputePacks, Replay, Train
 
 KILL = 96
 
@@ -31,15 +32,22 @@ class Poisoned:
             os.abort()
         return self._model.backward(documents, scale)
 
+    def backward_one(self, documents: Sequence[Document], scale: float) -> torch.Tensor:
+        if any(bool((document.tokens_L == KILL).any()) for document in documents):
+            os.abort()
+        return self._model.backward_one(documents, scale)
+
 
 def poisoned_model(*arguments: Any, **named: Any) -> Any:
     return Poisoned(load_model(*arguments, **named))
 
 
-def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
-    session.load_model = replay.load_model = poisoned_model  # type: ignore[attr-defined]
+def main(task: Train | Replay | ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
+    session.load_model = replay.load_model = compute.load_model = poisoned_model  # type: ignore[attr-defined]
+    if isinstance(task, ComputePacks):
+        return compute.main(task, heartbeat)
     return replay.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)
 
 
 if __name__ == "__main__":
-    run_child(main, Train, Replay)
+    run_child(main, Train, Replay, ComputePacks)

@@ -25,7 +25,6 @@ from hivetune.run.standby import Standby, persist
 from hivetune.run.status import run_status, stop_run
 from hivetune.supervise import attempt, room, supervisor
 from hivetune.supervise.attempt import Terms
-from hivetune.supervise.events import Events
 from hivetune.supervise.smaller import thin_out
 
 pytestmark = pytest.mark.slow  # processes are started, stopped and killed
@@ -206,14 +205,14 @@ def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_events_wait_while_the_disk_is_full(tmp_path: Path) -> None:
-    events = Events(tmp_path / "events.jsonl")
-    room = os.dup(events._handle)
+    events = room.Events(tmp_path / "events.jsonl")
+    saved = os.dup(events._handle)
     with open("/dev/full", "w") as full:
         os.dup2(full.fileno(), events._handle)
     events.append("one", number=1)
     events.append("two", number=2)
-    os.dup2(room, events._handle)
-    os.close(room)
+    os.dup2(saved, events._handle)
+    os.close(saved)
     events.append("three", number=3)
     events.close()
     assert [event["number"] for event in read_journal(tmp_path / "events.jsonl")] == [1, 2, 3]

@@ -28,7 +28,13 @@ WORKER = str(Path(__file__).with_name("poisoned_worker.py"))
 
 
 def make_run(
-    folder: Path, num_rows: int, poison: Mapping[int, int] | None = None, *, seed: int = 0, **settings: Any
+    folder: Path,
+    num_rows: int,
+    poison: Mapping[int, int] | None = None,
+    *,
+    seed: int = 0,
+    choices: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> RunConfig:
     """`folder/run`, `folder/model` and `folder/snapshot`. `poison`: row -> token that is put into it."""
     config = parse_config(
@@ -45,7 +51,7 @@ def make_run(
     )
     run = folder / "run"
     run.mkdir(parents=True)
-    resolved = {"config": config.model_dump(mode="json"), "choices": {"threads": 1}}
+    resolved = {"config": config.model_dump(mode="json"), "choices": {"threads": 1, **(choices or {})}}
     (run / "config.resolved.yaml").write_text(json.dumps(resolved))
     _write_model(folder / "model")
     rows = _rows(num_rows, poison or {}, seed)

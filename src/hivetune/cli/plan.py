@@ -105,6 +105,8 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
         planned.config.supervise.checkpoint_every_s,
         disk_bytes_per_s=planned.disk_bytes_per_s,
     )
+    if planned.worth is not None:
+        show(planned.worth.words)
     show(f"a power cut takes at most {duration(lost)} of work")
 
 

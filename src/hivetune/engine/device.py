@@ -11,7 +11,7 @@ import torch
 
 from hivetune.config import RunConfig
 from hivetune.errors import MachineNotFit
-from hivetune.machine.inventory import read_machine
+from hivetune.machine.inventory import CORES_A_WORKER, read_machine
 from hivetune.machine.profile import Profile, read_profile
 from hivetune.plan.choose import auto_dtype
 from hivetune.process.lease import card_name, train_on
@@ -24,10 +24,18 @@ PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 512, 1024, 5
 
 def settle(run: Path, config: RunConfig, choices: Choices, *, write: bool = True) -> Choices:
     """`choices` with device, dtype and threads in it; what was missing is measured and written before step 0."""
-    settled = complete(config.device, config.dtype, choices)
+    settled = complete(config.device, config.dtype, with_threads(config, choices))
     if settled != choices and write:
         write_resolved(run, config, settled)
     return settled
+
+
+def with_threads(config: RunConfig, choices: Choices) -> Choices:
+    """Where workers share a CPU, the threads of each: a quarter of the cores, whatever the number of workers, since the
+    number of threads decides how some products are rounded. OMP_NUM_THREADS says otherwise."""
+    if config.workers is None or choices.threads or os.environ.get("OMP_NUM_THREADS"):
+        return choices
+    return replace(choices, threads=max(1, default_threads() // CORES_A_WORKER))
 
 
 def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:

@@ -22,6 +22,8 @@ from hivetune.machine.nvml import read_nvidia
 CardKind = Literal["cpu", "cuda", "rocm"]
 # The instruction sets that decide how fast a GEMM is, in rising order of what they give.
 ISA = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
+# Of a machine's cores a worker without a card takes one in so many (config: workers).
+CORES_A_WORKER = 4
 AMD_VENDOR = "0x1002"
 
 

@@ -25,6 +25,14 @@ MIN_SHARED_TOKENS = 16
 TOKEN_MULTIPLE = 64
 
 
+# Packs of a usual step: two to four for each of a few workers, so that nobody waits long for the last one.
+PACKS_A_STEP = 8
+# Smaller micro-batches cost more than they share out. By whether it is a CPU: a card needs more to be busy.
+LEAST_PACK_TOKENS = {True: 256, False: 1024}
+# A prefix is computed once more for another worker if that is at most a quarter of the pack's work.
+WORTH_SHARING = 4
+
+
 def token_multiple(device: str, dtype: str) -> int:
     """The multiple that the token count of a micro-batch is padded to; `device` as torch.device.type names it."""
     return 1 if device == "cpu" and dtype != "bfloat16" else TOKEN_MULTIPLE
@@ -110,10 +118,22 @@ def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, multiple: 
     return builder.finish(multiple)
 
 
-def split_documents(documents: Sequence[TrimmedDocument], budget_tokens: int, *, share: bool) -> list[list[int]]:
+def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
+    """What micro-batches aim at where workers compute them, by the training rows and their tokens.
+
+    Not by the number of workers: the result must not depend on it.
+    """
+    aim = tokens * batch_size // max(1, rows) // PACKS_A_STEP
+    return max(LEAST_PACK_TOKENS[device == "cpu"], -(-aim // TOKEN_MULTIPLE) * TOKEN_MULTIPLE)
+
+
+def split_documents(
+    documents: Sequence[TrimmedDocument], budget_tokens: int, *, share: bool, aim_tokens: int | None = None
+) -> list[list[int]]:
     """Indices of documents for each micro-batch, by content: neighbours share prefixes, the input's order is ignored.
 
-    A micro-batch holds at most `budget_tokens` tokens as computed (a shared prefix once), or one longer document.
+    A micro-batch holds at most `budget_tokens` tokens as computed (a shared prefix once), or one longer document. It
+    also ends above `aim_tokens`, where the prefix that is then computed twice is short beside what it holds.
     """
     batches: list[list[int]] = []
     used = 0
@@ -122,7 +142,8 @@ def split_documents(documents: Sequence[TrimmedDocument], budget_tokens: int, *,
         tokens = documents[index].tokens
         common = _common(before, tokens) if share and batches else 0
         fresh = len(tokens) - (common if common >= MIN_SHARED_TOKENS else 0)
-        if not batches or used + fresh > budget_tokens:
+        above_aim = aim_tokens is not None and used + fresh > aim_tokens and WORTH_SHARING * common <= used
+        if not batches or used + fresh > budget_tokens or above_aim:
             batches.append([])
             used, fresh = 0, len(tokens)
         batches[-1].append(index)

@@ -202,7 +202,7 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
         "adapters": f"{n:,} trained parameters ({100 * n / a.parameters:.2f} % of the model), float32",
         "gradients": "one float32 for each trained parameter",
         "optimizer": f"two float32 for each trained parameter: not {full / 1e9:.1f} GB for gradients and AdamW of the "
-        "whole model, as full fine-tuning pays",
+        "whole model, as full fine-tuning pays; moving it to the host would free no more than this",
         "activations": f"{tokens:,} tokens a micro-batch x {a.layers} layers"
         + (f", {setup.recompute} of them recomputed" if setup.recompute else ""),
         "logits": f"{min(tokens, LOGITS_CHUNK)} positions at a time x {a.vocabulary:,} entries, trained tokens only",

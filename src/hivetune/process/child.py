@@ -16,15 +16,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hivetune.base.disk import FULL_DISK, write_json
-from hivetune.base.private import keep_private
+from hivetune.base.private import keep_private, make_folder
 from hivetune.errors import HivetuneError, MachineNotFit
-from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, read_task
-from hivetune.run.folder import OUTCOME
+from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, Envelope, read_task
+from hivetune.run.folder import OUTCOME, RANKS
 
 PR_SET_PDEATHSIG = 1
 # The kernel kills the fattest process when memory runs out; this makes it the worker, never the desktop.
@@ -96,7 +97,7 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
     the dead device again and may hang.
     """
     guard()
-    envelope = read_task(Path(sys.argv[1]))
+    envelope = _of_rank(read_task(Path(sys.argv[1])))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
     heartbeat = Heartbeat(envelope.heartbeat_fd)
@@ -113,6 +114,16 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
     except BaseException as error:  # noqa: BLE001 (the last frame of the process: everything is reported, nothing lost)
         code = report_failure(envelope.folder, error)
     _end(code)
+
+
+def _of_rank(envelope: Envelope) -> Envelope:
+    """The task as one of torchrun's processes has it: nobody reads its beats, and each writes its own outcome."""
+    rank = os.environ.get("RANK", "0")
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        return envelope
+    folder = envelope.folder if rank == "0" else envelope.folder / RANKS / rank
+    make_folder(folder)
+    return replace(envelope, folder=folder, heartbeat_fd=None, memory_limit_bytes=None)
 
 
 def report_failure(folder: Path, error: BaseException) -> int:

@@ -64,7 +64,7 @@ class LearnedLimits:
         if not self._started:
             self.start_s += elapsed_s
         if beat is Beat.ITEM:
-            if self._last is Beat.ITEM:
+            if self._last in (Beat.ITEM, Beat.WAITING):
                 self._steps.append(elapsed_s)
             self._started = True
         self._last = beat

@@ -32,6 +32,8 @@ class Beat(Enum):
     """About to load, compile or measure: silence may last as long as at the start."""
     ITEM = b"t"
     """One item (an optimizer step, a row, a tensor) is finished."""
+    WAITING = b"w"
+    """Nothing to do, or work has just come: what follows until the next item is that item's time."""
     VALIDATING = b"v"
     SAVING = b"c"
 
@@ -87,8 +89,29 @@ class Prove:
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """Where a run meets the workers that compute packs for it: a path or HOST:PORT, and the proof that they may."""
+
+    address: str
+    token: str
+
+
+@dataclass(frozen=True)
+class ComputePacks:
+    """Compute packs for a run as its worker `number` (from 1), on `device`, as long as that run goes on. `changes`: for
+    this device alone, over the run's choices."""
+
+    model: Path
+    number: int
+    meeting: Meeting
+    device: str | None = None
+    changes: Choices = NO_CHOICES
+
+
+@dataclass(frozen=True)
 class Train:
-    """Train `run` to its end. `changes`: of a recovery, over the run's choices; `standby`: two inherited handles."""
+    """Train `run` to its end. `changes`: of a recovery, over the run's choices; `standby`: two inherited handles;
+    `meeting`: where other workers come to compute packs."""
 
     run: Path
     model: Path
@@ -96,6 +119,7 @@ class Train:
     changes: Choices = NO_CHOICES
     standby: tuple[int, int] | None = None
     mean_time_between_faults_s: float | None = None
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True)
@@ -244,6 +268,7 @@ ENTRIES: Mapping[type, str] = {
     MeasureRates: "hivetune.engine.measure.rates",
     Prove: "hivetune.engine.measure.prove",
     Train: "hivetune.engine.train.loop",
+    ComputePacks: "hivetune.engine.exchange.worker",
     Replay: "hivetune.engine.recover.replay",
     Salvage: "hivetune.engine.recover.salvage",
     Score: "hivetune.engine.score.score",

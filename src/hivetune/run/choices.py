@@ -24,6 +24,7 @@ class Choices:
     """None: not chosen, the engine's default holds. The same record says what a recovery changes.
 
     `threads`: torch's. `budget_tokens`: the most in a micro-batch, which is then cut `halvings` times in half.
+    `pack_tokens`: what a micro-batch aims at where workers compute them (config: workers), whatever their number.
     `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
     `kernels`: our own in C++ ("native") or in Triton, or "torch". `attention`: as transformers names it.
     `rank_multiple`, `token_multiple`: the sizes of products are padded to them. `logit_rows`: rows of logits at a time.
@@ -37,6 +38,7 @@ class Choices:
     dtype: str | None = None
     threads: int | None = None
     budget_tokens: int | None = None
+    pack_tokens: int | None = None
     recompute: int | None = None
     path: Literal["fast", "general"] | None = None
     path_why: str | None = None

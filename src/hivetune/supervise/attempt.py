@@ -12,13 +12,15 @@ from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import Child, start_child
-from hivetune.process.protocol import Beat, Outcome, Train
+from hivetune.process.protocol import Beat, Meeting, Outcome, Train
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
+from hivetune.run.choices import Choices
 from hivetune.run.folder import METRICS
 from hivetune.run.standby import Standby, persist
 from hivetune.supervise.diagnose import Diagnosis, diagnose, evidence_of
 from hivetune.supervise.variables import worker_effects
+from hivetune.supervise.workers import Workers
 
 SAMPLE_EVERY_S = 30.0
 # The first one sooner: many faults come within the first half minute.
@@ -71,10 +73,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class Told:
-    """What the worker is told of this attempt: the memory that it may take, and how often it is likely to die."""
+    """What the worker is told of this attempt: the memory that it may take, and how often it is likely to die; and the
+    devices of the workers that compute packs for it."""
 
     memory_limit_bytes: int | None = None
     mean_time_between_faults_s: float | None = None
+    devices: tuple[str, ...] = ()
 
 
 def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limits: LearnedLimits) -> Ended:
@@ -83,20 +87,21 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limit
     kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
     state_to_disk(job)  # what an earlier attempt left and a full disk refused
     child: Child | None = None
+    beside = Workers(
+        job.run,
+        job.model,
+        told.devices,
+        events=job.events,
+        environment=environment,
+        limits=lambda: LearnedLimits(job.settings),
+        module=job.worker,
+    )
     try:
-        task = Train(job.run, job.model, job.snapshot, choices, job.standby.handles, told.mean_time_between_faults_s)
-        child = start_child(
-            task,
-            job.run,
-            module=job.worker,
-            limits=limits,
-            environment=environment,
-            pass_fds=job.standby.handles,
-            memory_limit_bytes=told.memory_limit_bytes,
-        )
-        pid = child.process.pid
-        job.events.append("attempt", number=number, pid=pid, rungs=list(rungs), environment=environment)
-        outcome = _watch(job, child)
+        with beside:
+            child = _start(job, environment, choices, told, limits, beside.meeting)
+            pid = child.process.pid
+            job.events.append("attempt", number=number, pid=pid, rungs=list(rungs), environment=environment)
+            outcome = _watch(job, child, beside)
         state_to_disk(job)
         durable = newest_step(job.run)
         step = step_of_death(job.run, pid)
@@ -115,6 +120,26 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limit
         raise
     finally:
         kernel.close()
+
+
+def _start(
+    job: Job,
+    environment: dict[str, str | None],
+    choices: Choices,
+    told: Told,
+    limits: LearnedLimits,
+    meeting: Meeting | None,
+) -> Child:
+    handles, between_s = job.standby.handles, told.mean_time_between_faults_s
+    return start_child(
+        Train(job.run, job.model, job.snapshot, choices, handles, between_s, meeting),
+        job.run,
+        module=job.worker,
+        limits=limits,
+        environment=environment,
+        pass_fds=handles,
+        memory_limit_bytes=told.memory_limit_bytes,
+    )
 
 
 def newest_step(run: Path) -> int:
@@ -147,7 +172,7 @@ def last_step(run: Path) -> int:
     return int(numbers[-1]) if numbers and numbers[-1].isdigit() else 0
 
 
-def _watch(job: Job, child: Child) -> Outcome:
+def _watch(job: Job, child: Child, workers: Workers) -> Outcome:
     """Until it ends, hangs, or was asked to stop and did. A worker that is still loading has nothing to save."""
     asked = hot = False
     next_sample = time.monotonic() + FIRST_SAMPLE_S
@@ -156,7 +181,9 @@ def _watch(job: Job, child: Child) -> Outcome:
         job.terms.on_look()
         if Beat.ITEM in beats:
             job.terms.on_step(last_step(job.run))
-        _stand_still(job, child, still=job.terms.stand_still() and not job.stop.count)
+        still = job.terms.stand_still() and not job.stop.count
+        _stand_still(job, child, still=still)
+        workers.tend(still=still)
         if child.hung:
             return child.end_hung()
         if job.stop.count and not asked:
@@ -166,7 +193,7 @@ def _watch(job: Job, child: Child) -> Outcome:
         if job.stop.count > 1 or (asked and not child.worked):
             child.kill()
         if time.monotonic() >= next_sample:
-            hot = _sample(job, child, hot)
+            hot = _sample(job, child, workers, hot)
             next_sample = time.monotonic() + SAMPLE_EVERY_S
     child.wait_beats(0)
     child.kill()
@@ -180,11 +207,12 @@ def _stand_still(job: Job, child: Child, *, still: bool) -> None:
         job.events.append("stands_still" if still else "goes_on")
 
 
-def _sample(job: Job, child: Child, was_hot: bool) -> bool:
+def _sample(job: Job, child: Child, workers: Workers, was_hot: bool) -> bool:
     """One line of telemetry; said once when a card begins to hold itself back: then steps take longer, no hang."""
     taken = sample(child.process.pid, job.run)
     hot = any_hot(taken.get("cards", ()))
-    job.events.append("sample", **taken)
+    beside = workers.sample()
+    job.events.append("sample", **taken, **({"workers": beside} if beside else {}))
     if hot and not was_hot:
         job.events.append("warning", text="a card is at its limit of heat or power: steps take longer")
     return hot

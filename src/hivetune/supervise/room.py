@@ -1,17 +1,39 @@
-"""A full disk is a pause: whether there is room again, and writes that wait until there is."""
+"""A full disk is a pause: is there room again, writes that wait until there is, a journal that never fails."""
 
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hivetune.base.disk import FULL_DISK
+from hivetune.base.journal import Journal
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.run.folder import EVENTS
-from hivetune.supervise.events import Events
 
 LOOK_S = 5.0
+
+
+class Events(Journal):
+    """The supervisor's journal, RUN/events.jsonl, which must never be the reason that a run ends.
+
+    On a full disk lines wait in memory, in their order, until there is room. Other errors of the disk are raised."""
+
+    def append(self, event: str, **fields: Any) -> dict[str, Any]:
+        try:
+            return super().append(event, **fields)
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            return {"event": event, **fields}
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
 
 
 def has_room(folder: Path, size_bytes: int) -> bool:

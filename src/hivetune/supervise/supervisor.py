@@ -32,7 +32,6 @@ from hivetune.run.standby import Standby
 from hivetune.run.status import hold_run, quarantined
 from hivetune.supervise.adopt import drift, last_rungs, open_failures, union
 from hivetune.supervise.attempt import Ended, Job, Terms, Told, newest_step, run_attempt, state_to_disk
-from hivetune.supervise.events import Events
 from hivetune.supervise.isolate import amend_plan, isolate, replay_in_children, within
 from hivetune.supervise.ladder import (
     RANK_MULTIPLE,
@@ -44,9 +43,10 @@ from hivetune.supervise.ladder import (
     void_rungs,
 )
 from hivetune.supervise.remember import remember_rungs, remembered_rungs
-from hivetune.supervise.room import LOOK_S, has_room
+from hivetune.supervise.room import LOOK_S, Events, has_room
 from hivetune.supervise.smaller import lower_rank, thin_out
 from hivetune.supervise.variables import worker_effects
+from hivetune.supervise.workers import devices_beside
 
 SMALLER = ("rank", "sample")
 # Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
@@ -281,7 +281,8 @@ class _Supervisor:
     def _told(self) -> Told:
         memory_bytes = int(self.machine.memory_bytes * self.config.supervise.memory_share)
         between_s = max(1.0, (time.monotonic() - self.started) / len(self.history)) if self.history else None
-        return Told(None if self._on_device() else memory_bytes, between_s)
+        devices = devices_beside(self.job.run, self.job.model, self.config, self.machine, self._device())
+        return Told(None if self._on_device() else memory_bytes // (1 + len(devices)), between_s, devices)
 
     def _bounds(self) -> Bounds:
         settings = self.config.supervise
@@ -307,9 +308,12 @@ class _Supervisor:
         return void_rungs(variables, changes.over(settled.over(as_started)))
 
     def _on_device(self) -> bool:
-        """Whether a card is in use: by the run's settled choices, before there are any by what is in the machine."""
+        return self._device() != "cpu"
+
+    def _device(self) -> str:
+        """By the run's settled choices, before there are any by what is in the machine."""
         device = read_resolved(self.job.run)[1].device or self.config.device
-        return bool(self.machine.cards) if device == "auto" else device.startswith("cuda")
+        return ("cuda" if self.machine.cards else "cpu") if device == "auto" else device
 
     def _stopped(self, result: Mapping[str, Any]) -> RunOutcome:
         number = self.job.stop.number or 15

@@ -13,7 +13,7 @@ from hivetune.errors import UsageError
 from hivetune.run.record import read_record
 
 # What says where or how carefully, not what: changing it does not make another run.
-NOT_IDENTITY = ("output", "report_to", "supervise", "eval", "gate", "cycle", "experts")
+NOT_IDENTITY = ("output", "report_to", "supervise", "eval", "gate", "cycle", "experts", "workers")
 
 
 def identity_of(config: RunConfig, snapshot: Snapshot, model: Path) -> dict[str, Any]:
@@ -28,6 +28,8 @@ def identity_hash(identity: Mapping[str, Any]) -> str:
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """The settings that make a run what it is."""
     settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in NOT_IDENTITY}
+    if config.workers is not None:  # with any number of them gradients are added as integers
+        settings["workers"] = "set"
     chunk_rows = config.supervise.chunk_rows  # the one of its section that changes the plan
     return settings if chunk_rows is None else {**settings, "supervise": {"chunk_rows": chunk_rows}}
 

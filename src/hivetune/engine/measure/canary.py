@@ -22,6 +22,8 @@ EXACT = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24,
 # A weight of 16 M values takes 0.15 s to make and check; a larger one is cut in its outputs.
 MOST_VALUES = 1 << 24
 EVERY_S = 600.0
+# Of the products that a run is tested with: as in a micro-batch, but no more than takes half a second on two cores.
+TOKENS = 512
 
 
 class CanaryFailed(HivetuneError):

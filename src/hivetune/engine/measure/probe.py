@@ -16,7 +16,7 @@ import torch
 
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.engine.device import complete, device_name, peak_memory_bytes, reset_peak_memory, start_with
+from hivetune.engine.device import complete, device_name, peak_memory_bytes, reset_peak_memory, start_with, with_threads
 from hivetune.engine.measure.agreement import check_documents, right_choices
 from hivetune.engine.measure.known import Measured, Point, conditions, document_of, known_probe
 from hivetune.engine.measure.rates import canary_rates, own_canary
@@ -61,7 +61,7 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     config, choices = read_resolved(run) if run else (parse_config(dict(task.config), "task"), task.choices)
     snapshot = open_snapshot(task.snapshot)
     plan = read_plan(run) if run else _plan_of(config, snapshot)
-    settled = complete(config.device, config.dtype, choices)
+    settled = complete(config.device, config.dtype, with_threads(config, choices))
     device, _ = start_with(settled)
     name = device_name(device)
     heartbeat.beat(Beat.PREPARING)

@@ -69,17 +69,20 @@ class LoraLinear(nn.Module):
 class GeneralModel:
     """A `LoraModel` (protocol.py) around a transformers module. `module` runs with the adapters in place.
 
-    Choices it reads: budget_tokens, halvings, recompute, token_multiple, rank_multiple as in fast/model.py; attention
-    is read where the module is loaded.
+    Choices it reads: budget_tokens, pack_tokens, halvings, recompute, token_multiple, rank_multiple as in
+    fast/model.py; attention is read where the module is loaded.
     """
 
     path: Literal["fast", "general"] = "general"
+    kernels = "transformers"
 
     def __init__(self, module: nn.Module, lora: LoraConfig, choices: Choices, why: str):
         self.module, self.why = module, why
         first = next(module.parameters())
         self.device, self.dtype = first.device, module.dtype
         self.budget_tokens = choices.budget_tokens or GENERAL_BUDGET_TOKENS
+        if choices.pack_tokens is not None:
+            self.budget_tokens = min(self.budget_tokens, choices.pack_tokens)
         self.halvings, self.multiple = choices.halvings or 0, choices.token_multiple or 1
         self._most_positions = getattr(module.config, "max_position_embeddings", None) or sys.maxsize
         self.adapted = find_linears(module, lora)
@@ -93,17 +96,20 @@ class GeneralModel:
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
+        for batch in self.micro_batches(documents):
+            total += self.backward_one([documents[i] for i in batch], scale)
+        return total
+
+    def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
         self.switch.training = True
         try:
-            for batch in self._micro_batches(documents):
-                nll_M = self._nll([documents[i] for i in batch])[0]
-                if nll_M.numel():
-                    nll = nll_M.sum()
-                    (nll * scale).backward()
-                    total += nll.detach()
+            nll_M = self._nll(documents)[0]
+            nll = nll_M.sum()
+            if nll_M.numel():
+                (nll * scale).backward()
+            return nll.detach()
         finally:
             self.switch.training = False
-        return total
 
     def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
         total = torch.zeros(2, dtype=self.master_N.dtype, device=self.device)
@@ -144,7 +150,7 @@ class GeneralModel:
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
         self.switch.on = adapter
         try:
-            for batch in self._micro_batches(documents):
+            for batch in self.micro_batches(documents):
                 nll_M, owner_M = self._nll([documents[i] for i in batch])
                 sums_B.index_add_(0, torch.tensor(batch, device=self.device)[owner_M], nll_M.to(sums_B.dtype))
         finally:
@@ -199,7 +205,7 @@ class GeneralModel:
         inputs = -(-(length - 1) // self.multiple) * self.multiple
         return 1 + max(length - 1, min(inputs, self._most_positions))
 
-    def _micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
+    def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
         """Document numbers, longest first, as many as fit the budget when padded; a longer document alone."""
         order = sorted(range(len(documents)), key=lambda i: (-len(documents[i].tokens_L), i))
         batches: list[list[int]] = []

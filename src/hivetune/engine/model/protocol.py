@@ -41,6 +41,8 @@ class LoraModel(Protocol):
     path: Literal["fast", "general"]
     why: str
     """Why the general path runs; empty on the fast path."""
+    kernels: str
+    """Which ones compute: their roundings differ."""
     device: torch.device
     dtype: torch.dtype
     master_N: Tensor
@@ -64,6 +66,14 @@ class LoraModel(Protocol):
 
         Returns [2] on `device`: the sum of nll over the trained tokens of good rows, and the loss of the bad ones.
         """
+        ...
+
+    def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
+        """The micro-batches of `backward` as numbers of documents: a function of their contents and the choices."""
+        ...
+
+    def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
+        """`backward` of these as one micro-batch, whatever the budget."""
         ...
 
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:

@@ -3,7 +3,6 @@
 The supervisor starts this module in a child and watches it (docs/design.md shows the way from the command to here).
 """
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,10 @@ from typing import Any
 
 import torch
 
+from hivetune.engine.exchange.coordinator import WorkerWrong
+from hivetune.engine.exchange.ranks import read_ranks
 from hivetune.engine.model.protocol import Document
+from hivetune.engine.train.crew import serve_as_rank
 from hivetune.engine.train.feed import Feed, read_documents
 from hivetune.engine.train.optimizer import clip_, learning_rate
 from hivetune.engine.train.session import (
@@ -41,6 +43,9 @@ FLOAT16_LOSS_SCALE = 1024.0
 
 
 def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
+    ranks = read_ranks()
+    if ranks.rank:
+        return serve_as_rank(task, ranks, heartbeat)
     session = open_session(task, heartbeat)
     progress = restore(session)
     test_numbers(session, progress.step)
@@ -58,69 +63,78 @@ def read_step(session: Session, step: int) -> list[Document]:
 
 def train(session: Session, progress: LoopState, feed: Feed) -> LoopState:
     """Optimizer steps until the plan ends, validation gains no more, or a stop is asked for."""
-    while progress.step < session.num_steps and not progress.stopped_early:
-        started = time.perf_counter()
-        documents = feed.take(progress.step)
-        step = session.plan.steps[progress.step]
-        rate = learning_rate(session.config, progress.step, session.num_steps)
-        loss, bad_loss, norm, stop = measure_step(session, progress.step, documents, step.trained_tokens)
-        problem = step_problem(loss + (bad_loss or 0.0), norm) if step.trained_tokens else None
-        if problem is not None:
-            quarantine(session, progress, documents, problem)
+    stop = False
+    while progress.step < session.num_steps and not progress.stopped_early and not stop:
+        try:
+            progress, stop = make_step(session, progress, feed)
+        except WorkerWrong as error:
+            progress = go_back(session, error)
             feed.forget()
-            continue
-        history, spike = progress.history, None
-        if step.trained_tokens:
-            clip_(session.model.grad_N, norm, session.config.clip)
-            session.optimizer.update(session.model.grad_N, rate=rate, number=progress.updates + 1)
-            history, spike = progress.history.after(progress.step, loss)
-        if spike is not None:
-            progress = roll_back(session, spike)
-            feed.forget()
-            continue
-        updates = progress.updates + (step.trained_tokens > 0)
-        progress = replace(progress, step=progress.step + 1, updates=updates, history=history)
-        numbers: dict[str, float | None] = {"loss": loss, "grad_norm": norm}
-        if bad_loss is not None:
-            numbers["bad_loss"] = bad_loss
-        if not step.trained_tokens:
-            numbers = dict.fromkeys(numbers)
-        tokens = {"tokens": sum(len(d.tokens_L) for d in documents), "trained_tokens": step.trained_tokens}
-        journal(session, "step", step=progress.step, **numbers, lr=rate, **tokens, rows=len(documents), started=started)
-        session.heartbeat.beat(Beat.ITEM)
-        progress = pause(session, progress)
-        if stop:
-            break
-        test_numbers(session, progress.step)
-        measure_rate(session, progress.step)
-        save_when_due(session, progress)
     return progress
 
 
-def measure_step(
-    session: Session, step: int, documents: Sequence[Document], trained_tokens: int
-) -> tuple[float, float | None, float, bool]:
-    """Mean loss of the good rows, that of bad answers (None outside of stage 2), gradient norm and whether any process
-    was asked to stop; the gradient is in `grad_N`.
+def make_step(session: Session, progress: LoopState, feed: Feed) -> tuple[LoopState, bool]:
+    """One step with what belongs to it, and whether to stop now; the same step is to be made again after a quarantine
+    or a rollback. Raises WorkerWrong."""
+    started = time.perf_counter()
+    documents = feed.take(progress.step)
+    step = session.plan.steps[progress.step]
+    rate = learning_rate(session.config, progress.step, session.num_steps)
+    loss, bad_loss, norm, grid = measure_step(session, progress, documents, step.trained_tokens)
+    stop = session.heartbeat.stop_requested
+    problem = step_problem(loss + (bad_loss or 0.0), norm) if step.trained_tokens else None
+    if problem is not None:
+        quarantine(session, progress, documents, problem)
+        feed.forget()
+        return progress, False
+    history, spike = progress.history, None
+    if step.trained_tokens:
+        clip_(session.model.grad_N, norm, session.config.clip)
+        session.optimizer.update(session.model.grad_N, rate=rate, number=progress.updates + 1)
+        history, spike = progress.history.after(progress.step, loss)
+    if spike is not None:
+        feed.forget()
+        return roll_back(session, spike), False
+    updates = progress.updates + (step.trained_tokens > 0)
+    progress = replace(progress, step=progress.step + 1, updates=updates, history=history, grid=grid)
+    numbers: dict[str, float | None] = {"loss": loss, "grad_norm": norm}
+    if bad_loss is not None:
+        numbers["bad_loss"] = bad_loss
+    if not step.trained_tokens:
+        numbers = dict.fromkeys(numbers)
+    tokens = {"tokens": sum(len(d.tokens_L) for d in documents), "trained_tokens": step.trained_tokens}
+    journal(session, "step", step=progress.step, **numbers, lr=rate, **tokens, rows=len(documents), started=started)
+    session.heartbeat.beat(Beat.ITEM)
+    progress = pause(session, progress)
+    if not stop:
+        test_numbers(session, progress.step)
+        measure_rate(session, progress.step)
+        save_when_due(session, progress)
+    return progress, stop
 
-    Reading these numbers is the only time in a step that the host waits for the device.
+
+def measure_step(
+    session: Session, progress: LoopState, documents: Sequence[Document], trained_tokens: int
+) -> tuple[float, float | None, float, int]:
+    """Mean loss of good rows, that of bad answers (None outside of stage 2), gradient norm, and the grid of the next
+    step's integers; the gradient is in `grad_N`.
+
+    Reading these numbers is the only time in a step that the host waits for the device. Raises WorkerWrong.
     """
     model, stage2 = session.model, session.stage2
     loss_scale = FLOAT16_LOSS_SCALE if model.dtype == torch.float16 else 1.0
-    torch.manual_seed(_seed(session.config.seed, step))  # dropout; so that resuming is "go to step i"
-    model.grad_N.zero_()
-    mine, scale = session.world.share(documents), loss_scale / max(1, trained_tokens)
-    if stage2 is None:
-        losses = model.backward(mine, scale)[None]
-    else:
-        losses = model.backward_judged(mine, scale, stage2.beta)
-    session.world.sum_(model.grad_N)
+    summed = session.exchange.backward(
+        documents,
+        progress.step,
+        scale=loss_scale / max(1, trained_tokens),
+        exponent=progress.grid,
+        beta=None if stage2 is None else stage2.beta,
+    )
     model.grad_N.div_(loss_scale)
-    stop = torch.tensor(float(session.heartbeat.stop_requested), dtype=torch.float64, device=model.device)
-    sums = session.world.sum_(torch.cat([losses.to(torch.float64) / max(1, trained_tokens), stop[None]]))
     norm = torch.linalg.vector_norm(model.grad_N, dtype=torch.float64)
-    loss, *bad_loss, stops, norm_value = torch.cat([sums, norm[None]]).tolist()
-    return loss, (bad_loss[0] if bad_loss else None), norm_value, stops > 0
+    losses = summed.losses.to(torch.float64) / max(1, trained_tokens)
+    loss, *bad_loss, norm_value = torch.cat([losses, norm[None]]).tolist()
+    return loss, (bad_loss[0] if bad_loss else None), norm_value, summed.exponent
 
 
 def pause(session: Session, progress: LoopState) -> LoopState:
@@ -190,8 +204,7 @@ def quarantine(session: Session, progress: LoopState, documents: Sequence[Docume
         )
     if bad.rows and len(bad.rows) < max(2, len(documents)):
         amendment = Amendment(step, bad.rows, f"{problem} at step {step}, with this row alone too")
-        if session.world.writes:
-            append_amendment(session.folder, amendment)
+        append_amendment(session.folder, amendment)
         session.plan = session.plan.amended(amendment)
         journal(session, "quarantined", step=step, rows=list(bad.rows), reason=amendment.reason)
         return
@@ -211,20 +224,22 @@ def roll_back(session: Session, spike: Spike) -> LoopState:
     after_spike(spike, sum(amendment.until_step is not None for amendment in session.plan.amendments))
     rows = sorted({row for step in range(spike.first, spike.last + 1) for row in session.plan.steps[step].rows})
     amendment = Amendment(spike.first, tuple(rows), spike.reason, spike.last + 1)
-    if session.world.writes:
-        session.saver.forget()
-        checkpoints.distrust_after(session.folder, spike.back_to)
-        append_amendment(session.folder, amendment)  # last: killed before it, the run meets the same spike again
+    session.saver.forget()
+    checkpoints.distrust_after(session.folder, spike.back_to)
+    append_amendment(session.folder, amendment)  # last: killed before it, the run meets the same spike again
     session.plan = session.plan.amended(amendment)
     progress = restore(session)
     journal(session, "rolled_back", step=progress.step, rows=rows, reason=spike.reason)
     return progress
 
 
-def _seed(seed: int, step: int) -> int:
-    """The same in every process: the fast path's masks are the rows' own, whoever computes them."""
-    digest = hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")
+def go_back(session: Session, error: WorkerWrong) -> LoopState:
+    """To the newest state from before the steps that a wrong worker had a part in; they are repeated without it."""
+    session.saver.forget()
+    doubtful = checkpoints.distrust_after(session.folder, error.good)
+    progress = restore(session)
+    journal(session, "distrusted", step=progress.step, checkpoints=doubtful, reason=error.message)
+    return progress
 
 
 if __name__ == "__main__":

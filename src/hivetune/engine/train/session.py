@@ -20,6 +20,9 @@ from hivetune.base.journal import Journal, read_journal
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import cap_memory, peak_memory_bytes, settle, start_with, with_changes
+from hivetune.engine.exchange.exchange import Exchange
+from hivetune.engine.exchange.grid import FIRST_EXPONENT
+from hivetune.engine.exchange.ranks import read_ranks
 from hivetune.engine.measure import canary
 from hivetune.engine.measure.probe import compare_with_prediction, is_measured
 from hivetune.engine.measure.rates import own_canary
@@ -27,12 +30,12 @@ from hivetune.engine.model.adapter import begin, fill, is_as_begun, same_views, 
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel
 from hivetune.engine.train.checkpoint import TrainState, load, load_newest_good
+from hivetune.engine.train.crew import open_exchange, with_packs
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.engine.train.saver import Saver
 from hivetune.engine.train.stage2 import LEAST_GUARDS, Stage2, open_stage2
 from hivetune.engine.train.validation import Scored, choose_sample, score_rows
 from hivetune.engine.train.watch import LossHistory
-from hivetune.engine.train.world import World, join_world
 from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.plan.steps import Plan, read_plan
@@ -40,13 +43,11 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 from hivetune.run.choices import read_resolved
-from hivetune.run.folder import METRICS
+from hivetune.run.folder import METRICS, ROW_LOSSES
 from hivetune.run.standby import Standby
 
 VALIDATIONS = 10
 STAGE2_VALIDATIONS = 5
-# Tokens of the test products: as in a micro-batch, but no more than takes half a second on two cores.
-CANARY_TOKENS = 512
 
 
 class StepNotFinite(HivetuneError):
@@ -59,7 +60,8 @@ class BaseNotFinite(StepNotFinite):
 
 @dataclass(frozen=True)
 class LoopState:
-    """All that the loop knows after `step` optimizer steps; travels in every checkpoint."""
+    """All that the loop knows after `step` optimizer steps; travels in every checkpoint. `grid`: of the next step's
+    integers, where workers add them."""
 
     step: int = 0
     updates: int = 0
@@ -69,6 +71,7 @@ class LoopState:
     start_loss: float | None = None
     """Of the validation rows before the first step; measured in stage 2 only."""
     history: LossHistory = field(default_factory=LossHistory)
+    grid: int = FIRST_EXPONENT
 
 
 @dataclass
@@ -85,7 +88,8 @@ class Session:
     optimizer: AdamW
     saver: Saver
     metrics: Journal
-    world: World
+    row_losses: Journal
+    exchange: Exchange
     heartbeat: Heartbeat
     validation_rows: Sequence[int]
     sample_rows: Sequence[int]
@@ -115,16 +119,14 @@ class Session:
 def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     """Everything a run needs. Raises UsageError when plan, snapshot and checkpoints do not belong together."""
     folder = task.run
-    world = join_world()
     config, choices = read_resolved(folder)
     heartbeat.beat(Beat.PREPARING)
-    choices = with_changes(config, settle(folder, config, choices, write=world.writes), task.changes)
     plan = read_plan(folder)
     snapshot = open_snapshot(task.snapshot)
     if snapshot.hash != plan.snapshot_hash:
         raise UsageError(f"{folder}: its plan was made for other data", hint="train into another folder")
+    choices = with_changes(config, with_packs(folder, config, settle(folder, config, choices), snapshot), task.changes)
     device, dtype = start_with(choices)
-    device = world.place(device)
     cap_memory(device, config.supervise.memory_share)
     model = load_model(
         task.model,
@@ -136,6 +138,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     )
     stage2 = config.learn.stage == 2
     held_out = snapshot.good_rows("validation", LEAST_GUARDS) if stage2 else snapshot.rows("validation")
+    metrics = Journal(folder / METRICS)
     return Session(
         folder=folder,
         model_folder=task.model,
@@ -146,12 +149,13 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         optimizer=AdamW(model.master_N, weight_decay=config.weight_decay),
         saver=Saver(
             folder,
-            standby=Standby(task.standby) if task.standby and world.writes else None,
+            standby=Standby(task.standby) if task.standby and read_ranks().size == 1 else None,
             every_s=config.supervise.checkpoint_every_s,
             mean_time_between_faults_s=task.mean_time_between_faults_s or checkpoints.MEAN_TIME_BETWEEN_FAULTS_S,
         ),
-        metrics=Journal(folder / METRICS),
-        world=world,
+        metrics=metrics,
+        row_losses=Journal(folder / ROW_LOSSES),
+        exchange=open_exchange(task, config, choices, model, metrics),
         heartbeat=heartbeat,
         validation_rows=held_out,
         sample_rows=held_out if stage2 else choose_sample(snapshot, held_out, config.validate_rows),
@@ -169,7 +173,6 @@ def restore(session: Session) -> LoopState:
             session.snapshot,
             session.model,
             session.heartbeat,
-            write=session.world.writes,
         )
     session.optimizer.exp_avg_N.zero_()
     session.optimizer.exp_avg_sq_N.zero_()
@@ -194,8 +197,8 @@ def restore(session: Session) -> LoopState:
         progress = LoopState(
             step=state.step, best=None if state.best is None else dict(state.best), history=history, **loop
         )
-    if session.world.writes:
-        _keep_metrics(session, progress.step)
+    session.metrics = _kept(session.metrics, session.folder / METRICS, progress.step)
+    session.row_losses = _kept(session.row_losses, session.folder / ROW_LOSSES, progress.step)
     for problem in problems:
         journal(session, "problem", step=progress.step, text=problem)
     # The supervisor reads from it which step a worker died in, and which path it took.
@@ -207,9 +210,11 @@ def score_held_out(session: Session, step: int, rows: Sequence[int], event: str 
     """Validation rows by the adapter that the model has; journaled. Raises StepNotFinite when no loss is finite."""
     started, of = time.perf_counter(), len(session.validation_rows)
     beat = functools.partial(session.heartbeat.beat, Beat.VALIDATING)
-    scored = score_rows(session.model, session.snapshot, session.world, rows, of, beat)
+    score = functools.partial(session.exchange.nll, step=step)
+    scored, nll = score_rows(score, session.snapshot, rows, of, beat)
     if scored is None:
         raise StepNotFinite(f"step {step}: the loss of every validation row is not finite")
+    session.row_losses.append(event, step=step, rows=list(nll), nll=[round(value, 6) for value in nll.values()])
     journal(session, event, step=step, started=started, **asdict(scored))
     return scored
 
@@ -221,7 +226,7 @@ def test_numbers(session: Session, step: int, *, every_s: float = canary.EVERY_S
     """
     if time.monotonic() - session.numbers_tested < every_s:
         return
-    products = canary.shapes_of(session.model.adapter, CANARY_TOKENS)
+    products = canary.shapes_of(session.model.adapter, canary.TOKENS)
     seconds = canary.must_pass(products, dtype=session.model.dtype, device=session.model.device)
     session.numbers_tested = time.monotonic()
     journal(session, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
@@ -237,23 +242,19 @@ def measure_rate(session: Session, step: int) -> None:
 
 def save_when_due(session: Session, progress: LoopState) -> None:
     """Begin a save if the time has come; what was written since is journaled."""
-    if session.world.writes:
-        session.saver.after_step(lambda: _state(session, progress))
-        _journal_saves(session, progress.step)
+    session.saver.after_step(lambda: _state(session, progress))
+    _journal_saves(session, progress.step)
 
 
 def save_now(session: Session, progress: LoopState) -> None:
     """On disk when this returns. Raises OSError: what must not be lost can't be kept."""
-    if session.world.writes:
-        session.heartbeat.beat(Beat.SAVING)
-        session.saver.save(_state(session, progress))
-        _journal_saves(session, progress.step)
+    session.heartbeat.beat(Beat.SAVING)
+    session.saver.save(_state(session, progress))
+    _journal_saves(session, progress.step)
 
 
 def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
-    """One line of metrics.jsonl, by process 0; `started` (of perf_counter) becomes `seconds`."""
-    if not session.world.writes:
-        return
+    """One line of metrics.jsonl; `started` (of perf_counter) becomes `seconds`."""
     if started is not None:
         fields["seconds"] = round(time.perf_counter() - started, 6)
     session.metrics.append(event, **fields)
@@ -283,13 +284,14 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
             except (OSError, ValueError) as error:
                 text = f"the best step can't be read, the last is kept: {error}"
                 journal(session, "problem", step=progress.step, text=text)
-        if session.world.writes:
-            base, revision = base_name(session.model_folder)
-            write_adapter(session.folder, adapter, session.config.lora, base, revision)
+        base, revision = base_name(session.model_folder)
+        write_adapter(session.folder, adapter, session.config.lora, base, revision)
     held_out = None
     if done and len(session.sample_rows) < len(session.validation_rows):
         fill(session.model.adapter, dict(adapter), "the adapter that is kept")
         held_out = score_held_out(session, adapter_step, session.validation_rows, "held_out")
+    session.exchange.close()
+    session.row_losses.close()
     session.metrics.close()
     metrics = list(read_journal(session.folder / METRICS))
     return {
@@ -330,7 +332,10 @@ def _state(session: Session, progress: LoopState) -> TrainState:
     return TrainState(
         step=progress.step,
         **{kind: same_views(flat_N, session.model.adapter) for kind, flat_N in flat.items()},
-        rng={"rule": "each step seeds torch with blake2b(seed/step)", "seed": str(session.config.seed)},
+        rng={
+            "rule": "a step, or each pack of it, seeds torch with blake2b(seed/step[/pack])",
+            "seed": str(session.config.seed),
+        },
         schedule={"kind": session.config.lr_schedule, "steps": session.num_steps},
         best=progress.best,
         plan_sha256=session.plan.sha256,
@@ -357,15 +362,15 @@ def _journal_saves(session: Session, step: int) -> None:
         )
 
 
-def _keep_metrics(session: Session, step: int) -> None:
-    """Take back what was measured after `step`: those steps are made again."""
-    path = session.folder / METRICS
+def _kept(journal: Journal, path: Path, step: int) -> Journal:
+    """Take back what was measured after `step`: those steps are made again. The journal to go on with."""
     entries = list(read_journal(path))
     kept = [entry for entry in entries if entry.get("step", 0) <= step]
-    if len(kept) < len(entries):
-        session.metrics.close()
-        write_atomic(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept).encode())
-        session.metrics = Journal(path)
+    if len(kept) == len(entries):
+        return journal
+    journal.close()
+    write_atomic(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept).encode())
+    return Journal(path)
 
 
 def base_name(model_folder: Path) -> tuple[str, str | None]:

@@ -66,7 +66,7 @@ class Stage2:
 
 
 def open_stage2(
-    folder: Path, config: RunConfig, plan: Plan, snapshot: Snapshot, model: LoraModel, heartbeat: _Beats, *, write: bool
+    folder: Path, config: RunConfig, plan: Plan, snapshot: Snapshot, model: LoraModel, heartbeat: _Beats
 ) -> Stage2:
     """`model` holds the adapter that the run begins with. The reference is read where it was measured in this dtype."""
     better = {one.row: one.better for one in snapshot.bad_rows()}
@@ -76,8 +76,7 @@ def open_stage2(
     known = read_sealed(folder / REFERENCE) if (folder / REFERENCE).exists() else {}
     if known.get("dtype") != dtype or len(known["nll"]) != len(rows):
         known = {"schema": 1, "dtype": dtype, "nll": _measure(model, snapshot, rows, heartbeat)}
-        if write:
-            write_sealed(folder / REFERENCE, known)
+        write_sealed(folder / REFERENCE, known)
     # A number that is not finite makes the step so, and the search for its cause names the row.
     reference = {int(row): math.nan if nll is None else float(nll) for row, nll in known["nll"].items()}
     return Stage2(better, reference, config.learn.weight, config.learn.beta)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from hivetune.data.snapshot import Snapshot
-from hivetune.engine.model.protocol import LoraModel
+from hivetune.engine.model.protocol import Document
 from hivetune.engine.train.feed import read_documents
-from hivetune.engine.train.world import World
 from hivetune.plan.sample import spread_sample
 
 # Scored together: their prefixes are shared, and the supervisor hears of it.
@@ -39,30 +38,37 @@ def choose_sample(snapshot: Snapshot, rows: Sequence[int], most: int) -> list[in
 
 
 def score_rows(
-    model: LoraModel, snapshot: Snapshot, world: World, rows: Sequence[int], of: int, heard: Callable[[], None]
-) -> Scored | None:
-    """None where no loss is finite. `of`: how many rows these stand for; `heard` is called before each part.
+    score: Callable[[list[Document]], list[float]],
+    snapshot: Snapshot,
+    rows: Sequence[int],
+    of: int,
+    heard: Callable[[], None],
+) -> tuple[Scored | None, dict[int, float]]:
+    """None where no loss is finite; and the nll of each row that has one.
 
+    `score`: nll of each document. `of`: how many rows these stand for; `heard` is called before each part.
     The error is that of a ratio of two sums over a simple sample (Cochran, chapter 6), without replacement; that the
     sample is spread over kinds makes it smaller than told.
     """
     sums = torch.zeros(6, dtype=torch.float64)
     left_out: list[int] = []
+    found: dict[int, float] = {}
     ordered = sorted(rows, key=lambda row: snapshot.tokens(row).tobytes())  # what shares a prefix is scored together
     for start in range(0, len(ordered), VALIDATION_DOCUMENTS):
         heard()
-        documents = world.share(read_documents(snapshot, ordered[start:][:VALIDATION_DOCUMENTS]))
-        for document, nll in zip(documents, model.nll(documents).tolist(), strict=True):
+        documents = read_documents(snapshot, ordered[start:][:VALIDATION_DOCUMENTS])
+        for document, nll in zip(documents, score(documents), strict=True):
             tokens = float(document.trained_L.sum())
             if math.isfinite(nll):
+                found[document.row] = nll
                 sums += torch.tensor([1, nll, tokens, nll * nll, nll * tokens, tokens * tokens], dtype=torch.float64)
             else:
                 left_out.append(document.row)
-    count, nll_sum, tokens_sum, squares, crossed, tokens_squares = world.sum_(sums).tolist()
+    count, nll_sum, tokens_sum, squares, crossed, tokens_squares = sums.tolist()
     if tokens_sum == 0:
-        return None
+        return None, found
     loss = nll_sum / tokens_sum
     spread = max(0.0, squares - 2 * loss * crossed + loss * loss * tokens_squares) / max(1.0, count - 1)
     missing = max(0.0, 1 - count / max(of, 1))
     error = math.sqrt(missing * spread / count) * count / tokens_sum
-    return Scored(loss, error, int(tokens_sum), int(count), of, tuple(left_out))
+    return Scored(loss, error, int(tokens_sum), int(count), of, tuple(left_out)), found

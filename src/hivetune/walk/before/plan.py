@@ -3,13 +3,13 @@
 import glob
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hivetune.config import DataConfig, RunConfig
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.machine.inventory import read_machine
+from hivetune.machine.inventory import CORES_A_WORKER, read_machine
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
@@ -28,9 +28,11 @@ from hivetune.plan.choose import (
     what_would_fit,
 )
 from hivetune.plan.device import Device, device_of_card, device_of_machine
+from hivetune.plan.layout import pack_tokens
 from hivetune.plan.memory import TrainingSetup, adapters_of, disk_bytes
 from hivetune.plan.speed import probe_key, read_probe
 from hivetune.plan.stage2 import BAD_SHARE
+from hivetune.plan.worth import Worth, worth_of
 
 BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
@@ -51,6 +53,21 @@ class Planned:
     options: Sequence[Option]
     disk_bytes_per_s: float = DISK_BYTES_PER_S
     """Measured by the doctor, else assumed."""
+    cards: int = 0
+
+    @property
+    def worth(self) -> Worth | None:
+        """What the workers of the config are worth; None without the setting."""
+        number, choice = self.config.workers, self.choice
+        if number is None or choice is None:
+            return None
+        on_cpu = self.device.kind == "cpu"
+        most = CORES_A_WORKER if on_cpu else max(1, self.cards)
+        lengths = self.work.lengths
+        aim = pack_tokens(sum(lengths), len(lengths), len(lengths), "cpu" if on_cpu else "cuda")
+        packs = max(math.ceil(sum(lengths) / aim), math.ceil(choice.micro_batches))
+        workers = most if number == "auto" else number
+        return worth_of(workers, packs, choice.step_s, self.setup.adapter_parameters)
 
 
 def plan_run(
@@ -93,7 +110,8 @@ def plan_run(
     own = Case(config.model, architecture, config.max_length, config.lora.r, precision_of(setup))
     options = what_would_fit(own, device, work, compared(config.model, device), memory_share=share)
     disk_bytes_per_s = profile.other_rates.get("disk", {}).get("write", DISK_BYTES_PER_S)
-    return Planned(config, architecture, device, work, setup, choice, why_not, options, disk_bytes_per_s)
+    cards = len(machine.cards)
+    return Planned(config, architecture, device, work, setup, choice, why_not, options, disk_bytes_per_s, cards)
 
 
 def find_architecture(name: str) -> Architecture:
@@ -185,5 +203,6 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "step_s": choice.step_s,
         "hours": hours,
         "hours_range": [hours * (1 - choice.error), hours * (1 + choice.error)],
+        "workers": None if planned.worth is None else asdict(planned.worth),
         "power_loss_s": power_loss_s(choice.setup, choice.step_s, every_s, disk_bytes_per_s=planned.disk_bytes_per_s),
     }

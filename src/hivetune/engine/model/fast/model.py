@@ -54,12 +54,13 @@ class JudgedBatch(NamedTuple):
 class FastModel:
     """A `LoraModel` (engine/model/protocol.py).
 
-    Choices it reads: budget_tokens (tokens of a micro-batch), halvings (of each micro-batch), recompute (layers whose
-    inner state is recomputed in the backward pass), share_prefixes, token_multiple, chunk_rows (logit rows of a
-    chunk), kernels (native or torch; default: native where they can be built), attention (eager: no fused kernel),
-    rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no library for
-    them). The attribute `kernels` says which run, and why if it is the plain ones; `attention` says why attention is
-    on a slow path, or is empty. Raises NotFast for a model that the fast path does not compute exactly.
+    Choices it reads: budget_tokens (tokens of a micro-batch), pack_tokens (what it aims at where there are workers),
+    halvings (of each), recompute (layers whose inner state is recomputed in the backward pass), share_prefixes,
+    token_multiple, chunk_rows (logit rows of a chunk), kernels (native or torch; default: native where they can be
+    built), attention (eager: no fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros
+    to it; the native ones call no library for them). The attribute `kernels` says which run, and why if it is the
+    plain ones; `attention` says why attention is on a slow path, or is empty. Raises NotFast for a model that the
+    fast path does not compute exactly.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -85,6 +86,7 @@ class FastModel:
         self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
         self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
         self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
+        self.pack_tokens = choices.pack_tokens
         self.halvings = choices.halvings or 0
         self.recompute = min(choices.recompute or 0, len(self.spec.layers))
         self.multiple = choices.token_multiple or token_multiple(device.type, str(dtype).removeprefix("torch."))
@@ -107,9 +109,14 @@ class FastModel:
         """The micro-batches of a step, laid out and copied to the device one by one: all that the host does of it."""
         rows = _rows(documents)
         draw = self._draw()
-        for batch in halved(split_documents(rows, self.budget_tokens, share=self.share_prefixes), self.halvings):
-            layout = make_layout([rows[index] for index in batch], share=self.share_prefixes, multiple=self.multiple)
-            yield self._batch(layout, draw)
+        for batch in self._split(rows):
+            yield self._laid_out([rows[index] for index in batch], draw)
+
+    def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
+        return self._split(_rows(documents))
+
+    def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
+        return self.compute([self._laid_out(_rows(documents), self._draw())], scale)
 
     @torch.no_grad()
     def compute(self, batches: Iterable[LayerBatch], scale: float) -> Tensor:
@@ -181,6 +188,15 @@ class FastModel:
         logits_TV = y_TD @ self.weights.head_VD.t()
         cap = self.spec.logit_softcap
         return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
+
+    def _split(self, rows: Sequence[TrimmedDocument]) -> list[list[int]]:
+        batches = split_documents(
+            rows, self.budget_tokens, share=self.share_prefixes, aim_tokens=self.pack_tokens or self.budget_tokens
+        )
+        return halved(batches, self.halvings)
+
+    def _laid_out(self, rows: Sequence[TrimmedDocument], draw: int | None) -> LayerBatch:
+        return self._batch(make_layout(rows, share=self.share_prefixes, multiple=self.multiple), draw)
 
     def _forward_backward(self, walk: Walk, weigh: Weigh | None = None) -> Tensor:
         x_TD, delta_TD = self._embed(walk), None

@@ -1,0 +1,62 @@
+"""Who may compute for a run: a worker of the same model and packages, whose kernels round alike.
+
+Equal bits hold within one class of (kernels, instruction set, torch, precision, threads). A worker of another class on
+this machine is a mistake and is refused. One of another machine is what a cluster of mixed cards is made of: it is
+admitted, and the run's journal says that equality is up to rounding from then on.
+"""
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hivetune import __version__
+from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.engine.model.protocol import LoraModel
+
+
+def hello(number: int, model_folder: Path) -> dict[str, Any]:
+    """What a worker says of itself before it has loaded anything."""
+    return {
+        "kind": "hello",
+        "worker": number,
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "hivetune": __version__,
+        "model": sha256_file(model_folder / MANIFEST),
+    }
+
+
+def objection(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Why a worker can't compute for this run, "" where it can. Both as `hello`."""
+    if theirs.get("hivetune") != mine["hivetune"]:
+        return f"it is hivetune {theirs.get('hivetune')}, this run is of {mine['hivetune']}"
+    if theirs.get("model") != mine["model"]:
+        return "its model has other bytes; prepare the model there again: hivetune fetch"
+    if not isinstance(theirs.get("worker"), int):
+        return "it has no number"
+    return ""
+
+
+def class_of(model: LoraModel) -> dict[str, Any]:
+    """What decides how numbers are rounded."""
+    on_card = model.device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "path": model.path,
+        "kernels": model.kernels,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "processor": torch.cuda.get_device_name(model.device) if on_card else torch.backends.cpu.get_cpu_capability(),
+        "threads": 0 if on_card else torch.get_num_threads(),
+        "weights": model.master_N.numel(),
+    }
+
+
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """In words, "" where the classes are equal."""
+    return ", ".join(
+        f"{name} {theirs.get(name)} instead of {mine[name]}" for name in mine if mine[name] != theirs.get(name)
+    )

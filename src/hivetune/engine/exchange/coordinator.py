@@ -1,0 +1,261 @@
+"""The run's own process with workers beside it: it hands out packs, computes some itself, and adds what comes back.
+
+One thread a worker speaks with it; a worker that dies is noticed by its socket at once, one that hangs by its packs
+being late (handout.py). Nothing of a round depends on who took part in it. A worker joins whenever it comes.
+
+Shapes: N adapter weights.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hivetune.engine.exchange import wire
+from hivetune.engine.exchange.admission import differences, objection
+from hivetune.engine.exchange.handout import Handout, Paces
+from hivetune.engine.exchange.pack import is_checked
+from hivetune.engine.exchange.work import (
+    Figures,
+    Gradient,
+    Work,
+    WorkResult,
+    compute,
+    cost_of,
+    read_result,
+    work_message,
+)
+from hivetune.engine.measure.canary import CanaryFailed
+from hivetune.engine.model.protocol import LoraModel
+from hivetune.errors import HivetuneError
+from hivetune.process.protocol import Meeting
+
+OWN = 0
+"""The number of this process among the workers."""
+# Between two looks for late packs, where nothing else happens.
+LATE_LOOK_S = 0.05
+CLOSE_S = 2.0
+
+
+class WorkerWrong(HivetuneError):
+    """A worker computed wrong numbers. What it did since step `good` is doubtful."""
+
+    def __init__(self, worker: int, good: int, why: str):
+        super().__init__(f"worker {worker} computes wrong numbers: {why}", hint="test its card: hivetune doctor")
+        self.worker, self.good = worker, good
+
+
+@dataclass
+class _Round:
+    """The work of one call of `run`. `number` tells it from every other one."""
+
+    number: int
+    step: int
+    works: Sequence[Work]
+    handout: Handout
+    weights: memoryview
+    sum_N: Tensor
+    figures: dict[int, Figures]
+
+
+class Coordinator:
+    """A `Crew` of this process and of all workers that come to `meeting`.
+
+    `welcome`: what a worker needs to load the same model; `mine`: `hello` of this process; `kernels`: its class.
+    `tell(event, fields)` is called by the thread that calls `run`. Call `close` in the end.
+    """
+
+    def __init__(
+        self,
+        model: LoraModel,
+        meeting: Meeting,
+        *,
+        mine: Mapping[str, Any],
+        kernels: Mapping[str, Any],
+        welcome: Mapping[str, Any],
+        tell: Callable[[str, dict[str, Any]], None],
+    ):
+        self._model, self._meeting, self._tell = model, meeting, tell
+        self._mine, self._kernels, self._welcome = mine, kernels, welcome
+        self._changed = threading.Condition()
+        self._peers: dict[int, socket.socket] = {}
+        self._dismissed: dict[int, str] = {}
+        self._accused: list[int] = []
+        self._good: dict[int, int] = {}
+        self._untold: list[tuple[str, dict[str, Any]]] = []
+        self._paces = Paces()
+        self._round: _Round | None = None
+        self._rounds = 0
+        self._step = 0
+        self._closed = False
+        self._listener = wire.open_listener(meeting.address)
+        threading.Thread(target=self._listen, name="listener", daemon=True).start()
+
+    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[Figures]:
+        """Raises WorkerWrong when a comparison shows one, CanaryFailed when it is this process or nobody can tell."""
+        current = self._begin(works, step, sum_N)
+        while (taken := self._next(OWN, current)) is not None:
+            _, number = taken
+            self._give(OWN, current, number, compute(self._model, works[number]))
+        with self._changed:
+            self._round = None
+            untold, self._untold = self._untold, []
+        for event, fields in untold:
+            self._tell(event, fields)
+        if current.handout.again:
+            self._tell("packs_again", {"step": step, "packs": current.handout.again})
+        self._judge(current)
+        return [current.figures[number] for number in range(len(works))]
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._listener.close()
+        for thread in threading.enumerate():
+            if thread.name.startswith("worker-"):
+                thread.join(CLOSE_S)
+
+    def _begin(self, works: Sequence[Work], step: int, sum_N: Tensor) -> _Round:
+        costs = [cost_of(work) for work in works]
+        checked = [n for n, work in enumerate(works) if isinstance(work, Gradient) and is_checked(work.pack.seed)]
+        weights = memoryview(self._model.master_N.cpu().numpy()).cast("B")
+        with self._changed:
+            self._rounds += 1
+            self._step = step
+            handout = Handout(costs, checked, self._paces)
+            self._round = _Round(self._rounds, step, works, handout, weights, sum_N, {})
+            self._changed.notify_all()
+            return self._round
+
+    def _next(self, worker: int, current: _Round | None) -> tuple[_Round, int] | None:
+        """Waits for a piece of work for `worker`. None: the round `current` is over, where one is named, or all is."""
+        with self._changed:
+            while not self._closed and worker not in self._dismissed:
+                now_s, alive = time.monotonic(), {OWN, *self._peers}
+                if self._round is not None:
+                    if current is not None and self._round.handout.done(alive, now_s):
+                        return None
+                    number = self._round.handout.take(worker, alive, now_s)
+                    if number is not None:
+                        return self._round, number
+                self._changed.wait(LATE_LOOK_S)
+            return None
+
+    def _give(self, worker: int, current: _Round, number: int, result: WorkResult) -> None:
+        checked = current.handout.is_checked(number)
+        digest = result.digest() if checked else ""
+        with self._changed:
+            if self._round is not current:  # it came late, and the round did without it
+                return
+            if current.handout.give(worker, number, digest, time.monotonic()):
+                if result.integers_N is not None:
+                    current.sum_N.add_(result.integers_N)
+                current.figures[number] = result.figures
+            self._good.setdefault(worker, current.step)
+            self._changed.notify_all()
+
+    def _judge(self, current: _Round) -> None:
+        step = current.step
+        for check in current.handout.comparisons():
+            if check.undecided or OWN in check.wrong:
+                self._tell("packs_differ", {"step": step, "pack": check.pack, "wrong": list(check.wrong)})
+                raise CanaryFailed(
+                    f"step {step}, pack {check.pack}: two workers computed different numbers, "
+                    + ("and each repeats its own" if check.undecided else "this process is in the minority"),
+                    hint="one of the cards, its driver or its memory is broken: hivetune doctor",
+                )
+            with self._changed:
+                for worker in check.wrong:
+                    others = ", ".join("this process" if each == OWN else f"worker {each}" for each in check.right)
+                    self._accuse(
+                        worker, f"its gradient of step {step}, pack {check.pack} differs from that of {others}"
+                    )
+                self._good |= dict.fromkeys(check.right, step)
+        with self._changed:
+            accused, self._accused = self._accused, []
+        for worker in accused:
+            why = self._dismissed[worker]
+            self._tell("worker_wrong", {"step": step, "worker": worker, "why": why})
+            raise WorkerWrong(worker, min(self._good.get(each, 0) for each in accused), why)
+
+    def _accuse(self, worker: int, why: str) -> None:
+        """It is given nothing more; what it did is judged by the thread that calls `run`."""
+        self._dismissed[worker] = why
+        self._accused.append(worker)
+        self._changed.notify_all()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                peer, _ = self._listener.accept()
+                threading.Thread(target=self._admit, args=(peer,), name="worker-new", daemon=True).start()
+
+    def _admit(self, peer: socket.socket) -> None:
+        worker: int | None = None
+        why = "it ended"
+        with peer:
+            try:
+                wire.greet(peer, self._meeting.token, b"coordinator", b"worker")
+                worker = self._admitted(peer)
+                if worker is not None:
+                    self._serve(worker, peer)
+            except (OSError, KeyError, TypeError, ValueError) as error:  # gone, or what it says is no message
+                why = str(error) or type(error).__name__
+            if worker is not None:
+                self._lose(worker, peer, why)
+
+    def _admitted(self, peer: socket.socket) -> int | None:
+        """The number of a worker that was let in, None for one that was refused and told why."""
+        said, _ = wire.receive(peer)
+        why = objection(self._mine, said) or self._dismissed.get(said["worker"], "")
+        described = {"step": self._step, "worker": said.get("worker"), "host": said.get("host"), "pid": said.get("pid")}
+        if not why:
+            wire.send(peer, {**self._welcome, "kind": "welcome"})
+            ready, _ = wire.receive(peer)
+            other = differences(self._kernels, ready["class"])
+            if other and said["host"] == self._mine["host"]:
+                why = f"its kernels are of another class: {other}"
+            elif other:
+                described["differs"] = other
+        with self._changed:
+            self._untold.append(("worker_refused", {**described, "why": why}) if why else ("worker_joined", described))
+            if not why:
+                self._peers[said["worker"]] = peer
+        if why:
+            wire.send(peer, {"kind": "refused", "why": why})
+            return None
+        return int(said["worker"])
+
+    def _serve(self, worker: int, peer: socket.socket) -> None:
+        room = bytearray(8 * self._model.master_N.numel())
+        weights_of = 0
+        while (taken := self._next(worker, None)) is not None:
+            current, number = taken
+            if weights_of != current.number:
+                wire.send(peer, {"kind": "weights"}, current.weights)
+                weights_of = current.number
+            wire.send(peer, *work_message(number, current.works[number]))
+            header, payload = wire.receive(peer, lambda _, size: memoryview(room)[:size])
+            if header["kind"] == "wrong":
+                with self._changed:
+                    self._accuse(worker, str(header["why"]))
+                return
+            self._give(worker, current, number, read_result(header, payload))
+        why = self._dismissed.get(worker, "")
+        with contextlib.suppress(OSError):
+            wire.send(peer, {"kind": "refused", "why": why} if why else {"kind": "end"})
+
+    def _lose(self, worker: int, peer: socket.socket, why: str) -> None:
+        with self._changed:
+            if self._peers.get(worker) is peer:
+                del self._peers[worker]
+            again = [] if self._round is None else self._round.handout.lose(worker)
+            if not self._closed:
+                self._untold.append(("worker_lost", {"step": self._step, "worker": worker, "why": why, "packs": again}))
+            self._changed.notify_all()

@@ -1,0 +1,104 @@
+"""Several runs, one device each: started from one queue, asked to pause, ended when this process ends.
+
+Each is `hivetune resume RUN` in a process of its own, with a supervisor of its own, so a run here is what it is
+anywhere else. A pause is the clean end that Ctrl-C asks for; going on is a resume, bit for bit.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hivetune.base.private import open_plain
+from hivetune.machine.inventory import Card
+from hivetune.process.detach import resume_command
+from hivetune.run.folder import SUPERVISOR_LOG
+from hivetune.run.status import stop_run
+
+QUEUE_LOOK_S = 0.5
+# A run that was asked to stop finishes a step and writes a checkpoint; then it is killed.
+PAUSE_TIMEOUT_S = 900.0
+STOP_CODES = {130, 143, -signal.SIGINT, -signal.SIGTERM}
+
+
+@dataclass(frozen=True)
+class Going:
+    """One run to bring forward. `far_enough()`: it may pause; None: it goes to its end."""
+
+    run: Path
+    far_enough: Callable[[], bool] | None = None
+
+
+def visible_devices(cards: Sequence[Card], device: str, environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """The environment of each place in the queue: one card each, or one place for all that the processor does.
+
+    `device`: the setting; a card that it names is the only one.
+    """
+    if device in ("auto", "cuda") and cards:
+        places = []
+        for position in range(len(cards)):
+            name = "HIP_VISIBLE_DEVICES" if cards[position].kind == "rocm" else "CUDA_VISIBLE_DEVICES"
+            seen = [entry.strip() for entry in environment.get(name, "").split(",") if entry.strip()]
+            places.append({name: seen[position] if position < len(seen) else str(position)})
+        return places
+    return [{}]
+
+
+def run_queue(
+    queue: Sequence[Going], places: Sequence[Mapping[str, str]], on_look: Callable[[], None]
+) -> dict[Path, int]:
+    """All of it, as many at once as there are places; the exit code of each, 0 for one that paused or is done.
+
+    `on_look` is called twice a second. When it raises, the runs are asked to stop and waited for.
+    """
+    waiting, codes = list(queue), dict[Path, int]()
+    running: dict[int, tuple[Going, subprocess.Popen[bytes], bool]] = {}
+    try:
+        while waiting or running:
+            for place, environment in enumerate(places):
+                if place not in running and waiting:
+                    going = waiting.pop(0)
+                    running[place] = (going, _start(going.run, environment), False)
+            for place, (going, process, asked) in list(running.items()):
+                code = process.poll()
+                if code is not None:
+                    codes[going.run] = 0 if asked and code in STOP_CODES else code
+                    del running[place]
+                elif not asked and going.far_enough is not None and going.far_enough():
+                    process.terminate()
+                    running[place] = (going, process, True)
+            on_look()
+            time.sleep(QUEUE_LOOK_S if running else 0.0)
+    finally:
+        _end([process for _, process, _ in running.values()])
+    return codes
+
+
+def _start(run: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """A run that still goes on, since this process was killed, is asked to end first. Raises Busy when it does not."""
+    stop_run(run, PAUSE_TIMEOUT_S)
+    with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+        return subprocess.Popen(
+            resume_command(run),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
+
+
+def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.terminate()
+    deadline = time.monotonic() + PAUSE_TIMEOUT_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -1,0 +1,267 @@
+"""Workers on sockets: one sum whoever takes part; the dead, the late, the lying and the foreign are told apart.
+
+The workers are threads of this process that speak the real messages and compute with the real model.
+"""
+
+import contextlib
+import itertools
+import secrets
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.runs import learnable_rows
+
+from hivetune.config import LoraConfig
+from hivetune.engine.exchange import coordinator as module
+from hivetune.engine.exchange import wire
+from hivetune.engine.exchange.admission import class_of, hello
+from hivetune.engine.exchange.coordinator import Coordinator, WorkerWrong
+from hivetune.engine.exchange.exchange import Alone, Packs
+from hivetune.engine.exchange.work import WorkResult, compute, read_work, result_message
+from hivetune.engine.measure.canary import CanaryFailed
+from hivetune.engine.model.adapter import begin
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.protocol import Document, LoraModel
+from hivetune.process.protocol import Meeting
+from hivetune.run.choices import Choices
+
+Change = Callable[[int, WorkResult], WorkResult | None]
+SCALE = 1 / 100
+
+
+def model_of(folder: Path) -> LoraModel:
+    lora = LoraConfig(r=4, alpha=8, dropout=0.1)
+    model = load_model(
+        folder,
+        lora,
+        method="lora",
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        choices=Choices(pack_tokens=32, kernels="torch"),
+    )
+    begin(model.adapter, lora, 3)
+    model.master_N.add_(0.01 * torch.randn(model.master_N.numel(), generator=torch.Generator().manual_seed(1)))
+    return model
+
+
+def documents_of(count: int = 24) -> list[Document]:
+    rows = enumerate(learnable_rows(count, seed=5))
+    return [Document(row, torch.tensor(ids), torch.tensor(mask).bool()) for row, (ids, mask) in rows]
+
+
+class Stage:
+    """A coordinator and its threads. `told`: what it journals."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.model = folder, model_of(folder)
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.meeting = Meeting(f"{tempfile.mkdtemp()}/meeting", secrets.token_hex(8))
+        self.crew = Coordinator(
+            self.model,
+            self.meeting,
+            mine=hello(0, folder),
+            kernels=class_of(self.model),
+            welcome={},
+            tell=lambda event, fields: self.told.append((event, fields)),
+        )
+        self.packs = Packs(self.model, 0, self.crew)
+        # Dropout draws from torch's one generator, which threads would share.
+        self.computing = threading.Lock()
+
+    def worker(self, number: int, change: Change = lambda count, result: result, **said: Any) -> threading.Thread:
+        """`change` of the number and the result of each piece of work; None: the worker dies."""
+        thread = threading.Thread(target=self._work, args=(number, change, said), daemon=True)
+        thread.start()
+        return thread
+
+    def _work(self, number: int, change: Change, said: Mapping[str, Any]) -> None:
+        model = model_of(self.folder)
+        weights = memoryview(model.master_N.numpy()).cast("B")
+        with wire.reach(self.meeting.address, self.meeting.token) as peer, contextlib.suppress(OSError):
+            wire.send(peer, {**hello(number, self.folder), **said})
+            if wire.receive(peer)[0]["kind"] == "refused":
+                return
+            wire.send(peer, {"kind": "ready", "class": {**class_of(model), **said.get("class", {})}})
+            for count in itertools.count():
+                header = {"kind": "weights"}
+                while header["kind"] == "weights":
+                    header, payload = wire.receive(
+                        peer, lambda h, size: weights if h["kind"] == "weights" else memoryview(bytearray(size))
+                    )
+                if header["kind"] != "work":
+                    return
+                with self.computing:
+                    result = compute(model, read_work(header, payload))
+                changed = change(count, result)
+                if changed is None:
+                    return
+                wire.send(peer, *result_message(header["number"], changed))
+
+    def wait_for(self, event: str, count: int = 1) -> None:
+        """Rounds of scoring until it was told; they are the moments at which things are told."""
+        deadline = time.monotonic() + 30
+        while sum(name == event for name, _ in self.told) < count:
+            assert time.monotonic() < deadline, self.told
+            self.crew.run([], 0, torch.zeros(0, dtype=torch.int64))
+
+    def step(self, step: int = 0, exponent: int = 0) -> tuple[bytes, float, int]:
+        summed = self.packs.backward(documents_of(), step, scale=SCALE, exponent=exponent)
+        return self.model.grad_N.numpy().tobytes(), float(summed.losses), summed.exponent
+
+
+@pytest.fixture
+def stage(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    here = Stage(tiny_model_folder)
+
+    def compute_alone(model: LoraModel, work: Any) -> WorkResult:
+        with here.computing:
+            return compute(model, work)
+
+    monkeypatch.setattr(module, "compute", compute_alone)
+    yield here
+    here.packs.close()
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model_folder: Path) -> tuple[bytes, float, int]:
+    model = model_of(tiny_model_folder)
+    packs = Packs(model, 0, Alone(model))
+    summed = packs.backward(documents_of(), 0, scale=SCALE, exponent=0)
+    return model.grad_N.numpy().tobytes(), float(summed.losses), summed.exponent
+
+
+def lie(count: int, result: WorkResult) -> WorkResult:
+    return result if result.integers_N is None else replace(result, integers_N=result.integers_N + 1)
+
+
+def test_integer_sums_are_the_sums_of_one_process_up_to_rounding(tiny_model_folder: Path) -> None:
+    lora = LoraConfig(r=4, alpha=8)
+    model = load_model(
+        tiny_model_folder,
+        lora,
+        method="lora",
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+        choices=Choices(pack_tokens=32),
+    )
+    begin(model.adapter, lora, 3)
+    model.backward(documents_of(), SCALE)
+    whole = model.grad_N.clone()
+    assert len(model.micro_batches(documents_of())) > 4
+    Packs(model, 0, Alone(model)).backward(documents_of(), 0, scale=SCALE, exponent=0)
+    assert float((model.grad_N - whole).abs().max()) <= 1e-12 * float(whole.abs().max())  # the grid's 45 bits
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_any_number_of_workers_gives_the_same_bits(stage: Stage, alone: tuple[bytes, float, int], workers: int) -> None:
+    for number in range(1, workers + 1):
+        stage.worker(number)
+    stage.wait_for("worker_joined", workers)
+    assert stage.step() == alone
+
+
+def test_an_overflow_repeats_the_step_on_a_wider_grid(stage: Stage, alone: tuple[bytes, float, int]) -> None:
+    """A grid that is far too fine: the step comes out as on the grid that its own largest value asks for."""
+    found, nll, exponent = stage.step(exponent=-60)
+    assert (nll, exponent) == alone[1:]
+    values, right = (torch.frombuffer(bytearray(data), dtype=torch.float32) for data in (found, alone[0]))
+    assert float((values - right).abs().max()) <= 2.0**-24 * float(right.abs().max())
+
+
+def test_a_worker_that_dies_is_replaced_by_the_others(stage: Stage, alone: tuple[bytes, float, int]) -> None:
+    stage.worker(1, lambda count, result: None if count == 1 else result)
+    stage.wait_for("worker_joined")
+    assert stage.step() == alone
+    stage.wait_for("worker_lost")
+    lost = next(fields for event, fields in stage.told if event == "worker_lost")
+    assert lost["worker"] == 1 and len(lost["packs"]) <= 1
+    stage.worker(1)  # and one that comes back takes part again
+    stage.wait_for("worker_joined", 2)
+    assert stage.step() == alone
+
+
+def test_a_worker_that_is_stopped_holds_nobody_up(
+    stage: Stage, alone: tuple[bytes, float, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def stop(count: int, result: WorkResult) -> WorkResult:
+        if count >= 1:
+            goes_on.wait(30)
+        return result
+
+    stage.worker(1, stop)
+    stage.wait_for("worker_joined")
+    assert stage.step() == alone  # nobody knows yet how long a pack takes
+    started = time.monotonic()
+    assert stage.step() == alone
+    assert time.monotonic() - started < 20
+    goes_on.set()  # what it computed meanwhile comes too late, and changes nothing
+    assert stage.step() == alone
+
+
+def test_a_liar_among_three_is_named_and_let_in_no_more(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_checked", lambda seed: True)
+    stage.worker(1, lie)
+    stage.worker(2)
+    stage.wait_for("worker_joined", 2)
+    with pytest.raises(WorkerWrong, match="worker 1 computes wrong numbers") as caught:
+        for step in range(20):
+            stage.step(step)
+    assert caught.value.worker == 1
+    stage.worker(1)
+    stage.wait_for("worker_refused")
+    assert "differs" in next(fields["why"] for event, fields in stage.told if event == "worker_refused")
+
+
+def test_two_that_disagree_for_good_stop_the_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_checked", lambda seed: True)
+    stage.worker(1, lie)
+    stage.wait_for("worker_joined")
+    with pytest.raises(CanaryFailed, match="each repeats its own"):
+        for step in range(20):
+            stage.step(step)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"model": "0" * 64}, "other bytes"),
+        ({"hivetune": "0.0.1"}, "hivetune 0.0.1"),
+        ({"class": {"kernels": "other"}}, "kernels other instead of torch"),
+    ],
+)
+def test_a_worker_that_would_compute_otherwise_is_refused(stage: Stage, said: dict[str, Any], why: str) -> None:
+    stage.worker(1, **said)
+    stage.wait_for("worker_refused")
+    assert why in next(fields["why"] for event, fields in stage.told if event == "worker_refused")
+
+
+def test_another_machine_of_another_class_is_let_in_and_told(stage: Stage) -> None:
+    stage.worker(1, host="elsewhere", **{"class": {"torch": "2.9.1"}})
+    stage.wait_for("worker_joined")
+    assert "torch 2.9.1 instead of" in next(f["differs"] for event, f in stage.told if event == "worker_joined")
+
+
+def test_who_does_not_know_the_token_gets_nothing(stage: Stage) -> None:
+    with pytest.raises(OSError):
+        wire.reach(stage.meeting.address, "guessed")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(stage.meeting.address)
+        silent.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(64))
+        stage.wait_for("nothing", 0)
+    assert not [event for event, _ in stage.told if event == "worker_joined"]
+
+
+def test_a_pack_that_is_not_finite_makes_the_step_so(stage: Stage) -> None:
+    stage.model.master_N[0] = torch.nan
+    summed = stage.packs.backward(documents_of(), 0, scale=SCALE, exponent=5)
+    assert not torch.isfinite(summed.losses) and summed.exponent == 5
