@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.model.fast.kernels.build import NoKernels, library
-from hivetune.engine.model.fast.ops import Drop, drop_below
+from hivetune.engine.model.fast.ops import Drop, TorchOps, drop_below
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.weights.matrices import Group
 from hivetune.engine.model.fast.workspace import Workspace
@@ -19,6 +19,10 @@ from hivetune.plan.layout import Layout
 
 KERNEL_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 LANES = 16
+# From this rank on, y += S B' and dS = dY B' are the matrix library's: at 64, 960 rows and 2 threads they took half
+# (bf16) to three quarters (fp32) of the kernels' time, at 8 and 16 the kernels were as fast. Both sum in fp32 and round
+# once. Gradients stay with the kernels: a product of the library would round them to bf16.
+LIBRARY_RANK = 32
 POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "add_norm": (POINTER, POINTER, LONG, POINTER, POINTER, FLOAT, POINTER, POINTER, LONG, LONG),
@@ -74,7 +78,7 @@ class NativeOps:
     name = "native"
 
     def __init__(self, dtype: torch.dtype):
-        self._kernels = kernels_for(dtype)
+        self._kernels, self._library = kernels_for(dtype), TorchOps()
         # With the group itself: while it is held, no other one can get its id.
         self._members: dict[int, tuple[Group, ctypes.Array[MemberArguments]]] = {}
 
@@ -122,6 +126,9 @@ class NativeOps:
         )  # fmt: skip
 
     def adapt(self, y_TW: Tensor, group: Group, *, adapter: bool) -> None:
+        if adapter and _is_wide(group):
+            self._library.adapt(y_TW, group, adapter=True)
+            return
         bias = None if group.bias_N is None else group.bias_N.data_ptr()
         members = self._arguments(group) if adapter else (MemberArguments * 0)()
         if bias is None and not len(members):
@@ -132,6 +139,9 @@ class NativeOps:
         )
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
+        if _is_wide(group):
+            self._library.adapt_backward(dy_TW, group)
+            return
         members = self._arguments(group)
         if len(members):
             self._kernels["adapt_backward"](
@@ -192,6 +202,11 @@ class NativeOps:
             place.d_down, place.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()
         self._members[id(group)] = (group, found)
         return found
+
+
+def _is_wide(group: Group) -> bool:
+    first = group.adapted[0].scaled_up_RN if group.adapted else None
+    return first is not None and len(first) >= LIBRARY_RANK
 
 
 class NativeAttention:
