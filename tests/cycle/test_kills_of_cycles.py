@@ -94,6 +94,10 @@ class Life:
                 setattr(self, name, value)
         return self
 
+    def count(self, way: Way) -> None:
+        self.made[way] = self.made.get(way, 0) + 1
+        self.save()  # a proof that is stopped in the middle of a batch has made it all the same
+
     def save(self) -> None:
         known = {name: value for name, value in vars(self).items() if name != "path"}
         temporary = self.path.with_suffix(".tmp")
@@ -137,7 +141,7 @@ def killed_at_border(life: Life, process: "subprocess.Popen[bytes]", seen: int, 
                 time.sleep(kill.delay_s)
             process.kill()
             process.wait()
-            life.made[kill.way] = life.made.get(kill.way, 0) + 1
+            life.count(kill.way)
             return True
         time.sleep(0.005)
     return False
@@ -150,7 +154,7 @@ def kill_below(life: Life, process: "subprocess.Popen[bytes]") -> None:
             try:
                 if child.status() != psutil.STATUS_ZOMBIE:
                     child.kill()
-                    life.made["a process below"] = life.made.get("a process below", 0) + 1
+                    life.count("a process below")
                     return
             except psutil.NoSuchProcess:
                 continue
