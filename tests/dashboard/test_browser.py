@@ -3,7 +3,8 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from programs import require_program
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, write_atomic
+from hivetune.base.disk import write_atomic
 from hivetune.base.journal import Journal, read_journal
 from hivetune.dashboard.series import MOST_BUCKETS
 from hivetune.dashboard.watched import run_id
@@ -37,6 +38,31 @@ def browser() -> Iterator[Browser]:
         opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *FLAGS])
         yield opened
         opened.close()
+
+
+@dataclass
+class Site:
+    """One home and one server for all tests that do not kill it. `going`: a run that is not done."""
+
+    shown: Shown
+    home: Path
+    going: Path
+
+
+@contextmanager
+def home_at(folder: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIVETUNE_HOME", str(folder))
+        yield
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    with home_at(folder):
+        going = everything()
+        with dashboard(folder / "log") as shown:
+            yield Site(shown, folder, going)
 
 
 class Tabs:
@@ -118,53 +144,62 @@ PAGES = (
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 390)])
-def test_every_page_can_be_used_by_everybody(
-    browser: Browser, own_home: Path, tmp_path: Path, scheme: Any, width: int
-) -> None:
+def test_every_page_can_be_used_by_everybody(browser: Browser, site: Site, scheme: Any, width: int) -> None:
     """axe-core finds nothing serious, nothing comes from elsewhere, nothing hostile runs, nothing scrolls sideways."""
-    going = everything()
-    names = {"RUN": run_id(going), "FINISHED": run_id(home() / "runs" / "finished")}
-    with dashboard(tmp_path / "log") as shown:
-        tabs = Tabs(browser, shown, color_scheme=scheme, viewport={"width": width, "height": 800})
-        page = tabs.page
-        for path in PAGES:
-            for name, identity in names.items():
-                path = path.replace(name, identity)
-            page.goto(shown.url + path)
-            found = Axe().run(page).response["violations"]
-            serious = [
-                (each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")
-            ]
-            assert serious == [], path
-            assert page.title() != "1" and page.locator("img").count() == 0, path
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-            dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
-            assert dark is (scheme == "dark"), path
+    names = {"RUN": run_id(site.going), "FINISHED": run_id(site.home / "runs" / "finished")}
+    tabs = Tabs(browser, site.shown, color_scheme=scheme, viewport={"width": width, "height": 800})
+    page = tabs.page
+    for path in PAGES:
+        for name, identity in names.items():
+            path = path.replace(name, identity)
+        page.goto(site.shown.url + path)
+        found = Axe().run(page).response["violations"]
+        serious = [
+            (each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")
+        ]
+        assert serious == [], path
+        assert page.title() != "1" and page.locator("img").count() == 0, path
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
+        assert dark is (scheme == "dark"), path
         assert page.locator("h1").count() == 1
-        tabs.close()
+    tabs.close()
 
 
-def test_the_keyboard_is_enough(browser: Browser, own_home: Path, tmp_path: Path) -> None:
-    everything()
-    with dashboard(tmp_path / "log") as shown:
-        tabs = Tabs(browser, shown)
-        page = tabs.page
-        page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.className") == "skip"
-        page.keyboard.press("Enter")
-        assert page.evaluate("document.activeElement.id") == "content"
-        page.focus("nav a[href$='/releases']")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/releases")
-        page.focus("text=helpdesk@2")
-        page.keyboard.press("Enter")
-        page.focus("text=Promote ...")
-        page.keyboard.press("Enter")
-        page.focus("#reason")
-        page.keyboard.type("better")
-        page.keyboard.press("Enter")
-        expect(page.locator("h1")).to_have_text("helpdesk@2 is the champion")
-        tabs.close()
+def test_keys_are_enough_and_javascript_is_not_needed(browser: Browser, site: Site) -> None:
+    """A release is promoted with the keyboard alone, and rolled back in a browser that runs no script."""
+    tabs = Tabs(browser, site.shown)
+    page = tabs.page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+    page.focus("nav a[href$='/releases']")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/releases")
+    page.focus("text=helpdesk@2")
+    page.keyboard.press("Enter")
+    page.focus("text=Promote ...")
+    page.keyboard.press("Enter")
+    page.focus("#reason")
+    page.keyboard.type("better")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("helpdesk@2 is the champion")
+    tabs.close()
+    tabs = Tabs(browser, site.shown, java_script_enabled=False)
+    page = tabs.page
+    page.click("nav >> text=Runs")
+    page.click("text=runs/going")
+    expect(page.locator("svg.chart")).to_have_count(5)
+    before = points(page)
+    grow(site.going, before + 1, before + 3)
+    page.reload()
+    assert points(page) == before + 3
+    page.goto(site.shown.url + "releases/helpdesk/2")
+    page.click("text=Roll back ...")
+    page.click("button >> text=Roll back")
+    expect(page.locator("h1")).to_contain_text("helpdesk@1 is the champion again")
+    tabs.close()
 
 
 def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
@@ -205,137 +240,113 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
             tabs.close()
 
 
-def test_seven_tabs_are_all_kept_up_to_date(browser: Browser, own_home: Path, tmp_path: Path) -> None:
+def test_seven_tabs_are_all_kept_up_to_date(browser: Browser, site: Site) -> None:
     """A browser has six connections to a host. A hidden tab lets go of its own."""
-    going = everything()
-    with dashboard(tmp_path / "log") as shown:
-        tabs = Tabs(browser, shown)
-        pages = [tabs.open(f"runs/{run_id(going)}") for _ in range(7)]
-        grow(going, 31, 35)
-        for page in pages:
-            until(lambda page=page: points(page) == 35)  # type: ignore[misc]
-        hidden = pages[0]
-        hidden.evaluate(
-            "Object.defineProperty(document, 'hidden', {get: () => window.away}); window.away = true;"
-            "document.dispatchEvent(new Event('visibilitychange'))"
-        )
-        assert hidden.evaluate("source === null")
-        grow(going, 36, 40)
-        until(lambda: points(pages[1]) == 40)
-        assert points(hidden) == 35
-        hidden.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-        until(lambda: points(hidden) == 40)
-        tabs.close()
+    tabs = Tabs(browser, site.shown)
+    pages = [tabs.open(f"runs/{run_id(site.going)}") for _ in range(7)]
+    first = points(pages[0])
+    grow(site.going, first + 1, first + 5)
+    for page in pages:
+        until(lambda page=page: points(page) == first + 5)  # type: ignore[misc]
+    hidden = pages[0]
+    hidden.evaluate(
+        "Object.defineProperty(document, 'hidden', {get: () => window.away}); window.away = true;"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    assert hidden.evaluate("source === null")
+    grow(site.going, first + 6, first + 9)
+    until(lambda: points(pages[1]) == first + 9)
+    assert points(hidden) == first + 5
+    hidden.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    until(lambda: points(hidden) == first + 9)
+    tabs.close()
 
 
-def test_a_hundred_thousand_points_stay_few_to_draw(browser: Browser, own_home: Path, tmp_path: Path) -> None:
-    long = make_run("long", steps=200_000, done=100_000)
-    with dashboard(tmp_path / "log") as shown:
-        tabs = Tabs(browser, shown)
-        page = tabs.open(f"runs/{run_id(long)}")
-        assert points(page) == 100_000
-        assert MOST_BUCKETS / 2 <= len(drawn_loss(page)) <= MOST_BUCKETS
-        assert page.evaluate("document.querySelectorAll('*').length") < 1500
-        assert len(page.content()) < 300_000
-        page.evaluate(
-            "replace = ((plain) => (old, html) => { const began = performance.now(); plain(old, html);"
-            " window.spent = Math.max(window.spent || 0, performance.now() - began); })(replace)"
-        )
-        grow(long, 100_001, 100_005)
-        until(lambda: points(page) == 100_005)
-        assert page.evaluate("window.spent") < 100  # ms that the page stands still for an update
-        tabs.close()
+def test_a_hundred_thousand_points_stay_few_to_draw(browser: Browser, site: Site) -> None:
+    with home_at(site.home):
+        long = make_run("long", steps=200_000, done=100_000)
+    tabs = Tabs(browser, site.shown)
+    page = tabs.open(f"runs/{run_id(long)}")
+    assert points(page) == 100_000
+    assert MOST_BUCKETS / 2 <= len(drawn_loss(page)) <= MOST_BUCKETS
+    assert page.evaluate("document.querySelectorAll('*').length") < 1500
+    assert len(page.content()) < 300_000
+    page.evaluate(
+        "replace = ((plain) => (old, html) => { const began = performance.now(); plain(old, html);"
+        " window.spent = Math.max(window.spent || 0, performance.now() - began); })(replace)"
+    )
+    grow(long, 100_001, 100_005)
+    until(lambda: points(page) == 100_005)
+    assert page.evaluate("window.spent") < 100  # ms that the page stands still for an update
+    tabs.close()
 
 
-def test_it_reads_the_same_without_javascript(browser: Browser, own_home: Path, tmp_path: Path) -> None:
-    going = everything()
-    with dashboard(tmp_path / "log") as shown:
-        tabs = Tabs(browser, shown, java_script_enabled=False)
-        page = tabs.page
-        page.click("nav >> text=Runs")
-        page.click("text=runs/going")
-        expect(page.locator("svg.chart")).to_have_count(5)
-        grow(going, 31, 33)
-        page.reload()
-        expect(page.locator("[data-points]")).to_have_attribute("data-points", "33")
-        page.goto(shown.url + "releases/helpdesk/2")
-        page.click("text=Promote ...")
-        page.click("button >> text=Promote")
-        expect(page.locator("h1")).to_have_text("helpdesk@2 is the champion")
-        tabs.close()
+def test_a_person_signs_in_acts_and_signs_out(browser: Browser, site: Site) -> None:
+    shown = site.shown
+    tabs = Tabs(browser, shown)
+    page = tabs.page
+    assert "hivetune-dashboard" not in page.evaluate("document.cookie")
+    assert shown.token not in page.url
+    page.goto(shown.url + "releases/helpdesk/1")
+    page.click("text=Roll back ...")
+    page.click("button >> text=Roll back")
+    expect(page.locator(".problem")).to_contain_text("no previous release")
+    page.goto(shown.url + "data")
+    page.select_option("#kind", "user")
+    page.fill("#value", HOSTILE)
+    page.click("button >> text=Forget ...")
+    expect(page.locator("h1")).to_contain_text("Forget the user")
+    page.click("button >> text=Forget")
+    expect(page.locator("main")).to_contain_text("1 interactions were removed")
+    page.click("text=Sign out")
+    expect(page.locator("#token")).to_be_visible()
+    page.fill("#token", "wrong")
+    page.click("button >> text=Sign in")
+    expect(page.get_by_role("alert")).to_contain_text("not the token")
+    page.goto(shown.url + "runs")
+    expect(page.locator("#token")).to_be_visible()
+    page.fill("#token", shown.token)
+    page.click("button >> text=Sign in")
+    expect(page.locator("h1")).to_have_text("Now")
+    tabs.close()
 
 
-def test_a_person_signs_in_acts_and_signs_out(browser: Browser, own_home: Path, tmp_path: Path) -> None:
-    everything()
-    with dashboard(tmp_path / "log") as shown:
-        tabs = Tabs(browser, shown)
-        page = tabs.page
-        assert "hivetune-dashboard" not in page.evaluate("document.cookie")
-        assert shown.token not in page.url
-        page.goto(shown.url + "releases/helpdesk/1")
-        page.click("text=Roll back ...")
-        page.click("button >> text=Roll back")
-        expect(page.locator(".problem")).to_contain_text("no previous release")
-        page.goto(shown.url + "data")
-        page.select_option("#kind", "user")
-        page.fill("#value", HOSTILE)
-        page.click("button >> text=Forget ...")
-        expect(page.locator("h1")).to_contain_text("Forget the user")
-        page.click("button >> text=Forget")
-        expect(page.locator("main")).to_contain_text("1 interactions were removed")
-        page.click("text=Sign out")
-        expect(page.locator("#token")).to_be_visible()
-        page.fill("#token", "wrong")
-        page.click("button >> text=Sign in")
-        expect(page.get_by_role("alert")).to_contain_text("not the token")
-        page.goto(shown.url + "runs")
-        expect(page.locator("#token")).to_be_visible()
-        page.fill("#token", shown.token)
-        page.click("button >> text=Sign in")
-        expect(page.locator("h1")).to_have_text("Now")
-        tabs.close()
-    with closing(open_database()) as database:
-        assert find(database, "helpdesk").label == "helpdesk@1"
-        assert database.execute("SELECT count(*) FROM interactions").fetchone() == (0,)
-
-
-def test_another_site_can_neither_post_nor_frame_nor_rebind(browser: Browser, own_home: Path, tmp_path: Path) -> None:
+def test_another_site_can_neither_post_nor_frame_nor_rebind(browser: Browser, site: Site) -> None:
     """A page on another port of the same machine: the cookie is sent with its form, and the form does nothing."""
     import http.server
     import threading
 
-    everything()
-    with dashboard(tmp_path / "log") as shown:
-        target = f"{shown.url}releases/helpdesk/2/promote"
-        body = (
-            f'<title>evil</title><form method="post" action="{target}"><input name="token" value="x"></form>'
-            f'<iframe src="{shown.url}"></iframe>'
-        )
+    shown = site.shown
+    target = f"{shown.url}releases/helpdesk/2/promote"
+    body = (
+        f'<title>evil</title><form method="post" action="{target}"><input name="token" value="x"></form>'
+        f'<iframe src="{shown.url}"></iframe>'
+    )
 
-        class Evil(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "text/html")
-                self.end_headers()
-                self.wfile.write(body.encode())
+    class Evil(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(body.encode())
 
-            def log_message(self, *_: object) -> None:
-                """Nothing."""
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
 
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            context = browser.new_context()
-            page = context.new_page()
-            page.goto(f"{shown.url}login?token={shown.token}")
-            page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
-            assert page.frames[1].url in ("chrome-error://chromewebdata/", "about:blank", shown.url)
-            assert page.frames[1].locator("nav").count() == 0
-            with page.expect_response(target) as refused:
-                page.evaluate("document.forms[0].submit()")
-            assert refused.value.status == 403
-            page.goto(f"http://localhost:{shown.port}/dashboard/")  # a name of ours, but the cookie is of the other
-            expect(page.locator("#token")).to_be_visible()
-            context.close()
-            server.shutdown()
-    with closing(open_database()) as database:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{shown.url}login?token={shown.token}")
+        page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+        assert page.frames[1].url in ("chrome-error://chromewebdata/", "about:blank", shown.url)
+        assert page.frames[1].locator("nav").count() == 0
+        with page.expect_response(target) as refused:
+            page.evaluate("document.forms[0].submit()")
+        assert refused.value.status == 403
+        page.goto(f"http://localhost:{shown.port}/dashboard/")  # a name of ours, but the cookie is of the other
+        expect(page.locator("#token")).to_be_visible()
+        context.close()
+        server.shutdown()
+    with closing(open_database(site.home / "hive.db")) as database:
         assert find(database, "helpdesk").label == "helpdesk@1"

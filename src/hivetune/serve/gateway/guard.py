@@ -79,8 +79,9 @@ class Guard:
         scope["client_name"] = client
         if client is not None or (door is not None and path in door.open):
             return None
-        if door is not None and door.login and scope["method"] == "GET":
-            return 303, "sign in first", door.login
+        if door is not None and door.login:
+            get = scope["method"] == "GET"
+            return (303, "sign in first", door.login) if get else (401, f"sign in first, at {door.login}", "")
         return 401, "a token is needed: Authorization: Bearer TOKEN; make one with: hivetune clients --new NAME", ""
 
 
