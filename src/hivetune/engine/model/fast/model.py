@@ -121,7 +121,7 @@ class FastModel:
     @torch.no_grad()
     def compute(self, batches: Iterable[LayerBatch], scale: float) -> Tensor:
         """`backward` of prepared micro-batches. Nothing here waits for the device, copies from it, or has a shape that
-        depends on what it computed (tests/engine/model/test_host.py)."""
+        depends on what it computed (tests/engine/model/test_host.py), but the routing of experts."""
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
         self._refresh()
         for batch in batches:
