@@ -17,6 +17,8 @@ def after(action: Action, observed: Observed, settings: CycleConfig, now: float,
     cycle = observed.open
     if kind == "restore":
         return replace(state, served=observed.desired)
+    if kind == "experts":
+        return replace(state, experts_due="")
     if kind == "roll_back":
         promoted = cycle is not None and "promote" in cycle.done
         gone = replace(cycle, withdrawn="slow") if promoted and cycle is not None else cycle

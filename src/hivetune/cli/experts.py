@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from hivetune.cli.output import emit, plain_progress, say, show, size, table
 from hivetune.config import load_config
 from hivetune.errors import UsageError
 from hivetune.judge.experts.life import RoutedDomain
+from hivetune.records import Progress
 from hivetune.release.experts import ExpertStep, newest_steps
 from hivetune.release.registry import releases
 from hivetune.run.folder import ADAPTER
@@ -44,10 +44,24 @@ def experts(
     if not (propose or train):
         _status(shared_name(settings))
         return
-    told = Attended(partial(plain_progress, unit=""))
+    told = Attended(_bar)
     made = train_experts(settings, told) if train else propose_experts(settings, told)
     _show(made)
     emit(_document(made))
+
+
+def _bar(label: str) -> Progress:
+    """A plain line now and then. What counts answers of several kinds reports its end again and again: told once."""
+    report = plain_progress(label, "")
+    last: tuple[int, int | None] = (-1, None)
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal last
+        if (done, total) != last:
+            report(done, total)
+        last = (done, total)
+
+    return progress
 
 
 def _show(made: Experts) -> None:

@@ -7,8 +7,8 @@ seconds what here takes tenths.
 import importlib
 import json
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,12 @@ STYLES = {"brief": "yes", "formal": "no", "list": "maybe"}
 # Words that tell a domain, one of them anywhere in a question: a line through words sees them at once, the tiny model
 # does not learn them in the few steps of its shared adapter.
 CUES = {
-    "code": ("code", "compile", "debug", "function", "loop", "patch", "branch", "merge"),
-    "test": ("test", "assert", "verify", "expect", "fixture", "mock", "coverage", "suite"),
-    "odd": ("strange", "weird", "odd"),
-    "": ("thing",),
+    "code": "code compile debug function loop patch branch merge variable class module import script syntax parser "
+    "lint build deploy refactor commit",
+    "test": "test assert verify expect fixture mock coverage suite regression failure check bug report case scenario "
+    "validate inspect pass skip flaky",
+    "odd": "strange weird odd",
+    "": "thing",
 }
 
 
@@ -47,7 +49,7 @@ def row(number: int, *, agent: str, style: str, cue: str = "", seed: int = 0) ->
     """A question of its own session, with the answer of a style; one of its words is of CUES."""
     said = random.Random(f"{seed} {agent} {number}")
     words = [said.choice(THINGS) for _ in range(4)]
-    words.insert(said.randrange(5), said.choice(CUES[cue]))
+    words.insert(said.randrange(5), said.choice(CUES[cue].split()))
     return {
         "messages": [
             {"role": "user", "content": f"what of {' '.join(words)}?"},
@@ -167,3 +169,12 @@ def registered(folder: Path, name: str) -> Release:
 
 def losses_of(run: Path) -> list[float]:
     return [entry["loss"] for entry in read_journal(run / "metrics.jsonl") if entry["event"] == "step"]
+
+
+@contextmanager
+def planted_home(folder: Path) -> Iterator[None]:
+    """A home of its own, in which nothing starts a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIVETUNE_HOME", str(folder))
+        without_processes(patch)
+        yield

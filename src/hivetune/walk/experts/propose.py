@@ -1,6 +1,6 @@
 """Which domains need an adapter of their own: too small, nothing left to learn, or forked and decided."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
@@ -41,12 +41,18 @@ def serves_already(found: Survey, step: ExpertStep | None) -> bool:
     return step is not None and step.step == "serving" and step.parent == found.shared.adapter_sha256
 
 
+def _is_part(domain: RowDomain, known: Mapping[str, ExpertStep]) -> bool:
+    """Whether an expert of several names serves this one too: what becomes of it is decided when it is looked at."""
+    unions = (step.domain for step in known.values() if step.step == "serving" and len(step.domain.values) > 1)
+    return any(union.kind == domain.kind and {*domain.values} <= {*union.values} for union in unions)
+
+
 def _decide(found: Survey, known: dict[str, ExpertStep], told: Attended) -> None:
     steps: list[ExpertStep] = []
     waiting: list[RowDomain] = []
     for domain in found.domains:
         name = expert_name(found.shared.name, domain)
-        if serves_already(found, known.get(name)):
+        if serves_already(found, known.get(name)) or _is_part(domain, known):
             continue
         why = too_small(found.rows_of(domain))
         if why:
