@@ -1,5 +1,6 @@
 """A family behind the gateway: who answers, what the header says, and that adapters that take turns never mix."""
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serve.hive import Running, add_release, gateway, health, wait_until
+from serve.hive import Running, add_release, gateway, health, stored, wait_until
 
 from hivetune.base.database import open_database
 from hivetune.judge.experts.domains import RowDomain
@@ -61,9 +62,11 @@ def interleaved(running: Running, requests: int) -> dict[str, int]:
 
 def test_each_request_finds_its_expert_and_is_told_why(own_home: Path, tmp_path: Path) -> None:
     make_family(tmp_path)
-    with gateway(tmp_path / "log", "team") as running:  # the experts of a name come with it
+    with gateway(tmp_path / "log", "team", "--capture") as running:  # the experts of a name come with it
         assert ask(running, "x", model="team-coder")[:2] == ("team-coder@1", "named")
         assert ask(running, "x", **{"X-Hivetune-Agent": "tester"})[:2] == ("team-tester@1", "declared: agent=tester")
+        wait_until(lambda: running.metric("hivetune_captured_answers") == 2)
+        assert [json.loads(row).get("agent") for (row,) in stored("row")] == [None, "tester"]
         stranger = ask(running, "code question 3 of 2", agent="stranger\r\n\u4e00")
         assert stranger[0] == "team@1" and "no training row had the agent" in stranger[1]
         label, reason, _ = ask(running, "code question 3 of 2", **{"X-Session-Id": "s1"})

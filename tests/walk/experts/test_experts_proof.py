@@ -22,7 +22,7 @@ from hivetune.serve.experts.table import read_table
 from hivetune.walk.experts.station import propose_experts, train_experts
 
 pytestmark = pytest.mark.proof
-SEEDS = 20
+SEEDS, FEWER_SEEDS = 20, 5
 ROWS = 300
 Record = Callable[[str, object], None]
 
@@ -115,7 +115,7 @@ def test_planted_conflicts_are_found_and_routed(tmp_path: Path, record_property:
 
 def test_without_a_cue_text_decides_nothing(tmp_path: Path, record_property: Record) -> None:
     """The same questions, told apart by their key alone."""
-    seeds = [looked_at(tmp_path, "nocue", seed) for seed in range(SEEDS)]
+    seeds = [looked_at(tmp_path, "nocue", seed) for seed in range(FEWER_SEEDS)]
     texts = sum((Counter(seed["texts"]) for seed in seeds), Counter[str]())
     record_property("conflicts without a cue", len(seeds))
     record_property("found by key", sum((seed["coder"], seed["tester"]) == ("serving", "serving") for seed in seeds))
@@ -126,25 +126,25 @@ def test_without_a_cue_text_decides_nothing(tmp_path: Path, record_property: Rec
     assert not any(seed["worse"] for seed in seeds)
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "same"])
-def test_no_expert_without_a_domain(kind: str, tmp_path: Path, record_property: Record) -> None:
-    """Shuffled labels, and domains that do not conflict: at most 1 false birth in 20."""
-    seeds = [looked_at(tmp_path, kind, seed) for seed in range(SEEDS)]
-    for step, count in sorted(Counter(step for seed in seeds for step in seed.values()).items()):
-        record_property(f"{kind}: {step}", count)
+@pytest.mark.parametrize(("kind", "count", "most"), [("shuffled", SEEDS, 1), ("same", FEWER_SEEDS, 0)])
+def test_no_expert_without_a_domain(kind: str, count: int, most: int, tmp_path: Path, record_property: Record) -> None:
+    """Shuffled labels: at most 1 false birth in 20. Domains that do not conflict: none."""
+    seeds = [looked_at(tmp_path, kind, seed) for seed in range(count)]
+    for step, times in sorted(Counter(step for seed in seeds for step in seed.values()).items()):
+        record_property(f"{kind}: {step}", times)
     births = sum("born" in seed.values() for seed in seeds)
     record_property(f"{kind}: seeds with a birth", births)
-    assert births <= 1
+    assert births <= most
 
 
 def test_one_domain_under_two_names_becomes_one(tmp_path: Path, record_property: Record) -> None:
     """And one of 30 rows is too small."""
-    seeds = [looked_at(tmp_path, "names", seed) for seed in range(5)]
+    seeds = [looked_at(tmp_path, "names", seed) for seed in range(2)]
     stayed_two = sum((seed["ops"], seed["sre"]) == ("serving", "serving") for seed in seeds)
     record_property("one domain under two names", len(seeds))
     record_property("became one", sum(seed.get("ops|sre") == "serving" for seed in seeds))
     record_property("stayed two", stayed_two)
-    assert stayed_two <= 1
+    assert not stayed_two
     assert {seed["novice"] for seed in seeds} == {"too-small"}
 
 

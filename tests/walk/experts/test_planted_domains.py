@@ -5,13 +5,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from walk.experts.planted import SHARED, config_of, domain, share, shuffled_agents, without_processes
+from walk.experts.planted import SHARED, config_of, domain, keep, share, shuffled_agents, without_processes
 
 from hivetune.base.database import open_database
+from hivetune.config import RunConfig
+from hivetune.cycle.acts.doing import Doing
+from hivetune.cycle.acts.experts import look_for_experts
+from hivetune.cycle.decide import Allowed, Observed
 from hivetune.release.experts import expert_steps
-from hivetune.release.registry import desired, retire
+from hivetune.release.registry import desired, find, retire
 from hivetune.serve.experts.table import read_table
 from hivetune.walk.experts.station import not_looked_at, propose_experts, train_experts
+from hivetune.walk.open import load_run
 
 pytestmark = pytest.mark.slow
 ROWS = 300
@@ -25,7 +30,7 @@ def here() -> Iterator[None]:
 
 
 def test_conflicting_styles_with_a_cue(own_home: Path, tmp_path: Path) -> None:
-    """From rows to served experts; then once more, which changes nothing; then a new look at one that is gone."""
+    """From rows to served experts; once more, which changes nothing; a new shared adapter; an expert that is gone."""
     rows = domain("coder", "brief", ROWS, cue="code") + domain("tester", "formal", ROWS, cue="test")
     rows += domain("novice", "list", 30, cue="odd")
     config = config_of(tmp_path, rows)
@@ -55,14 +60,28 @@ def test_conflicting_styles_with_a_cue(own_home: Path, tmp_path: Path) -> None:
         before = expert_steps(database, SHARED)
         assert [step.step for step in before].count("born") == 2
         assert desired(database).keys() == {SHARED, f"{SHARED}-coder", f"{SHARED}-tester"}
-    train_experts(config)
+    assert look_again(config) == "1 too-small, 2 serving"
     with closing(open_database()) as database:
         assert expert_steps(database, SHARED) == before
-        retire(database, f"{SHARED}-coder", by="test", reason="gone")
-    again = train_experts(config)
-    assert [problem for problem in again.problems if f"{SHARED}-coder can't serve" in problem]
+        coder = find(database, f"{SHARED}-coder")
+    new = keep(load_run(Path(coder.run)), SHARED)  # the old coder is the new shared adapter: it has caught up there
+    assert not_looked_at(new)
+    changes = {step.expert: step for step in train_experts(config).changes}
+    assert changes[coder.name].step == "retired" and "caught up" in changes[coder.name].reason
+    assert changes[f"{SHARED}-tester"].step == "serving"
+    assert changes[f"{SHARED}-tester"].parent == new.adapter_sha256
+    with closing(open_database()) as database:
+        assert coder.name not in desired(database)
+        retire(database, f"{SHARED}-tester", by="test", reason="gone")
+    assert [problem for problem in train_experts(config).problems if f"{SHARED}-tester can't serve" in problem]
     table = read_table(SHARED)
-    assert table is not None and table.experts == (f"{SHARED}-tester",)
+    assert table is not None and not table.experts
+
+
+def look_again(config: RunConfig) -> str:
+    """As the cycle does it."""
+    doing = Doing(config, SHARED, Observed(), "test", Allowed, 0.0)
+    return look_for_experts(doing)
 
 
 def test_shuffled_labels_give_no_expert(own_home: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from hivetune.serve.gateway import metrics
 from hivetune.serve.gateway.capture import Capture, Captured, Feedback
 from hivetune.serve.gateway.guard import TooLarge, error_body
 from hivetune.serve.gateway.metrics import Metrics
-from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, plain_text, session_of
+from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, keys_of_request, plain_text, session_of
 from hivetune.serve.gateway.upstream import Refused, Upstream, ask, joined_calls
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.router import served_names
@@ -319,6 +319,7 @@ class _Exchange:
                 tools=self.body.get("tools") or (),
                 session=_session(self.request, self.body),
                 user=plain_text(self.body.get("user")),
+                keys=keys_of_request(self.request.headers, self.body),
                 seconds=seconds,
             )
         )

@@ -33,7 +33,8 @@ Rating = Literal["up", "down"]
 
 @dataclass(frozen=True)
 class Captured:
-    """One exchange. `label`: the release that answered; `answer`: its message, as the API gave it."""
+    """One exchange. `label`: the release that answered; `answer`: its message, as the API gave it; `keys`: what the
+    request declared of itself, of which agent and category are kept, so that the row belongs to its domain."""
 
     id: str
     label: str
@@ -42,6 +43,7 @@ class Captured:
     tools: Sequence[Mapping[str, Any]] = ()
     session: str | None = None
     user: str | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     time: float = field(default_factory=time.time)
 
@@ -163,6 +165,7 @@ def _delivery(entry: Captured) -> Delivery:
     }
     if entry.tools:
         row["tools"] = list(entry.tools)
+    row |= {kind: entry.keys[kind] for kind in ("agent", "category") if kind in entry.keys}
     clean: Any = redact_value(redact_value(row, SECRETS), PERSONAL)
     clean |= {"id": entry.id, "timestamp": row["timestamp"]}
     for key, value in (("session_id", entry.session), ("user_id", entry.user)):

@@ -10,6 +10,7 @@ from hivetune.serve.experts.choose import Chosen, choose, question_of
 from hivetune.serve.swap.keeper import Keeper
 
 REASON_HEADER = "X-Hivetune-Reason"
+_AGENT_HEADER = "x-hivetune-agent"
 MOST_REMEMBERED_SESSIONS = 10_000
 SESSION_S = 3600.0  # since its last request: a session that comes back the next day is another conversation
 
@@ -35,7 +36,7 @@ def chosen(keeper: Keeper, sessions: Sessions, headers: Mapping[str, str], body:
     """Who answers, of what is loaded now. Only sessions that the client names are remembered: all that one user asks in
     a year is no session. And only what text has chosen: a key that is declared is obeyed each time."""
     tables, routes = keeper.wanted.experts, keeper.routes
-    question = question_of(body, headers.get("x-hivetune-agent"))
+    question = question_of(body, headers.get(_AGENT_HEADER))
     family = keeper.wanted.family
     alone = routes.champions.keys() - family.keys()
     if not question.model and len(alone) == 1:
@@ -46,6 +47,11 @@ def chosen(keeper: Keeper, sessions: Sessions, headers: Mapping[str, str], body:
     if session and question.model in tables and choice.by in ("text", "session", "shared"):
         sessions.keep(question.model, session, choice, now_s)
     return choice
+
+
+def keys_of_request(headers: Mapping[str, str], body: Mapping[str, Any]) -> Mapping[str, str]:
+    """What a request declares of itself."""
+    return question_of(body, headers.get(_AGENT_HEADER)).keys
 
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:

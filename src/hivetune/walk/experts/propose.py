@@ -37,12 +37,10 @@ def propose_domains(found: Survey, told: Attended = ALONE) -> list[ExpertStep]:
     return [known[name] for domain in found.domains if (name := expert_name(found.shared.name, domain)) in known]
 
 
-def serves_already(found: Survey, step: ExpertStep | None) -> bool:
-    return step is not None and step.step == "serving" and step.parent == found.shared.adapter_sha256
-
-
-def _is_part(domain: RowDomain, known: Mapping[str, ExpertStep]) -> bool:
-    """Whether an expert of several names serves this one too: what becomes of it is decided when it is looked at."""
+def _serves(name: str, domain: RowDomain, known: Mapping[str, ExpertStep]) -> bool:
+    """Whether the domain has an expert, of its own or one of several names."""
+    if name in known and known[name].step == "serving":
+        return True
     unions = (step.domain for step in known.values() if step.step == "serving" and len(step.domain.values) > 1)
     return any(union.kind == domain.kind and {*domain.values} <= {*union.values} for union in unions)
 
@@ -52,7 +50,7 @@ def _decide(found: Survey, known: dict[str, ExpertStep], told: Attended) -> None
     waiting: list[RowDomain] = []
     for domain in found.domains:
         name = expert_name(found.shared.name, domain)
-        if serves_already(found, known.get(name)) or _is_part(domain, known):
+        if _serves(name, domain, known):  # what becomes of it is decided when it is looked at (life.py)
             continue
         why = too_small(found.rows_of(domain))
         if why:

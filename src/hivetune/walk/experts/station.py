@@ -49,10 +49,12 @@ def train_experts(config: RunConfig, told: Attended = ALONE) -> Experts:
     Killed anywhere, the same call goes on. Raises what surveys, runs and evaluations raise.
     """
     found = survey(config, told.bar("reading the rows"))
-    for step in propose_domains(found, told):
-        if step.step == "born" and step.parent == found.shared.adapter_sha256:
+    changes = review(found, told)  # before: a domain whose expert retires now may get a new one
+    born = [step for step in propose_domains(found, told) if step.step == "born"]
+    for step in born:
+        if step.parent == found.shared.adapter_sha256:
             make_expert(found, step.domain, told)
-    changes = review(found, told)
+    changes += review(found, told) if born else []
     told.between()
     routed = make_routes(found, told)
     write_json(found.folder.parent / LOOKED, {"schema": 1, "shared": found.shared.adapter_sha256})
