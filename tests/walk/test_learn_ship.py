@@ -32,9 +32,8 @@ def evaluation(
         }
         for number in range(n)
     ]
-    rows = [
-        {"source": f"r:{k}", "group": str(k), "tokens": 10, "base": 10.0, "tuned": 10 + 10 * loss} for k in range(n)
-    ]
+    nll = {"tokens": 10, "base": 10.0, "tuned": 10 + 10 * loss}
+    rows = [{"row": number, "source": f"r:{number}", "group": str(number), **nll} for number in range(n)]
     return {"rows": rows, "answers": answers, "base": {}, "tuned": {}}
 
 
@@ -69,6 +68,13 @@ def test_within_the_safeguards_nothing_is_said() -> None:
     assert safeguards(evaluation(60, 88, loss=0.019, ended=91, longer=1.24)) == []
     said = safeguards(evaluation(60, 88, loss=0.021, ended=80, longer=1.26))
     assert len(said) == 3 and "rose from 1.0000 to 1.0210" in said[0]
+
+
+def test_rows_that_nobody_called_good_do_not_hold_it_back() -> None:
+    """They may have the fault that is to go."""
+    document = evaluation(60, 88)
+    document["rows"][0]["tuned"] = 100.0
+    assert safeguards(document) and not safeguards(document, range(1, 92))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ bad answers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hivetune.config import GateConfig
@@ -13,9 +13,12 @@ from hivetune.judge.evaluate import SIDES
 from hivetune.judge.gate import judge
 from hivetune.records import Verdict
 
+Evaluation = Mapping[str, Any]
 # By how much, compared with stage 1: nats per token of held-out rows; share of answers; ratio of characters.
 MOST_WORSE_LOSS = 0.02
 MOST_FEWER_ENDED = 0.02
+# With fewer held-out rows that were called good, the loss of all of them counts.
+LEAST_HELD_OUT = 20
 LENGTH_RATIOS = (0.8, 1.25)
 
 
@@ -25,12 +28,14 @@ def preference_gate(gate: GateConfig) -> GateConfig:
                       memory_ratio=None, least_kept=None, tolerance=gate.tolerance)  # fmt: skip
 
 
-def safeguards(evaluation: Mapping[str, Any]) -> list[str]:
-    """What stage 2 broke, in words: on the held-out rows, against the baseline of this evaluation."""
+def safeguards(evaluation: Evaluation, good: Collection[int] | None = None) -> list[str]:
+    """What stage 2 broke, in words: on the held-out rows, against the baseline of this evaluation. `good`: the rows
+    whose loss counts; None: all of them."""
     broken = []
-    rows = [row for row in evaluation["rows"] if all(isinstance(row[side], float) for side in SIDES)]
+    held_out = [row for row in evaluation["rows"] if good is None or row["row"] in good]
+    rows = [row for row in held_out if all(isinstance(row[side], float) for side in SIDES)]
     tokens = sum(row["tokens"] for row in rows)
-    if len(rows) < len(evaluation["rows"]) or not tokens:
+    if len(rows) < len(held_out) or not tokens:
         broken.append("the loss of held-out rows is not known for both")
     else:
         base, tuned = (math.fsum(row[side] for row in rows) / tokens for side in SIDES)
@@ -49,12 +54,12 @@ def safeguards(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def choose_stage(
-    evaluations: Mapping[str, Mapping[str, Any]], gate: GateConfig
+    evaluations: Mapping[str, Evaluation], gate: GateConfig, good: Collection[int] | None = None
 ) -> tuple[bool, dict[str, Verdict], list[str]]:
     """(whether stage 2 ships, the verdict against each rival, why). `evaluations`: rival -> stage 2 beside it; the
-    first one is stage 1, against which the safeguards hold."""
+    first one is stage 1, against which the safeguards hold; `good` as there."""
     verdicts = {rival: judge(evaluation, preference_gate(gate)) for rival, evaluation in evaluations.items()}
-    broken = safeguards(next(iter(evaluations.values())))
+    broken = safeguards(next(iter(evaluations.values())), good)
     reasons = [f"against {rival}: {reason}" for rival, verdict in verdicts.items() for reason in verdict.reasons[:1]]
     ships = not broken and all(verdict.verdict == "deploy" for verdict in verdicts.values())
     return ships, verdicts, [*broken, *reasons]

@@ -22,7 +22,7 @@ from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION
 from hivetune.walk.compare.losses import scored
 from hivetune.walk.identity import settings_of
-from hivetune.walk.learn.ship import choose_stage, why_no_stage2
+from hivetune.walk.learn.ship import LEAST_HELD_OUT, choose_stage, why_no_stage2
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.verdict import verdict_document
 
@@ -76,7 +76,7 @@ def learn(
     for rival, evaluation in evaluations.items():
         (root / AGAINST / rival).mkdir(parents=True, exist_ok=True)
         write_json(root / AGAINST / rival / EVALUATION, evaluation)
-    ships, verdicts, reasons = choose_stage(evaluations, config.gate)
+    ships, verdicts, reasons = choose_stage(evaluations, config.gate, first.snapshot.good_rows("test", LEAST_HELD_OUT))
     document["against"] = {rival: verdict_document(verdict) for rival, verdict in verdicts.items()}
     return _shipped(root, document, STAGE2 if ships else STAGE1, reasons)
 
