@@ -1,10 +1,14 @@
 """A slice of training: it ends before its window does, at a person's pause and with its energy; and it stands still."""
 
+import time
+
 import pytest
 
+from hivetune.config import parse_config
 from hivetune.cycle.acts import night
-from hivetune.cycle.acts.night import Slice
-from hivetune.cycle.decide import Allowed
+from hivetune.cycle.acts.doing import Doing, SliceEnded, ends_with_window
+from hivetune.cycle.acts.night import LOOK_EVERY_S, Slice
+from hivetune.cycle.decide import Allowed, Observed
 from hivetune.machine.power import KWH, Energy
 from hivetune.process.lease import Answering
 
@@ -54,3 +58,13 @@ def test_it_stands_still_while_somebody_waits_and_a_little_longer() -> None:
         assert stand_still()
         assert not Slice(Allowed, yields=False).terms().stand_still()
     assert stand_still()
+
+
+def test_other_long_work_ends_before_its_window_too() -> None:
+    config = parse_config({"model": "tiny", "data": {"path": "rows.jsonl"}})
+    until = [time.time() + 60]
+    doing = Doing(config, "demo", Observed(), "why", lambda: Allowed(True, until[0]), time.time())
+    ends_with_window(doing, "answering")(1, 2)
+    until[0] = time.time() + LOOK_EVERY_S / 2
+    with pytest.raises(SliceEnded, match="the window ended first"):
+        ends_with_window(doing, "answering")(1, 2)

@@ -71,5 +71,6 @@ def ends_with_window(doing: Doing, label: str) -> Progress:
 
 
 def _check_window(allowed: Allowed) -> None:
-    if not allowed.now or (allowed.until is not None and time.time() >= allowed.until):
+    """Raises SliceEnded also when the next look would come after the window's end."""
+    if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
         raise SliceEnded(f"the window ended first: {allowed.reason}")
