@@ -143,7 +143,7 @@ def test_workers_that_are_killed_and_stopped_change_nothing(tmp_path: Path, runs
     assert len(lost) >= 1 and all(len(entry["packs"]) <= 1 for entry in lost)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_row_that_kills_the_worker_beside_too_is_still_found(tmp_path: Path) -> None:
     """Whoever gets its pack dies; in the end the run's own worker does, and the supervisor isolates the row."""
     config = make_run(tmp_path, 24, {5: KILL}, workers=2, supervise={"checkpoint_every_s": 0.1}, **SETTINGS)
