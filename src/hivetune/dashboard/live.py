@@ -25,7 +25,7 @@ BEAT_S = 3.0  # a page that hears nothing for three of these says that it is old
 # A browser opens 6 connections to a host: streams leave two of them, the oldest gives way and comes back later. A new
 # connection costs more than a quiet one, so not at once (seven tabs: 0.7 % of two cores when they came back after 2 s).
 MOST_STREAMS = 4
-RETRY_S, MADE_WAY_S = 2.0, 5.0
+RETRY_S, MADE_WAY_S = 2.0, 4.0
 
 
 @dataclass(frozen=True)
