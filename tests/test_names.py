@@ -44,6 +44,7 @@ FOREIGN_OPTIONS = {
     ),
     *("--dev", "--size", "--tmpfs", "--chdir"),  # bubblewrap
     *("--limit", "--order", "--almost-all", "--archive", "--delete"),  # examples of what manual pages document
+    "--noproxy",  # curl
     "--api-key",  # of any program whose command line holds a secret
     *("--no-deps", "--dry-run", "--report"),  # pip
     "--token",  # of any program whose command line holds a secret
