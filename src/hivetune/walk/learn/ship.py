@@ -6,14 +6,12 @@ bad answers.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from hivetune.config import GateConfig
 from hivetune.judge.evaluate import SIDES
-from hivetune.judge.gate import judge
+from hivetune.judge.gate import Evaluation, judge
 from hivetune.records import Verdict
 
-Evaluation = Mapping[str, Any]
 # By how much, compared with stage 1: nats per token of held-out rows; share of answers; ratio of characters.
 MOST_WORSE_LOSS = 0.02
 MOST_FEWER_ENDED = 0.02
