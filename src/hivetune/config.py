@@ -92,7 +92,7 @@ class LoraConfig(Section):
 
 
 class EvalConfig(Section):
-    prompts: int = Field(default=64, ge=0, description="held-out rows that base and tuned model answer")
+    prompts: int = Field(default=64, gt=0, description="held-out rows that base and tuned model answer")
     new_tokens: int = Field(default=64, gt=0, description="longest answer, in tokens")
     slots: int = Field(default=8, gt=0, le=1024, description="answers written at the same time")
     baseline: str = Field(
