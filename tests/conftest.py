@@ -16,6 +16,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and programs that the tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Read when triton is imported, which transformers does too: the kernels for cards run in its interpreter here.
+os.environ["TRITON_INTERPRET"] = "1"
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread for each worker and for the programs that it starts: two that compute on all cores hinder each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -15,7 +15,6 @@ import torch
 from engine.models import documents, random_adapter, write_model
 from programs import require_module
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, which nothing but this file does
 require_module("triton", "card")
 
 # ruff: noqa: E402
