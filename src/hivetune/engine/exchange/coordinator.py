@@ -116,6 +116,8 @@ class Coordinator:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        with contextlib.suppress(OSError):  # wakes the thread that accepts, which a close alone does not
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in threading.enumerate():
             if thread.name.startswith("worker-"):
