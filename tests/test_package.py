@@ -123,12 +123,13 @@ def test_the_base_needs_what_it_says_and_nothing_else(
 def test_the_extras_train_and_export_have_all_that_the_engine_imports(
     built: Path, tmp_path: Path, run: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
+    """All but the kernels for cards, which bring triton with torch's own builds for them (the extra `card`)."""
     python = environment_of(wheel_in(built), {"train", "export"}, tmp_path / "train")
     script = (
         "import importlib, pkgutil, hivetune.engine as engine\n"
         "names = [module.name for module in pkgutil.walk_packages(engine.__path__, 'hivetune.engine.')]\n"
         "for name in names:\n"
-        "    if not name.endswith('__main__'): importlib.import_module(name)\n"
+        "    if not name.endswith('__main__') and '.fast.gpu' not in name: importlib.import_module(name)\n"
         "print(len(names))"
     )
     done = run(python, "-c", script)

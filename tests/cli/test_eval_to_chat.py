@@ -273,7 +273,7 @@ def test_a_run_is_compared_and_judged_against_other_baselines(place: Workplace) 
     limits = ("gate.latency_ratio=0.6", "gate.most_latency_s=999", "gate.most_memory_gb=9")
     code, verdict = place.document("gate", run, *(word for limit in limits for word in ("--set", limit)))
     assert (code, verdict["verdict"]) == (0, "deploy"), verdict
-    assert "<h1>deploy: out against" in (place.run / "eval.html").read_text()
+    assert "<h1>deploy: llama tuned in out against" in (place.run / "eval.html").read_text()
     code, verdict = place.document("gate", run, "--set", "gate.most_memory_gb=0.000001")
     assert (code, verdict["verdict"]) == (6, "iterate")
     exported = place.document("export", run, "--to", "gguf", "--quant", "f32", "--no-check")[1]["path"]

@@ -38,7 +38,7 @@ def test_help_imports_no_command() -> None:
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "verify-resume" in finished.stdout
     loaded = finished.stderr.strip()
-    frame = ["base", "base.private", "cli", "cli.main", "cli.output", "errors"]
+    frame = ["base", "base.private", "base.units", "cli", "cli.main", "cli.output", "errors"]
     assert loaded == str(["hivetune", *(f"hivetune.{name}" for name in frame)]), loaded
 
 

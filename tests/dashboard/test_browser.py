@@ -344,6 +344,7 @@ def test_another_site_can_neither_post_nor_frame_nor_rebind(browser: Browser, si
         with page.expect_response(target) as refused:
             page.evaluate("document.forms[0].submit()")
         assert refused.value.status == 403
+        page.wait_for_url(target)  # or the next line meets a navigation that is still under way
         page.goto(f"http://localhost:{shown.port}/dashboard/")  # a name of ours, but the cookie is of the other
         expect(page.locator("#token")).to_be_visible()
         context.close()

@@ -20,7 +20,7 @@ def a_run(*amendments: Amendment) -> SimpleNamespace:
         epochs=1,
         amendments=amendments,
     )
-    snapshot = SimpleNamespace(manifest={"accounting": TAKEN_IN}, first_views=lambda: FIRST)
+    snapshot = SimpleNamespace(manifest={"accounting": TAKEN_IN}, first_views=lambda: FIRST, bad_rows=lambda: ())
     return SimpleNamespace(plan=plan, snapshot=snapshot)
 
 

@@ -42,7 +42,7 @@ def test_the_demo_data_is_prepared_as_transformers_would(smollm2: Path, tmp_path
         "no-answer",
         "repeated-loop",
     }
-    assert set(report.document["set_aside"]) == {"failed"}
+    assert set(report.document["set_aside"]) == {"failed-outside"}
     assert report.document["exact_duplicates"] > 0
     snapshot = prepare(parse_config({"model": "m", "data": data}), smollm2)
     assert snapshot.num_rows == report.usable

@@ -120,7 +120,7 @@ class Coordinator:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in threading.enumerate():
-            if thread.name.startswith("worker-"):
+            if thread.name.startswith("worker-") and thread.is_alive():
                 thread.join(CLOSE_S)
 
     def _begin(self, works: Sequence[Work], step: int, sum_N: Tensor) -> _Round:
