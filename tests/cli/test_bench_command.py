@@ -31,7 +31,8 @@ def test_ctrl_c_ends_all_of_it(tmp_path: Path, own_home: Path) -> None:
     pid, made = told.read_text().split()
     assert Path(made).parent == folder
     worker = psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
-    assert worker is None or worker.status() == psutil.STATUS_ZOMBIE
+    # Killed, and reaped by whoever adopts orphans here: on busy cores that takes a moment.
+    assert worker is None or not psutil.wait_procs([worker], 10)[1] or worker.status() == psutil.STATUS_ZOMBIE
     assert (half.exists(), whole.exists()) == (False, True)
 
 

@@ -70,6 +70,15 @@ def test_every_pack_counts_once_whatever_happens(data) -> None:
     assert all(not check.wrong and not check.undecided for check in handout.comparisons())
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_workers_as_fast_as_each_other_do_not_wait_for_each_other(silent: bool) -> None:
+    """Two packs for five: each alone would be later than all together, if packs could be divided. Nobody took one."""
+    speeds = (100.0, 100.0, 100.0, 1.0, 100.0, 100.0)
+    sim = Sim((*speeds, 0.0), {}) if silent else Sim(speeds, {})
+    paces = learned((*speeds, 400.0) if silent else speeds)  # the fastest of all stopped answering
+    assert play(Handout([32, 224], {0}, paces), [32, 224], sim) < 60
+
+
 def test_a_death_costs_the_pack_it_had_and_no_other() -> None:
     costs, speeds = [100] * 8, (100.0, 100.0)
     handout = Handout(costs, (), learned(speeds))

@@ -141,11 +141,14 @@ class Handout:
         return number
 
     def _others_sooner(self, worker: int, workers: Collection[int], cost: int, now_s: float) -> bool:
-        """Whether all that is left would be done by the others before this worker has done one pack."""
+        """Whether all that is left would be done by the others before this worker has done one pack.
+
+        The fastest of those that answer in time never waits: with few packs all would wait for each other.
+        """
         mine = self._paces.seconds.get(worker)
-        others = [self._paces.seconds.get(other) for other in workers if other != worker]
-        known = [pace for pace in others if pace is not None]
-        if mine is None or not known or len(known) < len(others):
+        in_time = [other for other in workers if other != worker and not self._keeps_waiting(other, now_s)]
+        known = [pace for other in in_time if (pace := self._paces.seconds.get(other)) is not None]
+        if mine is None or not known or len(known) < len(in_time) or mine <= min(known):
             return False
         left = float(sum(pack.cost for pack in self._packs if not pack.votes and not pack.since))
         for holder, since, held in self._held(worker):
