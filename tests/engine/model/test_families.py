@@ -1,8 +1,9 @@
 """The table of families: a sample of it is tried here, all of it by `make proof NAME=families`."""
 
-import importlib.util
+import importlib
 import json
 import os
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,11 +31,12 @@ NAMED = (
 
 
 def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("families_tool", ROOT / "tools/families.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """tools/families.py, which finds the module beside it as when it is run."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module("families")
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
 
 
 def committed() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from hivetune.engine.train.session import (
     LoopState,
     Session,
     StepNotFinite,
+    compare_products,
     finish,
     journal,
     measure_rate,
@@ -29,7 +30,6 @@ from hivetune.engine.train.session import (
     save_now,
     save_when_due,
     score_held_out,
-    test_numbers,
 )
 from hivetune.engine.train.stage2 import MOST_WORSE
 from hivetune.engine.train.watch import Spike, after_spike, find_bad_rows, step_problem
@@ -48,7 +48,7 @@ def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
         return serve_as_rank(task, ranks, heartbeat)
     session = open_session(task, heartbeat)
     progress = restore(session)
-    test_numbers(session, progress.step)
+    compare_products(session, progress.step)
     if session.stage2 is not None and progress.start_loss is None:
         progress = validate(session, progress)
     with Feed(lambda step: read_step(session, step), session.num_steps) as feed:
@@ -107,7 +107,7 @@ def make_step(session: Session, progress: LoopState, feed: Feed) -> tuple[LoopSt
     session.heartbeat.beat(Beat.ITEM)
     progress = pause(session, progress)
     if not stop:
-        test_numbers(session, progress.step)
+        compare_products(session, progress.step)
         measure_rate(session, progress.step)
         save_when_due(session, progress)
     return progress, stop

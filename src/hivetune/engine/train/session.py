@@ -219,7 +219,7 @@ def score_held_out(session: Session, step: int, rows: Sequence[int], event: str 
     return scored
 
 
-def test_numbers(session: Session, step: int, *, every_s: float = canary.EVERY_S) -> None:
+def compare_products(session: Session, step: int, *, every_s: float = canary.EVERY_S) -> None:
     """Test products at the run's own shapes, if the last were `every_s` ago. Raises CanaryFailed.
 
     The supervisor reads which step they last passed at: checkpoints after it are doubtful when they fail.
@@ -266,7 +266,7 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
     Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, DataRefused when
     the plan ended and no row of it could be trained: neither is a success.
     """
-    test_numbers(session, progress.step, every_s=0)
+    compare_products(session, progress.step, every_s=0)
     save_now(session, progress)
     done = progress.stopped_early or progress.step == session.num_steps
     if done and not progress.updates:
