@@ -94,6 +94,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "the lives; none of 2,000 candidates of poisoned rows does; 90 % of real gains are found",
         ["-m", "proof", "tests/cycle/test_gate_lives.py"],
     ),
+    "cycle-night": (
+        "a loop that trains SmolLM2-135M beside its own gateway: its last process ends at most 1 % of the window after "
+        "the window does, and the first token of a user's answer comes at most 1 s later than without it",
+        ["-m", "proof", "tests/cycle/test_night_shift.py"],
+    ),
     "cycle-poisons": (
         "30 unattended cycles, five of them with shuffled answers, a flood by one user, secrets, a broken base file, "
         "NaN rows: no champion is worse than the one before it on rows that no cycle saw",
