@@ -14,11 +14,12 @@ from serve.hive import add_release
 
 import hivetune.cycle.loop
 from hivetune.base.database import open_database
-from hivetune.base.disk import lock
+from hivetune.base.disk import home, lock
 from hivetune.base.journal import read_journal
 from hivetune.config import load_config
-from hivetune.cycle.ledger import cycles_of, loop_folder
+from hivetune.cycle.ledger import CycleRow, cycles_of, loop_folder
 from hivetune.cycle.loop import Listener, opened
+from hivetune.cycle.observe import release_of
 from hivetune.cycle.window import Clocks
 from hivetune.data.forget import forget
 from hivetune.run.choices import read_resolved
@@ -98,6 +99,33 @@ def test_settings_and_rows_that_change_while_a_cycle_is_open(own_home: Path, tmp
         with closing(open_database()) as database:
             before, after = cycles_of(database, NAME)
     assert (before.end, after.config["learning_rate"]) == ("given_up", 0.5)
+
+
+def test_an_act_that_leaves_nothing_is_a_failure(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is done without an end: a release that was registered from a home behind a link was not found."""
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
+    with opened(load_config(make_config(tmp_path)), Listener()) as loop:
+        assert [loop.step().kind for _ in range(2)] == ["open", "snapshot"]
+        monkeypatch.setattr(hivetune.cycle.loop, "act", lambda action, doing: "it is trained")
+        assert [loop.step().kind for _ in range(3)] == ["train", "train", "wait"]
+    (failed,) = (entry for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry.get("outcome") == "failed")
+    assert "not there after the first time" in failed["words"]
+
+
+def test_a_home_behind_a_link_finds_its_releases(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(own_home)
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "link"))
+    assert home() == own_home.resolve()
+    run = tmp_path / "link" / "cycles" / NAME / "c" / "run"
+    with closing(open_database()) as database:
+        label = add_release(tmp_path, NAME, 1)
+        database.execute("UPDATE releases SET run = ?", (str(run),))
+        found = release_of(database, CycleRow("c", NAME, 0.0, "rows", {}, "", None))
+    assert found is not None and found.label == label
 
 
 def test_a_champion_that_is_lost_for_good_is_told(own_home: Path, tmp_path: Path) -> None:

@@ -60,9 +60,10 @@ DISK = Disk()
 
 
 def home() -> Path:
-    """`$HIVETUNE_HOME`, else the XDG data folder. Not created here."""
+    """`$HIVETUNE_HOME`, else the XDG data folder, without symbolic links: what lies below has one name. Not created
+    here."""
     chosen = os.environ.get("HIVETUNE_HOME")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("hivetune"))
+    return Path(chosen or platformdirs.user_data_dir("hivetune")).expanduser().resolve()
 
 
 def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> None:

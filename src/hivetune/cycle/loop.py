@@ -22,7 +22,7 @@ from hivetune.config import RunConfig
 from hivetune.cycle.acts.doing import Doing, SliceEnded
 from hivetune.cycle.acts.table import act
 from hivetune.cycle.clock import read_clocks
-from hivetune.cycle.decide import LOOK_AGAIN_S, Action, Allowed, Observed, decide
+from hivetune.cycle.decide import LOOK_AGAIN_S, STATIONS, Action, Allowed, Observed, decide
 from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice
 from hivetune.cycle.observe import allowed_at, champion_of, gate_of, observe
@@ -65,6 +65,7 @@ class Loop:
     _clocks: Clocks | None = None
     _others: OtherPrograms = field(default_factory=OtherPrograms)
     _said: str = ""
+    _done: tuple[str | None, str] = (None, "")  # the last act that was done: its cycle and kind
     _problems: set[str] = field(default_factory=set)
 
     def step(self) -> Action:
@@ -108,6 +109,9 @@ class Loop:
         )
         try:
             words, outcome = act(action, doing), "done"
+            if action.kind in STATIONS and self._done == (cycle, action.kind):
+                raise HivetuneError(f"{words}, twice, and what it leaves was not there after the first time")
+            self._done = (cycle, action.kind)
         except Stopped:
             raise
         except SliceEnded as error:

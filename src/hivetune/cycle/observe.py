@@ -183,7 +183,8 @@ def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str
 
 def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
     """The release that was registered from a cycle's run."""
-    return next((one for one in releases(database, cycle.name) if one.run == str(cycle.run.resolve())), None)
+    run = cycle.run.resolve()  # a release may be known by a name of the home that led through a link
+    return next((one for one in releases(database, cycle.name) if Path(one.run).resolve() == run), None)
 
 
 def settings_then(cycle: CycleRow) -> RunConfig:
