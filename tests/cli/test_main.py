@@ -19,7 +19,7 @@ from hivetune.cli.output import MODE
 from hivetune.errors import HivetuneError, Stopped
 
 Ask = Callable[..., tuple[int, dict[str, Any], str]]
-LONG = {"demo", "serve", "bench", "dashboard"}  # do their work without an argument
+LONG = {"demo", "doctor", "serve", "bench", "dashboard"}  # do their work without an argument
 
 
 def hivetune(*arguments: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
