@@ -118,8 +118,8 @@ def live_through(life: Life, config: Path, waiting: list[Kill]) -> None:
         if killed_at_border(life, process, seen, waiting):
             continue
         assert process.returncode == 0, log.read_text()[-3000:]
-        entries = list(read_journal(journal()))[seen:]
-        if not any(entry["event"] == "outcome" and entry["outcome"] == "failed" for entry in entries[-2:]):
+        decisions = [entry for entry in list(read_journal(journal()))[seen:] if entry["event"] == "decision"]
+        if "is tried again" not in decisions[-1]["reason"]:
             return
         life.ahead_s += LATER_S
     raise AssertionError("it does not come to an end")
