@@ -300,6 +300,11 @@ REASONS: dict[str, Reason] = {
     "worse-left-out": Reason(
         "warn", "the worse answer can't be used; the better one is learned alone", "see the reason behind it"
     ),
+    "left-out-columns": Reason(
+        "warn",
+        "columns about the answer or the conversation are left out: a rationale, an explanation, tests, a note",
+        "nothing to do; --columns chooses others",
+    ),
     "other-branches": Reason(
         "warn",
         "retries and edits that were given up are left out: the branch that was kept is learned",

@@ -23,7 +23,6 @@ ASKED_ABOUT: dict[str, tuple[dict[str, Any], str]] = {
     "a text with code": ({"task_id": 2, "text": "Write a function.", "code": "def f(): ...", "test_list": []}, "code"),
     "choices of an exam": ({"question": QUESTION, "choices": ["Seine", "Rhine"], "answer": 0}, "choices"),
     "options in columns": ({"question": QUESTION, "option_a": "The river Seine", "answer": "A"}, "option_a"),
-    "a rationale": ({"question": QUESTION, "rationale": "It is the Seine, see a map.", "answer": ANSWER}, "rationale"),
     "two answers": ({"prompt": QUESTION, "completion": ANSWER, "response": "It is the Rhine."}, "response"),
     "a passage beside a prompt and its input": ({"prompt": QUESTION, "input": PASSAGE, "response": ANSWER}, "input"),
     "documents beside messages": (
@@ -153,7 +152,7 @@ def test_thoughts_in_a_column_of_their_own() -> None:
 
 
 def test_who_names_the_columns_is_taken_at_their_word() -> None:
-    row = {"question": QUESTION, "choices": ["Seine", "Rhine"], "answer": ANSWER, "userId": "u"}
+    row = {"wording": "It was asked in May.", "question": QUESTION, "answer": ANSWER, "userId": "u"}
     raw = RawRow("f:1", json.dumps(row).encode())
     with pytest.raises(RowRefused):
         read_example(raw, {"session": "userId"})

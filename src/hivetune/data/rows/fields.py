@@ -24,7 +24,17 @@ TIME = (
     *("timestamp", "time", "created_at", "created", "ts", "date", "datetime", "create_time", "created_time"),
     *("start_time", "started_at", "start_time_unix_nano"),
 )
-SUCCESS = ("success", "succeeded", "passed", "resolved", "reward")  # only 0, 1 and words say so (as_success)
+SUCCESS = (
+    "success",
+    "succeeded",
+    "passed",
+    "resolved",
+    "solved",
+    "is_solved",
+    "is_correct",
+    "is_success",
+    "reward",
+)  # only 0, 1 and words say so (as_success)
 FEEDBACK = ("feedback", "rating", "score", "thumbs")
 OWN_ID = ("interaction_id", "event_id", "id", "uuid")
 NESTED = ("metadata", "meta", "extra", "attributes", "context", "request", "request_body", "body", "info")

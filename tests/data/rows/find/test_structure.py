@@ -75,7 +75,6 @@ def test_the_only_question_and_answer(row: dict[str, Any]) -> None:
         {"turns": ["Write a story about it.", "Now write it in verse."]},  # two questions
         {"dialogue": ["Ann: Hi, how are you?", "Bob: Fine, and you?"]},
         {"question": ASKED, "truth": ANSWERED, "answer": "It is lost, I fear."},  # two answers
-        {"question": ASKED, "final_answer": ANSWERED, "passages_found": "The depot has been full since Monday."},
         {"query": ASKED, "extra": {"deep": {"reply": ANSWERED}}},  # of different things
         {"user_input": '{"prompt": "Where is it?"}', "bot_reply": ANSWERED},  # an object as text
         {"user_word": "basin", "bot_reply": ANSWERED},  # one word is no question

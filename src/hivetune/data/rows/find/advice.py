@@ -8,7 +8,7 @@ from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.leaves import Node, nodes
 from hivetune.data.rows.find.names import likely_contents, names_role, part_of
 from hivetune.data.rows.find.pair import sides_of
-from hivetune.data.rows.find.turn_lists import as_turns, flat, names_party
+from hivetune.data.rows.find.talk.turn_lists import as_turns, flat, names_party
 from hivetune.data.rows.layouts.columns import looks_like_content, map_columns
 from hivetune.data.rows.layouts.said import Row, objects
 

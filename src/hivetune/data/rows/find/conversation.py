@@ -2,8 +2,10 @@
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.row import read_structure
+from hivetune.data.rows.find.talk.transcripts import turns_in_text
 from hivetune.data.rows.layouts.said import Conversation, Row
 from hivetune.data.rows.layouts.table import read_layout
+from hivetune.data.rows.layouts.turns import in_order, read_messages
 
 # What a layout says of a row that it does not know; any other reason is a fault of the row.
 NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
@@ -15,7 +17,8 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
     Raises RowRefused: unknown-layout, unexplained-column, or what is wrong with the row.
     """
     try:
-        return read_layout(row, mapped=mapped)
+        found = read_layout(row, mapped=mapped)
+        return found if mapped or found.layout != "text" else _spoken(found)
     except RowRefused as refused:
         if refused.reason not in NOT_KNOWN or (mapped and "messages" not in row):
             raise
@@ -24,3 +27,12 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
         except RowRefused as other:
             known = refused.reason != "unknown-layout" or other.reason in NOT_KNOWN
             raise (refused if known else other) from None
+
+
+def _spoken(found: Conversation) -> Conversation:
+    """A text alone, or its turns where speakers take turns in it."""
+    turns = turns_in_text(found.messages[0].content) if len(found.messages) == 1 else None
+    if turns is None:
+        return found
+    messages, changed = in_order(read_messages(turns, None))
+    return found._replace(messages=messages, changed=("turns-from-text", *changed))

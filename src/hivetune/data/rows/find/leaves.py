@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.names import is_note, is_of_a_person, names_role, part_of, role_of
-from hivetune.data.rows.find.turn_lists import names_party
+from hivetune.data.rows.find.talk.turn_lists import names_party
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import Row, Tools, is_json_text, parsed
 from hivetune.records import Message
@@ -56,8 +56,8 @@ def at(row: Row, path: str) -> Any:
 
 def left_out(
     row: Row, messages: Sequence[Message], tools: Tools, used: Sequence[tuple[str, ...]]
-) -> tuple[str, ...] | None:
-    """The first path with written text that the conversation does not hold. Raises RowRefused for media."""
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each written text that the conversation does not hold, with its path. Raises RowRefused for media."""
     texts = [message.content for message in messages] + [message.reasoning or "" for message in messages]
     calls = [str(call) for message in messages for call in message.tool_calls]
     whole = "\n".join([*texts, *calls, *(str(dict(tool)) for tool in tools)])
@@ -65,8 +65,7 @@ def left_out(
         if not isinstance(value, str) or not value.strip() or _ADDRESS.match(value):
             continue
         if _has_to_be_said(path, value, used) and not _is_said(value, texts, whole):
-            return path
-    return None
+            yield path, value
 
 
 def _has_to_be_said(path: tuple[str, ...], value: str, used: Sequence[tuple[str, ...]]) -> bool:

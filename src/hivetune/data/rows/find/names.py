@@ -6,12 +6,14 @@ from functools import lru_cache
 from typing import Literal
 
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.layouts.columns import SYSTEM, THOUGHTS, TOOLS, column_kind
+from hivetune.data.rows.layouts.columns import CONTEXT, SYSTEM, THOUGHTS, TOOLS, column_kind
 from hivetune.data.rows.layouts.said import names
 from hivetune.data.rows.layouts.turns import ROLES
 from hivetune.records import Role
 
-NamePart = Literal["asked", "answered", "system", "thoughts", "tools", "media", "note", "content", "unknown"]
+NamePart = Literal[
+    "asked", "answered", "system", "thoughts", "tools", "given", "about", "media", "note", "content", "unknown"
+]
 
 ASKERS = names(
     "user usr human customer client student patient caller visitor guest buyer prompter inquirer requester asker "
@@ -31,7 +33,7 @@ PARTIES: dict[str, Role] = (
 )
 # Spreadsheets are in their people's language: German, Spanish, Italian, Portuguese, Dutch, Polish and Swedish too.
 _ASKED = names(
-    "q question query prompt instruction request problem inquiry enquiry ask queries questions prompts"
+    "q question query prompt instruction request problem inquiry enquiry ask queries questions prompts definition"
 ) | names("frage fragen pregunta preguntas domanda domande pergunta perguntas vraag vragen pytanie fråga")
 _ANSWERED = names(
     "a label target truth gold golden answer response reply completion output solution generation"
@@ -52,6 +54,19 @@ _OTHER = names(
     "follow followup next suggested similar related paraphrase rewritten rephrased original translated translation "
     "second third baseline reject history examples example shot template edited revised corrected"
 )
+# What whoever answered had beside the question, and what was written when the answer was there.
+_GIVEN = names(
+    "context contexts passage passages background document documents paragraph paragraphs article articles story "
+    "schema option options choice choices candidates persona knowledge premise table chapter excerpt abstract "
+    "retrieved retrieval scenario hint hints facts rule rules policy policies guideline guidelines constraint "
+    "constraints requirement requirements profile"
+)
+_ABOUT = names(
+    "analysis rationale rationales explanation explanations justification justifications critique reflection "
+    "reflections rubric rubrics test tests testcase testcases test_list judgement judgment verdict verification "
+    "citation citations examples demonstrations"
+)
+_ABOUT_WITH = names("unit case cases answer correct final detailed short long positive negative gold list s")
 _OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone first_name last_name display_name")
 _KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
 _FILLERS = names(
@@ -63,6 +78,9 @@ _ROLE_NAMES = names(
     "sender_type speaker_role author_role user_type sender_role message_type speaker_type participant_role origin "
     "author_type from_role sender_name is_user is_bot is_agent is_human is_ai is_assistant from_user from_bot bot "
     "is_customer is_from_user is_system isbot isuser"
+)
+_KIND_NAMES = names(
+    "event event_type event_name event_kind entry_type record_type msg_type op subtype topic action name"
 )
 CONTENT_ORDER = (
     *("content", "contents", "parts", "text", "utterance", "message", "value", "body", "msg", "mes", "transcript"),
@@ -112,8 +130,12 @@ def part_of(name: str) -> NamePart:
     if (known := column_kind(plain)) in ("note", "media"):
         return "media" if known == "media" else "note"
     said = frozenset(words(name)) - _FILLERS
+    if said & _ABOUT and said <= _ABOUT | _ABOUT_WITH:
+        return "about"
     if said & _OTHER:
         return "unknown"
+    if plain in CONTEXT or said & _GIVEN:
+        return "content" if len(plain.rpartition("_")[2]) == 1 else "given"  # option_a alone is one of several
     side = _side(said)
     return side or ("content" if known == "content" else "unknown")
 
@@ -137,7 +159,7 @@ def _noun(said: frozenset[str]) -> Literal["asked", "answered"] | None:
         return "asked"
     if answered and not asked:
         return None if "input" in said else "answered"
-    return "asked" if said in ({"input"}, {"utterance"}) else None
+    return "asked" if said in ({"input"}, {"utterance"}, {"input", "text"}) else None
 
 
 def role_of(value: str) -> Role | None:
@@ -172,6 +194,12 @@ def names_role(path: str) -> bool:
     """Whether somebody would write who speaks under the last name of `path`."""
     plain = plain_name(path.rpartition(".")[2])
     return plain in _ROLE_NAMES
+
+
+def names_kind(path: str) -> bool:
+    """Whether a program would write what kind of event something is under the last name of `path`."""
+    plain = plain_name(path.rpartition(".")[2])
+    return plain in _KIND_NAMES or plain in _ROLE_NAMES
 
 
 def likely_contents(paths: Iterator[str]) -> list[str]:

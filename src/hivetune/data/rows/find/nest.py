@@ -10,7 +10,7 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.names import words
-from hivetune.data.rows.find.turn_lists import TALK
+from hivetune.data.rows.find.talk.turn_lists import TALK
 from hivetune.data.rows.layouts.said import objects, parsed
 
 RowPlace = tuple[str, ...]  # keys; EACH: every item of a list, or every value of an object whose values are alike

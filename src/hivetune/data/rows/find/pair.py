@@ -6,46 +6,95 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.find.given import with_given
 from hivetune.data.rows.find.leaves import at, nodes
 from hivetune.data.rows.find.names import is_a_models, is_note, part_of
-from hivetune.data.rows.find.turn_lists import both_sides
+from hivetune.data.rows.find.talk.turn_lists import both_sides
 from hivetune.data.rows.layouts.answers import is_response
-from hivetune.data.rows.layouts.columns import CONTEXT
-from hivetune.data.rows.layouts.pairs import spoken_prompt
+from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
 from hivetune.data.rows.layouts.said import Row
 from hivetune.data.rows.layouts.turns import read_messages, read_system
 from hivetune.records import Message
 
 QUESTION_WORDS = 2  # of a question that is known by its place alone
+_QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE|MATCH|PREFIX)\s", re.I)
+_TASKS = ("instruction", "instructions", "definition", "task_description", "task_definition", "task_instruction")
+_CONTEXTS = ("context", "contexts")  # of a dialogue, or of a question that nobody wrote down apart
 # JSON, JSON in JSON, or how Python shows an object.
 _CODE = re.compile(r"""\s*"?[\[{]\s*\\?["'{\[]""")
 
 
 class FoundPair(NamedTuple):
-    """What was asked and answered. `used`: the paths that this was read from; `changed`: reasons of severity warn."""
+    """What was asked and answered. `used`: the paths that this was read from; `changed`: reasons of severity warn;
+    `answered`: the path of the answer, and `answer` its text.
+    """
 
     messages: list[Message]
     used: tuple[tuple[str, ...], ...]
     changed: tuple[str, ...]
+    answered: str
+    answer: Any
 
 
 def read_pair(row: Row) -> FoundPair:
     """The only question and the only answer; other answers are counted. Raises RowRefused."""
     asked, answered = sides_of(row)
     to_learn = _to_learn(answered)
+    asked, to_learn = _with_code(row, asked, to_learn)
+    task, asked = _task_of(asked)
+    asked = asked or _by_its_look(row, to_learn)
     judged = [path for path in answered if path not in to_learn]
-    if sorted(asked) == ["input", "instruction"]:  # Alpaca's: what to do, and with what
-        row = {**row, "instruction": f"{row['instruction']}\n{row['input']}"}
-        asked = ["instruction"]
     if len(asked) != 1 or len(to_learn) != 1:
         raise RowRefused("unknown-layout", f"columns {', '.join(str(key)[:30] for key in list(row)[:8]) or 'none'}")
     question, answer = at(row, asked[0]), at(row, to_learn[0])
     _refuse_doubt(asked[0], to_learn[0], question, answer)
+    if task is not None and isinstance(question, str):
+        question = f"{_lines(at(row, task))}\n{question}".strip()
     several = isinstance(answer, list) and all(isinstance(text, str) for text in answer)
-    said = {"role": "assistant", "content": answer[0] if several else answer, **_thoughts(row)}
-    messages = [*_before(row, question), *read_messages([said], None)]
-    used = tuple(tuple(path.split(".")) for path in (asked[0], to_learn[0], *judged))
-    return FoundPair(messages, used, ("other-answers",) if judged or (several and len(answer) > 1) else ())
+    learned = answer[0] if several else answer
+    said = {"role": "assistant", "content": learned, **_thoughts(row)}
+    messages = [*_before(row, with_given(row, asked[0], question, learned)), *read_messages([said], None)]
+    used = tuple(tuple(path.split(".")) for path in (asked[0], to_learn[0], *judged, *([task] if task else [])))
+    changed = ("other-answers",) if judged or (several and len(answer) > 1) else ()
+    return FoundPair(messages, used, changed, to_learn[0], learned)
+
+
+def _with_code(row: Row, asked: list[str], answered: list[str]) -> tuple[list[str], list[str]]:
+    """(questions, answers): of two questions, one that is a query in a language of databases answers the other."""
+    if len(asked) == 2 and not answered:
+        queries = [path for path in asked if isinstance(text := at(row, path), str) and _QUERY.match(text)]
+        if len(queries) == 1:
+            return [path for path in asked if path != queries[0]], queries
+    return asked, answered
+
+
+def _task_of(asked: list[str]) -> tuple[str | None, list[str]]:
+    """(the path of what to do, the path of what to do it with) of two questions, as Alpaca and its like have them."""
+    tasks = [path for path in asked if plain_name(path) in _TASKS]
+    return (tasks[0], [path for path in asked if path != tasks[0]]) if len(asked) == 2 and tasks else (None, asked)
+
+
+def _lines(value: Any) -> str:
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _by_its_look(row: Row, answered: list[str]) -> list[str]:
+    """The question of a row whose names tell only the answer: the only other text that somebody wrote, if it asks
+    something or is what an answer is given to.
+    """
+    texts = {path: value for path, value in open_paths(row).items() if isinstance(value, str) and path not in answered}
+    written = [path for path, value in texts.items() if looks_like_content(value) and not _is_about(path)]
+    if len(written) != 1 or len(answered) != 1 or not looks_like_content(at(row, answered[0])):
+        return []
+    if plain_name(answered[0]) in LABELS:
+        return []  # the class of a text
+    is_given = plain_name(written[0].rpartition(".")[2]) in _CONTEXTS
+    return written if is_given or texts[written[0]].rstrip().endswith(("?", "\uff1f")) else []
+
+
+def _is_about(path: str) -> bool:
+    return any(part_of(name) in ("about", "thoughts", "system") for name in path.split("."))
 
 
 def _refuse_doubt(asked: str, answered: str, question: Any, answer: Any) -> None:
@@ -63,22 +112,13 @@ def _before(row: Row, question: Any) -> list[Message]:
     spoken = spoken_prompt(question) if isinstance(question, str) else None
     if spoken:
         return read_messages(spoken, system_in(row))
-    return [
-        *read_system(system_in(row)),
-        *read_messages([{"role": "user", "content": _with_context(row, question)}], None),
-    ]
+    return [*read_system(system_in(row)), *read_messages([{"role": "user", "content": question}], None)]
 
 
 def _thoughts(row: Row) -> dict[str, str]:
     named = (path for path in open_paths(row) if part_of(path.rpartition(".")[2]) == "thoughts")
     thoughts = next((at(row, path) for path in named), None)
     return {"reasoning_content": thoughts} if isinstance(thoughts, str) else {}
-
-
-def _with_context(row: Row, question: Any) -> Any:
-    """A question with the text that it is about, where a row has one."""
-    found = {value.strip() for name, value in row.items() if plain_name(name) in CONTEXT and isinstance(value, str)}
-    return f"{question}\n{found.pop()}" if len(found) == 1 and isinstance(question, str) else question
 
 
 def sides_of(row: Row) -> tuple[list[str], list[str]]:
@@ -95,7 +135,7 @@ def _to_learn(paths: list[str]) -> list[str]:
 
 def _named_depth(path: str, part: str) -> int:
     """How deep the name stands that says what a path holds."""
-    return max(i for i, name in enumerate(path.split(".")) if part_of(name) == part)
+    return max((i for i, name in enumerate(path.split(".")) if part_of(name) == part), default=path.count("."))
 
 
 def _different(row: Row, paths: Sequence[str]) -> list[str]:

@@ -8,17 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.given import gathered, is_about, is_beside, refuse_half_of_an_agent
 from hivetune.data.rows.find.leaves import Node, at, left_out, nodes
 from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
-from hivetune.data.rows.find.pair import open_paths, read_pair, system_in
-from hivetune.data.rows.find.turn_lists import NOBODY_NAMED, NamedParties, as_turns, both_sides
+from hivetune.data.rows.find.pair import FoundPair, open_paths, read_pair, system_in
+from hivetune.data.rows.find.talk.transcripts import turns_in_text
+from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, NamedParties, Turns, as_turns, both_sides
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import SYSTEM, TOOLS
 from hivetune.data.rows.layouts.records import joined
-from hivetune.data.rows.layouts.said import Conversation, Row
+from hivetune.data.rows.layouts.said import Conversation, Row, Tools, objects
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
+
+Paths = Sequence[tuple[str, ...]]
+Spot = tuple[tuple[str, ...], Turns]
 
 
 def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
@@ -33,21 +38,51 @@ def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
         body = {key: body[key] for key in ("messages", *SYSTEM, *TOOLS) if key in body}
     spots = [] if given.user is None else turn_spots(body, given)
     spots = spots or turn_spots(body, NOBODY_NAMED)
-    left_behind: tuple[str, ...] = ()
+    pair: FoundPair | None = None
+    changed: tuple[str, ...] = ()
     if spots:
-        messages, used = _of_turns(body, spots)
+        messages, used, changed = _of_turns(body, spots)
     elif (call := _call(body)) is not None:
         messages, used = call
     else:
-        messages, used, left_behind = read_pair(body)
-    ordered, changed = in_order(messages)
-    tools = read_tools(next((one.value for one in nodes(body) if part_of(one.path[-1]) == "tools" and one.value), None))
-    left = None if mapped else left_out(body, messages, tools, used)
-    if left is not None:
-        raise RowRefused(
-            "unexplained-column", f"{'.'.join(left)[:60]!r} looks like content, and nothing says what it is"
-        )
-    return Conversation("structure", ordered, tools, changed=(*left_behind, *changed))
+        body = gathered(body)
+        pair = read_pair(body)
+        messages, used, changed = pair.messages, pair.used, pair.changed
+        refuse_half_of_an_agent(body, used)
+    ordered, more = in_order(messages)
+    tools = read_tools(next((one.value for one in nodes(body) if _are_tools(one)), None))
+    noted = used if {"program-notes", "other-branches"} & set(changed) else ()  # what else was said there is counted
+    if not mapped and _leaves_out(body, messages, tools, (used, noted), pair):
+        changed = (*changed, "left-out-columns")
+    return Conversation("structure", ordered, tools, changed=(*changed, *more))
+
+
+def _are_tools(node: Node) -> bool:
+    """Whether a part of a row describes tools; names of them alone are no description."""
+    return part_of(node.path[-1]) == "tools" and (isinstance(node.value, dict) or objects(node.value) is not None)
+
+
+def _leaves_out(
+    row: Row, messages: Sequence[Message], tools: Tools, read: tuple[Paths, Paths], pair: FoundPair | None
+) -> bool:
+    """Whether texts about the answer or the conversation are left out. `read`: where the conversation stands, and
+    below what other things may stand. Raises RowRefused where another text is left out.
+    """
+    used, noted = read
+    some = False
+    for path, value in left_out(row, messages, tools, used):
+        if any(path[: len(one)] == one for one in noted):
+            continue
+        if pair is not None and not is_about(row, path, value, pair.answered, pair.answer):
+            raise _unexplained(path)
+        if pair is None and (any(path[: len(one)] == one for one in used) or not is_beside(path)):
+            raise _unexplained(path)
+        some = True
+    return some
+
+
+def _unexplained(path: tuple[str, ...]) -> RowRefused:
+    return RowRefused("unexplained-column", f"{'.'.join(path)[:60]!r} looks like content, and nothing says what it is")
 
 
 def without_prefix(value: Any) -> Any:
@@ -63,33 +98,36 @@ def without_prefix(value: Any) -> Any:
     return {(key[size:] if shared else key): without_prefix(inner) for key, inner in value.items()}
 
 
-def turn_spots(row: Row, given: NamedParties) -> list[tuple[tuple[str, ...], list[dict[str, Any]]]]:
-    """Every list of turns in a row, the outermost ones."""
-    found: list[tuple[tuple[str, ...], list[dict[str, Any]]]] = []
+def turn_spots(row: Row, given: NamedParties) -> list[Spot]:
+    """Every list of turns in a row, the outermost ones; else every text in which speakers take turns."""
+    found: list[Spot] = []
+    texts: list[Spot] = []
     for path, value in nodes(row):
-        if any(path[: len(above)] == above for above, _ in found) or is_note((*path, "")):
+        if any(path[: len(above)] == above for above, _ in found) or is_note((*path, "")) or "[]" in path:
             continue
-        if isinstance(value, list) and "[]" not in path and (turns := as_turns(value, path[-1], given)) is not None:
+        if isinstance(value, list | dict) and (turns := as_turns(value, path[-1], given)) is not None:
             found.append((path, turns))
-    return found
+        elif isinstance(value, str) and (spoken := turns_in_text(value)):
+            texts.append((path, Turns(spoken, ("turns-from-text",))))
+    return found or ([] if all(both_sides(open_paths(row))) else texts)
 
 
-def _of_turns(
-    row: Row, spots: Sequence[tuple[tuple[str, ...], list[dict[str, Any]]]]
-) -> tuple[list[Message], tuple[tuple[str, ...], ...]]:
-    """The longest list, if it holds whatever the others say."""
-    read = [(path, read_messages(turns, system_in(row))) for path, turns in spots]
-    path, messages = max(read, key=lambda one: sum(len(message.content) for message in one[1]))
+def _of_turns(row: Row, spots: Sequence[Spot]) -> tuple[list[Message], tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """(messages, where they stand, what was changed) of the longest list, if it holds whatever the others say."""
+    read = [(path, read_messages(turns.turns, system_in(row)), turns.changed) for path, turns in spots]
+    path, messages, changed = max(read, key=lambda one: sum(len(message.content) for message in one[1]))
     said = {message.content.strip() for message in messages}
-    if any(message.content.strip() not in said for _, others in read for message in others if message.role != "system"):
-        raise RowRefused("unknown-layout", "several lists of turns that differ: " + _paths(one for one, _ in read))
+    if any(
+        message.content.strip() not in said for _, others, _ in read for message in others if message.role != "system"
+    ):
+        raise RowRefused("unknown-layout", "several lists of turns that differ: " + _paths(one for one, *_ in read))
     if messages[-1].role == "user":
         _, answered = both_sides(open_paths(row))
         texts = {str(at(row, one)): one for one in answered}
         if len(texts) == 1:
             only = next(iter(texts.values()))
             messages = [*messages, *read_answer(at(row, only))[0]]
-    return messages, (path,)
+    return messages, (path,), changed
 
 
 def _call(row: Row) -> tuple[list[Message], tuple[tuple[str, ...], ...]] | None:

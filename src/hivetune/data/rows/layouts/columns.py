@@ -98,6 +98,7 @@ _NOTE_ENDS = tuple(
 )
 _NOTE_STARTS = tuple(names("num_ is_ has_ n_ original_ raw_ gen_ meta_ metadata_ original source_ __"))
 
+CHOICE = re.compile(r"\A(?:(?:option|opt|op|choice|answer_option)_?)?([a-j])\Z")  # one of several, by its letter
 MIN_WORDS = 3
 MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
@@ -174,6 +175,8 @@ def column_kind(name: str) -> Kind:
         return "media"
     if (name in CONTENT or name in TOOLS) and name != "user":  # mostly who asked, not what
         return "content"
+    if CHOICE.match(name):
+        return "content"  # one word may be a choice, without which the answer "B" means nothing
     if name in NOTES or name.endswith(_NOTE_ENDS) or name.startswith(_NOTE_STARTS):
         return "note"
     return "unknown"

@@ -1,6 +1,9 @@
 """What a layout makes of a row, and how single values are read: text, JSON text, a list of something."""
 
+import ast
 import json
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -8,6 +11,8 @@ from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
 Row = Mapping[str, Any]
+MAX_PYTHON_CHARS = 1 << 20
+_PYTHON = re.compile(r"\s*(?:\[\s*)*(?:\{\s*)?'")
 Tools = tuple[Mapping[str, Any], ...]
 
 
@@ -53,13 +58,26 @@ def is_json_text(value: str) -> bool:
 
 
 def parsed(value: Any) -> Any:
-    """CSV, Parquet and logs keep lists and objects as JSON text; other text stays as it is."""
+    """CSV, Parquet and logs keep lists and objects as JSON text or as Python writes them; other text stays as it is."""
     if isinstance(value, str) and is_json_text(value):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            return value
+            return _python_object(value)
     return value
+
+
+def _python_object(text: str) -> Any:
+    """A list or an object that was written by Python's `str`: its strings have single quotes."""
+    if len(text) > MAX_PYTHON_CHARS or not _PYTHON.match(text):
+        return text
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of backslashes that no escape begins with
+            found = ast.literal_eval(text)
+        return json.loads(json.dumps(found))
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return text
 
 
 def text_of(value: Any, column: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hivetune.data.rows.find.names import CONTENT_ORDER
-from hivetune.data.rows.find.streams import MIN_MESSAGES, is_message_like
+from hivetune.data.rows.find.talk.streams import MIN_MESSAGES, is_event_like
 from hivetune.data.rows.formats import open_bytes, text_lines
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
@@ -25,7 +25,7 @@ _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
 _NUM_LINES = 20
 _SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
 _CODEX_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
-_CONTENTS = tuple(f'"{name}"'.encode() for name in CONTENT_ORDER)
+_OF_EVENTS = tuple(f'"{name}"'.encode() for name in (*CONTENT_ORDER, "type", "event", "kind"))
 _TABLES = (".csv", ".tsv", ".parquet")
 
 
@@ -67,14 +67,14 @@ def _is_message_log(head: bytes) -> bool:
     for line in [*lines, last][:NUM_SAMPLE] if whole else lines[:NUM_SAMPLE]:
         if not line.strip():
             continue
-        if not found and not any(name in line for name in _CONTENTS):
+        if not found and not any(name in line for name in _OF_EVENTS):
             return False  # a quick no, before anything is parsed
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             event = None
         found.append(event if isinstance(event, dict) else None)
-        if len(found) == MIN_MESSAGES and not all(event is None or is_message_like(event) for event in found):
+        if len(found) == MIN_MESSAGES and not all(event is None or is_event_like(event) for event in found):
             return False
     return message_shape(found, whole=whole) is not None
 

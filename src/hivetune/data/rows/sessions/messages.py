@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hivetune.data.rows.find.streams import MessageShape, messages_shape, said_in
+from hivetune.data.rows.find.talk.branches import kept_branch
+from hivetune.data.rows.find.talk.streams import MessageShape, SaidLine, messages_shape, said_in
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
 
 NUM_SAMPLE = 400
+_Held = tuple[int, SaidLine]
 Event = tuple[int, dict[str, Any] | None, str]  # line, object or None, the line itself
 
 
@@ -60,7 +62,7 @@ def _joined(found: Iterable[Event], shape: MessageShape | None) -> Iterator[Plac
     """One row for each session, in the order that its messages name. A session is held until the log ends; beyond
     MAX_KEPT_CHARS the oldest is given out, and what comes of it later stays one message a row.
     """
-    held: dict[str, list[tuple[int, float | None, dict[str, Any]]]] = {}
+    held: dict[str, list[_Held]] = {}
     sizes: dict[str, int] = {}
     kept = 0
     given: set[str] = set()
@@ -69,7 +71,7 @@ def _joined(found: Iterable[Event], shape: MessageShape | None) -> Iterator[Plac
         if said is None or said.session in given:
             yield broken(number, text)
             continue
-        held.setdefault(said.session, []).append((number, said.order, said.turn))
+        held.setdefault(said.session, []).append((number, said))
         sizes[said.session] = sizes.get(said.session, 0) + len(text)
         kept += len(text)
         while kept > MAX_KEPT_CHARS and len(held) > 1:
@@ -81,9 +83,18 @@ def _joined(found: Iterable[Event], shape: MessageShape | None) -> Iterator[Plac
         yield from _row(session, turns)
 
 
-def _row(session: str, turns: list[tuple[int, float | None, dict[str, Any]]]) -> Iterator[PlacedRow]:
-    place = turns[0][0]
-    orders = [order for _, order, _ in turns if order is not None]
-    if len(orders) == len(turns):
-        turns = sorted(turns, key=lambda turn: turn[1] or 0.0)
-    yield from conversation("messages", place, [turn for _, _, turn in turns], (), session=session)
+def _row(session: str, said: list[_Held]) -> Iterator[PlacedRow]:
+    place = said[0][0]
+    if all(one.order is not None for _, one in said):
+        said = sorted(said, key=lambda held: held[1].order or 0.0)
+    turns = [(number, one) for number, one in said if one.turn is not None]
+    if not turns:
+        return  # a program that began and ended, and nobody spoke
+    left_out = ["program-notes"] if len(turns) < len(said) else []
+    kept = kept_branch([one.links for _, one in turns])
+    if kept is None:  # a tree of edits whose leaf nobody can tell
+        for number, one in turns:
+            yield broken(number, json.dumps({"session": session, **(one.turn or {})}))
+        return
+    left_out += ["other-branches"] if len(kept) < len(turns) else []
+    yield from conversation("messages", place, [turns[i][1].turn for i in kept], left_out, session=session)

@@ -6,7 +6,6 @@ decided is None: nobody's words are given to somebody else.
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hivetune.data.rows.fields import plain_name
@@ -20,6 +19,8 @@ from hivetune.data.rows.find.names import (
     role_of,
     words,
 )
+from hivetune.data.rows.find.talk.branches import holds_replies, kept_branch, spread
+from hivetune.data.rows.find.talk.events import event_kinds, turn_of
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import names, objects, parsed
 from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS
@@ -35,8 +36,6 @@ _KEPT = (
     *MEDIA_KEYS,
 )
 _KEPT_SET = frozenset(_KEPT)
-_PARENTS = ("parent", "parent_id", "parent_uuid", "parent_message_id", "parent_message_uuid", "reply_to", "in_reply_to")
-_IDS = ("id", "uuid", "message_id", "msg_id", "node_id")
 _NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?:\s*(.*)\Z", re.S)
 
 
@@ -57,17 +56,51 @@ class NamedParties(NamedTuple):
 NOBODY_NAMED = NamedParties()
 
 
-def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> list[dict[str, Any]] | None:
-    """The turns of a list called `name`, each {"role", "content", ..}; None when it is no list of turns for certain."""
+class Turns(NamedTuple):
+    """Turns, each {"role", "content", ..}, and reasons of severity warn."""
+
+    turns: list[dict[str, Any]]
+    changed: tuple[str, ...] = ()
+
+
+def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> Turns | None:
+    """The turns of a list called `name`, or of an object that holds its replies; None when it is no conversation for
+    certain.
+    """
     value = parsed(value)
+    if isinstance(value, dict) and holds_replies(value):
+        value = [value]
     if not isinstance(value, list) or not value:
         return None
     items = objects(value)
     if items is None:
-        return _spoken(value)
+        spoken = _spoken(value)
+        return None if spoken is None else Turns(spoken)
+    some_left = False
+    if any(map(holds_replies, items)):
+        items, some_left = spread(items)
     if (TALK & set(words(name)) or len(items) == 1) and (both := _pairs(items)) is not None:
-        return both  # under another name they may be examples that have nothing to do with each other
-    return _roles_and_contents(items, given) if len(items) >= MIN_TURNS else None
+        return Turns(both)  # under another name they may be examples that have nothing to do with each other
+    if len(items) < MIN_TURNS:
+        return None
+    kept = kept_branch(items)
+    if kept is None:
+        return None  # a tree of edits whose leaf nobody names
+    branch = [items[place] for place in kept]
+    turns = _roles_and_contents(branch, given)
+    changed = ("other-branches",) if some_left or len(branch) < len(items) else ()
+    if turns is not None:
+        return Turns(turns, changed)
+    events = _of_events([flat(item) for item in branch])
+    return None if events is None else Turns(events, (*changed, "program-notes"))
+
+
+def _of_events(flats: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The turns of a list in which several kinds of events stand."""
+    kinds = event_kinds(flats)
+    if kinds is None:
+        return None
+    return [turn for one in flats if (turn := turn_of(one, kinds)) is not None]
 
 
 def flat(item: Mapping[str, Any], depth: int = MAX_TURN_DEPTH, prefix: str = "") -> dict[str, Any]:
@@ -104,8 +137,7 @@ def _roles_and_contents(items: list[dict[str, Any]], given: NamedParties) -> lis
         return None
     if any(one.get(content) is None and not _KEPT_SET & item.keys() for item, one in zip(items, flats, strict=True)):
         return None  # somebody said nothing, or said it under another name
-    turns = [_turn(role, item, one, content) for role, item, one in zip(roles, items, flats, strict=True)]
-    return _kept_branch(items, turns)
+    return [_turn(role, item, one, content) for role, item, one in zip(roles, items, flats, strict=True)]
 
 
 def _turn(role: Role, item: Mapping[str, Any], one: Mapping[str, Any], content: str) -> dict[str, Any]:
@@ -188,22 +220,6 @@ def _says(value: Any) -> bool:
     return (isinstance(value, str) and value != "") or (isinstance(value, list) and bool(value))
 
 
-def _kept_branch(items: Sequence[Mapping[str, Any]], turns: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Turns that name their parents form a tree: those from its root to the last one."""
-    plain = [{plain_name(key): value for key, value in item.items()} for item in items]
-    own = next((name for name in _IDS if all(isinstance(one.get(name), str | int) for one in plain)), None)
-    above = next((name for name in _PARENTS if any(name in one for one in plain)), None)
-    if own is None or above is None:
-        return turns
-    ids = [str(one[own]) for one in plain]
-    parents = {key: str(one.get(above)) for key, one in zip(ids, plain, strict=True)}
-    if len(parents) < len(ids) or not any(parent in parents for parent in parents.values()):
-        return turns
-    if all(parents[second] == first for first, second in pairwise(ids)):
-        return turns
-    return None  # a tree of edits whose leaf nobody names
-
-
 def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
     """Items that hold both sides: {"user utterance": .., "system response": ..}."""
     turns: list[dict[str, Any]] = []
@@ -230,6 +246,9 @@ def both_sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     for path, value in paths.items():
         if not _says(value) or (isinstance(value, list) and not (_are_parts(value) or are_texts(path, value))):
             continue
+        *above, _ = path.split(".")
+        if any(part_of(name) in ("given", "about") and name != "context" for name in above):
+            continue  # a part of what was given
         for name in reversed(path.split(".")):
             part = part_of(name)
             if part in ("asked", "answered") and (part == "answered" or not are_texts(path, value)):

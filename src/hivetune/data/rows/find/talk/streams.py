@@ -8,8 +8,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hivetune.data.rows.fields import SESSION, TIME, as_time, plain_name
-from hivetune.data.rows.find.names import likely_contents, names_role, part_of
-from hivetune.data.rows.find.turn_lists import flat, roles_of
+from hivetune.data.rows.find.names import likely_contents, names_kind, names_role, part_of
+from hivetune.data.rows.find.talk.branches import links_of
+from hivetune.data.rows.find.talk.events import EventKinds, event_kinds, turn_of
+from hivetune.data.rows.find.talk.turn_lists import flat, roles_of
 from hivetune.data.rows.layouts.columns import CONTENT
 from hivetune.records import Role
 
@@ -37,19 +39,25 @@ _WITH_CALLS = ("tool_calls", "function_call", "tool_call_id", "reasoning_content
 
 
 class MessageShape(NamedTuple):
-    """Which path of a row says what. `session` None: the whole file is one conversation."""
+    """Which path of a row says what. `session` None: the whole file is one conversation. `kinds`: the events are of
+    several kinds; then `role` and `content` say nothing.
+    """
 
     session: str | None
     role: str
     roles: Mapping[str, Role]
     content: str
     order: str | None
+    kinds: EventKinds | None = None
 
 
 class SaidLine(NamedTuple):
+    """`turn` None: a program's note. `links`: the ids of the message and of the one before it, where it names them."""
+
     session: str
-    turn: dict[str, Any]
+    turn: dict[str, Any] | None
     order: float | None
+    links: Mapping[str, Any]
 
 
 def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool) -> MessageShape | None:
@@ -58,6 +66,7 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool) -> Messa
     if len(flats) < MIN_MESSAGES:
         return None
     session = _path(flats, _GROUPS, str | int)
+    order = _path(flats, TIME, str | int | float), _path(flats, _ORDER, str | int | float)
     for role in _role_paths(flats):
         spoken = [one for one in flats if isinstance(one.get(role), str | bool | int)]
         found = roles_of(role, [one[role] for one in spoken])
@@ -67,23 +76,31 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool) -> Messa
         content = _content(spoken, role)
         if content is None:
             continue
-        time = _path(flats, TIME, str | int | float)
-        if session is None and not (whole and time and _takes_turns(found)):
+        if session is None and not (whole and order[0] and _takes_turns(found)):
             return None  # without times too, they may be examples for a prompt
-        return MessageShape(session, role, roles, content, time or _path(flats, _ORDER, str | int | float))
-    return None
+        return MessageShape(session, role, roles, content, order[0] or order[1])
+    kinds = event_kinds(flats)
+    if kinds is None:
+        return None
+    spoken_kinds = [kinds.roles[kind] for one in flats if (kind := one.get(kinds.kind)) in kinds.contents]
+    if session is None and not (whole and order[0] and _takes_turns(spoken_kinds)):
+        return None
+    return MessageShape(session, "", {}, "", order[0] or order[1], kinds)
 
 
-def is_message_like(event: Mapping[str, Any]) -> bool:
-    """Whether a row could be one message: a quick look before a whole sample is read."""
-    one = flat(event)
-    return any(map(names_role, one)) and bool(likely_contents(iter(one)))
+def is_event_like(event: Mapping[str, Any]) -> bool:
+    """Whether a row could be a message or another event: a quick look before a whole sample is read."""
+    return any(map(names_kind, flat(event)))
 
 
 def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
     """What one row says; None: it is no message of this shape."""
     one = flat(event)
     session = "" if shape.session is None else one.get(shape.session)
+    order = as_order(one.get(shape.order)) if shape.order else None
+    if shape.kinds is not None:
+        known = isinstance(session, str | int) and one.get(shape.kinds.kind) in (*shape.kinds.roles, *shape.kinds.notes)
+        return SaidLine(str(session), turn_of(one, shape.kinds), order, {}) if known else None
     role = shape.roles.get(str(one.get(shape.role)).strip())
     text = one.get(shape.content)
     if not isinstance(session, str | int) or role is None or not isinstance(text, str | list | None):
@@ -91,8 +108,7 @@ def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
     kept = {key: event[key] for key in _WITH_CALLS if event.get(key)}
     if not text and not kept:
         return None
-    order = one.get(shape.order) if shape.order else None
-    return SaidLine(str(session), {"role": role, "content": text, **kept}, as_order(order))
+    return SaidLine(str(session), {"role": role, "content": text, **kept}, order, links_of(event))
 
 
 def as_order(value: Any) -> float | None:

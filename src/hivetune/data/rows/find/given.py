@@ -1,0 +1,147 @@
+"""What stands beside a question and its answer: what the answer was given on, and what was written about it after.
+
+What was given belongs to the question: passages as they are, choices each on a line of its own. What is about the
+answer is left out and counted.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.find.names import part_of, words
+from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content
+from hivetune.data.rows.layouts.said import Row, names, objects, parsed
+
+_LETTERS = "ABCDEFGHIJ"
+_CHOICES = ("option", "options", "choice", "choices", "candidates")
+_OF_AN_AGENT = names(
+    "action actions observation observations step steps call calls called result results event events trajectory"
+)
+SHARED_WORDS = 0.6  # of an answer's words, found in another column: it may be where the answer comes from
+
+
+def gathered(row: Row) -> Row:
+    """A row whose choices stand in columns of their own (`option_a`, `A` ...), with all of them as `options`."""
+    found = {match.group(1).upper(): name for name in row if (match := CHOICE.match(plain_name(name)))}
+    if not {"A", "B"} <= found.keys() or "options" in row or list(found) != sorted(found):
+        return row
+    kept = {name: value for name, value in row.items() if name not in found.values()}
+    return {**kept, "options": {letter: row[name] for letter, name in found.items() if row[name] not in (None, "")}}
+
+
+def with_given(row: Row, path: str, question: Any, answer: Any) -> Any:
+    """The question at `path` with what is given beside it, in the order of the row. Raises RowRefused."""
+    if not isinstance(question, str):
+        return question
+    texts = [question]
+    for holder in _holders(row, path):
+        for name, value in holder.items():
+            if part_of(name) != "given" or value in (None, "", [], {}) or name == path.rpartition(".")[2]:
+                continue
+            text = _text(name, parsed(value), answer)
+            if text and text not in question and text not in texts:
+                texts.append(text)
+    return "\n".join(texts)
+
+
+def _holders(row: Row, path: str) -> list[Mapping[str, Any]]:
+    """The row and the objects in it that the question stands in."""
+    found: list[Mapping[str, Any]] = [row]
+    for key in path.split(".")[:-1]:
+        inner = parsed(found[-1].get(key))
+        if not isinstance(inner, dict):
+            break
+        found.append(inner)
+    return found
+
+
+def _text(name: str, value: Any, answer: Any) -> str | None:
+    """What is given as text; None for what nobody would know how to write."""
+    if isinstance(value, str):
+        return value.strip() or None
+    if any(name.lower().endswith(word) for word in _CHOICES):
+        return _choices(value, answer)
+    if isinstance(value, list) and all(isinstance(piece, str) for piece in value):
+        return "\n".join(value)
+    texts = [piece.get("text") for piece in objects(value) or []]
+    return "\n".join(map(str, texts)) if texts and all(isinstance(text, str) for text in texts) else None
+
+
+def _choices(value: Any, answer: Any) -> str | None:
+    """Choices, each behind its letter where the answer is one. Raises RowRefused where the answer is a number: nobody
+    knows whether it counts from 0 or from 1.
+    """
+    labels: Sequence[Any] | None = None
+    if isinstance(value, dict) and isinstance(value.get("text"), list) and isinstance(value.get("label"), list):
+        labels, texts = value["label"], value["text"]
+    elif isinstance(value, dict):
+        labels, texts = list(value), list(value.values())
+    elif (items := objects(value)) is not None:
+        labels = [item.get("label", item.get("key")) for item in items]
+        texts = [item.get("text", item.get("value", item.get("content"))) for item in items]
+    else:
+        texts = value if isinstance(value, list) else []
+    if not texts or not all(isinstance(text, str | int | float) for text in texts):
+        return None
+    if labels is not None and len(labels) == len(texts) and all(isinstance(label, str) for label in labels):
+        return "\n".join(f"{label}. {text}" for label, text in zip(labels, texts, strict=True))
+    said = answer.strip() if isinstance(answer, str) else answer
+    if said in texts or str(said) in map(str, texts):
+        return "\n".join(map(str, texts))
+    if isinstance(said, int) or (isinstance(said, str) and said.isdecimal()):
+        raise RowRefused("unknown-layout", f"the answer {said} is the number of a choice, from 0 or from 1")
+    if isinstance(said, str) and said in _LETTERS[: len(texts)] and not str(texts[0]).startswith(("A", "(A", "a)")):
+        return "\n".join(f"{letter}. {text}" for letter, text in zip(_LETTERS, texts, strict=False))
+    return "\n".join(map(str, texts))
+
+
+def is_about(row: Row, path: Sequence[str], value: str, answered: str | None, answer: Any) -> bool:
+    """Whether a text was written about the answer: its name says so, or it stands behind the answer in the same object
+    of a row that is not sorted by name, and is not where the answer comes from.
+    """
+    if any(part_of(name) == "about" for name in path if name != "[]"):
+        return True
+    if answered is None or not isinstance(answer, str):
+        return False
+    *above, name = answered.split(".")
+    holder: Any = row
+    for key in above:
+        holder = parsed(holder.get(key)) if isinstance(holder, dict) else None
+    if not isinstance(holder, dict) or list(path[: len(above)]) != above or len(path) <= len(above):
+        return False
+    keys = [str(key) for key in holder]
+    beside = path[len(above)]
+    if keys == sorted(keys) or beside not in keys or part_of(beside) != "unknown":
+        return False
+    return keys.index(beside) > keys.index(name) and not _may_hold(value, answer)
+
+
+def _may_hold(value: str, answer: str) -> bool:
+    """Whether an answer may have been taken from a text."""
+    said = {word.strip(".,;:!?\"'()").lower() for word in answer.split()} - {""}
+    if not looks_like_content(answer) or not value.isascii():
+        return True  # a word or a number may come from anywhere; scripts without spaces have no words to compare
+    there = {word.strip(".,;:!?\"'()").lower() for word in value.split()}
+    return len(said & there) >= SHARED_WORDS * len(said)
+
+
+def refuse_half_of_an_agent(row: Row, used: Sequence[tuple[str, ...]]) -> None:
+    """Raises RowRefused where a question and an answer stand beside what an agent did to get from one to the other."""
+    for name, value in row.items():
+        if value and isinstance(parsed(value), list) and _is_of_an_agent(name) and (name,) not in used:
+            raise RowRefused("unexplained-column", f"{name[:60]!r}: what was done between question and answer")
+
+
+def _is_of_an_agent(name: str) -> bool:
+    return bool(_OF_AN_AGENT & set(words(name))) and part_of(name) not in ("note", "about")
+
+
+def is_beside(path: Sequence[str]) -> bool:
+    """Whether a text beside a list of turns says nothing in it: what a conversation is about, or what came of it. A
+    document that was talked about, or a prompt, is content.
+    """
+    parts = {part_of(name) for name in path if name != "[]"}
+    if any(map(_is_of_an_agent, path)):
+        return False
+    return not parts & {"given", "system", "asked", "answered", "thoughts", "tools", "content", "media"}

@@ -1,0 +1,96 @@
+"""What stands beside a question and its answer: given with the question, written about the answer, or asked about."""
+
+from typing import Any
+
+import pytest
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.conversation import read_conversation
+
+ASKED, ANSWERED = "Which town has the depot?", "The depot is in Bonn, on the left bank."
+AS_PYTHON = [{"from": "user", "value": "It's where?"}, {"from": "gpt", "value": ANSWERED}]
+PLACES = ["Bonn", "Aachen", "Köln"]
+
+
+def said(row: dict[str, Any]) -> tuple[str, str]:
+    asked, answered = read_conversation(row).messages
+    return asked.content, answered.content
+
+
+@pytest.mark.parametrize(
+    ("beside", "added"),
+    [
+        ({"passages": ["The depot is old.", "It is in Bonn."]}, "The depot is old.\nIt is in Bonn."),
+        ({"schema": "CREATE TABLE depots", "hint": "Look at towns."}, "CREATE TABLE depots\nLook at towns."),
+        ({"options": PLACES}, "Bonn\nAachen\nKöln"),
+        ({"choices": {"label": ["A", "B"], "text": PLACES[:2]}}, "A. Bonn\nB. Aachen"),
+        ({"options": [{"key": "1", "value": "Bonn"}, {"key": "2", "value": "Aachen"}]}, "1. Bonn\n2. Aachen"),
+    ],
+)
+def test_what_is_given_belongs_to_the_question(beside: dict[str, Any], added: str) -> None:
+    assert said({"question": ASKED, **beside, "answer": ANSWERED}) == (f"{ASKED}\n{added}", ANSWERED)
+
+
+def test_choices_in_columns_of_their_own() -> None:
+    row = {"question": ASKED, "A": "Bonn", "B": "Aachen", "C": "", "answer": "A"}
+    assert said(row) == (f"{ASKED}\nA. Bonn\nB. Aachen", "A")
+    assert said({"question": ASKED, "option_a": "Bonn", "option_b": "Aachen", "answer": "A"}) == said(row)
+
+
+def test_choices_get_the_letters_that_the_answer_means() -> None:
+    assert said({"question": ASKED, "options": PLACES, "answer": "A"})[0].endswith("A. Bonn\nB. Aachen\nC. Köln")
+    assert said({"question": ASKED, "options": [f"A) {PLACES[0]}"], "answer": "A"})[0].endswith("\nA) Bonn")
+    with pytest.raises(RowRefused):
+        read_conversation({"question": ASKED, "options": PLACES, "answer": 1})  # the first or the second
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": ASKED, "rationale": "Bonn has one, since 1900.", "answer": ANSWERED},
+        {"question": ASKED, "answer": ANSWERED, "test_cases": ["assert town() == 'Bonn'"]},
+        {"question": ASKED, "answer": ANSWERED, "how_it_was_made": "by three people in one room"},
+    ],
+)
+def test_what_was_written_about_the_answer_is_left_out_and_counted(row: dict[str, Any]) -> None:
+    found = read_conversation(row)
+    assert [m.content for m in found.messages] == [ASKED, ANSWERED]
+    assert "left-out-columns" in found.changed
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"how_it_is_now": "The town hall was moved to Bonn.", "question": ASKED, "answer": ANSWERED},  # in front of it
+        {"answer": ANSWERED, "how_it_is_now": "It was moved in May.", "question": ASKED},  # sorted by name
+        {"question": ASKED, "answer": ANSWERED, "wikipage": f"Since 1900 {ANSWERED.lower()}"},  # where it comes from
+        {"question": ASKED, "answer": "Bonn", "wikipage": "It has been in a town on the Rhine."},
+        {"question": ASKED, "answer": ANSWERED, "actions": ["look", "open the map"]},
+        {"question": ASKED, "answer": ANSWERED, "knowledge": {"a": {"b": "The depot was moved to the left bank."}}},
+    ],
+)
+def test_other_texts_are_asked_about(row: dict[str, Any]) -> None:
+    with pytest.raises(RowRefused):
+        read_conversation(row)
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"title_of_it": ASKED, "response": ANSWERED}, ASKED),
+        ({"context": "I have been sad since May.", "response": ANSWERED}, "I have been sad since May."),
+        ({"definition": ["Name the town."], "input": "The depot", "output": [ANSWERED]}, "Name the town.\nThe depot"),
+        ({"conversations": str(AS_PYTHON)}, "It's where?"),
+    ],
+)
+def test_the_question_by_its_place_and_look(row: dict[str, Any], asked: str) -> None:
+    assert said(row) == (asked, ANSWERED)
+
+
+def test_a_query_answers_its_question() -> None:
+    assert said({"question": ASKED, "query": "SELECT town FROM depots", "db": "post"})[1] == "SELECT town FROM depots"
+
+
+def test_the_class_of_a_text_is_no_answer() -> None:
+    with pytest.raises(RowRefused):
+        read_conversation({"text": ASKED, "label": "a question about places"})

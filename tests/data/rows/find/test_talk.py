@@ -1,0 +1,155 @@
+"""Conversations that no layout knows: trees of edits, streams of events, transcripts; where in doubt, refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.data.intake.files import plan_inputs
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.find.talk.branches import kept_branch
+from hivetune.data.rows.read import ReadRow, read_example, read_rows
+
+ASKED, FIRST, EDITED, BETTER = "Where is my parcel?", "At the depot.", "Where is parcel 7?", "Parcel 7 is in Bonn."
+KEPT = [("user", EDITED), ("assistant", BETTER)]
+TREE = [
+    {"id": "q1", "parent_id": None, "role": "user", "text": ASKED},
+    {"id": "a1", "parent_id": "q1", "role": "assistant", "text": FIRST},
+    {"id": "q2", "parent_id": None, "role": "user", "text": EDITED},
+    {"id": "a2", "parent_id": "q2", "role": "assistant", "text": "I do not know."},
+    {"id": "a3", "parent_id": "q2", "role": "assistant", "text": BETTER},
+]
+
+
+def said(row: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(m.role, m.content) for m in read_conversation(row).messages]
+
+
+def read_file(tmp_path: Path, lines: list[dict[str, Any]], name: str = "rows.jsonl") -> list[ReadRow | str]:
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found: list[ReadRow | str] = []
+    for chunk in plan_inputs(str(path), tmp_path).chunks:
+        for raw in read_rows(chunk):
+            try:
+                found.append(read_example(raw, {}))
+            except RowRefused as refused:
+                found.append(refused.reason)
+    return found
+
+
+def spoken(read: ReadRow | str) -> list[tuple[str, str]] | str:
+    return read if isinstance(read, str) else [(m.role, m.content) for m in read.example.messages]
+
+
+def test_the_branch_that_was_written_last_is_kept() -> None:
+    found = read_conversation({"thread": TREE})
+    assert [(m.role, m.content) for m in found.messages] == KEPT
+    assert "other-branches" in found.changed
+    assert kept_branch(TREE[:2]) == [0, 1]
+
+
+def test_times_tell_the_last_branch_where_the_order_does_not() -> None:
+    turned = [{**one, "created_at": number} for number, one in enumerate(TREE, 1)][::-1]
+    assert said({"thread": turned}) == KEPT
+    with pytest.raises(RowRefused):
+        read_conversation({"thread": TREE[::-1]})  # without times nobody knows
+
+
+def test_a_few_quoted_messages_are_no_tree() -> None:
+    talk = [{"id": str(i), "role": ("user", "assistant")[i % 2], "text": f"Turn number {i}."} for i in range(6)]
+    talk[5]["reply_to"] = "0"
+    assert len(said({"thread": talk})) == 6
+
+
+def test_messages_inside_each_other() -> None:
+    def reply(role: str, text: str, *replies: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"role": role, "text": text, "replies": list(replies), **more}
+
+    worse, best = reply("assistant", FIRST, rank=1), reply("assistant", BETTER, rank=0)
+    assert said({"tree_id": "t", "prompt": reply("prompter", EDITED, best, worse)}) == KEPT
+    later = {"sender": "bot", "text": BETTER, "children": []}
+    asked = {"sender": "user", "text": EDITED, "children": [{"sender": "bot", "text": FIRST, "children": []}, later]}
+    assert said({"messages": [asked]}) == KEPT
+
+
+def test_a_table_of_messages_with_parents(tmp_path: Path) -> None:
+    read = read_file(tmp_path, [{**one, "conversation_id": "c", "ts": number} for number, one in enumerate(TREE)])
+    assert [spoken(one) for one in read] == [KEPT]
+    assert isinstance(read[0], ReadRow)
+    assert "other-branches" in read[0].changed
+
+
+def event(kind: str, session: str = "s", **payload: Any) -> dict[str, Any]:
+    return {"session_id": session, "type": kind, "payload": payload}
+
+
+STREAM = [
+    event("session_started", client="web"),
+    event("user_message", text=EDITED),
+    event("assistant.delta", text="Parcel"),
+    event("tool_call", name="find", arguments={"parcel": 7}, call_id="c1"),
+    event("tool_result", call_id="c1", output="Bonn"),
+    event("assistant.message", content=BETTER),
+    event("error", message="The connection was closed by the other side."),
+]
+WITH_CALL = [("user", EDITED), ("assistant", ""), ("tool", "Bonn"), ("assistant", BETTER)]
+
+
+def test_a_stream_of_several_kinds_of_events(tmp_path: Path) -> None:
+    other = [{**one, "session_id": "t"} for one in (STREAM[0], STREAM[1], STREAM[5])]
+    mixed = [one for pair in zip(STREAM[:3], other, strict=True) for one in pair] + STREAM[3:]
+    read = read_file(tmp_path, mixed)
+    assert [spoken(one) for one in read] == [WITH_CALL, KEPT]
+    assert isinstance(read[0], ReadRow)
+    assert "program-notes" in read[0].changed
+    assert read[0].example.messages[1].tool_calls[0]["function"] == {"name": "find", "arguments": {"parcel": 7}}
+    assert said({"log": STREAM}) == WITH_CALL
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        event("narrator", text="And then the parcel was found."),  # nobody knows who speaks
+        event("tool_call", description="looks up the parcel of a user"),  # a call without its arguments
+    ],
+)
+def test_a_kind_that_nobody_knows_refuses_the_stream(tmp_path: Path, strange: dict[str, Any]) -> None:
+    found = [spoken(one) for one in read_file(tmp_path, [STREAM[1], strange, STREAM[5]])]
+    assert all(isinstance(one, str) for one in found), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Customer: {EDITED}\nAgent: {BETTER}",
+        f"[Patient]: {EDITED}\n[Doctor]: {BETTER}\n",
+        f"**User:** {EDITED}\n\n**Assistant:** {BETTER}",
+        f"User\uff1a{EDITED}\nBot\uff1a{BETTER}",
+    ],
+)
+@pytest.mark.parametrize("column", ["transcript", "text"])
+def test_a_conversation_as_one_text(text: str, column: str) -> None:
+    found = read_conversation({column: text, "id": 4})
+    assert [(m.role, m.content) for m in found.messages] == KEPT
+    assert "turns-from-text" in found.changed
+
+
+def test_lines_that_each_name_their_speaker_may_follow_each_other() -> None:
+    assert len(said({"transcript": f"User: {ASKED}\nUser: {EDITED}\nBot: {BETTER}"})) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Customer: {EDITED}\nAgent: {BETTER}\ntool: {{}}\nAgent: Yes.",  # what the agent read is in no turn
+        f"Customer: {EDITED}\nAgent: {BETTER}\nAnn: Me too.\nAnn: Hello?",  # somebody else
+        f"User: {EDITED}\nUser: it says\nUser name wrong\nBot: {BETTER}",  # a line of the text, or a turn
+        "Ann: Where is it?\nBob: There.",
+    ],
+)
+def test_a_text_that_may_be_no_conversation(text: str) -> None:
+    with pytest.raises(RowRefused):
+        read_conversation({"transcript": text})
