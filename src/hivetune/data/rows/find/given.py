@@ -11,7 +11,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content
-from hivetune.data.rows.layouts.said import Row, names, objects, parsed
+from hivetune.data.rows.layouts.said import Row, names, objects, one_of, parsed
 
 _LETTERS = "ABCDEFGHIJ"
 _CHOICES = ("option", "options", "choice", "choices", "candidates")
@@ -28,6 +28,18 @@ def gathered(row: Row) -> Row:
         return row
     kept = {name: value for name, value in row.items() if name not in found.values()}
     return {**kept, "options": {letter: row[name] for letter, name in found.items() if row[name] not in (None, "")}}
+
+
+def named_choice(row: Row) -> list[str]:
+    """The column that says which choice is right, under whatever name: the only other one whose value is the letter of
+    a choice.
+    """
+    texts = [_choices(parsed(value), None) for name, value in row.items() if name.lower().endswith(_CHOICES) and value]
+    if len(texts) != 1 or texts[0] is None:
+        return []
+    letters = _LETTERS[: len(texts[0].splitlines())]
+    named = [name for name in row if "correct" in words(name) or "answer" in words(name) or "key" in words(name)]
+    return [name for name in named if isinstance(row[name], str) and row[name].strip() in tuple(letters)]
 
 
 def with_given(row: Row, path: str, question: Any, answer: Any) -> Any:
@@ -72,28 +84,31 @@ def _choices(value: Any, answer: Any) -> str | None:
     """Choices, each behind its letter where the answer is one. Raises RowRefused where the answer is a number: nobody
     knows whether it counts from 0 or from 1.
     """
-    labels: Sequence[Any] | None = None
-    if isinstance(value, dict) and isinstance(value.get("text"), list) and isinstance(value.get("label"), list):
-        labels, texts = value["label"], value["text"]
-    elif isinstance(value, dict):
-        labels, texts = list(value), list(value.values())
-    elif (items := objects(value)) is not None:
-        labels = [item.get("label", item.get("key")) for item in items]
-        texts = [item.get("text", item.get("value", item.get("content"))) for item in items]
-    else:
-        texts = value if isinstance(value, list) else []
+    labels, texts = _labelled(value)
     if not texts or not all(isinstance(text, str | int | float) for text in texts):
         return None
-    if labels is not None and len(labels) == len(texts) and all(isinstance(label, str) for label in labels):
+    if len(labels) == len(texts) and all(isinstance(label, str) for label in labels):
         return "\n".join(f"{label}. {text}" for label, text in zip(labels, texts, strict=True))
-    said = answer.strip() if isinstance(answer, str) else answer
-    if said in texts or str(said) in map(str, texts):
+    said = str(answer).strip()
+    if said in map(str, texts):
         return "\n".join(map(str, texts))
-    if isinstance(said, int) or (isinstance(said, str) and said.isdecimal()):
+    if said.isdecimal():
         raise RowRefused("unknown-layout", f"the answer {said} is the number of a choice, from 0 or from 1")
-    if isinstance(said, str) and said in _LETTERS[: len(texts)] and not str(texts[0]).startswith(("A", "(A", "a)")):
-        return "\n".join(f"{letter}. {text}" for letter, text in zip(_LETTERS, texts, strict=False))
+    if said in tuple(_LETTERS[: len(texts)]) and not str(texts[0]).startswith(("A", "(A", "a)")):
+        texts = [f"{letter}. {text}" for letter, text in zip(_LETTERS, texts, strict=False)]
     return "\n".join(map(str, texts))
+
+
+def _labelled(value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """(labels, texts) of choices; no labels where they have none."""
+    if isinstance(value, dict) and isinstance(value.get("text"), list) and isinstance(value.get("label"), list):
+        return value["label"], value["text"]
+    if isinstance(value, dict):
+        return list(value), list(value.values())
+    if (items := objects(value)) is not None:
+        texts = [one_of(item, "text", "value", "content") for item in items]
+        return [one_of(item, "label", "key") for item in items], texts
+    return (), value if isinstance(value, list) else ()
 
 
 def is_about(row: Row, path: Sequence[str], value: str, answered: str | None, answer: Any) -> bool:

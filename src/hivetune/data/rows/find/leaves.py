@@ -83,11 +83,13 @@ def _has_to_be_said(path: tuple[str, ...], value: str, used: Sequence[tuple[str,
 
 
 def _matters(value: str, parts: Sequence[str], *, nested: bool) -> bool:
-    """Whether a text has to be explained: by the name nearest to it that says something, else by its length."""
-    known = next((part for part in reversed(parts) if part != "unknown"), "unknown")
-    if known != "unknown":
+    """Whether a text has to be explained: by its name, else by its length; below a name that says something, three
+    words are enough.
+    """
+    if parts[-1] != "unknown":
         return True
-    return looks_like_content(value) and (not nested or len(value.split()) >= NESTED_WORDS)
+    known = any(part != "unknown" for part in parts)
+    return looks_like_content(value) and (known or not nested or len(value.split()) >= NESTED_WORDS)
 
 
 def _is_said(value: str, texts: Sequence[str], whole: str) -> bool:

@@ -17,11 +17,12 @@ NamePart = Literal[
 
 ASKERS = names(
     "user usr human customer client student patient caller visitor guest buyer prompter inquirer requester asker "
-    "apprentice seeker learner consumer shopper traveler traveller"
+    "apprentice seeker learner consumer shopper traveler traveller 用户 客户 顾客 患者 病人 求助者 来访者"
 )
 ANSWERERS = names(
     "assistant asst ai bot chatbot gpt chatgpt llm model agent support operator advisor adviser tutor teacher doctor "
-    "therapist counselor counsellor wizard expert clerk helper librarian representative rep claude gemini copilot"
+    "therapist counselor counsellor wizard expert clerk helper librarian representative rep claude gemini copilot "
+    "助手 客服 医生 支持者 咨询师 心理咨询师 机器人"
 )
 _MACHINES = names("tool function observation environment ipython execution")
 PARTIES: dict[str, Role] = (
@@ -58,8 +59,8 @@ _OTHER = names(
 _GIVEN = names(
     "context contexts passage passages background document documents paragraph paragraphs article articles story "
     "schema option options choice choices candidates persona knowledge premise table chapter excerpt abstract "
-    "retrieved retrieval scenario hint hints facts rule rules policy policies guideline guidelines constraint "
-    "constraints requirement requirements profile"
+    "retrieved retrieval scenario hint hints facts evidence evidences rule rules policy policies guideline guidelines "
+    "constraint constraints requirement requirements profile"
 )
 _ABOUT = names(
     "analysis rationale rationales explanation explanations justification justifications critique reflection "
@@ -71,7 +72,7 @@ _OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone
 _KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
 _FILLERS = names(
     "ground correct right expected reference ideal best standard canonical preferred chosen the final main last full "
-    "raw of for to in on is first current actual real new my str string value"
+    "raw of for to in on is first current actual real new my str string value key letter"
 )
 _ROLE_NAMES = names(
     "role from sender speaker author type kind actor source who party participant side direction user agent turn name "

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.given import with_given
+from hivetune.data.rows.find.given import named_choice, with_given
 from hivetune.data.rows.find.leaves import at, nodes
 from hivetune.data.rows.find.names import is_a_models, is_note, part_of
 from hivetune.data.rows.find.talk.turn_lists import both_sides
@@ -19,6 +19,7 @@ from hivetune.records import Message
 
 QUESTION_WORDS = 2  # of a question that is known by its place alone
 _QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE|MATCH|PREFIX)\s", re.I)
+_NEXT_QUERY = re.compile(r";\s*(?:SELECT|WITH)\s", re.I)
 _TASKS = ("instruction", "instructions", "definition", "task_description", "task_definition", "task_instruction")
 _CONTEXTS = ("context", "contexts")  # of a dialogue, or of a question that nobody wrote down apart
 # JSON, JSON in JSON, or how Python shows an object.
@@ -41,7 +42,7 @@ def read_pair(row: Row) -> FoundPair:
     """The only question and the only answer; other answers are counted. Raises RowRefused."""
     asked, answered = sides_of(row)
     to_learn = _to_learn(answered)
-    asked, to_learn = _with_code(row, asked, to_learn)
+    asked, to_learn = _with_code(row, asked, to_learn or named_choice(row))
     task, asked = _task_of(asked)
     asked = asked or _by_its_look(row, to_learn)
     judged = [path for path in answered if path not in to_learn]
@@ -64,7 +65,7 @@ def _with_code(row: Row, asked: list[str], answered: list[str]) -> tuple[list[st
     """(questions, answers): of two questions, one that is a query in a language of databases answers the other."""
     if len(asked) == 2 and not answered:
         queries = [path for path in asked if isinstance(text := at(row, path), str) and _QUERY.match(text)]
-        if len(queries) == 1:
+        if len(queries) == 1 and not _NEXT_QUERY.search(at(row, queries[0])):  # else all that would be right
             return [path for path in asked if path != queries[0]], queries
     return asked, answered
 
@@ -124,7 +125,14 @@ def _thoughts(row: Row) -> dict[str, str]:
 def sides_of(row: Row) -> tuple[list[str], list[str]]:
     """(paths of questions, paths of answers) by their names, each text once."""
     asked, answered = both_sides(open_paths(row))
-    return _different(row, asked), _different(row, answered)
+    return _different(row, _nearest(row, asked)), _different(row, answered)
+
+
+def _nearest(row: Row, paths: list[str]) -> list[str]:
+    """Of several texts in one object that is called a question those that are one, by their names or their length."""
+    named = [path for path in paths if part_of(path.rpartition(".")[2]) == "asked"]
+    written = [path for path in paths if path in named or looks_like_content(at(row, path))]
+    return written if len(paths) > 1 and written else paths
 
 
 def _to_learn(paths: list[str]) -> list[str]:

@@ -13,17 +13,17 @@ from hivetune.data.rows.find.leaves import Node, at, left_out, nodes
 from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
 from hivetune.data.rows.find.pair import FoundPair, open_paths, read_pair, system_in
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
-from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, NamedParties, Turns, as_turns, both_sides
+from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, FoundTurns, NamedParties, as_turns, both_sides
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.columns import SYSTEM, TOOLS
+from hivetune.data.rows.layouts.columns import NAMED_ROLES, SYSTEM, TOOLS
 from hivetune.data.rows.layouts.records import joined
 from hivetune.data.rows.layouts.said import Conversation, Row, Tools, objects
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
 
 Paths = Sequence[tuple[str, ...]]
-Spot = tuple[tuple[str, ...], Turns]
+Spot = tuple[tuple[str, ...], FoundTurns]
 
 
 def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
@@ -32,8 +32,7 @@ def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
     Raises RowRefused: unknown-layout, unexplained-column, or what is wrong with it.
     """
     given = NamedParties(_text(row.get("user_role")), _text(row.get("assistant_role")))
-    body = {key: value for key, value in row.items() if key not in ("user_role", "assistant_role")}
-    body = without_prefix(body)
+    body: Row = without_prefix({key: value for key, value in row.items() if key not in NAMED_ROLES})
     if mapped:
         body = {key: body[key] for key in ("messages", *SYSTEM, *TOOLS) if key in body}
     spots = [] if given.user is None else turn_spots(body, given)
@@ -108,7 +107,7 @@ def turn_spots(row: Row, given: NamedParties) -> list[Spot]:
         if isinstance(value, list | dict) and (turns := as_turns(value, path[-1], given)) is not None:
             found.append((path, turns))
         elif isinstance(value, str) and (spoken := turns_in_text(value)):
-            texts.append((path, Turns(spoken, ("turns-from-text",))))
+            texts.append((path, FoundTurns(spoken, ("turns-from-text",))))
     return found or ([] if all(both_sides(open_paths(row))) else texts)
 
 

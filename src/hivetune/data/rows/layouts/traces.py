@@ -151,7 +151,7 @@ def _span_tools(flat: Mapping[str, Any]) -> Tools:
 
 
 def _system(flat: Mapping[str, Any]) -> list[Message]:
-    system = parsed(flat.get("gen_ai.system_instructions"))
+    system = _decoded(flat.get("gen_ai.system_instructions"))
     if isinstance(system, list):
         system = [{**part, "text": part.get("content")} if isinstance(part, dict) else part for part in system]
     return read_system(system)
@@ -266,9 +266,11 @@ def _is_observation(row: Row) -> bool:
 
 
 def _is_span(row: Row) -> bool:
-    return isinstance(row.get("attributes"), dict | list) and any(
-        key in row for key in ("span_id", "trace_id", "kind", "events", "context", "start_time")
-    )
+    if not isinstance(row.get("attributes"), dict | list):
+        return False
+    if any(key in row for key in ("span_id", "trace_id", "kind", "events", "context", "start_time")):
+        return True
+    return any(key.startswith(("gen_ai.", "llm.")) for key in attributes(row["attributes"]))
 
 
 RUN = RowLayout("langsmith", frozenset(("inputs",)), _is_run, _run, frozenset(("extra", "events", "serialized")))

@@ -65,27 +65,34 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool) -> Messa
     flats = [flat(event) for event in events]
     if len(flats) < MIN_MESSAGES:
         return None
-    session = _path(flats, _GROUPS, str | int)
-    order = _path(flats, TIME, str | int | float), _path(flats, _ORDER, str | int | float)
+    session, time = _path(flats, _GROUPS, str | int), _path(flats, TIME, str | int | float)
+    order = time or _path(flats, _ORDER, str | int | float)
     for role in _role_paths(flats):
         spoken = [one for one in flats if isinstance(one.get(role), str | bool | int)]
         found = roles_of(role, [one[role] for one in spoken])
         if found is None or len(spoken) < MESSAGE_SHARE * len(flats):
             continue
-        roles = {str(one[role]).strip(): said for one, said in zip(spoken, found, strict=True)}
         content = _content(spoken, role)
         if content is None:
             continue
-        if session is None and not (whole and order[0] and _takes_turns(found)):
-            return None  # without times too, they may be examples for a prompt
-        return MessageShape(session, role, roles, content, order[0] or order[1])
+        if session is None and not (whole and _is_one(found, time)):
+            return None
+        roles = {str(one[role]).strip(): said for one, said in zip(spoken, found, strict=True)}
+        return MessageShape(session, role, roles, content, order)
     kinds = event_kinds(flats)
     if kinds is None:
         return None
-    spoken_kinds = [kinds.roles[kind] for one in flats if (kind := one.get(kinds.kind)) in kinds.contents]
-    if session is None and not (whole and order[0] and _takes_turns(spoken_kinds)):
+    said = [kinds.roles[str(one[kinds.kind])] for one in flats if one.get(kinds.kind) in kinds.contents]
+    if session is None and not (whole and _is_one(said, time)):
         return None
-    return MessageShape(session, "", {}, "", order[0] or order[1], kinds)
+    return MessageShape(session, "", {}, "", order, kinds)
+
+
+def _is_one(roles: Sequence[Role], time: str | None) -> bool:
+    """Whether the messages of a file that names no session are one conversation; without times and a system prompt they
+    may be examples for a prompt.
+    """
+    return _takes_turns(roles) and (time is not None or roles[0] == "system")
 
 
 def is_event_like(event: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 from hivetune.data.rows.find.names import role_of
@@ -12,7 +13,7 @@ _SPEAKER = re.compile(
     r"^[ \t]*[\[(<*#]{0,3} ?([^\W\d][\w .-]{0,24}?)[\])>*]{0,3}[ \t]?[:\uff1a][\])>*]{0,3}[ \t]*", re.M
 )
 _SPEAK = ("user", "assistant", "system")
-MIN_TURNS = 2
+_MIN_SPOKEN = 2
 
 
 def turns_in_text(text: str) -> list[dict[str, str]] | None:
@@ -24,15 +25,19 @@ def turns_in_text(text: str) -> list[dict[str, str]] | None:
     others = Counter(match.group(1) for match, role in lines if role not in _SPEAK)
     if any(count > 1 or role_of(name) == "tool" for name, count in others.items()):
         return None  # somebody else may speak too
-    if len(found) < MIN_TURNS or text[: found[0][0].start()].strip():
+    if len(found) < _MIN_SPOKEN or text[: found[0][0].start()].strip():
         return spoken_turns(text) or None
     ends = [match.start() for match, _ in found[1:]] + [len(text)]
     said = [text[match.end() : end].strip() for (match, _), end in zip(found, ends, strict=True)]
     roles: list[Role] = [role for _, role in found if role is not None]
-    if not {"user", "assistant"} <= set(roles) or not all(said) or "system" in roles[1:]:
-        return None
-    spoken = roles[1:] if roles[0] == "system" else roles
-    in_turn = all(first != second for first, second in pairwise(spoken))
-    if not in_turn and sum(bool(line.strip()) for line in text.splitlines()) != len(found):
+    each_line_speaks = sum(bool(line.strip()) for line in text.splitlines()) == len(found)
+    if not all(said) or not _take_turns(roles, each_line_speaks):
         return None
     return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
+
+
+def _take_turns(roles: Sequence[Role], each_line_speaks: bool) -> bool:
+    spoken = roles[1:] if roles[0] == "system" else roles
+    if set(spoken) != {"user", "assistant"}:
+        return False
+    return each_line_speaks or all(first != second for first, second in pairwise(spoken))

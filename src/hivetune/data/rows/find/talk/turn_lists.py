@@ -56,14 +56,14 @@ class NamedParties(NamedTuple):
 NOBODY_NAMED = NamedParties()
 
 
-class Turns(NamedTuple):
+class FoundTurns(NamedTuple):
     """Turns, each {"role", "content", ..}, and reasons of severity warn."""
 
     turns: list[dict[str, Any]]
     changed: tuple[str, ...] = ()
 
 
-def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> Turns | None:
+def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> FoundTurns | None:
     """The turns of a list called `name`, or of an object that holds its replies; None when it is no conversation for
     certain.
     """
@@ -75,24 +75,27 @@ def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> Turns
     items = objects(value)
     if items is None:
         spoken = _spoken(value)
-        return None if spoken is None else Turns(spoken)
+        return None if spoken is None else FoundTurns(spoken)
     some_left = False
     if any(map(holds_replies, items)):
         items, some_left = spread(items)
     if (TALK & set(words(name)) or len(items) == 1) and (both := _pairs(items)) is not None:
-        return Turns(both)  # under another name they may be examples that have nothing to do with each other
-    if len(items) < MIN_TURNS:
-        return None
+        return FoundTurns(both)  # under another name they may be examples that have nothing to do with each other
+    return _of_objects(items, given, ("other-branches",) if some_left else ())
+
+
+def _of_objects(items: list[dict[str, Any]], given: NamedParties, changed: tuple[str, ...]) -> FoundTurns | None:
+    """Objects that are one turn each: those of the branch that was kept, or those of a stream that are turns."""
     kept = kept_branch(items)
-    if kept is None:
-        return None  # a tree of edits whose leaf nobody names
+    if kept is None or len(items) < MIN_TURNS:
+        return None  # or a tree of edits whose leaf nobody can tell
     branch = [items[place] for place in kept]
+    changed = ("other-branches",) if len(branch) < len(items) else changed
     turns = _roles_and_contents(branch, given)
-    changed = ("other-branches",) if some_left or len(branch) < len(items) else ()
     if turns is not None:
-        return Turns(turns, changed)
+        return FoundTurns(turns, changed)
     events = _of_events([flat(item) for item in branch])
-    return None if events is None else Turns(events, (*changed, "program-notes"))
+    return None if events is None else FoundTurns(events, (*changed, "program-notes"))
 
 
 def _of_events(flats: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -221,22 +224,29 @@ def _says(value: Any) -> bool:
 
 
 def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """Items that hold both sides: {"user utterance": .., "system response": ..}."""
+    """Items that hold both sides: {"user utterance": .., "system response": ..}; or, behind a first question, what was
+    answered and what was asked then.
+    """
+    flats = [flat(item) for item in items]
+    sides = [both_sides(one) for one in flats]
+    shifted = len(sides) > 1 and bool(sides[0][0]) and not sides[0][1] and all(answered for _, answered in sides[1:])
     turns: list[dict[str, Any]] = []
-    for number, item in enumerate(items, 1):
-        one = flat(item)
-        asked, answered = both_sides(one)
-        system = [path for path in one if part_of(path) == "system" and one[path]]
-        if number == 1 and len(system) == 1:
-            turns.append({"role": "system", "content": one[system[0]]})
-        if len(asked) == 1 and not answered and number == len(items) > 1:
-            return [*turns, {"role": "user", "content": one[asked[0]]}]  # nobody answered any more
-        if len(asked) != 1 or len(answered) != 1:
+    system = [path for path in flats[0] if part_of(path) == "system" and flats[0][path]]
+    if len(system) == 1:
+        turns.append({"role": "system", "content": flats[0][system[0]]})
+    for number, (one, (asked, answered)) in enumerate(zip(flats, sides, strict=True), 1):
+        is_last = number == len(items) > 1
+        whole = shifted or (asked and (answered or is_last))  # at the end nobody may have answered any more
+        if len(asked) > 1 or len(answered) > 1 or not whole:
             return None
-        answer = one[answered[0]]
-        turns += [{"role": "user", "content": one[asked[0]]}]
-        turns += [{"role": "assistant", "content": answer[0] if are_texts(answered[0], answer) else answer}]
+        said = [{"role": "user", "content": one[path]} for path in asked]
+        said += [{"role": "assistant", "content": _first_answer(path, one[path])} for path in answered]
+        turns += reversed(said) if shifted else said
     return turns
+
+
+def _first_answer(path: str, answer: Any) -> Any:
+    return answer[0] if are_texts(path, answer) else answer
 
 
 def both_sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -246,16 +256,26 @@ def both_sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     for path, value in paths.items():
         if not _says(value) or (isinstance(value, list) and not (_are_parts(value) or are_texts(path, value))):
             continue
-        *above, _ = path.split(".")
-        if any(part_of(name) in ("given", "about") and name != "context" for name in above):
-            continue  # a part of what was given
-        for name in reversed(path.split(".")):
-            part = part_of(name)
-            if part in ("asked", "answered") and (part == "answered" or not are_texts(path, value)):
-                (asked if part == "asked" else answered).append(path)
-            if part not in ("unknown", "content") or (part == "content" and plain_name(name) not in _TRANSPARENT):
-                break
+        side = _side_of(path)
+        if side == "answered":
+            answered.append(path)
+        elif side == "asked" and not are_texts(path, value):
+            asked.append(path)
     return asked, answered
+
+
+def _side_of(path: str) -> str | None:
+    """Whose words a path holds, by the innermost name that says it; None below what was given, or for neither."""
+    *above, _ = path.split(".")
+    if any(part_of(name) in ("given", "about") and name != "context" for name in above):
+        return None
+    for name in reversed(path.split(".")):
+        part = part_of(name)
+        if part in ("asked", "answered"):
+            return part
+        if part not in ("unknown", "content") or (part == "content" and plain_name(name) not in _TRANSPARENT):
+            return None
+    return None
 
 
 _TRANSPARENT = ("content", "text", "parts", "message", "value", "body", "data")
