@@ -235,6 +235,15 @@ def test_a_smaller_rank_and_a_sample_only_where_they_are_allowed(tmp_path: Path)
     )
 
 
+def test_a_run_that_began_with_an_adapter_keeps_its_rank(tmp_path: Path) -> None:
+    """Half of it would not fit the adapter, and every attempt after that would fail."""
+    faults = [{"do": "out of memory", "step": 4, "rank_above": 8}]
+    config = make_run(tmp_path, faults, allow=["rank"], attempts=6)
+    config = config.model_copy(update={"lora": config.lora.model_copy(update={"start": "other"})})
+    outcome = supervise(tmp_path, config)
+    assert outcome.status != "done" and "rank" not in outcome.rungs
+
+
 def test_a_sample_counts_as_not_reached(tmp_path: Path) -> None:
     make_run(tmp_path, [])
     thin_out(tmp_path / "run", tmp_path / "snapshot")

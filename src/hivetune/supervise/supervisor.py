@@ -286,11 +286,13 @@ class _Supervisor:
 
     def _bounds(self) -> Bounds:
         settings = self.config.supervise
+        # The adapter that a run begins with has its rank.
+        allowed = {name for name in settings.allow if name != "rank" or self.config.lora.start is None}
         return Bounds(
             attempts=settings.attempts,
             on_device=self._on_device() and "cpu" not in self.rungs,
             backoff_s=settings.backoff_s,
-            allow=frozenset(settings.allow),
+            allow=frozenset(allowed),
             void=self._void(),
         )
 
