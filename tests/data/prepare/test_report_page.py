@@ -41,6 +41,17 @@ def test_it_names_the_model_and_where_each_secret_stood(
     assert TOKEN not in text
 
 
+def test_it_tells_what_can_be_learned_from_beside_good_rows(
+    write_rows: Callable[..., Path], chatml: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"question {i}?", "chosen": f"good {i} {i * 7}", "rejected": f"bad {i * 3}"} for i in range(70)]
+    page = tmp_path / "report.html"
+    check(DataConfig(path=str(write_rows(rows))), model_folder=chatml, page=page)
+    [section] = re.findall(r"<h2>To learn from beside good rows</h2>(.*?)</section>", page.read_text())
+    [(count, used)] = re.findall(r'<td>pairs</td><td class="n">(\d+)</td><td>([^<]*)</td>', section)
+    assert 0 < int(count) <= 70 and used == "not used: learn does not name it"
+
+
 @pytest.mark.slow
 def test_nothing_is_cut_and_every_label_can_be_read_on_a_narrow_screen(
     write_rows: Callable[..., Path], chatml: Path, tmp_path: Path

@@ -20,6 +20,7 @@ SHOWN_NAMES = 20
 SHOWN_CHANGES = 200
 MAX_TEXT = 1500
 DUPLICATE_KINDS = {"exact": "equal", "beginning": "the beginning of a longer row", "near": "nearly equal"}
+LESSONS = ("corrections", "pairs", "retries", "failures")
 STYLE = Path(__file__).with_name("page.css")
 
 
@@ -56,6 +57,7 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
         _reasons(document),
         _changes(document),
         _synthetic(document),
+        _lessons(document),
         _lengths(document),
         _names("Agents", document["agents"]),
         _names("Categories", document["categories"]),
@@ -150,6 +152,21 @@ def _synthetic(document: Mapping[str, Any]) -> str:
         for name, count in (("made from documentation", made), ("recorded", others))
     )
     return _section("Synthetic rows", f"<table>{rows}</table>", note)
+
+
+def _lessons(document: Mapping[str, Any]) -> str:
+    """What can be learned from beside good rows, how much of it there is, and what is not used, and why."""
+    learned = document["learn"]
+    counts = [(kind, learned[kind], "used") for kind in LESSONS]
+    counts += [(kind, count, "not used: learn does not name it") for kind, count in learned["not_used"].items()]
+    counts += [("worse answers", count, f"left out: {reason}") for reason, count in learned["worse_left_out"].items()]
+    counts += [("failures", learned["no_lesson"], "set aside: time-out, tool or network, which teach nothing")]
+    rows = "".join(
+        f'<tr><td>{escape(what)}</td><td class="n">{count:,}</td><td>{escape(used)}</td></tr>'
+        for what, count, used in counts
+        if count
+    )
+    return _section("To learn from beside good rows", _table(rows) if rows else "")
 
 
 def _lengths(document: Mapping[str, Any]) -> str:
