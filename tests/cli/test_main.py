@@ -184,13 +184,15 @@ def test_what_says_what_it_leaves_behind_is_a_command() -> None:
 def test_a_command_that_is_stopped_says_what_it_leaves_behind(
     tmp_path: Path, name: str, kept: str, number: int
 ) -> None:
-    """The real frame around a command that waits for ever, as one does for a pipe that nobody writes to."""
+    """The real frame around a command that waits for ever, as one does for a pipe that nobody writes to, and that goes
+    on after every failure, as a cycle does."""
     module, function, _ = COMMANDS[name]
     script = (
         "import sys, time, importlib\n"
         f"sys.argv = ['hivetune', *{name.split()!r}, '--json']\n"
         "from hivetune.cli.main import main\n"
-        "def wait() -> None:\n    print('ready', file=sys.stderr, flush=True)\n    time.sleep(600)\n"
+        "def wait() -> None:\n    print('ready', file=sys.stderr, flush=True)\n"
+        "    while True:\n        try:\n            time.sleep(600)\n        except Exception:\n            pass\n"
         f"vars(importlib.import_module('hivetune.cli.{module}'))[{function!r}] = wait\n"
         "main()\n"
     )

@@ -1,13 +1,16 @@
 """What the loop keeps of itself: cycles that open once, failures in a row, acts whose process died."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hivetune.base.database import open_database
+from hivetune.base.sealed import write_sealed
 from hivetune.cycle.decide import Failed
 from hivetune.cycle.ledger import (
+    GATE,
     KILLS_A_FAILURE,
     Act,
     CycleRow,
@@ -25,6 +28,8 @@ from hivetune.cycle.ledger import (
     suspect_rows,
     trained_rows,
 )
+from hivetune.cycle.observe import Rivals, looks_at
+from hivetune.release.registry import Release
 
 CYCLE = CycleRow("a1", "demo", 10.0, "rows", {"model": "tiny"}, "/pool", None)
 
@@ -95,3 +100,17 @@ def test_failed_cycles_in_a_row() -> None:
     assert failed_in_a_row([]) == (0, 0.0)
     assert failed_in_a_row([closed(1, "failed"), closed(2, "promoted"), CYCLE]) == (0, 0.0)
     assert failed_in_a_row([closed(1, "promoted"), closed(2, "failed"), closed(3, "rolled_back")]) == (2, 3)
+
+
+def test_a_look_is_at_the_champion_of_the_gate(own_home: Path) -> None:
+    """One cycle was opened under champion 1 and judged when a person had promoted 2."""
+    champion = Release("demo", 2, "", "", "", "", "", None, {}, 0.0, aliases=("champion",))
+    with closing(open_database()) as database:
+        for number, rivals in enumerate((["demo@1"], ["demo@2"], ["demo@2", "demo@1"], None)):
+            cycle = replace(CYCLE, id=f"c{number}", champion="demo@1")
+            begin_cycle(database, cycle)
+            if rivals is not None:
+                write_sealed(cycle.folder / GATE, {"schema": 1, "passed": False, "rivals": rivals})
+            end_cycle(database, cycle, "refused", "worse", 20.0, RowsOfCycle())
+        assert looks_at(database, "demo", Rivals(champion)) == 2
+        assert looks_at(database, "demo", Rivals()) == 0

@@ -123,6 +123,12 @@ def test_a_webhook_that_is_not_there_or_says_nothing(monkeypatch: pytest.MonkeyP
     assert "token-of-mine" not in sent.problem
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1/of-mine token", "127.0.0.1:of-mine/x", "127.0.0.1:1/of-mine\u00e9"])
+def test_a_webhook_whose_address_is_none_is_not_quoted(address: str) -> None:
+    (sent,) = send_notice(NOTICE, NotifyConfig(webhook=f"http://{address}"))
+    assert "not valid" in sent.problem and "of-mine" not in sent.problem
+
+
 class Mailbox(Sink):
     def __init__(self) -> None:
         self.mails: list[tuple[str, list[str], str]] = []

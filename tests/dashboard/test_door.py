@@ -21,7 +21,7 @@ from hivetune.base.disk import home
 from hivetune.base.journal import Journal
 from hivetune.base.sealed import write_sealed
 from hivetune.dashboard.access import COOKIE_NAME, dashboard_token, form_token
-from hivetune.dashboard.app import PAGES
+from hivetune.dashboard.app import LONGEST_FORM_BYTES, PAGES
 from hivetune.dashboard.pages.acts import FORMS
 from hivetune.dashboard.server import guarded_dashboard
 from hivetune.dashboard.watched import run_id
@@ -215,6 +215,13 @@ def test_the_token_is_traded_for_a_cookie_that_no_script_reads(guarded: tuple[Gu
         assert ask(guarded, "/dashboard/runs", headers={"Cookie": cookie}).status_code == 303
     dashboard_token(new=True)  # everybody is signed out
     assert ask(guarded, "/dashboard/runs", headers={"Cookie": f"{COOKIE_NAME}={value}"}).status_code == 303
+
+
+def test_a_form_that_cannot_be_read_is_refused_in_words(guarded: tuple[Guard, str]) -> None:
+    for path in ("login", "logout", "data/forget"):
+        for body in (b"token=\xff", b"token=%ff", b"x" * (LONGEST_FORM_BYTES + 1)):
+            refused = ask(guarded, f"/dashboard/{path}", "POST", headers=owner(), content=body)
+            assert refused.status_code == 400 and "form" in refused.text, (path, body[:10])
 
 
 def test_a_forms_token_is_of_its_own_page(guarded: tuple[Guard, str]) -> None:

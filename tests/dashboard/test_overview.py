@@ -105,6 +105,8 @@ def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> N
     assert asked(kept, served=False) == ["hivetune serve"]
     (done.run / "gate.json").write_text(json.dumps({"verdict": "iterate"}))
     assert asked() == []
+    (done.run / "gate.json").write_text('{"verdict": "dep')
+    assert asked() == ["hivetune gate one"]
 
 
 def test_a_store_that_cannot_be_read_is_said(own_home: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from journals import make_run, make_steps, points_in
 from tensorboard_reader import read_by_tensorboard
 
+from hivetune.base.disk import home
 from hivetune.errors import Busy, MachineNotFit
 from hivetune.report.follow import LONGEST_PAUSE_S, TRIES_AFTER_END_S, report_on, report_once, reports_of
 from hivetune.report.targets import Destination
@@ -89,3 +90,12 @@ def test_two_that_report_the_same_do_not_write_at_once(tmp_path: Path) -> None:
     with ExitStack() as held:
         held.enter_context(hold_run(run))
         World(second, held.close).report(run, place)
+
+
+def test_a_state_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for name in ("one", "other"):
+        report_once(run, Destination("tensorboard", str(tmp_path / name)))
+    damaged, _ = sorted((home() / "reports").glob("*/state.json"))
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    assert len(reports_of(run)) == 1

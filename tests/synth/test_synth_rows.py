@@ -11,6 +11,7 @@ from extraction import options_named, options_without_source, plain_source, rows
 
 from hivetune.data.frozen import kept_out
 from hivetune.errors import DataRefused
+from hivetune.synth.make.draft import DRAFT_KINDS
 from hivetune.synth.packs.pack import Pack, WrittenFact
 from hivetune.synth.sources.places import Places
 from hivetune.walk.synth import synthesize
@@ -99,6 +100,15 @@ def test_more_than_there_is_gives_all_there_is_without_copies(hive_pack: Pack, p
     rows = list(rows_of(tmp_path / "rows.jsonl"))
     assert 100 < document["rows"] == len(rows) < 5000
     assert len({json.dumps(row["messages"]) for row in rows}) == len(rows)
+
+
+def test_a_kind_that_a_pack_does_not_want_is_not_waited_for(hive_pack: Pack, places: Places, tmp_path: Path) -> None:
+    """More rows are asked for than the other kinds give: all of those, and an end."""
+    pack = replace(hive_pack, kinds={kind: 0.0 for kind in DRAFT_KINDS if kind != "undo"})
+    document = synthesize([pack], places, tmp_path / "rows.jsonl", rows=5000, seed=0)
+    (category,) = document["categories"]
+    assert set(category["kinds"]) == {"undo"} and 0 < document["rows"] < 5000
+    assert category["not_needed"] > 0
 
 
 def test_rows_that_are_there_are_not_made_again(hive_pack: Pack, places: Places, tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def main() -> None:
         sys.exit(_app(arguments)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))
     except Stopped as error:
         _fail(_with_left_behind(error, arguments))
+    except _Signalled as signalled:
+        _fail(_with_left_behind(Stopped("stopped", signal_number=signalled.number), arguments))
     except HivetuneError as error:
         _fail(error)
     except KeyboardInterrupt:
@@ -193,8 +195,16 @@ def _unloaded() -> None:
     raise AssertionError("a command that was not asked for ran")
 
 
+class _Signalled(SystemExit):
+    """SIGTERM or SIGHUP, wherever the command is. No error: who goes on after any failure must not go on after this."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+        self.number = number
+
+
 def _stop(number: int, _frame: FrameType | None) -> None:
-    raise Stopped("stopped", signal_number=number)
+    raise _Signalled(number)
 
 
 def _with_left_behind(error: Stopped, arguments: list[str]) -> Stopped:

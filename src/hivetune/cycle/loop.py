@@ -66,7 +66,8 @@ class Loop:
     _others: OtherPrograms = field(default_factory=OtherPrograms)
     _said: str = ""
     _done: tuple[str | None, str] = (None, "")  # the last act that was done: its cycle and kind
-    _problems: set[str] = field(default_factory=set)
+    _problems: dict[str, str] = field(default_factory=dict)  # what can't be done now, and why: said once
+    _sent: set[str] = field(default_factory=set)  # sentences of notices, since an act was done
 
     def step(self) -> Action:
         """One look, one decision, and the act that it names. Raises what stopped the process, nothing else."""
@@ -86,11 +87,12 @@ class Loop:
         while True:
             try:
                 action = self.step()
+                self._problems.pop("look", None)
                 wait_s = max(0.0, min(action.not_before - self.clock(), LOOK_AGAIN_S)) if action.kind == "wait" else 0.0
             except (Busy, DoesNotFit, OSError, sqlite3.OperationalError) as error:
                 if once or (isinstance(error, OSError) and error.errno not in UNWRITABLE):
                     raise
-                self._say_once(f"it can't look now and tries again: {error}")
+                self._say_once("look", f"it can't look now and tries again: {error}")
                 action, wait_s = None, LOOK_AGAIN_S
             if once and action is not None and action.kind == "wait":
                 return action
@@ -112,6 +114,7 @@ class Loop:
             if action.kind in STATIONS and self._done == (cycle, action.kind):
                 raise HivetuneError(f"{words}, twice, and what it leaves was not there after the first time")
             self._done = (cycle, action.kind)
+            self._sent.clear()
         except Stopped:
             raise
         except SliceEnded as error:
@@ -161,9 +164,9 @@ class Loop:
 
     def _send(self, notice: Notice) -> None:
         """Once for each thing that is said: a disk that stays full is told once."""
-        if notice.sentence in self._problems:
+        if notice.sentence in self._sent:
             return
-        self._problems.add(notice.sentence)
+        self._sent.add(notice.sentence)
         for sent in send_notice(notice, self.config.cycle.notify):
             self.journal.append("notice", kind=notice.kind, way=sent.way, problem=sent.problem)
             if sent.problem:
@@ -216,11 +219,11 @@ class Loop:
             collect(readers, follow=False, stop=stop, tick=give_up_when_silent)
             if stop.is_set():  # a server that is gone is waited for by its reader
                 notes = [note for reader in readers for note in reader.notes]
-                self._say_once(f"nothing is collected: {(notes or ['no answer'])[-1]}")
+                self._say_once("collect", f"nothing is collected: {(notes or ['no answer'])[-1]}")
             else:
-                self._problems.clear()
+                self._problems.pop("collect", None)
         except (HivetuneError, OSError) as error:
-            self._say_once(f"nothing is collected: {str(error).partition(chr(10))[0]}")
+            self._say_once("collect", f"nothing is collected: {str(error).partition(chr(10))[0]}")
 
     def _tell_clock(self) -> None:
         clocks = read_clocks()
@@ -237,9 +240,9 @@ class Loop:
         now = CoreUse(time.monotonic(), busy_core_seconds(), _own_seconds())
         return InUse(person_idle_s(self.clock()), self._others.cores(now), len(os.sched_getaffinity(0)))
 
-    def _say_once(self, words: str) -> None:
-        if words not in self._problems:
-            self._problems.add(words)
+    def _say_once(self, what: str, words: str) -> None:
+        if self._problems.get(what) != words:
+            self._problems[what] = words
             self.told.say(words)
             try:
                 self.journal.append("problem", words=words)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from email.message import EmailMessage
 from email.utils import formatdate
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from typing import Any, Literal
 
 from hivetune.config import EmailConfig, NotifyConfig
@@ -122,7 +122,9 @@ def _post(url: str, notice: Notice) -> str:
     except urllib.error.HTTPError as error:
         error.close()
         return f"the webhook answered {error.code}"
-    except (OSError, HTTPException, ValueError) as error:  # its address is a secret of the user's: it is not told
+    except (InvalidURL, ValueError):  # the error quotes the address, which is a secret of the user's
+        return "the webhook's address is not valid: no space, no control character, a port in digits"
+    except (OSError, HTTPException) as error:
         return f"the webhook can't be reached: {getattr(error, 'reason', error)}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, home, read_json, sha256_file
+from hivetune.base.disk import MANIFEST, home, sha256_file
 from hivetune.base.sealed import read_sealed
 from hivetune.config import RunConfig, parse_config
 from hivetune.cycle.clock import local_zone
@@ -280,7 +280,7 @@ def _of_run(cycle: CycleRow, rivals: Rivals) -> set[Station]:
     ):
         done.add("evaluate")
     export = run / EXPORTS / ADAPTER_EXPORT / MANIFEST
-    if export.exists() and read_json(export).get("adapter_sha256") == adapter:
+    if export.exists() and _sealed(export).get("adapter_sha256") == adapter:
         done.add("export")
     return done
 
@@ -295,6 +295,14 @@ def verdict_of(cycle: CycleRow, rivals: Rivals) -> bool | None:
     """What the gate of a cycle said against the present rivals; None where it has not."""
     document = gate_of(cycle)
     return bool(document["passed"]) if document.get("rivals") == list(rivals.labels) else None
+
+
+def looks_at(database: sqlite3.Connection, name: str, rivals: Rivals) -> int:
+    """How many candidates of closed cycles were held against this champion: whoever it was at the gate, not when their
+    cycles were opened."""
+    gates = [gate_of(cycle) for cycle in cycles_of(database, name) if cycle.closed is not None]
+    champion = [] if rivals.champion is None else [rivals.champion.label]
+    return sum("rivals" in gate and gate["rivals"][:1] == champion for gate in gates)
 
 
 def gate_of(cycle: CycleRow) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """All rows of the config as they are now: how many new groups, what training on them would take, and whose cycle they
 make. Read again only when they changed."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -53,20 +54,27 @@ def read_rows_now(config: RunConfig, database: sqlite3.Connection, name: str, kn
     remembered = len(trained_rows(database, name)), len(suspect_rows(database, name))
     try:
         key = (_inputs(config, database), remembered, config)
-        if known.key == key:
-            return known.rows
-        pool = pool_of(config)
-        wishes = wishes_of(database, config, name)
-        rows = [row for row in pool.pool() if row.id not in wishes.suspect]
-        groups = new_groups(rows, wishes)
-        hours, disk_bytes, why_not = _planned(config, rows)
-        if budget_tokens(config, rows) is not None:
-            hours = config.cycle.budget_hours  # the choice of rows keeps to it
-        found = RowsNow(pool, groups, hours, disk_bytes, why_not)
-    except (DataRefused, UsageError) as error:
+        if known.key != key:
+            known.rows = _read(config, database, name)
+            known.key = key
+    except UsageError as error:
         return RowsNow(problem=error.message)
-    known.key, known.rows = key, found
-    return found
+    return known.rows
+
+
+def _read(config: RunConfig, database: sqlite3.Connection, name: str) -> RowsNow:
+    """Rows that are refused are refused again, until they change."""
+    try:
+        pool = pool_of(config)
+    except DataRefused as error:
+        return RowsNow(problem=error.message)
+    wishes = wishes_of(database, config, name)
+    rows = [row for row in pool.pool() if row.id not in wishes.suspect]
+    groups = new_groups(rows, wishes)
+    hours, disk_bytes, why_not = _planned(config, rows)
+    if budget_tokens(config, rows) is not None:
+        hours = config.cycle.budget_hours  # the choice of rows keeps to it
+    return RowsNow(pool, groups, hours, disk_bytes, why_not)
 
 
 def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:
@@ -81,9 +89,9 @@ def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, 
 def budget_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
     """How many tokens of rows the budget of hours is good for; None where all fit, or not even a few steps would."""
     budget, (hours, _, _) = config.cycle.budget_hours, _planned(config, rows)
-    if budget is None or hours is None or hours <= budget:
-        return None
     lengths = [row.length for row in rows if row.split == "train"]
+    if budget is None or hours is None or hours <= budget or not lengths:
+        return None
     tokens = int(sum(lengths) * budget / hours)
     return tokens if tokens >= FEWEST_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
 
@@ -98,7 +106,7 @@ def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
         database.execute("SELECT count(*) FROM forgotten").fetchone(),
     ]
     for name in find_sources(paths):
-        if os.path.isfile(name):
+        with contextlib.suppress(FileNotFoundError):  # a log that is renamed at this moment
             status = os.stat(name)
             found.append((name, status.st_size, status.st_mtime_ns))
     return tuple(found)

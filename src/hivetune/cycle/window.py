@@ -184,7 +184,7 @@ def _used_by(in_use: InUse) -> str | None:
     if in_use.idle_s < IDLE_S:
         return f"a person uses this machine; training waits until it was left alone for {IDLE_S / 60:.0f} minutes"
     if in_use.cores > OTHERS_SHARE * in_use.all_cores:
-        return f"other programs keep {in_use.cores:.1f} of {in_use.all_cores} cores busy"
+        return f"other programs keep at least {OTHERS_SHARE * in_use.all_cores:g} of {in_use.all_cores} cores busy"
     return None
 
 

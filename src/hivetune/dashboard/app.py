@@ -167,7 +167,10 @@ async def _login(request: Request) -> Response:
     """The token comes in a form, or in the address that the terminal shows, and goes back as a cookie that no script
     can read."""
     asked = _asked(request)
-    sent = await _form(request) if request.method == "POST" else asked.query
+    try:
+        sent = await _form(request) if request.method == "POST" else asked.query
+    except UsageError as error:
+        return _refusal(asked, error, signed_in=False)
     token = sent.get("token", "").strip()
     if is_token(token):
         response: Response = RedirectResponse(f"{BELOW}/", 303)
@@ -178,10 +181,10 @@ async def _login(request: Request) -> Response:
 
 
 async def _logout(request: Request) -> Response:
-    asked = _asked(request, await _form(request))
+    asked = _asked(request)
     try:
-        _check_form(asked)
-    except _Forged as error:
+        _check_form(_asked(request, await _form(request)))
+    except (_Forged, UsageError) as error:
         return _refusal(asked, error)
     response = RedirectResponse(f"{BELOW}/login", 303)
     response.delete_cookie(COOKIE_NAME, path=BELOW, httponly=True, samesite="strict")
@@ -193,10 +196,11 @@ async def _static(name: str, request: Request) -> Response:
     return Response(path.read_bytes(), media_type=f"{kind}; charset=utf-8")
 
 
-def _refusal(asked: PageRequest, error: Exception) -> Response:
+def _refusal(asked: PageRequest, error: Exception, *, signed_in: bool = True) -> Response:
     message, status = _said(error)
     values = {"message": message, "hint": error.hint if isinstance(error, HivetuneError) else ""}
-    return HTMLResponse(whole(Page("error.html", HTTPStatus(status).phrase, values), asked), status)
+    page = Page("error.html", HTTPStatus(status).phrase, values)
+    return HTMLResponse(whole(page, asked, signed_in=signed_in), status)
 
 
 def _said(error: Exception) -> tuple[str, int]:

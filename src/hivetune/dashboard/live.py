@@ -83,7 +83,7 @@ class LivePages:
                 self._made.pop(address, None)
 
     def _open(self, address: str) -> Stream:
-        for oldest in self._streams[: len(self._streams) + 1 - MOST_STREAMS]:
+        for oldest in self._streams[: max(0, len(self._streams) + 1 - MOST_STREAMS)]:
             oldest.over = True
         stream = Stream(address)
         self._streams.append(stream)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, lock_holder, read_json
+from hivetune.base.disk import home, lock_holder
+from hivetune.base.sealed import read_sealed
 from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of, suspect_rows
+from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.find import known_runs
 from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT
@@ -159,7 +161,11 @@ def _after(run: Path, registered: set[str]) -> Iterator[Suggestion]:
         yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {name}")
     elif not (run / VERDICT).exists():
         yield Suggestion(f"{name} is measured and not judged yet", f"hivetune gate {name}")
-    elif (
-        read_json(run / VERDICT).get("verdict") == "deploy" and str(run) not in registered and (run / ADAPTER).exists()
-    ):
-        yield Suggestion(f"{name} passed the gate", f"hivetune register {name} --as NAME")
+    else:
+        try:
+            passed = read_sealed(run / VERDICT).get("verdict") == "deploy"
+        except UsageError:
+            yield Suggestion(f"the verdict of {name} is damaged", f"hivetune gate {name}")
+            return
+        if passed and str(run) not in registered and (run / ADAPTER).exists():
+            yield Suggestion(f"{name} passed the gate", f"hivetune register {name} --as NAME")

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hivetune.base.disk import home, lock, lock_holder, read_json, sha256_bytes, write_json
-from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.base.disk import home, lock, lock_holder, sha256_bytes, write_json
+from hivetune.base.sealed import read_sealed
+from hivetune.base.typed import from_plain
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.report.points import Held, JournalReader, first_difference, missing
 from hivetune.report.sink import Sink, Subject, subject_of
 from hivetune.report.targets import Destination, open_sink
@@ -137,9 +139,13 @@ def reports_of(run: Path) -> list[ReportState]:
     """What was reported of a run so far, by any process."""
     found = []
     for path in sorted((home() / "reports").glob("*/state.json")):
-        state = {name: value for name, value in read_json(path).items() if name != "schema"}
-        if state["run"] == str(run):
-            found.append(ReportState(**state))
+        try:
+            known = {name: value for name, value in read_sealed(path).items() if name != "schema"}
+            state = from_plain(ReportState, known)
+        except (UsageError, ValueError):  # damaged: the next report writes it again
+            continue
+        if state.run == str(run):
+            found.append(state)
     return found
 
 

@@ -185,7 +185,10 @@ class _Chooser:
 
     def choose(self) -> None:
         packs = {pack.category: pack for pack in self._settings.packs}
-        kinds = {category: self._pool.kinds(category) for category in packs}
+        kinds = {  # without those that the pack does not want: what is left of them is nothing to go on with
+            category: {kind: n for kind, n in self._pool.kinds(category).items() if pack.kind_weight(kind) > 0}
+            for category, pack in packs.items()
+        }
         weights = {category: pack.weight for category, pack in packs.items() if kinds[category]}
         most = {category: sum(kinds[category].values()) for category in weights}
         for category, asked in share_out(self._settings.rows, weights, most).items():
@@ -202,12 +205,9 @@ class _Chooser:
         """`left`: drafts of each kind that were not tried; the kind that lacks most is tried next."""
         tally = self._counts[pack.category]
         aim = tally.kept + number
-        total = {kind: pack.kind_weight(kind) for kind in left}
         while tally.kept < aim and any(left.values()):
-            open_ = [kind for kind in left if left[kind] and total[kind] > 0]
-            if not open_:
-                return
-            kind = min(open_, key=lambda kind: (tally.kinds[kind] + 1) / total[kind])
+            open_ = [kind for kind in left if left[kind]]
+            kind = min(open_, key=lambda kind: (tally.kinds[kind] + 1) / pack.kind_weight(kind))
             left[kind] -= 1
             self._try(pack.category, kind, tally)
 

@@ -35,6 +35,7 @@ from hivetune.run.choices import Choices
 
 Change = Callable[[int, WorkResult], WorkResult | None]
 SCALE = 1 / 100
+OPTIONS = ("USER_TIMEOUT", "KEEPIDLE", "KEEPINTVL")
 
 
 def model_of(folder: Path) -> LoraModel:
@@ -186,6 +187,54 @@ def test_a_worker_that_dies_is_replaced_by_the_others(stage: Stage, alone: tuple
     stage.worker(1)  # and one that comes back takes part again
     stage.wait_for("worker_joined", 2)
     assert stage.step() == alone
+
+
+def test_a_result_of_another_size_loses_its_worker_and_no_pack(stage: Stage, alone: tuple[bytes, float, int]) -> None:
+    half = lambda _, result: replace(result, integers_N=result.integers_N[1:].clone())  # noqa: E731
+    stage.worker(1, half)
+    stage.wait_for("worker_joined")
+    assert stage.step() == alone
+    stage.wait_for("worker_lost")
+    assert "bytes came" in next(fields["why"] for event, fields in stage.told if event == "worker_lost")
+
+
+def test_a_connection_that_fails_at_the_door_keeps_nobody_else_out(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Door:
+        """A real listener whose first peer is gone before it is let in."""
+
+        def __init__(self, address: str):
+            self._real, self._failed = open_listener(address), False
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            if not self._failed:
+                self._failed = True
+                raise ConnectionAbortedError
+            return self._real.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    open_listener = wire.open_listener
+    monkeypatch.setattr(wire, "open_listener", Door)
+    here = Stage(tiny_model_folder)
+    here.worker(1)
+    here.wait_for("worker_joined")
+    here.packs.close()
+
+
+def test_a_network_that_is_gone_is_noticed() -> None:
+    """By bytes that nobody answers, and by probes while a worker computes and nothing is sent."""
+    with wire.open_listener("127.0.0.1:0") as listener:
+        at = f"127.0.0.1:{listener.getsockname()[1]}"
+        there = threading.Thread(target=lambda: wire.greet(listener.accept()[0], "t", b"coordinator", b"worker"))
+        there.start()
+        with wire.reach(at, "t") as peer:
+            there.join()
+            told = {name: peer.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}")) for name in OPTIONS}
+            assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert told["USER_TIMEOUT"] == 20_000 and told["KEEPIDLE"] + 4 * told["KEEPINTVL"] <= 25
 
 
 def test_a_worker_that_is_stopped_holds_nobody_up(

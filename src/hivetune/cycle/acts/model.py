@@ -8,19 +8,9 @@ from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.cycle.acts.doing import Doing, SliceEnded, ends_with_window
 from hivetune.cycle.acts.night import Slice
 from hivetune.cycle.gate import Contests, judge_cycle
-from hivetune.cycle.ledger import (
-    AGAINST_BEST,
-    AGAINST_CHAMPION,
-    GATE,
-    cycles_of,
-)
-from hivetune.cycle.observe import (
-    is_evaluation_of,
-    rivals_of,
-    rows_behind,
-)
+from hivetune.cycle.ledger import AGAINST_BEST, AGAINST_CHAMPION, GATE
+from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of, rows_behind
 from hivetune.errors import HivetuneError
-from hivetune.release.registry import Release
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION
 from hivetune.walk.before.probe import probe_run
@@ -80,12 +70,13 @@ def judge_candidate(doing: Doing) -> str:
     with closing(open_database()) as database:
         rivals = rivals_of(database, doing.name)
         known = rows_behind(database, rivals.champion) if rivals.champion is not None else frozenset()
+        looks = looks_at(database, doing.name, rivals)
     contests = Contests(
         base=read_sealed(run.folder / EVALUATION),
         champion=read_sealed(cycle.folder / AGAINST_CHAMPION) if rivals.champion is not None else None,
         best=read_sealed(cycle.folder / AGAINST_BEST) if rivals.best is not None else None,
         known=known,
-        look=_looks(doing, rivals.champion),
+        look=1 + looks,
     )
     verdict = judge_cycle(contests, run.config.gate)
     passed, reasons = verdict.passed, list(verdict.reasons)
@@ -108,11 +99,3 @@ def judge_candidate(doing: Doing) -> str:
     }
     write_sealed(cycle.folder / GATE, document)
     return f"{verdict.verdict}: {'; '.join(reasons)}"
-
-
-def _looks(doing: Doing, champion: Release | None) -> int:
-    """The number of this candidate among those that were held against one champion."""
-    with closing(open_database()) as database:
-        others = [one for one in cycles_of(database, doing.name) if one.closed is not None]
-    label = None if champion is None else champion.label
-    return 1 + sum(one.champion == label and (one.folder / GATE).exists() for one in others)

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, read_json
+from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import NotThere, Page, PageRequest, of_this_version
 from hivetune.dashboard.rows import uses_of_row
 from hivetune.dashboard.watched import Watcher
@@ -53,7 +54,7 @@ def report_page(watcher: Watcher, asked: PageRequest) -> Page:
         raise NotThere("there is no such snapshot, or it was deleted", hint="see them on the page Data")
     path = Path(found[0]) / REPORT
     with of_this_version(path):
-        document = read_json(path)
+        document = read_sealed(path)
         return Page("report.html", report_title(document), {"body": Markup(report_body(document, ()))})
 
 

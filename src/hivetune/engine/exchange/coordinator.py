@@ -193,10 +193,13 @@ class Coordinator:
         self._changed.notify_all()
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
+        while not self._closed:
+            try:
                 peer, _ = self._listener.accept()
-                threading.Thread(target=self._admit, args=(peer,), name="worker-new", daemon=True).start()
+            except OSError:  # closed; or the peer left at once, or this process has too many open files for now
+                time.sleep(LATE_LOOK_S)
+                continue
+            threading.Thread(target=self._admit, args=(peer,), name="worker-new", daemon=True).start()
 
     def _admit(self, peer: socket.socket) -> None:
         worker: int | None = None
@@ -209,8 +212,9 @@ class Coordinator:
                     self._serve(worker, peer)
             except (OSError, KeyError, TypeError, ValueError) as error:  # gone, or what it says is no message
                 why = str(error) or type(error).__name__
-            if worker is not None:
-                self._lose(worker, peer, why)
+            finally:
+                if worker is not None:
+                    self._lose(worker, peer, why)
 
     def _admitted(self, peer: socket.socket) -> int | None:
         """The number of a worker that was let in, None for one that was refused and told why."""
@@ -243,7 +247,7 @@ class Coordinator:
                 wire.send(peer, {"kind": "weights"}, current.weights)
                 weights_of = current.number
             wire.send(peer, *work_message(number, current.works[number]))
-            header, payload = wire.receive(peer, lambda _, size: memoryview(room)[:size])
+            header, payload = wire.receive(peer, lambda _, size: memoryview(room)[: len(room) if size else 0])
             if header["kind"] == "wrong":
                 with self._changed:
                     self._accuse(worker, str(header["why"]))

@@ -22,8 +22,10 @@ MOST_PAYLOAD_BYTES = 16 << 30
 NONCE_BYTES = 32
 # A peer that proves nothing in this time is no worker.
 GREETING_TIMEOUT_S = 10.0
-# A network that is gone shows itself by unanswered bytes; without this the kernel waits for 15 minutes.
+# A network that is gone shows itself by unanswered bytes, and by unanswered probes where nothing is sent; without this
+# the kernel waits for 15 minutes, or for ever.
 NETWORK_TIMEOUT_S = 20.0
+PROBE_EVERY_S = 5.0
 
 Payload = bytes | bytearray | memoryview
 Room = Callable[[Mapping[str, Any], int], memoryview]
@@ -76,7 +78,9 @@ def greet(peer: socket.socket, token: str, mine: bytes, other: bytes) -> None:
     if peer.family != socket.AF_UNIX:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option, value in (("TCP_USER_TIMEOUT", NETWORK_TIMEOUT_S * 1000), ("TCP_KEEPIDLE", NETWORK_TIMEOUT_S / 4)):
+        options = {"TCP_USER_TIMEOUT": NETWORK_TIMEOUT_S * 1000, "TCP_KEEPIDLE": PROBE_EVERY_S}
+        options["TCP_KEEPINTVL"] = PROBE_EVERY_S  # the kernel's own is 75 s
+        for option, value in options.items():
             with contextlib.suppress(AttributeError):  # options of Linux
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), int(value))
 

@@ -35,23 +35,22 @@ KNOCK_S = 0.2
 
 def main(task: ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    computed = 0
     with _reach(task.meeting, heartbeat) as peer:
         wire.send(peer, hello(task.number, task.model))
         welcome = _answer(wire.receive(peer)[0])
         model = load_welcomed(task.model, welcome, task.changes.over(Choices(device=task.device)))
         wire.send(peer, {"kind": "ready", "class": class_of(model)})
-        with contextlib.suppress(ConnectionError):  # the run's process is gone; its supervisor starts us again
-            computed = _serve(peer, model, heartbeat)
-    return {"computed": computed}
+        with contextlib.suppress(ConnectionError, TimeoutError):  # the run's process, or the network, is gone
+            _serve(peer, model, heartbeat)
+    return {}
 
 
-def _serve(peer: socket.socket, model: LoraModel, heartbeat: Heartbeat) -> int:
-    """Work until there is no more; how many pieces. Raises MachineNotFit when this worker is refused, CanaryFailed."""
+def _serve(peer: socket.socket, model: LoraModel, heartbeat: Heartbeat) -> None:
+    """Work until there is no more. Raises MachineNotFit when this worker is refused, CanaryFailed."""
     products = canary.shapes_of(model.adapter, canary.TOKENS)
     master_N = model.master_N if model.device.type == "cpu" else torch.empty_like(model.master_N, device="cpu")
     weights = memoryview(master_N.numpy()).cast("B")
-    computed, tested = 0, -canary.EVERY_S
+    tested = -canary.EVERY_S
 
     def room(header: Mapping[str, Any], size: int) -> memoryview:
         return weights if header["kind"] == "weights" else memoryview(bytearray(size))
@@ -65,14 +64,13 @@ def _serve(peer: socket.socket, model: LoraModel, heartbeat: Heartbeat) -> int:
             model.master_N.copy_(master_N)
             continue
         if header["kind"] == "end":
-            return computed
+            return
         _answer(header)
         if time.monotonic() - tested >= canary.EVERY_S:
             _test(peer, model, products)
             tested = time.monotonic()
         wire.send(peer, *result_message(header["number"], compute(model, read_work(header, payload))))
         heartbeat.beat(Beat.ITEM)
-        computed += 1
 
 
 def _test(peer: socket.socket, model: LoraModel, products: list[canary.Product]) -> None:
@@ -84,10 +82,13 @@ def _test(peer: socket.socket, model: LoraModel, products: list[canary.Product])
 
 
 def _reach(meeting: Meeting, heartbeat: Heartbeat) -> socket.socket:
-    """The connection, as soon as somebody listens; the supervisor's limit ends a wait that is too long."""
+    """The connection, as soon as somebody listens. The wait ends with this process: the supervisor ends it with the
+    run's own. Raises WireError when who listens does not know the token."""
     while True:
         try:
             return wire.reach(meeting.address, meeting.token)
+        except wire.WireError:
+            raise
         except OSError:  # it still loads
             heartbeat.beat(Beat.PREPARING)
             time.sleep(KNOCK_S)

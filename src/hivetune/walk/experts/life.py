@@ -37,12 +37,13 @@ def review(found: Survey, told: Attended = ALONE) -> list[ExpertStep]:
         if name not in gone and one.parent != found.shared.adapter_sha256:
             better, said = is_known_better(units_of[name], name, look=look)
             if better:
-                done.append(step_of(found, one.domain, "serving", f"better than the new {found.shared.label}: {said}"))
+                kept = step_of(found, one.domain, "serving", f"better than the new {found.shared.label}: {said}")
+                with closing(open_database()) as database:
+                    add_steps(database, kept)
+                done.append(kept)
             else:
                 why = f"not known to be better than the new {found.shared.label}: {said}"
                 done.append(_retire(found, experts, LifeStep("retire", (name,), why)))
-    with closing(open_database()) as database:
-        add_steps(database, *done)
     for step in steps:
         if step.kind == "merge":
             done += _merge(found, experts, step, told)
@@ -73,10 +74,14 @@ def _matrix(found: Survey, experts: Mapping[str, Serving], told: Attended) -> di
 
 
 def _retire(found: Survey, experts: Mapping[str, Serving], step: LifeStep) -> ExpertStep:
+    """The step comes first: an expert whose step says that it serves, and that has no champion, would stay so for ever
+    after a kill between the two."""
     (name,) = step.experts
+    done = step_of(found, experts[name].domain, "retired", step.reason, {"release": experts[name].release.label})
     with closing(open_database()) as database:
+        add_steps(database, done)
         retire(database, name, by=MOVED_BY, reason=step.reason)
-    return step_of(found, experts[name].domain, "retired", step.reason, {"release": experts[name].release.label})
+    return done
 
 
 def _merge(found: Survey, experts: Mapping[str, Serving], step: LifeStep, told: Attended) -> list[ExpertStep]:
@@ -86,11 +91,10 @@ def _merge(found: Survey, experts: Mapping[str, Serving], step: LifeStep, told: 
     made = make_expert(found, union, told)
     if made.step != "serving":
         return [made]
-    done = []
+    why = f"{step.reason}; {made.expert} was trained on the rows of both"
+    done = [step_of(found, experts[name].domain, "merged", why, {"into": made.expert}) for name in step.experts]
     with closing(open_database()) as database:
+        add_steps(database, *done)  # first, as in `_retire`
         for name in step.experts:
-            why = f"{step.reason}; {made.expert} was trained on the rows of both"
             retire(database, name, by=MOVED_BY, reason=why)
-            done.append(step_of(found, experts[name].domain, "merged", why, {"into": made.expert}))
-        add_steps(database, *done)
     return [made, *done]

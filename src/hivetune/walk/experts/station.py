@@ -4,8 +4,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import read_json, write_json
+from hivetune.base.disk import write_json
+from hivetune.base.sealed import read_sealed
 from hivetune.config import RunConfig
+from hivetune.errors import UsageError
 from hivetune.release.experts import ExpertStep, newest_steps
 from hivetune.release.registry import Release
 from hivetune.serve.experts.table import experts_folder
@@ -33,8 +35,11 @@ class Experts:
 
 def not_looked_at(shared: Release) -> bool:
     """Whether the experts of this shared adapter are not decided yet."""
-    path = experts_folder(shared.name) / LOOKED
-    return not path.exists() or read_json(path).get("shared") != shared.adapter_sha256
+    try:
+        looked = read_sealed(experts_folder(shared.name) / LOOKED)
+    except UsageError:  # not there, or damaged: it is looked again
+        return True
+    return bool(looked.get("shared") != shared.adapter_sha256)
 
 
 def propose_experts(config: RunConfig, told: Attended = ALONE) -> Experts:

@@ -1,0 +1,79 @@
+"""What the loop says, and how often: a thing that stays so is said once, and again when it comes back."""
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hivetune.cycle.loop
+from hivetune.base.database import open_database
+from hivetune.base.journal import Journal
+from hivetune.config import parse_config
+from hivetune.cycle.decide import Action, Observed
+from hivetune.cycle.loop import Listener, Loop
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def loop(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    """A loop that always decides for the same act, collects from a file, and tells a program."""
+    told = tmp_path / "tell"
+    told.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/told\n')
+    told.chmod(0o755)
+    (tmp_path / "came.jsonl").write_text("")
+    tree = {
+        "model": "tiny",
+        "data": {"path": "store"},
+        "cycle": {
+            "name": "demo",
+            "sources": [str(tmp_path / "came.jsonl")],
+            "yield_to": "nothing",
+            "notify": {"command": [str(told)]},
+        },
+    }
+    monkeypatch.setattr(hivetune.cycle.loop, "observe", lambda *_: Observed())
+    monkeypatch.setattr(hivetune.cycle.loop, "decide", lambda *_: Action("experts", "a test", 0.0))
+    open_database().close()
+    with Journal(tmp_path / "cycle.jsonl") as journal:
+        yield Loop(parse_config(tree, "a test"), "demo", journal, Listener())
+
+
+def acts(monkeypatch: pytest.MonkeyPatch, *outcomes: Exception | str) -> None:
+    """What the acts to come do, one after the other."""
+    left = iter(outcomes)
+
+    def act(*_: Any) -> str:
+        outcome = next(left)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(hivetune.cycle.loop, "act", act)
+
+
+def test_a_full_disk_is_told_once_until_something_was_done(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while what is collected arrives: that is another thing."""
+    acts(monkeypatch, FULL, FULL, "3 steps", FULL)
+    for _ in range(2):
+        loop.step()
+    assert len((tmp_path / "told").read_text().splitlines()) == 1
+    loop.step()
+    loop.step()
+    first, second = (tmp_path / "told").read_text().splitlines()
+    assert first == second and "waits for room on the disk" in first
+
+
+def test_a_source_that_is_lost_twice_is_said_twice(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acts(monkeypatch, *["done"] * 5)
+    said: list[str] = []
+    loop.told.say = said.append
+    source = tmp_path / "came.jsonl"
+    for there in (False, False, True, False):
+        source.write_text("") if there else source.unlink(missing_ok=True)
+        loop.step()
+    assert len([words for words in said if words.startswith("nothing is collected")]) == 2

@@ -1,0 +1,42 @@
+"""Streams of pages: how many stay open, and which gives way."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+
+import pytest
+
+from hivetune.dashboard import live
+from hivetune.dashboard.live import MOST_STREAMS, LivePages
+
+
+async def events(stream: AsyncGenerator[bytes], count: int) -> list[bytes]:
+    return [await anext(stream) for _ in range(count)]
+
+
+async def opened(pages: LivePages, stack: AsyncExitStack, address: str) -> AsyncGenerator[bytes]:
+    """A stream that has sent its page."""
+    stream = pages.follow(address, lambda: {"main": address}, "")
+    await stack.enter_async_context(aclosing(stream))
+    _, sent = await events(stream, 2)
+    assert json.loads(sent.partition(b"data: ")[2]) == {"main": address}
+    return stream
+
+
+def test_the_oldest_gives_way_to_one_too_many_and_to_no_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_LOOK_S", 0.0)
+    monkeypatch.setattr(live, "BEAT_S", 0.0)
+
+    async def run() -> None:
+        pages = LivePages(lambda: False)
+        async with AsyncExitStack() as stack:
+            streams = [await opened(pages, stack, f"path={number}") for number in range(MOST_STREAMS)]
+            for stream in streams:
+                assert await events(stream, 1) == [b"event: beat\ndata:\n\n"]
+            await opened(pages, stack, "path=last")
+            assert [event async for event in streams[0]] == [f"retry: {live.MADE_WAY_S * 1000:.0f}\n\n".encode()]
+            for stream in streams[1:]:
+                assert await events(stream, 1) == [b"event: beat\ndata:\n\n"]
+
+    asyncio.run(run())
