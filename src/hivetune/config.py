@@ -6,18 +6,26 @@ by the plan and written to `config.resolved.yaml` of the run.
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
 
 MOST_TOKENS_A_ROW = 1 << 24
 ReportTarget = Literal["tensorboard", "mlflow", "trackio", "wandb"]
+
+
+def _known_workers(value: Any) -> Any:
+    address = isinstance(value, str) and re.fullmatch(r"[^\s:/]+:\d+", value)
+    if value in (None, "auto") or address or (type(value) is int and 0 < value <= 64):
+        return value
+    raise ValueError("choose auto, a number from 1 to 64, or HOST:PORT of a cluster")
 
 
 class Section(BaseModel):
@@ -42,9 +50,7 @@ class DataConfig(Section):
     system_prompts: dict[str, str] = Field(default={}, description="agent: its system prompt, for rows that carry none")
     on_overlong: Literal["reject", "cut_turns", "cut"] = Field(default="reject", description="rows over max_length")
     on_failed: Literal["set_aside", "train"] = Field(default="set_aside", description="rows whose own success is false")
-    on_untrusted: Literal["set_aside", "train"] = Field(
-        default="set_aside", description="text from tools and web pages"
-    )
+    on_untrusted: Literal["set_aside", "train"] = Field(default="set_aside", description="text from tools, web pages")
     on_own_answers: Literal["set_aside", "train"] = Field(
         default="set_aside", description="answers of a release that nobody rated up or checked"
     )
@@ -169,15 +175,11 @@ class SuperviseConfig(Section):
     memory_share: float = Field(
         default=0.9, gt=0, le=1, description="largest share of the machine's or card's memory to use"
     )
-    checkpoint_every_s: float | None = Field(
-        default=None, gt=0, description="default: Young's rule from measured costs"
-    )
+    checkpoint_every_s: float | None = Field(default=None, gt=0, description="default: Young's rule of measured costs")
     allow: list[Literal["rank", "sample"]] = Field(
         default=[], description="changes of the training itself that recovery may make"
     )
-    chunk_rows: int | None = Field(
-        default=None, gt=0, description="finish all epochs on this many rows before the next"
-    )
+    chunk_rows: int | None = Field(default=None, gt=0, description="finish all epochs on N rows before the next N")
 
 
 class CycleWatchConfig(Section):
@@ -252,9 +254,7 @@ class RunConfig(Section):
         default="lora", description="qlora: the frozen base in 4 bits, a quarter of its memory, slower and rounded"
     )
     lora: LoraConfig = LoraConfig()
-    max_length: int = Field(
-        default=2048, ge=8, le=MOST_TOKENS_A_ROW, description="tokens; longer rows: data.on_overlong"
-    )
+    max_length: int = Field(default=2048, ge=8, le=MOST_TOKENS_A_ROW, description="tokens; longer: data.on_overlong")
     batch_size: int = Field(default=16, gt=0, description="examples per optimizer step: the effective batch")
     epochs: float = Field(default=3, gt=0, le=100_000, description="passes over the training rows")
     max_steps: int | None = Field(default=None, gt=0, description="stop after so many optimizer steps")
@@ -276,9 +276,10 @@ class RunConfig(Section):
         default="auto", description="auto: by a measured GEMM"
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1")
-    workers: Annotated[int, Field(gt=0, le=64)] | Literal["auto"] | None = Field(
+    workers: Annotated[int | str | None, BeforeValidator(_known_workers)] = Field(
         default=None,
-        description="processes that compute a step together, one a card; auto: as many as fit this machine",
+        description="processes that compute a step together, one a card; auto: as many as fit this machine; HOST:PORT: "
+        "those of a cluster",
     )
     seed: int = Field(default=0, description="order of the rows, first adapter, dropout")
     output: str | None = Field(default=None, description="run folder; default: runs/NAME-HASH below the home")

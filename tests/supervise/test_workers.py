@@ -20,7 +20,7 @@ from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
 from hivetune.run.choices import Choices, write_resolved
-from hivetune.supervise.workers import devices_beside
+from hivetune.supervise.workers.local import devices_beside
 
 SUPERVISOR = """
 import json, sys

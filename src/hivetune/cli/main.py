@@ -37,6 +37,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "train": ("train", "train", "Train an adapter; survives crashes, resumes where it stopped."),
     "learn": ("learn", "learn", "Train in two stages: good rows, then pairs and failures, if those help."),
     "sweep": ("sweep", "sweep", "Several settings side by side; losers stop, the best goes through the gate."),
+    "cluster up": ("cluster", "up", "Begin a cluster with this machine, or join one."),
+    "cluster status": ("cluster", "status", "The machines and devices of a cluster."),
+    "cluster down": ("cluster", "down", "Leave the cluster, or end it on its head."),
     "runs": ("runs", "runs", "All runs."),
     "show": ("runs", "show", "One run: state, losses, rows."),
     "watch": ("watch", "watch", "Follow a run as it goes."),
@@ -92,7 +95,10 @@ EXIT_CODES = (
     "Exit codes: 0 done, 1 unexpected, 2 usage or config, 3 data refused, 4 machine not fit, 5 does not fit, "
     "6 the gate did not say deploy, 7 recovery exhausted, 75 busy, 130 or 143 stopped by a signal (docs/exit-codes.md)."
 )
-GROUPS = {"data": "Check, prepare, make and forget rows."}
+GROUPS = {
+    "data": "Check, prepare, make and forget rows.",
+    "cluster": "Several machines whose devices compute a step together.",
+}
 
 
 class _Command(TyperCommand):

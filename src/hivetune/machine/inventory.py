@@ -93,6 +93,11 @@ def read_machine(
     )
 
 
+def cpu_workers(cores: int, threads: int | None = None) -> int:
+    """How many workers share `cores` cores, each with `threads` threads; None: a quarter of the cores."""
+    return max(1, cores // (threads or max(1, cores // CORES_A_WORKER)))
+
+
 def kernel_release(root: Path = Path("/")) -> str:
     return _text(root / "proc/sys/kernel/osrelease") or platform.release()
 

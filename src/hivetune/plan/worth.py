@@ -17,13 +17,15 @@ WORTH_STARTING = 1.3
 
 @dataclass(frozen=True)
 class Worth:
-    """`alone_s`, `together_s`: a step by one worker and by all; `exchange_s`: the part of the latter that is bytes."""
+    """`alone_s`, `together_s`: a step by one worker and by all; `exchange_s`: the part of the latter that is bytes.
+    `link`: what carries them, in words; "" inside one machine."""
 
     workers: int
     packs: int
     alone_s: float
     together_s: float
     exchange_s: float
+    link: str = ""
 
     @property
     def gain(self) -> float:
@@ -34,20 +36,27 @@ class Worth:
         packs = "1 pack" if self.packs == 1 else f"{self.packs} packs"
         told = (
             f"{self.workers} workers: a step of {packs} takes {self.together_s:.2g} s instead of {self.alone_s:.2g} s, "
-            f"{self.exchange_s:.2g} s of it for gradients and weights"
+            f"{self.exchange_s:.2g} s of it for gradients and weights{self.link and f' over {self.link}'}"
         )
         if self.gain >= WORTH_STARTING:
             return told
-        return f"{told}: not worth it, use the other devices for other runs (hivetune sweep)"
+        return f"{told}: not worth it, use the other devices for other runs (hivetune sweep, hivetune experts)"
 
 
 def worth_of(
-    workers: int, packs: int, step_s: float, adapter_weights: int, *, bytes_per_s: float = LOCAL_BYTES_PER_S
+    workers: int,
+    packs: int,
+    step_s: float,
+    adapter_weights: int,
+    *,
+    bytes_per_s: float = LOCAL_BYTES_PER_S,
+    link: str = "",
 ) -> Worth:
-    """`packs` of equal size in a step that takes one worker `step_s`; `bytes_per_s`: of the run's own worker's link."""
+    """`packs` of equal size in a step that takes one worker `step_s`; `bytes_per_s`: of the `link` of the run's own
+    worker to the others."""
     packs = max(1, packs)
     longest = math.ceil(packs / workers)
     sent = WEIGHT_BYTES * adapter_weights * min(workers - 1, packs - longest)
     received = GRADIENT_BYTES * adapter_weights * (packs - longest)
     exchange_s = (sent + received) / bytes_per_s
-    return Worth(workers, packs, step_s, step_s * longest / packs + exchange_s, exchange_s)
+    return Worth(workers, packs, step_s, step_s * longest / packs + exchange_s, exchange_s, link)

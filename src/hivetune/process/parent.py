@@ -181,12 +181,14 @@ def start_child(
     environment: Mapping[str, str | None] | None = None,
     pass_fds: Sequence[int] = (),
     memory_limit_bytes: int | None = None,
+    python: str | None = None,
 ) -> Child:
     """Start the child that does `task` (process/protocol.py), in its own session; `folder` gets its files and its log.
 
     `module` does it instead of the one in `ENTRIES`: a dotted name, or the path of a script. A variable that is None
     in `environment` is removed. `pass_fds` stay open under the same numbers. Above `memory_limit_bytes` an allocation
-    of the child fails. Call it from a thread that lives as long as the child: the kernel ties the child to it.
+    of the child fails. `python`: of another environment, which has the same Hivetune. Call it from a thread that lives
+    as long as the child: the kernel ties the child to it.
     """
     make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
@@ -196,7 +198,7 @@ def start_child(
         path = write_task(task, folder, heartbeat_fd=writer, memory_limit_bytes=memory_limit_bytes)
         with open(open_plain(folder / WORKER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "hivetune.engine", module or ENTRIES[type(task)], str(path)],
+                [python or sys.executable, "-m", "hivetune.engine", module or ENTRIES[type(task)], str(path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

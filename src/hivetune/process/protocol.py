@@ -90,10 +90,12 @@ class Prove:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a run meets the workers that compute packs for it: a path or HOST:PORT, and the proof that they may."""
+    """Where a run meets the workers that compute packs for it: a path or HOST:PORT, and the proof that they may.
+    `mixed`: workers whose kernels round otherwise are let in, as a cluster of several machines may have them."""
 
     address: str
     token: str
+    mixed: bool = False
 
 
 @dataclass(frozen=True)

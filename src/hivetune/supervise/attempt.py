@@ -1,26 +1,31 @@
 """One worker from its start to its end: started with the rungs in effect, watched, asked to stop, examined."""
 
+import functools
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hivetune.base.disk import MANIFEST, sha256_bytes, sha256_file
 from hivetune.base.journal import Journal, read_journal
 from hivetune.config import SuperviseConfig
 from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
+from hivetune.process.cluster import Order
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import Child, start_child
 from hivetune.process.protocol import Beat, Meeting, Outcome, Train
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
-from hivetune.run.folder import METRICS
+from hivetune.run.folder import METRICS, WORKERS
 from hivetune.run.standby import Standby, persist
 from hivetune.supervise.diagnose import Diagnosis, diagnose, evidence_of
 from hivetune.supervise.variables import worker_effects
-from hivetune.supervise.workers import Workers
+from hivetune.supervise.workers.cluster import ClusterPlaces
+from hivetune.supervise.workers.local import LocalPlaces
+from hivetune.supervise.workers.workers import Places, Workers
 
 SAMPLE_EVERY_S = 30.0
 # The first one sooner: many faults come within the first half minute.
@@ -74,11 +79,15 @@ class Ended:
 @dataclass(frozen=True)
 class Told:
     """What the worker is told of this attempt: the memory that it may take, and how often it is likely to die; and the
-    devices of the workers that compute packs for it."""
+    workers that compute packs for it: their devices on this machine, or the cluster that has some. `device`: its own.
+    """
 
     memory_limit_bytes: int | None = None
     mean_time_between_faults_s: float | None = None
     devices: tuple[str, ...] = ()
+    cluster: str | None = None
+    model: str = ""
+    device: str = "cpu"
 
 
 def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limits: LearnedLimits) -> Ended:
@@ -87,15 +96,7 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limit
     kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
     state_to_disk(job)  # what an earlier attempt left and a full disk refused
     child: Child | None = None
-    beside = Workers(
-        job.run,
-        job.model,
-        told.devices,
-        events=job.events,
-        environment=environment,
-        limits=lambda: LearnedLimits(job.settings),
-        module=job.worker,
-    )
+    beside = Workers(_places(job, told, environment), job.events)
     try:
         with beside:
             child = _start(job, environment, choices, told, limits, beside.meeting)
@@ -120,6 +121,28 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limit
         raise
     finally:
         kernel.close()
+
+
+def _places(job: Job, told: Told, environment: dict[str, str | None]) -> Places:
+    if told.cluster is None:
+        return LocalPlaces(
+            job.run,
+            job.model,
+            told.devices,
+            environment=environment,
+            limits=lambda: LearnedLimits(job.settings),
+            module=job.worker,
+        )
+    order = functools.partial(
+        Order,
+        run=f"{job.run.name}-{sha256_bytes(str(job.run.resolve()).encode())[:6]}",
+        model=told.model,
+        model_folder=job.model.resolve(),
+        model_hash=sha256_file(job.model / MANIFEST),
+        supervise=job.settings.model_dump(mode="json"),
+        module=job.worker,
+    )
+    return ClusterPlaces(told.cluster, order, told.device, job.run / WORKERS / "cluster.log")
 
 
 def _start(

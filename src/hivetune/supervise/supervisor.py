@@ -21,6 +21,7 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
 from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
 from hivetune.plan.steps import most_quarantined, read_plan
+from hivetune.process.cluster import ask_cluster, cluster_of
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, Outcome, Salvage
@@ -46,7 +47,7 @@ from hivetune.supervise.remember import remember_rungs, remembered_rungs
 from hivetune.supervise.room import LOOK_S, Events, has_room
 from hivetune.supervise.smaller import lower_rank, thin_out
 from hivetune.supervise.variables import worker_effects
-from hivetune.supervise.workers import devices_beside
+from hivetune.supervise.workers.local import devices_beside
 
 SMALLER = ("rank", "sample")
 # Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
@@ -141,6 +142,8 @@ class _Supervisor:
             problems = manifest_problems(folder)
             if problems:
                 raise UsageError(f"{what} of {self.job.run} changed: {folder}/{problems[0]}", hint=hint)
+        if cluster_of(self.config) is not None and not newest_step(self.job.run):
+            ask_cluster(cluster_of(self.config) or "")  # a run that has begun goes on without it
         reserve = _reserve_bytes(self.job.run)
         free = disk_free_bytes(self.job.run)
         if free < reserve and not checkpoints.reclaim(self.job.run):
@@ -282,7 +285,8 @@ class _Supervisor:
         memory_bytes = int(self.machine.memory_bytes * self.config.supervise.memory_share)
         between_s = max(1.0, (time.monotonic() - self.started) / len(self.history)) if self.history else None
         devices = devices_beside(self.job.run, self.job.model, self.config, self.machine, self._device())
-        return Told(None if self._on_device() else memory_bytes // (1 + len(devices)), between_s, devices)
+        limit = None if self._on_device() else memory_bytes // (1 + len(devices))
+        return Told(limit, between_s, devices, cluster_of(self.config), self.config.model, self._device())
 
     def _bounds(self) -> Bounds:
         settings = self.config.supervise

@@ -61,10 +61,10 @@ def documents_of(count: int = 24) -> list[Document]:
 class Stage:
     """A coordinator and its threads. `told`: what it journals."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, *, mixed: bool = False):
         self.folder, self.model = folder, model_of(folder)
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.meeting = Meeting(f"{tempfile.mkdtemp()}/meeting", secrets.token_hex(8))
+        self.meeting = Meeting(f"{tempfile.mkdtemp()}/meeting", secrets.token_hex(8), mixed)
         self.crew = Coordinator(
             self.model,
             self.meeting,
@@ -119,8 +119,10 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    here = Stage(tiny_model_folder)
+def stage(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Stage]:
+    here = Stage(tiny_model_folder, mixed=getattr(request, "param", False))
 
     def compute_alone(model: LoraModel, work: Any) -> WorkResult:
         with here.computing:
@@ -294,10 +296,38 @@ def test_a_worker_that_would_compute_otherwise_is_refused(stage: Stage, said: di
     assert why in next(fields["why"] for event, fields in stage.told if event == "worker_refused")
 
 
-def test_another_machine_of_another_class_is_let_in_and_told(stage: Stage) -> None:
-    stage.worker(1, host="elsewhere", **{"class": {"torch": "2.9.1"}})
+OTHER_TORCH = {"class": {"torch": "2.9.1"}}
+mixed = pytest.mark.parametrize("stage", [True], indirect=True)
+
+
+def double(count: int, result: WorkResult) -> WorkResult:
+    return result if result.integers_N is None else replace(result, integers_N=2 * result.integers_N)
+
+
+@mixed
+def test_another_class_is_let_into_a_cluster_and_its_rounding_is_no_lie(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lie` changes the last bit of each weight's gradient, as other kernels do."""
+    monkeypatch.setattr(module, "is_checked", lambda seed: True)
+    stage.worker(1, lie, **OTHER_TORCH)
+    stage.worker(2)
+    stage.wait_for("worker_joined", 2)
+    told = [fields.get("differs", "") for event, fields in stage.told if event == "worker_joined"]
+    assert sum("torch 2.9.1 instead of" in differs for differs in told) == 1
+    for step in range(5):
+        stage.step(step)
+    assert not [event for event, _ in stage.told if event in ("worker_wrong", "packs_differ")]
+
+
+@mixed
+def test_a_wrong_gradient_of_another_class_is_named(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_checked", lambda seed: True)
+    stage.worker(1, double, **OTHER_TORCH)
     stage.wait_for("worker_joined")
-    assert "torch 2.9.1 instead of" in next(f["differs"] for event, f in stage.told if event == "worker_joined")
+    with pytest.raises(WorkerWrong, match=r"worker 1 .* is 100% of its length off"):
+        for step in range(20):
+            stage.step(step)
 
 
 def test_who_does_not_know_the_token_gets_nothing(stage: Stage) -> None:

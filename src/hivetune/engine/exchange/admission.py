@@ -1,8 +1,8 @@
 """Who may compute for a run: a worker of the same model and packages, whose kernels round alike.
 
 Equal bits hold within one class of (kernels, instruction set, torch, precision, threads). A worker of another class on
-this machine is a mistake and is refused. One of another machine is what a cluster of mixed cards is made of: it is
-admitted, and the run's journal says that equality is up to rounding from then on.
+this machine is a mistake and is refused. A cluster of mixed cards is made of several classes: there it is admitted, the
+run's journal says that equality is up to rounding from then on, and its gradients are compared as far as that goes.
 """
 
 import os
@@ -15,6 +15,8 @@ import torch
 
 from hivetune import __version__
 from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.engine.exchange.work import WorkResult
+from hivetune.engine.measure.agreement import GRADIENT
 from hivetune.engine.model.protocol import LoraModel
 
 
@@ -60,3 +62,14 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name} {theirs.get(name)} instead of {mine[name]}" for name in mine if mine[name] != theirs.get(name)
     )
+
+
+def more_than_rounding(theirs: WorkResult, mine: WorkResult, dtype: torch.dtype) -> str:
+    """How a gradient of another class of kernels differs, in words; "" where rounding explains it."""
+    if theirs.integers_N is None or mine.integers_N is None:
+        same = theirs.figures.finite == mine.figures.finite
+        return "" if same else "it is not finite" if mine.figures.finite else "it is finite, this process's is not"
+    right = mine.integers_N.to(torch.float64)
+    off = float((theirs.integers_N.to(torch.float64) - right).norm() / right.norm().clamp_min(1.0))
+    bound = GRADIENT[str(dtype).removeprefix("torch.")]
+    return "" if off <= bound else f"it is {off:.0%} of its length off, and rounding explains {bound:.1%}"

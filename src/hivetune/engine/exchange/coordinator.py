@@ -7,6 +7,7 @@ Shapes: N adapter weights.
 """
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from hivetune.engine.exchange import wire
-from hivetune.engine.exchange.admission import differences, objection
+from hivetune.engine.exchange.admission import differences, more_than_rounding, objection
 from hivetune.engine.exchange.handout import Handout, Paces
 from hivetune.engine.exchange.pack import is_checked
 from hivetune.engine.exchange.work import (
@@ -30,6 +31,7 @@ from hivetune.engine.exchange.work import (
     read_result,
     work_message,
 )
+from hivetune.engine.measure import canary
 from hivetune.engine.measure.canary import CanaryFailed
 from hivetune.engine.model.protocol import LoraModel
 from hivetune.errors import HivetuneError
@@ -52,7 +54,8 @@ class WorkerWrong(HivetuneError):
 
 @dataclass
 class _Round:
-    """The work of one call of `run`. `number` tells it from every other one."""
+    """The work of one call of `run`. `number` tells it from every other one. `foreign`: who gave the first result of a
+    checked pack whose kernels are of another class than this process's, and what it was."""
 
     number: int
     step: int
@@ -61,6 +64,7 @@ class _Round:
     weights: memoryview
     sum_N: Tensor
     figures: dict[int, Figures]
+    foreign: dict[int, tuple[int, WorkResult]]
 
 
 class Coordinator:
@@ -82,6 +86,7 @@ class Coordinator:
     ):
         self._model, self._meeting, self._tell = model, meeting, tell
         self._mine, self._kernels, self._welcome = mine, kernels, welcome
+        self._classes = {OWN: _label(kernels)}
         self._changed = threading.Condition()
         self._peers: dict[int, socket.socket] = {}
         self._dismissed: dict[int, str] = {}
@@ -109,6 +114,7 @@ class Coordinator:
             self._tell(event, fields)
         if current.handout.again:
             self._tell("packs_again", {"step": step, "packs": current.handout.again})
+        self._judge_foreign(current)
         self._judge(current)
         return [current.figures[number] for number in range(len(works))]
 
@@ -130,8 +136,8 @@ class Coordinator:
         with self._changed:
             self._rounds += 1
             self._step = step
-            handout = Handout(costs, checked, self._paces)
-            self._round = _Round(self._rounds, step, works, handout, weights, sum_N, {})
+            handout = Handout(costs, checked, self._paces, self._classes)
+            self._round = _Round(self._rounds, step, works, handout, weights, sum_N, {}, {})
             self._changed.notify_all()
             return self._round
 
@@ -159,8 +165,25 @@ class Coordinator:
                 if result.integers_N is not None:
                     current.sum_N.add_(result.integers_N)
                 current.figures[number] = result.figures
+                if checked and self._classes[worker] != self._classes[OWN]:
+                    current.foreign[number] = (worker, result)
             self._good.setdefault(worker, current.step)
             self._changed.notify_all()
+
+    def _judge_foreign(self, current: _Round) -> None:
+        """Workers of other classes of kernels against this process, as far as rounding goes. Raises CanaryFailed."""
+        if self._model.path == "general" and self._welcome.get("lora", {}).get("dropout"):
+            return  # its masks are drawn by the device
+        for number, (worker, result) in current.foreign.items():
+            off = more_than_rounding(result, compute(self._model, current.works[number]), self._model.dtype)
+            with self._changed:
+                if off:
+                    self._accuse(worker, f"its gradient of step {current.step}, pack {number}: {off}")
+                else:
+                    self._good[worker] = current.step
+            if off:  # this process may be the wrong one
+                products = canary.shapes_of(self._model.adapter, canary.TOKENS)
+                canary.must_pass(products, dtype=self._model.dtype, device=self._model.device)
 
     def _judge(self, current: _Round) -> None:
         step = current.step
@@ -225,7 +248,7 @@ class Coordinator:
             wire.send(peer, {**self._welcome, "kind": "welcome"})
             ready, _ = wire.receive(peer)
             other = differences(self._kernels, ready["class"])
-            if other and said["host"] == self._mine["host"]:
+            if other and not self._meeting.mixed:
                 why = f"its kernels are of another class: {other}"
             elif other:
                 described["differs"] = other
@@ -233,6 +256,7 @@ class Coordinator:
             self._untold.append(("worker_refused", {**described, "why": why}) if why else ("worker_joined", described))
             if not why:
                 self._peers[said["worker"]] = peer
+                self._classes[said["worker"]] = _label(ready["class"])
         if why:
             wire.send(peer, {"kind": "refused", "why": why})
             return None
@@ -265,3 +289,7 @@ class Coordinator:
             if not self._closed:
                 self._untold.append(("worker_lost", {"step": self._step, "worker": worker, "why": why, "packs": again}))
             self._changed.notify_all()
+
+
+def _label(kernels: Mapping[str, Any]) -> str:
+    return json.dumps(kernels, sort_keys=True)

@@ -6,7 +6,7 @@ is decided here changes how long a round takes, never what comes out of it.
 
 import statistics
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 # A pack that takes this many times as long as its worker's usual one is given to another worker too. gloo peers that
@@ -79,15 +79,19 @@ class PackCheck:
 class Handout:
     """The packs of one round.
 
-    `costs`: tokens of each pack. `checked`: numbers of those that two workers compute, as long as there are two. A
-    result that several workers gave is judged by `comparisons`.
+    `costs`: tokens of each pack. `checked`: numbers of those that two workers of a class compute, as long as there are
+    two. A result that several workers gave is judged by `comparisons`. `classes`: of each worker; only results of one
+    class are equal bit for bit.
     """
 
-    def __init__(self, costs: Sequence[int], checked: Collection[int], paces: Paces):
+    def __init__(
+        self, costs: Sequence[int], checked: Collection[int], paces: Paces, classes: Mapping[int, str] | None = None
+    ):
         self._packs = [_State(cost, number in checked) for number, cost in enumerate(costs)]
         # Large ones first: what is left for the end is small.
         self._order = sorted(range(len(costs)), key=lambda number: (-costs[number], number))
         self._paces = paces
+        self._classes = {} if classes is None else classes
         self.again = 0
 
     def take(self, worker: int, workers: Collection[int], now_s: float) -> int | None:
@@ -110,6 +114,8 @@ class Handout:
         taken_s = pack.since.pop(worker, None)
         if taken_s is not None:
             self._paces.learn(worker, pack.cost, now_s - taken_s)
+        if pack.votes and self._classes.get(worker) != self._classes.get(pack.votes[0][0]):
+            return False  # it was late, and says nothing about the bits of the first
         pack.votes.append((worker, digest))
         return len(pack.votes) == 1
 
@@ -182,10 +188,14 @@ class Handout:
         pack = self._packs[number]
         if not pack.votes or worker in pack.since or pack.decided:
             return False
+        alike = self._classes.get(pack.votes[0][0])
+        if self._classes.get(worker) != alike:
+            return False
         if not pack.disputed:
             return pack.checked and not pack.since and not pack.voted(worker)
         # Everybody says it once, and then once more: a fault that comes and goes shows itself.
-        everybody = all(pack.voted(other) or other in pack.since for other in workers)
+        peers = [other for other in workers if self._classes.get(other) == alike]
+        everybody = all(pack.voted(other) or other in pack.since for other in peers)
         return not pack.voted(worker) or (everybody and sum(other == worker for other, _ in pack.votes) == 1)
 
     def _is_late(self, number: int, worker: int, now_s: float) -> bool:

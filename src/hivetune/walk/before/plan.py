@@ -11,6 +11,7 @@ from hivetune.config import DataConfig, RunConfig
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import CORES_A_WORKER, read_machine
 from hivetune.machine.knowledge.cards import known_model
+from hivetune.machine.network import link_of
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import find_prepared
@@ -32,11 +33,21 @@ from hivetune.plan.layout import pack_tokens
 from hivetune.plan.memory import TrainingSetup, adapters_of, disk_bytes
 from hivetune.plan.speed import probe_key, read_probe
 from hivetune.plan.stage2 import BAD_SHARE
-from hivetune.plan.worth import Worth, worth_of
+from hivetune.plan.worth import LOCAL_BYTES_PER_S, Worth, worth_of
+from hivetune.process.cluster import ask_cluster, cluster_of, own_address
 
 BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
 LOOKED_AT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class _Crew:
+    """The run's own worker and those of a cluster. `link`: of this machine to the others, in words."""
+
+    workers: int
+    bytes_per_s: float
+    link: str
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class Planned:
     disk_bytes_per_s: float = DISK_BYTES_PER_S
     """Measured by the doctor, else assumed."""
     cards: int = 0
+    crew: _Crew | None = None
+    """The workers of a cluster."""
 
     @property
     def worth(self) -> Worth | None:
@@ -62,12 +75,15 @@ class Planned:
         if number is None or choice is None:
             return None
         on_cpu = self.device.kind == "cpu"
-        most = CORES_A_WORKER if on_cpu else max(1, self.cards)
         lengths = self.work.lengths
         aim = pack_tokens(sum(lengths), len(lengths), len(lengths), "cpu" if on_cpu else "cuda")
         packs = max(math.ceil(sum(lengths) / aim), math.ceil(choice.micro_batches))
-        workers = most if number == "auto" else number
-        return worth_of(workers, packs, choice.step_s, self.setup.adapter_parameters)
+        weights = self.setup.adapter_parameters
+        if self.crew is not None:
+            bytes_per_s, link = self.crew.bytes_per_s, self.crew.link
+            return worth_of(self.crew.workers, packs, choice.step_s, weights, bytes_per_s=bytes_per_s, link=link)
+        most = CORES_A_WORKER if on_cpu else max(1, self.cards)
+        return worth_of(most if isinstance(number, str) else number, packs, choice.step_s, weights)
 
 
 def plan_run(
@@ -79,7 +95,8 @@ def plan_run(
     rows: int | None = None,
     tokens: int | None = None,
 ) -> Planned:
-    """The plan of a config. Raises UsageError for an unknown model or card."""
+    """The plan of a config. Raises UsageError for an unknown model or card, MachineNotFit for a cluster that does not
+    answer."""
     architecture = find_architecture(config.model)
     machine = read_machine(folder=Path(config.output) if config.output else None)
     profile = read_profile(machine.fingerprint)
@@ -111,7 +128,20 @@ def plan_run(
     options = what_would_fit(own, device, work, compared(config.model, device), memory_share=share)
     disk_bytes_per_s = profile.other_rates.get("disk", {}).get("write", DISK_BYTES_PER_S)
     cards = len(machine.cards)
-    return Planned(config, architecture, device, work, setup, choice, why_not, options, disk_bytes_per_s, cards)
+    crew = _crew_of(config)
+    return Planned(config, architecture, device, work, setup, choice, why_not, options, disk_bytes_per_s, cards, crew)
+
+
+def _crew_of(config: RunConfig) -> _Crew | None:
+    address = cluster_of(config)
+    if address is None:
+        return None
+    view, here = ask_cluster(address), own_address(address)
+    # The run's own worker has one of this machine's devices, where it offers some.
+    offers = any(node.address == here and node.devices for node in view.nodes)
+    link = link_of(here)
+    workers = view.devices + (0 if offers else 1)
+    return _Crew(workers, link.bytes_per_s if link else LOCAL_BYTES_PER_S, link.words if link else "")
 
 
 def find_architecture(name: str) -> Architecture:

@@ -1,0 +1,135 @@
+"""What a run and the agents of a cluster tell each other, and the question what a cluster has. Without Ray.
+
+Ray is spoken by processes of their own (scale/cluster/): its client ends its process when the cluster's head is gone.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hivetune import errors
+from hivetune.base.typed import from_plain
+from hivetune.config import RunConfig
+from hivetune.errors import MachineNotFit
+from hivetune.process.protocol import Meeting, Outcome
+from hivetune.run.choices import NO_CHOICES, Choices
+
+# The module that places workers on a cluster, one process for each run.
+LINK = "hivetune.scale.cluster.link"
+# Somebody answers a connection at once, or is not there.
+ANSWER_TIMEOUT_S = 3.0
+# Ray is loaded, connects and counts: 4 s on two busy cores.
+ASK_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """The worker that an agent is to start on the device that it has.
+
+    `model`: as the config names it; `model_folder`: where the run's machine has it, `model_hash`: of its manifest.
+    `environment`: what a recovery changes; the rest is that machine's own. `supervise`: the config's section, for the
+    limits of silence. `module`: instead of the engine's own.
+    """
+
+    run: str
+    number: int
+    model: str
+    model_folder: Path
+    model_hash: str
+    supervise: Mapping[str, Any]
+    meeting: Meeting
+    changes: Choices = NO_CHOICES
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    module: str | None = None
+
+
+@dataclass(frozen=True)
+class AgentSign:
+    """What an agent says of its worker. `worked`: it has finished a pack; `outcome`: it ended; `taken`: its memory and
+    processor time, as telemetry has them."""
+
+    host: str = ""
+    device: str = ""
+    pid: int = 0
+    worked: bool = False
+    outcome: Outcome | None = None
+    taken: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """One machine of a cluster. `devices`: how many it offers."""
+
+    host: str
+    address: str
+    alive: bool
+    devices: int
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """`address`: of its head; `free`: devices that no run uses now."""
+
+    address: str
+    nodes: tuple[ClusterNode, ...]
+    free: int
+
+    @property
+    def devices(self) -> int:
+        return sum(node.devices for node in self.nodes if node.alive)
+
+
+def cluster_of(config: RunConfig) -> str | None:
+    """The address of the cluster that computes, where the setting `workers` names one; stage 2 has one process."""
+    workers = config.workers
+    return workers if isinstance(workers, str) and workers != "auto" and config.learn.stage == 1 else None
+
+
+def ask_cluster(address: str) -> ClusterView:
+    """What the cluster has, asked by `hivetune cluster status` in a process of its own.
+
+    Raises MachineNotFit when nobody answers, or refuses this machine.
+    """
+    own_address(address)
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-m", "hivetune", "cluster", "status", address, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=ASK_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise no_answer(address, f"it said nothing in {ASK_TIMEOUT_S:.0f} s") from None
+    try:
+        document = json.loads(asked.stdout)
+    except ValueError:
+        raise no_answer(address, (asked.stderr.strip().splitlines() or ["no reason was given"])[-1]) from None
+    if "error" in document:
+        raise errors.MachineNotFit(document["error"]["message"], hint=document["error"]["hint"])
+    return from_plain(ClusterView, {name: document[name] for name in ("address", "nodes", "free")})
+
+
+def own_address(address: str) -> str:
+    """The address of this machine that the cluster's other machines reach it by: the one that reaches its head.
+
+    Raises MachineNotFit when nobody answers there.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S) as connection:
+            return str(connection.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise no_answer(address, str(error)) from None
+
+
+def no_answer(address: str, why: str) -> MachineNotFit:
+    return MachineNotFit(
+        f"the cluster at {address} does not answer: {why}",
+        hint="start it on its head: hivetune cluster up; or train without it: --set workers=auto",
+    )

@@ -1,0 +1,1 @@
+"""Several machines: Ray places one agent a device, and an agent starts the worker of its machine's own environment."""
