@@ -45,6 +45,17 @@ FOREIGN_OPTIONS = {
     *("--dev", "--size", "--tmpfs", "--chdir"),  # bubblewrap
     *("--limit", "--order", "--almost-all", "--archive", "--delete"),  # examples of what manual pages document
     "--noproxy",  # curl
+    *(
+        "--head",
+        "--include-dashboard",
+        "--no-monitor",
+        "--address",
+        "--node-ip-address",
+        "--num-cpus",
+        "--num-gpus",
+    ),  # ray
+    *("--resources", "--object-store-memory", "--temp-dir", "--disable-usage-stats", "--include-log-monitor"),  # ray
+    *("--redis-username", "--redis-password"),  # ray
     "--api-key",  # of any program whose command line holds a secret
     *("--no-deps", "--dry-run", "--report"),  # pip
     "--token",  # of any program whose command line holds a secret

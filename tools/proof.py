@@ -65,6 +65,12 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "processes of torchrun",
         ["-m", "proof", "tests/supervise/test_workers.py", "tests/engine/train/test_train.py"],
     ),
+    "cluster": (
+        "a run on a real local Ray cluster whose machine is killed without notice and whose head is killed with -9 "
+        "and comes back with the state of a real Redis: the adapter of one worker, byte for byte; a worker of another "
+        "environment (HIVETUNE_OTHER_PYTHON: of another torch) takes part in one run",
+        ["-m", "proof", "tests/scale/cluster/test_cluster.py"],
+    ),
     "sweep": (
         "a sweep on a real model: killed in the middle it goes on, a bad learning rate stops at a quarter of the "
         "steps, the best is judged, the same command again trains nothing",

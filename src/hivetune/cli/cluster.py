@@ -1,4 +1,4 @@
-"""`hivetune cluster`: several machines whose devices compute a step together."""
+"""`hivetune cluster up`, `status` and `down`: several machines whose devices compute a step together."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -14,7 +14,7 @@ from hivetune.scale.cluster.node import Joining, end_node, start_node, view_own
 def up(
     join: Annotated[str | None, typer.Option("--join", metavar="HOST:PORT", help="Join this cluster.")] = None,
     listen: Annotated[
-        str | None, typer.Option("--listen", metavar="ADDRESS", help="This machine's address for the others.")
+        str | None, typer.Option("--listen", metavar="HOST[:PORT]", help="This machine's address for the others.")
     ] = None,
     devices: Annotated[
         str, typer.Option("--devices", metavar="LIST", help="auto, none, or for example cuda:0,cuda:1 or cpu,cpu.")

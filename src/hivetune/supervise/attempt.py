@@ -25,7 +25,7 @@ from hivetune.supervise.diagnose import Diagnosis, diagnose, evidence_of
 from hivetune.supervise.variables import worker_effects
 from hivetune.supervise.workers.cluster import ClusterPlaces
 from hivetune.supervise.workers.local import LocalPlaces
-from hivetune.supervise.workers.workers import Places, Workers
+from hivetune.supervise.workers.workers import WorkerPlaces, Workers
 
 SAMPLE_EVERY_S = 30.0
 # The first one sooner: many faults come within the first half minute.
@@ -123,7 +123,7 @@ def run_attempt(job: Job, number: int, rungs: tuple[str, ...], told: Told, limit
         kernel.close()
 
 
-def _places(job: Job, told: Told, environment: dict[str, str | None]) -> Places:
+def _places(job: Job, told: Told, environment: dict[str, str | None]) -> WorkerPlaces:
     if told.cluster is None:
         return LocalPlaces(
             job.run,

@@ -119,9 +119,7 @@ class Stage:
 
 
 @pytest.fixture
-def stage(
-    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Stage]:
+def stage(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Stage]:
     here = Stage(tiny_model_folder, mixed=getattr(request, "param", False))
 
     def compute_alone(model: LoraModel, work: Any) -> WorkResult:

@@ -23,8 +23,8 @@ from hivetune.scale.cluster.agent import Agent
 from hivetune.scale.cluster.machine import claim_device, read_membership
 from hivetune.scale.cluster.ray import DEVICE, connect_ray, offered_by
 
-LOOK_S = 0.5
-COUNT_S = 5.0
+ANSWERS_EVERY_S = 0.5
+COUNT_EVERY_S = 5.0
 # Somebody should know why a worker does not start.
 WAITS_S = 60.0
 _PIPE_BYTES = 1 << 16
@@ -88,7 +88,7 @@ class _Link:
         """A thread of its own: while the head is away, Ray's answer waits for it."""
         while True:
             _say({"devices": offered_by(self._ray.nodes()) - self._reserved})
-            time.sleep(COUNT_S)
+            time.sleep(COUNT_EVERY_S)
 
 
 def _reserve(ray: Any, own_device: str) -> int:
@@ -100,7 +100,7 @@ def _reserve(ray: Any, own_device: str) -> int:
         return 0
     node = ray.get_runtime_context().get_node_id()
     group = ray.util.placement_group([{DEVICE: 1}], bundle_label_selector=[{"ray.io/node-id": node}])
-    ray.get(group.ready(), timeout=COUNT_S)
+    ray.get(group.ready(), timeout=COUNT_EVERY_S)
     return 1
 
 
@@ -147,7 +147,7 @@ def main(address: str, own_device: str) -> int:
     link, requests = _Link(ray, own_device), _Requests()
     with contextlib.suppress(EOFError):
         while True:
-            for said in requests.read(LOOK_S):
+            for said in requests.read(ANSWERS_EVERY_S):
                 link.hear(said)
             link.look()
     return 0

@@ -36,7 +36,7 @@ from hivetune.scale.cluster.redis import check_redis, redis_words
 
 PORT = 6479
 # In the environment of all processes of this home's Ray.
-MARK = "HIVETUNE_CLUSTER"
+_MARK = "HIVETUNE_CLUSTER"
 # Ray's shared memory: nothing of ours passes through it. Its own least size is 75 MiB.
 OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 15.0
@@ -47,7 +47,7 @@ _TAIL_LINES = 5
 
 @dataclass(frozen=True)
 class Joining:
-    """How this machine takes part. `listen`: the address of this machine that a head listens on; `join`: of the head
+    """How this machine takes part. `listen`: the address, or HOST:PORT, that a head listens on; `join`: of the head
     that it is joined to; `python`: of the environment that computes; `redis`: a URL for the head's state."""
 
     listen: str = LOOPBACK
@@ -70,19 +70,17 @@ def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
     warnings: tuple[str, ...] = ()
     if joining.join is None:
         make_token()
-        address, words = (
-            f"{joining.listen}:{PORT}",
-            ["--head", "--port", str(PORT), "--include-dashboard", "false", "--no-monitor"],
-        )
+        here, _, port = joining.listen.partition(":")
+        address = f"{here}:{port or PORT}"
+        words = ["--head", "--port", port or str(PORT), "--include-dashboard", "false", "--no-monitor"]
         if joining.redis is not None:
             warnings = check_redis(joining.redis)
     else:
         if joining.redis is not None:
             raise UsageError("--redis is the head's: it keeps the cluster's state", hint="leave it out with --join")
         need_token()
-        address, words = joining.join, ["--address", joining.join]
+        address, here, words = joining.join, own_address(joining.join), ["--address", joining.join]
     end_node()
-    here = joining.listen if joining.join is None else own_address(joining.join)
     extra = {} if joining.redis is None else _redis_environment(joining.redis)
     extra = {**ray_environment(address), **extra}
     _ray_start([*words, *_own_words(here, len(devices)), *_redis_options(joining.redis)], extra)
@@ -139,7 +137,7 @@ def _checked_python(python: str | None) -> str:
             f"--python {python}: {error.strerror}", hint="name a Python or a virtual environment"
         ) from None
     if said.returncode:
-        raise UsageError(f"--python {python}: hivetune is not installed there", hint="pip install 'hivetune[train]'")
+        raise UsageError(f"--python {python}: Hivetune is not installed there", hint="pip install 'hivetune[train]'")
     return str(path.absolute())
 
 
@@ -175,7 +173,7 @@ def _ray_folder() -> Path:
 
 
 def _ray_start(words: list[str], extra: Mapping[str, str]) -> None:
-    environment = {**os.environ, **extra, MARK: _mark()}
+    environment = {**os.environ, **extra, _MARK: _mark()}
     try:
         started = subprocess.run(
             [sys.executable, "-c", _START],
@@ -198,7 +196,7 @@ def _processes() -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if process.environ().get(MARK) == _mark():
+            if process.environ().get(_MARK) == _mark():
                 found |= {one.pid: one for one in (process, *process.children(recursive=True))}
     found.pop(os.getpid(), None)
     return list(found.values())

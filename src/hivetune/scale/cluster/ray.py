@@ -53,8 +53,10 @@ def connect_ray(address: str) -> Any:
     os.environ.update(ray_environment(address))
     import ray
     import ray.exceptions
+    from ray._raylet import GcsClient
 
     try:
+        GcsClient(address=address)  # says at once that the token is another one, where `init` tries for a minute
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ray.exceptions.RayError, RuntimeError, ConnectionError, ValueError) as error:
         raise _explained(error, address) from None

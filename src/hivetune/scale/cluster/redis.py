@@ -1,5 +1,6 @@
 """Whether a Redis can keep the state of a cluster's head, so that the head may die: asked before Ray is."""
 
+import re
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ def check_redis(url: str) -> tuple[str, ...]:
     try:
         client = connect(server)
         told = dict(client.info())
-        shards = int(client.execute_command("CLUSTER", "INFO").get("cluster_size", 0)) if told["cluster_enabled"] else 0
+        shards = _shards(str(client.execute_command("CLUSTER", "INFO"))) if told["cluster_enabled"] else 1
     except HivetuneError:
         raise
     except (load_redis().exceptions.RedisError, OSError) as error:
@@ -26,6 +27,12 @@ def check_redis(url: str) -> tuple[str, ...]:
             raise explained from None
         raise UsageError(f"{server.shown} does not answer: {error}", hint="--redis redis://HOST:PORT") from None
     return judge_redis(server.shown, told, shards)
+
+
+def _shards(told: str) -> int:
+    """By the text of CLUSTER INFO."""
+    found = re.search(r"cluster_size:(\d+)", told)
+    return int(found[1]) if found else 0
 
 
 def judge_redis(shown: str, told: Mapping[str, Any], shards: int) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ _PIPE_BYTES = 1 << 16
 
 
 class ClusterPlaces:
-    """`Places` on the devices of the cluster at `address`. `order` makes one of what differs between workers;
+    """`WorkerPlaces` on the devices of the cluster at `address`. `order` makes one of what differs between workers;
     `own_device`: of the run's own worker, which no other one gets; `log`: where the process that speaks Ray writes."""
 
     def __init__(self, address: str, order: Callable[..., Order], own_device: str, log: Path):

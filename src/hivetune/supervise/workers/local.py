@@ -47,7 +47,7 @@ def _taken(model: Path) -> int:
 
 
 class LocalPlaces:
-    """`Places` on `devices` of this machine; the meeting is a socket that no other machine sees.
+    """`WorkerPlaces` on `devices` of this machine; the meeting is a socket that no other machine sees.
 
     `environment`: of the run's own worker. `module` replaces the engine's own, as for that one; `limits` makes those of
     one start.

@@ -49,7 +49,7 @@ class BesideWorker(Protocol):
         """Its memory and processor time."""
 
 
-class Places(Protocol):
+class WorkerPlaces(Protocol):
     """Where workers can be started. `count` of them, which may grow; `meeting`: None where there is no place."""
 
     @property
@@ -84,7 +84,7 @@ class _Place:
 class Workers:
     """Use as a context around the life of one worker of the run; `tend` often. `meeting`: None without any."""
 
-    def __init__(self, places: Places, events: Journal):
+    def __init__(self, places: WorkerPlaces, events: Journal):
         self._where, self._events = places, events
         self._places: list[_Place] = []
         self.meeting = places.meeting

@@ -1,0 +1,229 @@
+"""A real cluster of Ray on this machine: workers are placed, watched and placed again, and the bits stay the same."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data.intake.collecting import RedisServer, free_port
+from programs import require_module
+from safetensors.torch import load_file
+from supervise.tiny_run import make_run
+
+from hivetune.base.disk import MANIFEST, sha256_file, write_manifest
+from hivetune.base.journal import read_journal
+from hivetune.config import SuperviseConfig
+from hivetune.errors import MachineNotFit
+from hivetune.process.cluster import Order, ask_cluster
+from hivetune.run.choices import NO_CHOICES
+from hivetune.scale.cluster.machine import Membership, make_token, token_path, write_membership
+from hivetune.scale.cluster.node import end_node
+from hivetune.scale.cluster.ray import DEVICE, ray_environment
+from hivetune.supervise.workers.cluster import ClusterPlaces
+
+require_module("ray", "cluster")
+TINY = str(Path(__file__).with_name("tiny_worker.py"))
+TESTS = Path(__file__).parents[2]
+PACED = str(TESTS / "supervise" / "paced_worker.py")
+SUPERVISOR = """
+import json, sys
+from pathlib import Path
+from hivetune.config import parse_config
+from hivetune.supervise.supervisor import supervise_run
+folder = Path(sys.argv[1])
+config = parse_config(json.loads((folder / "config.json").read_text()))
+paths = {"model": folder / "model", "snapshot": folder / "snapshot"}
+supervise_run(folder / "run", config, **paths, worker=sys.argv[2] or None).check()
+"""
+SETTINGS: dict[str, Any] = {"batch_size": 8, "lora": {"r": 4, "dropout": 0.1}, "choices": {"pack_tokens": 16}}
+
+
+def until(true: Callable[[], object], what: str, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def hivetune(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hivetune", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.mark.slow
+def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    started = hivetune("cluster", "up", "--listen", address, "--devices", "cpu,cpu", "--json")
+    assert started.returncode == 0, started.stderr
+    try:
+        assert json.loads(started.stdout)["devices"] == ["cpu", "cpu"]
+        again = hivetune("cluster", "up", "--json")
+        assert again.returncode == 75
+        _place_and_kill(address, tmp_path)
+        token_path().write_text("0" * 64)
+        with pytest.raises(MachineNotFit, match="does not know this machine's token"):
+            ask_cluster(address)
+    finally:
+        assert end_node() > 2
+    with pytest.raises(MachineNotFit, match="does not answer"):
+        ask_cluster(address)
+
+
+def _place_and_kill(address: str, folder: Path) -> None:
+    model = folder / "waits"
+    model.mkdir()
+    (model / "weights").write_text("same")
+    write_manifest(model)
+    order = functools.partial(
+        Order,
+        run="run",
+        model="tiny",
+        model_folder=model,
+        model_hash=sha256_file(model / MANIFEST),
+        supervise=SuperviseConfig().model_dump(mode="json"),
+        module=TINY,
+    )
+    places = ClusterPlaces(address, order, "cpu", folder / "cluster.log")
+    try:
+        until(lambda: (places.look(), places.count)[1], "the devices are told")
+        assert places.count == 1  # one of the two is the run's own
+        worker = places.start(1, NO_CHOICES, {})
+        until(lambda: (places.look(), worker.worked)[1], "the worker is told of")
+        assert worker.device == "cpu" and worker.host
+        os.kill(worker.pid, signal.SIGKILL)
+        until(lambda: (places.look(), worker.look())[1], "its end is told")
+        outcome = worker.look()
+        assert outcome is not None and outcome.signal == signal.SIGKILL
+    finally:
+        places.close()
+
+
+class Machines:
+    """A head and nodes of `ray.cluster_utils`; each node with a home of its own, as a machine has."""
+
+    def __init__(self, folder: Path, redis: str):
+        make_token()
+        os.environ.update(ray_environment("elsewhere:1"))
+        os.environ["RAY_REDIS_ADDRESS"] = redis
+        from ray.cluster_utils import Cluster
+
+        self.folder, self.homes = folder, 0
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self, python: str = sys.executable) -> Any:
+        self.homes += 1
+        own = self.folder / f"home-{self.homes}"
+        before = os.environ["HIVETUNE_HOME"]
+        os.environ["HIVETUNE_HOME"] = str(own)
+        try:
+            write_membership(Membership(self.address, False, python, ("cpu",)))
+            return self.cluster.add_node(num_cpus=0, resources={DEVICE: 1}, env_vars={"HIVETUNE_HOME": str(own)})
+        finally:
+            os.environ["HIVETUNE_HOME"] = before
+
+    def kill(self, node: Any) -> None:
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def kill_head(self) -> None:
+        head = self.cluster.head_node
+        os.kill(head.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
+        head.kill_gcs_server(check_alive=False)
+
+    def start_head(self) -> None:
+        self.cluster.head_node.start_gcs_server()
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    folder = tmp_path_factory.mktemp("machines")
+    os.environ["HIVETUNE_HOME"] = str(folder / "own")
+    redis = RedisServer(folder / "redis")
+    here = Machines(folder, f"127.0.0.1:{redis.port}")
+    yield here
+    here.cluster.shutdown()
+    redis.close()
+
+
+def begin(folder: Path, num_rows: int, workers: int | str, worker: str, where: Path) -> "subprocess.Popen[bytes]":
+    supervision = {"checkpoint_every_s": 1.0, "hang_floor_s": 30}
+    config = make_run(folder, num_rows, workers=workers, supervise=supervision, **SETTINGS)
+    (folder / "config.json").write_text(config.model_dump_json())
+    environment = {**os.environ, "HIVETUNE_HOME": str(where), "PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS)])}
+    return subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(folder), worker], env=environment)
+
+
+def told(folder: Path, name: str, file: str = "metrics") -> list[dict[str, Any]]:
+    path = folder / f"run/{file}.jsonl"
+    return [entry for entry in (read_journal(path) if path.exists() else ()) if entry["event"] == name]
+
+
+@pytest.mark.proof
+def test_machines_and_the_head_die_and_the_bits_stay(
+    machines: Machines, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    own, rows = machines.folder / "own", 2400
+    alone = begin(tmp_path / "alone", rows, 1, "", own)
+    first, second = machines.add(), machines.add()
+    assert alone.wait(300) == 0
+    folder = tmp_path / "cluster"
+    run = begin(folder, rows, machines.address, PACED, own)
+
+    def joined(count: int) -> None:
+        until(lambda: len(told(folder, "worker_joined")) >= count or run.poll() is not None, f"{count} joins", 300)
+        assert run.poll() is None, f"the run ended with {run.returncode} before"
+
+    def goes_on(steps: int) -> None:
+        done = len(told(folder, "step"))
+        until(lambda: len(told(folder, "step")) >= done + steps or run.poll() is not None, "steps", 120)
+
+    joined(2)
+    machines.kill(second)
+    goes_on(5)
+    machines.kill_head()
+    goes_on(10)
+    machines.start_head()
+    machines.add()
+    joined(3)
+    assert run.wait(600) == 0
+    hashes = {sha256_file(each / "run/adapter_model.safetensors") for each in (tmp_path / "alone", folder)}
+    record_property("adapter hashes of one worker and of the cluster", len(hashes))
+    record_property("steps", len(told(folder, "step")))
+    record_property("workers that joined", len(told(folder, "worker_joined")))
+    record_property("connections lost", len(told(folder, "worker_lost")))
+    record_property("attempts of the run's own worker", len(told(folder, "attempt", "events")))
+    assert len(hashes) == 1
+    machines.kill(first)
+
+
+@pytest.mark.proof
+def test_another_environment_computes_in_the_same_run(
+    machines: Machines, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """HIVETUNE_OTHER_PYTHON: an environment with another torch. Without it this one, under the name of a link."""
+    other = os.environ.get("HIVETUNE_OTHER_PYTHON", sys.executable)
+    own, rows = machines.folder / "own", 400
+    alone = begin(tmp_path / "alone", rows, 1, "", own)
+    machines.add(other)
+    assert alone.wait(300) == 0
+    folder = tmp_path / "mixed"
+    assert begin(folder, rows, machines.address, PACED, own).wait(600) == 0
+    joins = told(folder, "worker_joined")
+    assert joins
+    record_property("what differs in the other environment", joins[0].get("differs", "nothing"))
+    record_property("workers called wrong", len(told(folder, "worker_wrong")))
+    one, mixed = (load_file(each / "run/adapter_model.safetensors") for each in (tmp_path / "alone", folder))
+    off = max(float((one[name] - mixed[name]).norm() / one[name].norm().clamp_min(1e-12)) for name in one)
+    record_property("largest relative difference of a matrix to one worker's", off)
+    assert off < 1e-3  # float32 over 50 steps of AdamW
+    assert not told(folder, "worker_wrong")
