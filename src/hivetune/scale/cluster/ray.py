@@ -53,7 +53,7 @@ def connect_ray(address: str) -> Any:
     os.environ.update(ray_environment(address))
     import ray
     import ray.exceptions
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     try:
         GcsClient(address=address)  # says at once that the token is another one, where `init` tries for a minute
