@@ -348,14 +348,12 @@ class _Supervisor:
 
     def _salvage(self) -> str:
         """The newest state as an adapter at the top of the folder."""
-        outcome = run_task(Salvage(self.job.run, self.job.model), self.job.run / SALVAGE, environment=self._cpu_only())
+        on_cpu = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+        outcome = run_task(Salvage(self.job.run, self.job.model), self.job.run / SALVAGE, environment=on_cpu)
         if outcome.status != "done":
             self.job.events.append("warning", text=f"the adapter could not be written: {outcome.ending()}")
             return "Its checkpoints are whole, but the adapter could not be written from them."
         return f"The adapter of step {outcome.result['adapter_step']} is in {self.job.run}."
-
-    def _cpu_only(self) -> dict[str, str | None]:
-        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
     def _outcome(
         self, status: str, steps: int, result: Mapping[str, Any], error: HivetuneError | None = None
