@@ -27,7 +27,9 @@ from hivetune.scale import sweep as station
 from hivetune.scale.sweep import run_sweep
 from hivetune.walk import open as open_station
 
-OVER = ("--over", "learning_rate=1e-7,5e-3", "--set", "max_steps=24", "--set", "eval.prompts=4")
+# Long enough that a run which goes on alone is not over before the next sweep has started on a busy machine.
+STEPS = 3000
+OVER = ("--over", "learning_rate=1e-7,5e-3", "--set", f"max_steps={STEPS}", "--set", "eval.prompts=4")
 # Makes steps until it is told to stop; its loss falls the faster the nearer its learning rate is to 3e-3.
 RUN = """
 import json, math, signal, sys, time
@@ -77,7 +79,8 @@ class Desk:
         rows = [{"prompt": f"What comes after {i}?", "completion": f"It is {i + 1}."} for i in range(150)]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         config = "model: model\ndata: {path: rows.jsonl, near_duplicates: 0, validation: 0.2}\nbatch_size: 4\n"
-        (folder / "mine.yaml").write_text(config + "device: cpu\nvalidate_every: 6\npatience: null\n")
+        rest = f"epochs: 150\ndevice: cpu\nvalidate_every: {STEPS // 4}\npatience: null\n"
+        (folder / "mine.yaml").write_text(config + rest)
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         environment = {**os.environ, "HIVETUNE_HOME": str(self.folder / "home"), "OMP_NUM_THREADS": "1"}
@@ -104,8 +107,8 @@ def test_a_sweep_from_kill_to_verdict(tmp_path: Path) -> None:
     code, document, err = desk.call(*OVER)
     assert code in (0, 6) and document["status"] == "done"
     best, worse = document["runs"]
-    assert best["settings"] == ["learning_rate=5e-3"] and best["state"] == "done" and best["steps"] == 24
-    assert worse["state"] == "stopped" and worse["steps"] < 24 and "above the leader" in worse["why"]
+    assert best["settings"] == ["learning_rate=5e-3"] and best["state"] == "done" and best["steps"] == STEPS
+    assert worse["state"] == "stopped" and worse["steps"] < STEPS and "above the leader" in worse["why"]
     assert document["verdict"]["verdict"] in ("deploy", "iterate", "not-enough-evidence", "abort")
     chart = (Path(document["sweep"]) / "sweep.svg").read_text()
     assert "learning_rate=5e-3" in chart and "learning_rate=1e-7" in chart
