@@ -12,6 +12,31 @@ last; `readers` [start, size, depth] of the segments that see it, itself first.
 import triton
 import triton.language as tl
 
+# Columns of `segments` where a segment's entries in `ranges` and in `readers` are told.
+RANGES, READERS = tl.constexpr(3), tl.constexpr(5)
+
+
+@triton.jit
+def _block(blocks, segments, LIST: tl.constexpr):
+    """A program's block of tokens: offset of its first one in its segment; the segment's start, size and depth; and the
+    first entry and the length of its list in another table, whose columns are `LIST` and the next."""
+    block = blocks + 2 * tl.program_id(0)
+    segment = segments + tl.load(block) * 7
+    offset, start, size, depth = tl.load(block + 1), tl.load(segment), tl.load(segment + 1), tl.load(segment + 2)
+    return offset, start, size, depth, tl.load(segment + LIST), tl.load(segment + LIST + 1)
+
+
+@triton.jit
+def _range(ranges, number, first_at, window, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr):
+    """A range's start, size and depth, and which of its keys, [begin, end), a block of queries can see whose first one
+    is at position `first_at`."""
+    start, size = tl.load(ranges + 3 * number), tl.load(ranges + 3 * number + 1)
+    depth = tl.load(ranges + 3 * number + 2)
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(0, first_at - window + 1 - depth) // KEYS * KEYS
+    return start, size, depth, begin, tl.minimum(size, first_at + QUERIES - depth)
+
 
 @triton.jit
 def _score(product, scale, cap, CAPPED: tl.constexpr):
@@ -43,10 +68,7 @@ def forward(
 ):  # fmt: skip
     """Program (block of queries, head)."""
     head = tl.program_id(1)
-    segment = segments + tl.load(blocks + 2 * tl.program_id(0)) * 7
-    offset = tl.load(blocks + 2 * tl.program_id(0) + 1)
-    start, size, depth = tl.load(segment), tl.load(segment + 1), tl.load(segment + 2)
-    first, count = tl.load(segment + 3), tl.load(segment + 4)
+    offset, start, size, depth, first, count = _block(blocks, segments, RANGES)
     i = offset + tl.arange(0, QUERIES)
     e = tl.arange(0, CHANNELS)
     token = (start + i).to(tl.int64)
@@ -57,12 +79,7 @@ def forward(
     total = tl.zeros((QUERIES,), dtype=tl.float32)
     sums = tl.zeros((QUERIES, CHANNELS), dtype=tl.float32)
     for number in range(first, first + count):
-        k_start, k_size = tl.load(ranges + 3 * number), tl.load(ranges + 3 * number + 1)
-        k_depth = tl.load(ranges + 3 * number + 2)
-        begin = 0
-        if WINDOW:
-            begin = tl.maximum(0, depth + offset - window + 1 - k_depth) // KEYS * KEYS
-        end = tl.minimum(k_size, depth + offset + QUERIES - k_depth)
+        k_start, k_size, k_depth, begin, end = _range(ranges, number, depth + offset, window, QUERIES, KEYS, WINDOW)
         for at in range(begin, end, KEYS):
             j = at + tl.arange(0, KEYS)
             other = (k_start + j).to(tl.int64)
@@ -107,10 +124,7 @@ def backward_queries(
 ):  # fmt: skip
     """dq of a block of queries and a head, by the same walk as forward."""
     head = tl.program_id(1)
-    segment = segments + tl.load(blocks + 2 * tl.program_id(0)) * 7
-    offset = tl.load(blocks + 2 * tl.program_id(0) + 1)
-    start, size, depth = tl.load(segment), tl.load(segment + 1), tl.load(segment + 2)
-    first, count = tl.load(segment + 3), tl.load(segment + 4)
+    offset, start, size, depth, first, count = _block(blocks, segments, RANGES)
     i = offset + tl.arange(0, QUERIES)
     e = tl.arange(0, CHANNELS)
     token = (start + i).to(tl.int64)
@@ -122,12 +136,7 @@ def backward_queries(
     k_base, v_base = qkv + k_at + head // SHARE * DIM, qkv + v_at + head // SHARE * DIM
     dq = tl.zeros((QUERIES, CHANNELS), dtype=tl.float32)
     for number in range(first, first + count):
-        k_start, k_size = tl.load(ranges + 3 * number), tl.load(ranges + 3 * number + 1)
-        k_depth = tl.load(ranges + 3 * number + 2)
-        begin = 0
-        if WINDOW:
-            begin = tl.maximum(0, depth + offset - window + 1 - k_depth) // KEYS * KEYS
-        end = tl.minimum(k_size, depth + offset + QUERIES - k_depth)
+        k_start, k_size, k_depth, begin, end = _range(ranges, number, depth + offset, window, QUERIES, KEYS, WINDOW)
         for at in range(begin, end, KEYS):
             j = at + tl.arange(0, KEYS)
             other = (k_start + j).to(tl.int64)
@@ -152,10 +161,7 @@ def backward_keys(
 ):  # fmt: skip
     """dk and dv of a block of keys and a key-value head, over all segments that see it and all heads that share it."""
     kv_head = tl.program_id(1)
-    segment = segments + tl.load(blocks + 2 * tl.program_id(0)) * 7
-    offset = tl.load(blocks + 2 * tl.program_id(0) + 1)
-    start, size, depth = tl.load(segment), tl.load(segment + 1), tl.load(segment + 2)
-    first, count = tl.load(segment + 5), tl.load(segment + 6)
+    offset, start, size, depth, first, count = _block(blocks, segments, READERS)
     j = offset + tl.arange(0, KEYS)
     e = tl.arange(0, CHANNELS)
     token = (start + j).to(tl.int64)
