@@ -24,6 +24,7 @@ class Gpu:
     name: str
     memory_gib: int = 16
     bus: int = 3
+    used_bytes: int = GIB // 4
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _gpu(number: int, gpu: Gpu) -> dict[str, str]:
         f"{device}/vendor": "0x1002\n",
         f"{device}/product_name": f"{gpu.name}\n",
         f"{device}/mem_info_vram_total": f"{gpu.memory_gib * GIB}\n",
-        f"{device}/mem_info_vram_used": f"{GIB // 4}\n",
+        f"{device}/mem_info_vram_used": f"{gpu.used_bytes}\n",
         f"{device}/current_link_speed": "16.0 GT/s PCIe\n",
         f"{device}/current_link_width": "16\n",
         f"{device}/fw_version/mec_fw_version": "0x00000a1f\n",

@@ -103,6 +103,11 @@ CASES = [
         Fake(gpus=[RX7900], torch="2.9.1+rocm6.4", kernel="6.18.2-arch1-1"),
         ids("gfx110x-kernel-6.18"),
     ),
+    Case(
+        "7900 XTX that a model server fills",
+        Fake(gpus=[replace(RX7900, used_bytes=22 << 30)], torch="2.9.1+rocm6.4"),
+        ids("card-held"),
+    ),
     Case("7900 XTX beside graphics in the processor", Fake(gpus=[IN_THE_PROCESSOR, RX7900], torch="2.9.1+rocm6.4")),
     Case("Strix Halo", Fake(gpus=[STRIX_HALO], torch="2.11.0+rocm7.2")),
     Case(

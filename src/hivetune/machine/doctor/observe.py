@@ -72,6 +72,8 @@ def of_card(seen: Look, demand: Demand, one: SeenCard) -> dict[str, Any]:
     """Observations of one card, over those of the machine."""
     found = {**of_machine(seen, demand), **_of_chip(one)}
     found["access"] = one.access
+    if one.card.memory_bytes:
+        found["card_free_percent"] = str(100 * one.card.free_bytes // one.card.memory_bytes)
     if one.card.kind == "cuda":
         found["driver"] = one.card.driver
     if one.card.kind == "rocm" and one.card.architecture:
