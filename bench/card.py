@@ -10,7 +10,7 @@ Nothing of this was run on a card yet. Parts in this order:
 
     facts      the doctor's look              job      1,500 rows, 3 epochs, 0.5B: every step
     proof      the doctor's proof             peers    TRL's SFTTrainer on the same rows, where it is installed
-    correct    loss and each gradient         1.5b 3b 7b   steps of larger models
+    correct    loss, each gradient, graphs    1.5b 3b 7b   steps of larger models
     resume     a killed run, gone on with
     0.5b       steps, memory, kernels
 

@@ -36,10 +36,24 @@ def test_facts_correctness_and_a_size(tmp_path: Path) -> None:
     correct = parts["correct"]["found"]
     assert correct["wrong"] == [] and 0 < correct["worst"]["float32"] < 1e-4
     assert 0 < correct["llama float32 fused native"]["worst_tensor"] < 1e-3
+    replayed = correct["llama float32 fused torch graphs"]
+    assert replayed["equals_eager"] and 0 < replayed["gradient"] < 1e-4
     steps = parts["0.5b"]["found"]
-    for name in ("agents", "plain", "full"):
+    for name in ("agents", "plain", "full", "agents graphs", "full graphs"):
         assert steps[name]["samples_per_s"] > 0 and steps[name]["predicted_peak_bytes"] > 0
-    assert steps["kernels"]["product"] > 0
+    assert steps["kernels"]["product"] > 0 and steps["graphs"] == 3
+
+
+@pytest.mark.proof
+def test_a_kill_and_the_whole_job(tmp_path: Path) -> None:
+    """Each loads torch several times, so both are left to the full count."""
+    parts = card(tmp_path, "--minutes", "8", "--parts", "resume", "job")["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == {"resume": "done", "job": "done"}
+    told = parts["resume"]["found"]["resumed"]
+    assert told["passed"] and told["identical"] and told["kills"] >= 1
+    job = parts["job"]["found"]
+    assert job["job"]["steps"] == job["job"]["of"] == job["job graphs"]["steps"]
+    assert job["job"]["loss"] == pytest.approx(job["job graphs"]["loss"], rel=0.01)
 
 
 def test_a_part_that_is_cut_off_leaves_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

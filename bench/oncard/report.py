@@ -54,7 +54,21 @@ class Report:
             os.replace(new, self.out / name)
 
 
-SHOWN = ("device", "torch", "dtype", "wrong", "worst", "resumed", "agents", "plain", "full", "job", "peer", "error")
+SHOWN = (
+    "device",
+    "torch",
+    "dtype",
+    "wrong",
+    "worst",
+    "resumed",
+    "agents",
+    "plain",
+    "full",
+    "job",
+    "job graphs",
+    "peer",
+    "error",
+)
 
 
 def rates(content: dict[str, Any]) -> Iterator[tuple[str, float]]:

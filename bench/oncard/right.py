@@ -1,5 +1,6 @@
 """The parts of card.py that say whether a device computes right: facts, proof, models, a kill and what comes after."""
 
+import importlib.util
 import itertools
 import json
 import subprocess
@@ -69,7 +70,8 @@ def correct(device: str, work: Path, tiny: bool) -> Found:
     from hivetune.run.choices import Choices
 
     place = torch.device(device)
-    kernels: tuple[Any, ...] = ("native", "torch") if place.type == "cpu" else (None,)
+    ours = "native" if place.type == "cpu" else "triton" if importlib.util.find_spec("triton") else None
+    kernels = tuple(filter(None, ("torch", ours)))
     dtypes = ("float32", "bfloat16") + (("float16",) if place.type == "cuda" else ())
     worst: dict[str, float] = {}
     wrong: list[str] = []
@@ -88,9 +90,35 @@ def correct(device: str, work: Path, tiny: bool) -> Found:
                 wrong.append(name)
             tensor = max(each, key=lambda key: each[key])
             yield name, {"loss": loss / true_loss - 1, "gradient": whole, "worst_tensor": each[tensor], "of": tensor}
+            if attention is None and kernel != "native":  # which have no graphs
+                same, off = replayed(folder, getattr(torch, dtype), place, documents, kernel, truth)
+                yield f"{name} graphs", {"equals_eager": same, "gradient": off}
+                if not same or not off <= BOUND[dtype]:
+                    wrong.append(f"{name} graphs")
             yield "worst", worst
             yield "wrong", wrong
-    yield "graph against eager", "there are no graphs: every step is eager"
+
+
+def replayed(
+    folder: Path, dtype: Any, device: Any, documents: list[Any], kernel: str, truth: dict[str, Any]
+) -> tuple[bool, float]:
+    """Whether a replayed step gives the bits of the same work given out kernel by kernel, and how far both are off."""
+    import torch
+
+    from hivetune.engine.model.fast.steps.buckets import USES_BEFORE
+    from hivetune.run.choices import Choices
+
+    model = loaded(folder, dtype, device, Choices(graphs=True, kernels=kernel))
+    names = sorted(truth)
+    found = []
+    for _ in range(USES_BEFORE + 2):
+        model.grad_N.zero_()
+        found.append(gradient_of(model, documents))
+    if not model.graphs:
+        raise RuntimeError(f"{folder.name} was not replayed")
+    first, last = ((loss, torch.cat([views[name] for name in names])) for views, loss in (found[0], found[-1]))
+    same = first[0] == last[0] and torch.equal(first[1], last[1])
+    return same, relative(last[1], torch.cat([truth[name] for name in names]))
 
 
 def resume(device: str, work: Path, tiny: bool) -> Found:
@@ -170,10 +198,14 @@ def gradients(
     folder: Path, dtype: Any, device: Any, documents: list[Any], choices: Any
 ) -> tuple[dict[str, Any], float]:
     """Gradient of each adapter tensor by name, flat in float64 on the CPU, and the loss; adapters that are not zero."""
+    return gradient_of(loaded(folder, dtype, device, choices), documents)
+
+
+def loaded(folder: Path, dtype: Any, device: Any, choices: Any) -> Any:
+    """On the fast path, with adapters that are not zero."""
     import torch
 
     from hivetune.config import LoraConfig
-    from hivetune.engine.model.adapter import same_views
     from hivetune.engine.model.load import load_model
 
     model = load_model(folder, LoraConfig(r=8, alpha=16), method="lora", dtype=dtype, device=device, choices=choices)
@@ -182,6 +214,12 @@ def gradients(
     generator = torch.Generator().manual_seed(2)
     for view in model.adapter.values():
         view.copy_(torch.randn(view.shape, generator=generator, dtype=torch.float64) * 0.05)
+    return model
+
+
+def gradient_of(model: Any, documents: list[Any]) -> tuple[dict[str, Any], float]:
+    from hivetune.engine.model.adapter import same_views
+
     loss = model.backward(documents, 1 / 100)
     views = same_views(model.grad_N, model.adapter)
     return {name: views[name].flatten().double().cpu() for name in sorted(views)}, float(loss)

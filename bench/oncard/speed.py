@@ -17,9 +17,12 @@ from hivetune.config import LoraConfig
 from hivetune.engine.device import peak_memory_bytes, reset_peak_memory
 from hivetune.engine.measure import rates
 from hivetune.engine.model.adapter import initialise, write_adapter
+from hivetune.engine.model.fast.steps.buckets import USES_BEFORE
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document, LoraModel
+from hivetune.engine.train.feed import Feed
 from hivetune.engine.train.optimizer import AdamW
+from hivetune.engine.train.updater import Updater
 from hivetune.models.architecture import read_architecture
 from hivetune.plan.layout import trim_document
 from hivetune.plan.memory import TrainingSetup, predict_peak
@@ -44,7 +47,8 @@ BUDGET = 16384
 
 def steps_of(size: str, device: str, work: Path, tiny: bool) -> Found:
     """Steps of 8 rows with and without a common prefix, and of as many as fill the budget, which says what the device
-    can do; each with its share of the measured rate of products and its peak memory beside the predicted one."""
+    can do; each with its share of the measured rate of products and its peak memory beside the predicted one. First
+    given out kernel by kernel, then replayed as graphs."""
     place = torch.device(device)
     rate = gemm_rates(place, tiny)
     yield "gemm_flops_per_s", rate
@@ -53,6 +57,16 @@ def steps_of(size: str, device: str, work: Path, tiny: bool) -> Found:
     folder = model_of(size, work, place, tiny)
     model = load(folder, place, dtype)
     setup = setup_of(folder, model)
+    yield from timed_sets(model, setup, rate[dtype], tiny)
+    del model
+    replays = load(folder, place, dtype, graphs=True)
+    for name, value in timed_sets(replays, setup, rate[dtype], tiny):
+        yield f"{name} graphs", value
+    yield "graphs", replays.graphs
+
+
+def timed_sets(model: LoraModel, setup: TrainingSetup, rate: float, tiny: bool) -> Found:
+    place = model.device
     vocab = setup.architecture.vocabulary
     yield "attention", getattr(model, "attention", "") or "fused"
     sets = {
@@ -73,7 +87,7 @@ def steps_of(size: str, device: str, work: Path, tiny: bool) -> Found:
                 "step_s": seconds,
                 "samples_per_s": count / seconds,
                 "tokens_per_s": sum(len(document.tokens_L) for document in documents) / seconds,
-                "share_of_gemm_rate": flops / seconds / rate[dtype],
+                "share_of_gemm_rate": flops / seconds / rate,
                 "job_1500x3_s": JOB_ROWS * EPOCHS / count * seconds,
                 "peak_bytes": peak_memory_bytes(place),
                 "predicted_peak_bytes": peak,
@@ -84,30 +98,43 @@ def steps_of(size: str, device: str, work: Path, tiny: bool) -> Found:
 
 
 def job(device: str, work: Path, tiny: bool) -> Found:
-    """1,500 rows three times in steps of 8, each of other rows and computed in full; the loss is read one step late.
-    Without data preparation, validation and checkpoints. Told each 50 steps, so that it says something when cut off."""
+    """1,500 rows three times in steps of 8, each of other rows and computed in full, as a run computes them: the next
+    step is laid out by a thread and given out before the loss of this one is read. Without data preparation, validation
+    and checkpoints. Told each 50 steps, so that it says something when cut off; kernel by kernel, then as graphs."""
     place = torch.device(device)
     dtype = best_dtype(gemm_rates(place, tiny))
     folder = model_of("0.5b", work, place, tiny)
-    model = load(folder, place, dtype)
+    for name, graphs in (("job", False), ("job graphs", True)):
+        for told in steps_of_job(load(folder, place, dtype, graphs=graphs), folder, 40 if tiny else JOB_ROWS):
+            yield name, told
+
+
+def steps_of_job(model: LoraModel, folder: Path, rows: int) -> Iterator[dict[str, float]]:
     initialise(model.adapter, 0)
-    rows = 40 if tiny else JOB_ROWS
     documents = random_rows(rows, TOKENS, SYSTEM, ANSWER, read_architecture(folder).vocabulary)
     optimizer = AdamW(model.master_N, weight_decay=0.0)
+    updater = Updater(model.grad_N, optimizer, clip=1.0, repeat=model.repeat)
     steps = -(-rows * EPOCHS // BATCH)
-    started, before, last = time.perf_counter(), None, 0.0
-    for step in range(steps):
+
+    def read(step: int) -> list[Document]:
         chosen = [documents[(step * BATCH + at) % rows] for at in range(BATCH)]
-        model.grad_N.zero_()
-        loss = model.backward(chosen, 1 / (BATCH * ANSWER))
-        optimizer.update(model.grad_N, rate=1e-4, number=step + 1)
-        if before is not None:
-            last = float(before)
-        before = loss
-        if (step + 1) % TOLD_EVERY == 0 or step + 1 == steps:
-            seconds = time.perf_counter() - started
-            told = {"steps": step + 1, "of": steps, "seconds": seconds, "samples_per_s": (step + 1) * BATCH / seconds}
-            yield "job", {**told, "loss": last / (BATCH * ANSWER)}
+        model.lay_ahead(chosen, step)
+        return chosen
+
+    started, before, loss = time.perf_counter(), None, 0.0
+    with Feed(read, steps) as feed:
+        for step in range(steps):
+            updater.begin(rate=1e-4, number=step + 1, trained_tokens=BATCH * ANSWER)
+            model.grad_N.zero_()
+            updater.apply(model.backward(feed.take(step), 1 / (BATCH * ANSWER))[None])
+            answer = updater.answer()
+            if before is not None:
+                loss = before.read()[0]
+            before = answer
+            if (step + 1) % TOLD_EVERY == 0 or step + 1 == steps:
+                seconds = time.perf_counter() - started
+                told = {"steps": step + 1, "of": steps, "seconds": seconds}
+                yield {**told, "samples_per_s": (step + 1) * BATCH / seconds, "loss": loss}
 
 
 def peers(device: str, work: Path, tiny: bool) -> Found:
@@ -153,14 +180,15 @@ def model_of(size: str, work: Path, place: torch.device, tiny: bool) -> Path:
     return write_random(folder, "qwen2", sizes, on=str(place))
 
 
-def load(folder: Path, place: torch.device, dtype: str) -> LoraModel:
+def load(folder: Path, place: torch.device, dtype: str, *, graphs: bool = False) -> LoraModel:
+    """`graphs`: with torch's kernels on a CPU too, whose own have none."""
     return load_model(
         folder,
         LORA,
         method="lora",
         dtype=getattr(torch, dtype),
         device=place,
-        choices=Choices(budget_tokens=BUDGET),
+        choices=Choices(budget_tokens=BUDGET, **({"graphs": True, "kernels": "torch"} if graphs else {})),
     )
 
 
@@ -204,7 +232,8 @@ def time_steps(model: LoraModel, documents: list[Document], rounds: int) -> floa
         wait(model.device)
         return (time.perf_counter() - started) / count
 
-    steps(min(3, rounds))
+    for _ in range(1 if model.graphs is None else USES_BEFORE):
+        steps(min(3, rounds))
     return statistics.median(steps(min(5, rounds)) for _ in range(rounds))
 
 

@@ -3,7 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.plan.layout import Layout, TrimmedDocument, make_layout, split_documents, trim_document
+from hivetune.plan.layout import (
+    Layout,
+    Padding,
+    TrimmedDocument,
+    bucketed,
+    exact,
+    make_layout,
+    multiples_of,
+    split_documents,
+    trim_document,
+)
 
 # Few tokens and long common beginnings, so that documents share, repeat and end inside one another.
 STEMS = st.sampled_from([(), (7,) * 20, (7,) * 20 + (8,) * 17, (9,) * 40])
@@ -27,10 +37,10 @@ def path_to(layout: Layout, place: int) -> list[int]:
     return tokens + layout.tokens[segment.start : place + 1]
 
 
-@given(DOCUMENTS, st.booleans(), st.sampled_from([1, 2, 16, 64]))
-def test_every_document_is_in_its_layout(documents, share: bool, multiple: int) -> None:  # type: ignore[no-untyped-def]
+@given(DOCUMENTS, st.booleans(), st.sampled_from([exact, multiples_of(2), multiples_of(16), bucketed]))
+def test_every_document_is_in_its_layout(documents, share: bool, pad: Padding) -> None:  # type: ignore[no-untyped-def]
     rows = rows_of(documents)
-    layout = make_layout(rows, share=share, multiple=multiple)
+    layout = make_layout(rows, share=share, pad=pad)
     for row, owned in zip(rows, layout.owners, strict=True):
         assert [layout.targets[entry] for entry in owned] == [target for _, target in row.pairs]
         for entry, (position, _) in zip(owned, row.pairs, strict=True):
@@ -38,11 +48,10 @@ def test_every_document_is_in_its_layout(documents, share: bool, multiple: int) 
             assert layout.positions[place] == position
             assert path_to(layout, place) == list(row.tokens[: position + 1])
     entries = list(zip(layout.rows, layout.targets, strict=True))
-    assert entries == sorted(set(entries))
+    real = [entry for entry, count in zip(entries, layout.counts, strict=True) if count]
+    assert entries == sorted(entries) and len(set(real)) == len(real)
     assert sum(layout.counts) == sum(len(row.pairs) for row in rows)
-    assert layout.size % multiple == 0
-    unused = layout.size - len(set(layout.rows))
-    assert len(layout.rows) % multiple == 0 or unused == 0
+    assert layout.size == pad(layout.size) and len(layout.rows) == pad(len(layout.rows))
 
 
 @given(DOCUMENTS, st.booleans(), st.integers(1, 200))
@@ -63,3 +72,9 @@ def test_neighbours_that_share_more_than_their_tree_do_not_exceed_the_budget() -
     whole = make_layout(rows, share=True).size
     assert split_documents(rows, whole, share=True) == [[0, 1, 2]]
     assert split_documents(rows, whole - 1, share=True) == [[0, 1], [2]]
+
+
+def test_buckets_are_few_and_waste_little() -> None:
+    sizes = [bucketed(size) for size in range(1, 5000)]
+    assert all(found >= size and found - size <= max(63, size / 8) for size, found in enumerate(sizes, 1))
+    assert len(set(sizes)) == 34 and sizes == sorted(sizes)  # 79 multiples of 64

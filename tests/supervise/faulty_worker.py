@@ -28,9 +28,15 @@ class Diverging(AdamW):
 
     fault: Path
 
-    def update(self, grad_N: torch.Tensor, *, rate: float, number: int) -> None:
-        super().update(grad_N, rate=rate, number=number)
-        if number == DIVERGE_AFTER + 1 and self.fault.exists():
+    number = 0
+
+    def begin(self, *, rate: float, number: int) -> None:
+        super().begin(rate=rate, number=number)
+        self.number = number
+
+    def apply(self, grad_N: torch.Tensor, ok: torch.Tensor | None = None) -> None:
+        super().apply(grad_N, ok)
+        if self.number == DIVERGE_AFTER + 1 and self.fault.exists():
             self.fault.unlink()
             self.master_N.mul_(1000)
 

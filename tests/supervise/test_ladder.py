@@ -7,7 +7,7 @@ import pytest
 from hivetune.machine.faults import catalogue
 from hivetune.supervise.ladder import RUNGS, Bounds, Failure, effects_of, next_action
 
-HOST, CARD = Bounds(), Bounds(on_device=True, void=frozenset({"kernels"}))  # a card with torch's kernels
+HOST, CARD = Bounds(), Bounds(on_device=True, void=frozenset({"graphs", "kernels"}))  # torch's kernels, one by one
 FAULT = "device-memory-fault"
 
 
@@ -26,7 +26,12 @@ def test_twice_at_one_step_is_no_chance() -> None:
 
 
 def test_kernels_of_our_own_are_left_before_a_librarys() -> None:
-    assert next_action([at(7), at(8)], replace(CARD, void=frozenset())).tried == "kernels"
+    assert next_action([at(7), at(8)], replace(CARD, void=frozenset({"graphs"}))).tried == "kernels"
+
+
+def test_graphs_are_left_before_anything_else() -> None:
+    """A graph that its driver replays wrongly shows as any fault of a card (ROCm/hip#3887)."""
+    assert next_action([at(7), at(8)], replace(CARD, void=frozenset())).tried == "graphs"
 
 
 def test_a_change_that_did_not_help_is_taken_back() -> None:

@@ -127,7 +127,7 @@ IN_PRODUCTS: dict[str, Callable[[Trace, Trace], bool]] = {
 }
 # And of those that are about the process around it.
 IN_PROCESS = {"blas", "allocator", "threads", "isa", "sdma-off", "interrupt", "no-override", "cpu"}
-OF_A_CARD = {"kernels"}  # tests/engine/model/test_triton.py
+OF_A_CARD = {"kernels", "graphs"}  # tests/engine/model/test_triton.py, test_replay.py
 OF_THE_TRAINING = {"rank", "sample"}  # they change the run folder: test_supervisor.py
 
 
@@ -228,8 +228,9 @@ def test_torch_takes_other_instructions() -> None:
 
 def test_a_rung_that_changes_nothing_is_void() -> None:
     settled = Choices(dtype="float32", path="general", threads=1, rank_multiple=16)
-    void = {"dtype", "general", "rank16", "allocator", "no-override"}
-    assert void_rungs({}, settled) == void
+    void = {"graphs", "dtype", "general", "rank16", "allocator", "no-override"}
+    assert void_rungs({}, settled) == void and void_rungs({}, replace(settled, graphs=False)) == void
+    assert "graphs" not in void_rungs({}, replace(settled, graphs=True))
     assert void_rungs({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, settled) == void | {"threads"}
     assert "no-override" not in void_rungs({"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}, settled)
 

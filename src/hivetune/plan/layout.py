@@ -13,7 +13,7 @@ layouts, the plan predicts what they cost.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hivetune.config import LoraConfig
@@ -31,6 +31,27 @@ PACKS_A_STEP = 8
 LEAST_PACK_TOKENS = {True: 256, False: 1024}
 # A prefix is computed once more for another worker if that is at most a quarter of the pack's work.
 WORTH_SHARING = 4
+
+
+Padding = Callable[[int], int]
+"""How far a number of rows is padded."""
+# As `bucketed` pads: multiples of the first, and from 8 times as many on eight sizes for each doubling, so that at most
+# an eighth is padding and a run meets few sizes.
+BUCKET, BUCKETS_A_DOUBLING = 64, 8
+
+
+def exact(size: int) -> int:
+    return size
+
+
+def multiples_of(multiple: int) -> Padding:
+    return lambda size: -(-size // multiple) * multiple
+
+
+def bucketed(size: int) -> int:
+    """The least of few sizes that holds `size`."""
+    step = max(BUCKET, (1 << max(1, size - 1).bit_length() - 1) // BUCKETS_A_DOUBLING)
+    return -(-size // step) * step
 
 
 def token_multiple(device: str, dtype: str) -> int:
@@ -98,11 +119,11 @@ def shares_prefixes(lora: LoraConfig) -> bool:
     return not lora.dropout or lora.dropout_per == "token"
 
 
-def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, multiple: int = 1) -> Layout:
+def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Padding = exact) -> Layout:
     """Documents in any order; those without a trained token take no room. `share`: compute common prefixes once.
 
-    Tokens and entries are padded to a `multiple`, so that matrix products come in few shapes: a document of zeros at
-    the end, and entries whose loss is multiplied by 0.
+    Tokens and entries are padded, so that matrix products come in few shapes: a document of zeros at the end, and
+    entries whose loss is multiplied by 0.
     """
     order = _by_content(documents)
     builder = _Builder(documents)
@@ -113,9 +134,9 @@ def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, multiple: 
     else:
         for index in order:
             builder.leaf(index, 0, ())
-    if multiple > 1 and len(builder.tokens) % multiple:
-        builder.segment((0,) * (-len(builder.tokens) % multiple), 0, ())
-    return builder.finish(multiple)
+    if missing := pad(len(builder.tokens)) - len(builder.tokens):
+        builder.segment((0,) * missing, 0, ())
+    return builder.finish(pad)
 
 
 def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
@@ -274,7 +295,7 @@ class _Builder:
         self.positions += range(depth, depth + len(tokens))
         return len(self.segments) - 1
 
-    def finish(self, multiple: int) -> Layout:
+    def finish(self, pad: Padding) -> Layout:
         counts: dict[tuple[int, int], int] = {}
         owned: list[list[tuple[int, int]]] = [
             [(self.flat[index][position], token) for position, token in document.pairs] if document.tokens else []
@@ -283,17 +304,18 @@ class _Builder:
         for entry in itertools.chain.from_iterable(owned):
             counts[entry] = counts.get(entry, 0) + 1
         # Padding goes to rows without an entry first, so that no row has to be gathered twice.
-        taken = {row for row, _ in counts}
+        taken, size = {row for row, _ in counts}, pad(len(counts))
         free = (row for row in range(len(self.tokens)) if row not in taken)
-        counts |= {(row, 0): 0 for row in itertools.islice(free, -len(counts) % multiple)}
+        counts |= {(row, 0): 0 for row in itertools.islice(free, size - len(counts))}
         counts = dict(sorted(counts.items()))  # by row: where each predicts one token, nothing is gathered
         number = {entry: place for place, entry in enumerate(counts)}
+        last, left = len(self.tokens) - 1, size - len(counts)
         return Layout(
             tokens=self.tokens,
             positions=self.positions,
             segments=self.segments,
-            rows=[row for row, _ in counts],
-            targets=[token for _, token in counts],
-            counts=list(counts.values()),
+            rows=[*(row for row, _ in counts), *[last] * left],
+            targets=[*(token for _, token in counts), *[0] * left],
+            counts=[*counts.values(), *[0] * left],
             owners=[[number[entry] for entry in entries] for entries in owned],
         )

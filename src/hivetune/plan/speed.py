@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hivetune.plan.layout import TrimmedDocument, make_layout, split_documents, token_multiple
+from hivetune.plan.layout import TrimmedDocument, make_layout, multiples_of, split_documents, token_multiple
 from hivetune.plan.memory import Affine, TrainingSetup, fit_affine, fit_correction
 
 # What a step reaches of the GEMM rate, without a probe: measured shares lie between 0.35 and 0.6 (docs/performance.md).
@@ -59,7 +59,7 @@ def micro_batch_shapes(
     multiple = token_multiple(setup.kind, setup.dtype) if fast else 1
     shapes = []
     for batch in split_documents(documents, budget_tokens, share=share and fast):
-        layout = make_layout([documents[index] for index in batch], share=share and fast, multiple=multiple)
+        layout = make_layout([documents[index] for index in batch], share=share and fast, pad=multiples_of(multiple))
         squares = sum((part.depth + part.size) ** 2 - part.depth**2 for part in layout.segments)
         shapes.append(StepShape(layout.size, squares, len(layout.rows)))
     return shapes

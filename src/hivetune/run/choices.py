@@ -28,7 +28,8 @@ class Choices:
     `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
     `kernels`: our own in C++ ("native") or in Triton, or "torch". `attention`: as transformers names it.
     `rank_multiple`, `token_multiple`: the sizes of products are padded to them. `logit_rows`: rows of logits at a time.
-    `share_prefixes`: compute a prefix that rows have in common once. `agreement`: the evidence that the fast path is
+    `share_prefixes`: compute a prefix that rows have in common once. `graphs`: steps come in few shapes, and work that
+    the device gets often is replayed as a graph. `agreement`: the evidence that the fast path is
     right (engine/measure/agreement.py).
     `prediction`: what the probe expects of the run (plan/speed.Prediction). `environment`: variables of the worker over
     the inherited ones, null for one that is taken away (machine/doctor/variables.py).
@@ -49,6 +50,7 @@ class Choices:
     token_multiple: int | None = None
     logit_rows: int | None = None
     share_prefixes: bool | None = None
+    graphs: bool | None = None
     agreement: Mapping[str, Any] | None = None
     prediction: Mapping[str, Any] | None = None
     environment: Mapping[str, str | None] | None = None

@@ -52,6 +52,12 @@ RUNGS = {
             device_only=True,
         ),
         Rung(
+            "graphs",
+            "steps given out kernel by kernel instead of as graphs",
+            choices=Choices(graphs=False),
+            device_only=True,
+        ),
+        Rung(
             "kernels",
             "torch's own kernels between the products instead of ours in Triton",
             choices=Choices(kernels="torch"),
@@ -298,12 +304,14 @@ def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
 
 
 def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[str]:
-    """Rungs already in effect, by the worker's environment and choices: trying them proves nothing."""
+    """Rungs already in effect, by the worker's environment and choices: trying them proves nothing.
+
+    What was not chosen is not in use, where a rung leaves it (graphs)."""
     made = choices.made()
 
     def is_void(rung: Rung) -> bool:
         same = [environment.get(name) == value for name, value in rung.environment.items()]
-        same += [made.get(name) == value for name, value in rung.choices.made().items()]
+        same += [made.get(name, False) == value for name, value in rung.choices.made().items()]
         return bool(same) and all(same)
 
     return frozenset(name for name, rung in RUNGS.items() if is_void(rung))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hivetune.data.snapshot import Snapshot
 from hivetune.engine.model.adapter import initialise, same_views
+from hivetune.engine.model.fast.steps.buckets import USES_BEFORE
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.feed import read_documents
 from hivetune.run.choices import Choices
@@ -22,7 +23,7 @@ ROWS, TOKENS = 4, 1024
 # float32, by 0.03 and 0.05 in bfloat16; a layout with its loss out of order was 10 nats off (docs/log.md).
 LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}
 GRADIENT = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.08}
-GENERAL, PLAIN_KERNELS = Choices(path="general"), Choices(kernels="torch")
+GENERAL, PLAIN_KERNELS, REPLAYED = Choices(path="general"), Choices(kernels="torch"), Choices(graphs=True)
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,14 @@ class Computed:
     dtype: torch.dtype
 
 
-def right_choices(load: Callable[[Choices], LoraModel], documents: Sequence[Document]) -> Choices:
+def right_choices(
+    load: Callable[[Choices], LoraModel], documents: Sequence[Document], *, graphs: bool = False
+) -> Choices:
     """Choices under which the model computes what transformers does, with the evidence as `agreement`.
 
     Nothing where no fast path is asked for. `load` makes a model without dropout under these choices over the run's;
-    no two are alive at the same time.
+    no two are alive at the same time. `graphs`: whether replayed steps are a way to compute here; if they are right
+    too, they are chosen.
     """
     model = load(Choices())
     if model.path == "general":
@@ -48,7 +52,11 @@ def right_choices(load: Callable[[Choices], LoraModel], documents: Sequence[Docu
     plain = answer(load(GENERAL), documents)
     off = difference(fast, plain)
     if off.is_rounding:
-        return Choices(agreement=asdict(off))
+        evidence = asdict(off)
+        if not graphs:
+            return Choices(agreement=evidence)
+        replayed = difference(replayed_answer(load(REPLAYED), documents), plain)
+        return Choices(graphs=replayed.is_rounding, agreement={**evidence, "graphs": asdict(replayed)})
     again = difference(answer(load(PLAIN_KERNELS), documents), plain)
     words = f"the fast path was {off.loss:.2g} nats a token and {off.gradient:.0%} of the gradient off"
     if again.is_rounding:
@@ -78,6 +86,14 @@ def answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
     gradients = same_views(model.grad_N, model.adapter)
     grad_N = torch.cat([gradients[name].flatten().to("cpu", torch.float64) for name in sorted(gradients)])
     return Computed(nll_B, grad_N, model.dtype)
+
+
+def replayed_answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
+    """`answer` by work that is replayed, of a model that does so; else of how it computes anyway."""
+    for _ in range(USES_BEFORE if model.graphs is not None else 0):
+        model.backward(documents, 1.0)
+    model.grad_N.zero_()
+    return answer(model, documents)
 
 
 @dataclass(frozen=True)

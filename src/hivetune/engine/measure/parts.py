@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hivetune.engine.model.fast.attention import TorchAttention
-from hivetune.engine.model.fast.computing import attention_of, choose_ops
+from hivetune.engine.model.fast.attention import TorchAttention, segment_tables
+from hivetune.engine.model.fast.computing import attention_of, attention_tables, choose_ops
 from hivetune.engine.model.fast.loss import chunk_rows
 from hivetune.engine.model.fast.ops import Ops, TorchOps, wide_of
 from hivetune.engine.model.fast.spec import ModelSpec
@@ -78,7 +78,8 @@ def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tu
     eager = choices.attention == "eager"
 
     def attend(layout: Layout, spec: ModelSpec) -> Attention:
-        return attention_of(ops, layout, spec, dtype, Workspace(device), eager=eager)
+        tables = [table.to(device) for table in attention_tables(ops, layout, spec, dtype, eager=eager)]
+        return attention_of(ops, layout, tables, spec, dtype, Workspace(device), eager=eager)
 
     return Computing(device, dtype, ops, attend), kernels
 
@@ -86,7 +87,11 @@ def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tu
 def reference() -> Computing:
     """float64 on the CPU, in plain torch."""
     cpu = torch.device("cpu")
-    return Computing(cpu, torch.float64, TorchOps(), lambda layout, spec: TorchAttention(layout, spec, cpu, eager=True))
+
+    def attend(layout: Layout, spec: ModelSpec) -> Attention:
+        return TorchAttention(segment_tables(layout), spec, eager=True)
+
+    return Computing(cpu, torch.float64, TorchOps(), attend)
 
 
 def make(name: str, backend: Computing, sizes: Sizes, rounded: torch.dtype) -> Compute:

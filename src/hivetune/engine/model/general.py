@@ -9,7 +9,7 @@ Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R 
 import functools
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -75,6 +75,7 @@ class GeneralModel:
 
     path: Literal["fast", "general"] = "general"
     kernels = "transformers"
+    graphs: int | None = None
 
     def __init__(self, module: nn.Module, lora: LoraConfig, choices: Choices, why: str):
         self.module, self.why = module, why
@@ -110,6 +111,12 @@ class GeneralModel:
             return nll.detach()
         finally:
             self.switch.training = False
+
+    def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
+        """Nothing: transformers makes its tables as it computes."""
+
+    def repeat(self, name: str, work: Callable[[], None]) -> None:
+        work()
 
     def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
         total = torch.zeros(2, dtype=self.master_N.dtype, device=self.device)

@@ -7,7 +7,7 @@ the caller's business.
 Shapes: L positions of a document, N adapter weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -49,6 +49,11 @@ class LoraModel(Protocol):
     grad_N: Tensor
 
     @property
+    def graphs(self) -> int | None:
+        """Shapes of steps whose work is replayed by now; None where none ever is."""
+        ...
+
+    @property
     def adapter(self) -> Mapping[str, Tensor]:
         """PEFT parameter name -> fp32 view into `master_N`, such as
         `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. All zero after `load_model`."""
@@ -59,6 +64,15 @@ class LoraModel(Protocol):
 
         Makes its own micro-batches. Returns a float scalar on `device` without waiting for it.
         """
+        ...
+
+    def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
+        """What the host can do of `backward` of these very documents before their turn, in any thread; maybe nothing.
+        `seed`: of torch's generator when their turn comes."""
+        ...
+
+    def repeat(self, name: str, work: Callable[[], None]) -> None:
+        """Do `work` of the device, which is the same each time, on the same memory; where work is replayed, with it."""
         ...
 
     def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:

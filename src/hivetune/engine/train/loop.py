@@ -5,17 +5,19 @@ The supervisor starts this module in a child and watches it (docs/design.md show
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from hivetune.engine.exchange.coordinator import WorkerWrong
+from hivetune.engine.exchange.pack import step_seed
 from hivetune.engine.exchange.ranks import read_ranks
+from hivetune.engine.measure import canary
+from hivetune.engine.measure.probe import is_measured
+from hivetune.engine.measure.rates import own_canary
 from hivetune.engine.model.protocol import Document
 from hivetune.engine.train.crew import serve_as_rank
 from hivetune.engine.train.feed import Feed, read_documents
-from hivetune.engine.train.optimizer import clip_, learning_rate
+from hivetune.engine.train.optimizer import learning_rate
 from hivetune.engine.train.session import (
     BaseNotFinite,
     LoopState,
@@ -24,7 +26,6 @@ from hivetune.engine.train.session import (
     compare_products,
     finish,
     journal,
-    measure_rate,
     open_session,
     restore,
     save_now,
@@ -32,14 +33,13 @@ from hivetune.engine.train.session import (
     score_held_out,
 )
 from hivetune.engine.train.stage2 import MOST_WORSE
+from hivetune.engine.train.updater import Answer, loss_scale_of
 from hivetune.engine.train.watch import Spike, after_spike, find_bad_rows, step_problem
+from hivetune.models.architecture import read_architecture
 from hivetune.plan.steps import Amendment, append_amendment, most_quarantined
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
-
-# Gradients of activations below 6e-8 are zero in float16; a power of two changes nothing else (arXiv:1710.03740).
-FLOAT16_LOSS_SCALE = 1024.0
 
 
 def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -57,95 +57,166 @@ def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def read_step(session: Session, step: int) -> list[Document]:
+    """In the feed's thread: what the host can do of a step while the device computes the one before."""
     documents = read_documents(session.snapshot, session.plan.steps[step].rows)
-    return documents if session.stage2 is None else session.stage2.judge(documents)
+    if session.stage2 is not None:
+        return session.stage2.judge(documents)
+    if session.runs_ahead:
+        session.model.lay_ahead(documents, step_seed(session.config.seed, step))
+    return documents
+
+
+@dataclass(frozen=True)
+class Given:
+    """A step that the device was given: its answer may not have been read yet. `grid`: of the next step's integers."""
+
+    number: int
+    documents: list[Document]
+    rate: float
+    trained_tokens: int
+    answer: Answer | None
+    """None for a step that trains no token."""
+    grid: int
+    started: float
 
 
 def train(session: Session, progress: LoopState, feed: Feed) -> LoopState:
     """Optimizer steps until the plan ends, validation gains no more, or a stop is asked for."""
-    stop = False
+    before, stop = None, False
     while progress.step < session.num_steps and not progress.stopped_early and not stop:
         try:
-            progress, stop = make_step(session, progress, feed)
+            progress, before, stop = advance(session, progress, before, feed)
         except WorkerWrong as error:
-            progress = go_back(session, error)
-            feed.forget()
+            progress, before = go_back(session, error), None
+            start_anew(session, feed)
     return progress
 
 
-def make_step(session: Session, progress: LoopState, feed: Feed) -> tuple[LoopState, bool]:
-    """One step with what belongs to it, and whether to stop now; the same step is to be made again after a quarantine
-    or a rollback. Raises WorkerWrong."""
-    started = time.perf_counter()
-    documents = feed.take(progress.step)
-    step = session.plan.steps[progress.step]
-    rate = learning_rate(session.config, progress.step, session.num_steps)
-    loss, bad_loss, norm, grid = measure_step(session, progress, documents, step.trained_tokens)
+def advance(
+    session: Session, progress: LoopState, before: Given | None, feed: Feed
+) -> tuple[LoopState, Given | None, bool]:
+    """Give out one step, read the one `before` it; and its own answer too, with what belongs to the end of a step,
+    unless the session runs ahead and nothing comes between this step and the next that looks at the weights.
+
+    Returns the step whose answer is still to be read, and whether to stop now. Raises WorkerWrong.
+    """
+    given = give_step(session, progress, before, feed)
     stop = session.heartbeat.stop_requested
-    problem = step_problem(loss + (bad_loss or 0.0), norm) if step.trained_tokens else None
-    if problem is not None:
-        quarantine(session, progress, documents, problem)
-        feed.forget()
-        return progress, False
-    history, spike = progress.history, None
-    if step.trained_tokens:
-        clip_(session.model.grad_N, norm, session.config.clip)
-        session.optimizer.update(session.model.grad_N, rate=rate, number=progress.updates + 1)
-        history, spike = progress.history.after(progress.step, loss)
-    if spike is not None:
-        feed.forget()
-        return roll_back(session, spike), False
-    updates = progress.updates + (step.trained_tokens > 0)
-    progress = replace(progress, step=progress.step + 1, updates=updates, history=history, grid=grid)
-    numbers: dict[str, float | None] = {"loss": loss, "grad_norm": norm}
-    if bad_loss is not None:
-        numbers["bad_loss"] = bad_loss
-    if not step.trained_tokens:
-        numbers = dict.fromkeys(numbers)
-    tokens = {"tokens": sum(len(d.tokens_L) for d in documents), "trained_tokens": step.trained_tokens}
-    journal(session, "step", step=progress.step, **numbers, lr=rate, **tokens, rows=len(documents), started=started)
-    session.heartbeat.beat(Beat.ITEM)
+    waits = stop or not session.runs_ahead or comes_between(session, given.number + 1)
+    for answered in (before, given) if waits else (before,):
+        if answered is None:
+            continue
+        progress, counts = end_step(session, progress, answered)
+        if not counts:  # a step that was given out after it changed nothing, or is taken back with it
+            start_anew(session, feed)
+            return progress, None, False
+    if not waits:
+        return progress, given, False
     progress = pause(session, progress)
     if not stop:
         compare_products(session, progress.step)
         measure_rate(session, progress.step)
         save_when_due(session, progress)
-    return progress, stop
+    return progress, None, stop
 
 
-def measure_step(
-    session: Session, progress: LoopState, documents: Sequence[Document], trained_tokens: int
-) -> tuple[float, float | None, float, int]:
-    """Mean loss of good rows, that of bad answers (None outside of stage 2), gradient norm, and the grid of the next
-    step's integers; the gradient is in `grad_N`.
+def comes_between(session: Session, step: int) -> bool:
+    """Whether something is due after `step` steps that must find the weights as those left them, or the device idle."""
+    tested = time.monotonic() - session.numbers_tested
+    return (
+        is_pause(session, step)
+        or tested >= canary.EVERY_S
+        or is_measured(step)
+        or session.saver.due is not None
+    )  # fmt: skip
 
-    Reading these numbers is the only time in a step that the host waits for the device. Raises WorkerWrong.
+
+def start_anew(session: Session, feed: Feed) -> None:
+    """The next step is not the one that was expected: what was read ahead may be wrong, and updates count again."""
+    feed.forget()
+    session.updater.go_on()
+
+
+def give_step(session: Session, progress: LoopState, before: Given | None, feed: Feed) -> Given:
+    """Hand the next step to the device: gradient, check and update. `before`: one whose answer was not read yet.
+
+    Nothing here waits for the device where the exchange does not. Raises WorkerWrong.
     """
-    model, stage2 = session.model, session.stage2
-    loss_scale = FLOAT16_LOSS_SCALE if model.dtype == torch.float16 else 1.0
+    started = time.perf_counter()
+    number = progress.step if before is None else before.number + 1
+    documents = feed.take(number)
+    trained_tokens = session.plan.steps[number].trained_tokens
+    rate = learning_rate(session.config, number, session.num_steps)
+    if not trained_tokens:
+        return Given(number, documents, rate, 0, None, progress.grid, started)
+    updates = progress.updates + (before is not None and before.trained_tokens > 0)
+    session.updater.begin(rate=rate, number=updates + 1, trained_tokens=trained_tokens)
     summed = session.exchange.backward(
         documents,
-        progress.step,
-        scale=loss_scale / max(1, trained_tokens),
+        number,
+        scale=loss_scale_of(session.model.dtype) / trained_tokens,
         exponent=progress.grid,
-        beta=None if stage2 is None else stage2.beta,
+        beta=None if session.stage2 is None else session.stage2.beta,
     )
-    model.grad_N.div_(loss_scale)
-    norm = torch.linalg.vector_norm(model.grad_N, dtype=torch.float64)
-    losses = summed.losses.to(torch.float64) / max(1, trained_tokens)
-    loss, *bad_loss, norm_value = torch.cat([losses, norm[None]]).tolist()
-    return loss, (bad_loss[0] if bad_loss else None), norm_value, summed.exponent
+    session.updater.apply(summed.losses)
+    return Given(number, documents, rate, trained_tokens, session.updater.answer(), summed.exponent, started)
+
+
+def end_step(session: Session, progress: LoopState, given: Given) -> tuple[LoopState, bool]:
+    """Read what a step came to and journal it. False: it does not count, its rows are out of the plan or it was rolled
+    back; it is made anew. Raises StepNotFinite, LossDiverged."""
+    numbers: dict[str, float | None] = {"loss": None, "grad_norm": None}
+    history = progress.history
+    judged = {"bad_loss"} if session.stage2 is not None else set()
+    if given.answer is not None:
+        loss, bad_loss, norm = given.answer.read()
+        problem = step_problem(loss + bad_loss, norm)
+        if problem is not None:
+            quarantine(session, progress, given.documents, problem)
+            return progress, False
+        history, spike = history.after(given.number, loss)
+        if spike is not None:
+            return roll_back(session, spike), False
+        numbers = {"loss": loss, "grad_norm": norm, **dict.fromkeys(judged, bad_loss)}
+    numbers = {**dict.fromkeys(judged), **numbers}
+    progress = replace(
+        progress,
+        step=given.number + 1,
+        updates=progress.updates + (given.trained_tokens > 0),
+        history=history,
+        grid=given.grid,
+    )
+    tokens = {"tokens": sum(len(d.tokens_L) for d in given.documents), "trained_tokens": given.trained_tokens}
+    started = max(given.started, session.step_ended)  # no second counts for two steps
+    journal(
+        session, "step", step=progress.step, **numbers, lr=given.rate, **tokens, rows=len(given.documents),
+        started=started,
+    )  # fmt: skip
+    session.step_ended = time.perf_counter()
+    session.heartbeat.beat(Beat.ITEM)
+    return progress, True
 
 
 def pause(session: Session, progress: LoopState) -> LoopState:
     """Validation when it is due; at the end of a chunk also a checkpoint, and patience begins anew."""
-    chunk_ended = progress.step in session.plan.chunk_ends
-    if chunk_ended or progress.step % session.validate_every == 0 or progress.step == session.num_steps:
+    if is_pause(session, progress.step):
         progress = validate(session, progress)
-    if chunk_ended and not progress.stopped_early:
+    if progress.step in session.plan.chunk_ends and not progress.stopped_early:
         progress = replace(progress, without_gain=0)
         save_now(session, progress)
     return progress
+
+
+def is_pause(session: Session, step: int) -> bool:
+    return step in session.plan.chunk_ends or step % session.validate_every == 0 or step == session.num_steps
+
+
+def measure_rate(session: Session, step: int) -> None:
+    """The rate of the run's own product, now and then while the prediction is held against what comes."""
+    if is_measured(step):
+        architecture = read_architecture(session.model_folder)
+        dtype = str(session.model.dtype).removeprefix("torch.")
+        journal(session, "rate", step=step, flops_per_s=own_canary(architecture, dtype, session.model.device))
 
 
 def validate(session: Session, progress: LoopState) -> LoopState:

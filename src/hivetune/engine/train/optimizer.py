@@ -1,4 +1,4 @@
-"""AdamW with decoupled weight decay on one flat buffer, the learning rate of each step, and the gradient's norm.
+"""AdamW with decoupled weight decay on one flat buffer, and the learning rate of each step.
 
 Shapes: N all adapter weights.
 """
@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from hivetune.config import RunConfig
+from hivetune.engine.model.fast.workspace import to_device
 
 
 class AdamW:
-    """Adam with decoupled weight decay (arXiv:1711.05101), in place. Equals torch.optim.AdamW up to rounding."""
+    """Adam with decoupled weight decay (arXiv:1711.05101), in place. Equals torch.optim.AdamW up to rounding.
+
+    An update is two halves, so that a graph can hold the second one: `begin` brings what differs from update to update
+    to the device, `apply` reads it there. No step of `apply` waits for the device or allocates anything.
+    """
 
     beta1, beta2, epsilon = 0.9, 0.999, 1e-8
 
@@ -22,16 +27,34 @@ class AdamW:
         self.exp_avg_N = torch.zeros_like(master_N)
         self.exp_avg_sq_N = torch.zeros_like(master_N)
         self._scratch_N = torch.empty_like(master_N)
+        # Shares of the new gradient and of the old square, the square root's correction, decay, rate: of this update,
+        # of one that changes nothing, and of the one that is made.
+        self._own, self._made = torch.empty(2, 5, dtype=master_N.dtype, device=master_N.device)
+        self._idle = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0], dtype=master_N.dtype, device=master_N.device)
 
-    @torch.no_grad()
     def update(self, grad_N: Tensor, *, rate: float, number: int) -> None:
         """One update; `number` counts updates from 1 and corrects the averages' bias."""
-        self.exp_avg_N.lerp_(grad_N, 1 - self.beta1)
-        self.exp_avg_sq_N.mul_(self.beta2).addcmul_(grad_N, grad_N, value=1 - self.beta2)
+        self.begin(rate=rate, number=number)
+        self.apply(grad_N)
+
+    def begin(self, *, rate: float, number: int) -> None:
+        """What `apply` reads, without waiting for it: the update before this one may still be under way."""
+        root, decay = math.sqrt(1 - self.beta2**number), 1 - rate * self.weight_decay
+        given = (1 - self.beta1, self.beta2, root, decay, -rate / (1 - self.beta1**number))
+        to_device(self._own, given)
+
+    @torch.no_grad()
+    def apply(self, grad_N: Tensor, ok: Tensor | None = None) -> None:
+        """The update that `begin` told of. Where `ok` (a bool on the device) is false, nothing changes; the gradient
+        has to be finite all the same."""
+        made = self._own if ok is None else torch.where(ok, self._own, self._idle, out=self._made)
+        share, kept, root, decay, rate = (made[at] for at in range(5))
+        self.exp_avg_N.lerp_(grad_N, share)
+        self.exp_avg_sq_N.mul_(kept).addcmul_(grad_N, grad_N, value=1 - self.beta2)
         torch.sqrt(self.exp_avg_sq_N, out=self._scratch_N)
-        self._scratch_N.div_(math.sqrt(1 - self.beta2**number)).add_(self.epsilon)
-        self.master_N.mul_(1 - rate * self.weight_decay)
-        self.master_N.addcdiv_(self.exp_avg_N, self._scratch_N, value=-rate / (1 - self.beta1**number))
+        self._scratch_N.div_(root).add_(self.epsilon)
+        torch.div(self.exp_avg_N, self._scratch_N, out=self._scratch_N)
+        self.master_N.mul_(decay).addcmul_(self._scratch_N, rate)
 
 
 def learning_rate(config: RunConfig, step: int, steps: int) -> float:
@@ -50,9 +73,3 @@ def learning_rate(config: RunConfig, step: int, steps: int) -> float:
 def warmup_steps(warmup: float, steps: int) -> int:
     """A share of the steps below 1, a number of steps from 1; never more than there are."""
     return min(steps, math.ceil(warmup * steps) if warmup < 1 else round(warmup))
-
-
-def clip_(grad_N: Tensor, norm: float, most: float) -> None:
-    """Scale the gradient of `norm` down to `most`; 0 leaves it alone."""
-    if 0 < most < norm:
-        grad_N.mul_(most / norm)

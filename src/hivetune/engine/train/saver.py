@@ -69,13 +69,20 @@ class Saver:
 
         Raises NotFinite. A disk that fails does not stop training: see `ended`.
         """
+        place = self.due
+        if place is not None:
+            self._begin(place, state())
+
+    @property
+    def due(self) -> Place | None:
+        """What a write is due to, now."""
         if self._thread is not None and self._thread.is_alive():
-            return  # a slow disk stretches the interval by itself
+            return None  # a slow disk stretches the interval by itself
         now = self._clock()
         if now - self._disk_at >= self.interval_s:
-            self._begin("disk", state())
-        elif self._standby is not None and now - self._standby_at >= self._standby_interval_s:
-            self._begin("standby", state())
+            return "disk"
+        standby = self._standby is not None and now - self._standby_at >= self._standby_interval_s
+        return "standby" if standby else None
 
     def save(self, state: TrainState) -> None:
         """On disk when this returns. Raises OSError, NotFinite."""

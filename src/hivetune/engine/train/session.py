@@ -24,8 +24,7 @@ from hivetune.engine.exchange.exchange import Exchange
 from hivetune.engine.exchange.grid import FIRST_EXPONENT
 from hivetune.engine.exchange.ranks import read_ranks
 from hivetune.engine.measure import canary
-from hivetune.engine.measure.probe import compare_with_prediction, is_measured
-from hivetune.engine.measure.rates import own_canary
+from hivetune.engine.measure.probe import compare_with_prediction
 from hivetune.engine.model.adapter import begin, fill, is_as_begun, same_views, write_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel
@@ -34,6 +33,7 @@ from hivetune.engine.train.crew import open_exchange, with_packs
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.engine.train.saver import Saver
 from hivetune.engine.train.stage2 import LEAST_GUARDS, Stage2, open_stage2
+from hivetune.engine.train.updater import Updater, loss_scale_of
 from hivetune.engine.train.validation import Scored, choose_sample, score_rows
 from hivetune.engine.train.watch import LossHistory
 from hivetune.errors import DataRefused, HivetuneError, UsageError
@@ -86,6 +86,7 @@ class Session:
     snapshot: Snapshot
     model: LoraModel
     optimizer: AdamW
+    updater: Updater
     saver: Saver
     metrics: Journal
     row_losses: Journal
@@ -94,8 +95,13 @@ class Session:
     validation_rows: Sequence[int]
     sample_rows: Sequence[int]
     """Those of the validation rows that are scored during the run."""
+    runs_ahead: bool
+    """A step's answer is read when the next step was given to the device: on a card, and where work
+    is replayed, unless workers compute it."""
     stage2: Stage2 | None = None
     numbers_tested: float = -math.inf
+    step_ended: float = -math.inf
+    """When the last step was journaled, by perf_counter."""
 
     @property
     def num_steps(self) -> int:
@@ -139,6 +145,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     stage2 = config.learn.stage == 2
     held_out = snapshot.good_rows("validation", LEAST_GUARDS) if stage2 else snapshot.rows("validation")
     metrics = Journal(folder / METRICS)
+    optimizer = AdamW(model.master_N, weight_decay=config.weight_decay)
     return Session(
         folder=folder,
         model_folder=task.model,
@@ -146,7 +153,11 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         plan=plan,
         snapshot=snapshot,
         model=model,
-        optimizer=AdamW(model.master_N, weight_decay=config.weight_decay),
+        optimizer=optimizer,
+        updater=Updater(
+            model.grad_N, optimizer, clip=config.clip, loss_scale=loss_scale_of(dtype), repeat=model.repeat
+        ),
+        runs_ahead=(device.type == "cuda" or choices.graphs is True) and choices.pack_tokens is None,
         saver=Saver(
             folder,
             standby=Standby(task.standby) if task.standby and read_ranks().size == 1 else None,
@@ -230,14 +241,6 @@ def compare_products(session: Session, step: int, *, every_s: float = canary.EVE
     seconds = canary.must_pass(products, dtype=session.model.dtype, device=session.model.device)
     session.numbers_tested = time.monotonic()
     journal(session, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
-
-
-def measure_rate(session: Session, step: int) -> None:
-    """The rate of the run's own product, now and then while the prediction is held against what comes."""
-    if is_measured(step):
-        architecture = read_architecture(session.model_folder)
-        dtype = str(session.model.dtype).removeprefix("torch.")
-        journal(session, "rate", step=step, flops_per_s=own_canary(architecture, dtype, session.model.device))
 
 
 def save_when_due(session: Session, progress: LoopState) -> None:

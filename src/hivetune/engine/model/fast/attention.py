@@ -6,7 +6,8 @@ documents. Backward recomputes the scores. native.py does the same faster on CPU
 Shapes: T tokens, H query heads, E channels of a head, S segments of a batch, Q queries and K keys of each, padded.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hivetune.engine.model.fast.spec import ModelSpec
+from hivetune.engine.model.fast.steps.buckets import SIZE_STEP, SegmentClass, classes_of
 from hivetune.plan.layout import Layout
-
-# Segments are batched by sizes rounded up to this: few shapes, and little padding. Fused kernels want lengths that are
-# multiples of 8 at least, and their own blocks are 64 or 128.
-SIZE_STEP = 64
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,17 @@ class SegmentBatch:
     row_N: Tensor
 
 
-class TorchAttention:
-    """Attention of one layout. The qkv buffer holds [q | k | v | ...] in each row, rotary already applied."""
+TABLES = len(fields(SegmentBatch))
 
-    def __init__(self, layout: Layout, spec: ModelSpec, device: torch.device, *, eager: bool = False):
+
+class TorchAttention:
+    """Attention of one layout by its `segment_tables`, on the device. The qkv buffer holds [q | k | v | ...] in each
+    row, rotary already applied."""
+
+    def __init__(self, tables: Sequence[Tensor], spec: ModelSpec, *, eager: bool = False):
         self._spec, self._eager = spec, eager
-        sizes: dict[tuple[int, int], list[int]] = {}
-        for number, segment in enumerate(layout.segments):
-            key = (_round_up(segment.size), _round_up(segment.depth + segment.size))
-            sizes.setdefault(key, []).append(number)
         self._biases: dict[tuple[int, int | None], Tensor] = {}
-        self._batches = [_batch(layout, numbers, *key, device) for key, numbers in sorted(sizes.items())]
+        self._batches = [SegmentBatch(*tables[at : at + TABLES]) for at in range(0, len(tables), TABLES)]
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
         """Attention's output [T, heads * head_dim] into `out_TN`. `lse_TH` is for kernels that keep it: unused here."""
@@ -137,11 +135,21 @@ def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, s
     return (torch.softmax(score_SHQK + bias_S1QK, 3) @ v_SHKE.to(wide)).to(q_SHQE.dtype)
 
 
-def _batch(layout: Layout, numbers: list[int], queries: int, keys: int, device: torch.device) -> SegmentBatch:
-    """Index tables of segments `numbers`, made on the CPU and copied to the device once."""
-    query_SQ = torch.zeros(len(numbers), queries, dtype=torch.int64)
-    key_SK = torch.zeros(len(numbers), keys, dtype=torch.int64)
-    ago_SQK = torch.full((len(numbers), queries, keys), -1, dtype=torch.int32)
+def segment_tables(layout: Layout, *, few: bool = False) -> tuple[Tensor, ...]:
+    """Index tables of a layout, on the host: those of a SegmentBatch for each class of like segments. `few`: padded to
+    shapes that come again and again."""
+    sizes = [(segment.size, segment.depth + segment.size) for segment in layout.segments]
+    return tuple(table for like in classes_of(sizes, few=few) for table in _class_tables(layout, like))
+
+
+def _class_tables(layout: Layout, like: SegmentClass) -> tuple[Tensor, ...]:
+    """Segments that pad see token 0, and nothing comes back from them; places that pad repeat the last one, which is
+    written with the same value twice."""
+    queries, numbers = like.queries, like.numbers
+    query_SQ = torch.zeros(like.count, queries, dtype=torch.int64)
+    key_SK = torch.zeros(like.count, like.keys, dtype=torch.int64)
+    ago_SQK = torch.full((like.count, queries, like.keys), -1, dtype=torch.int32)
+    ago_SQK[len(numbers) :, :, 0] = 0
     place, row = [], []
     for at, number in enumerate(numbers):
         segment = layout.segments[number]
@@ -154,9 +162,6 @@ def _batch(layout: Layout, numbers: list[int], queries: int, keys: int, device: 
         ago_SQK[at, segment.size :, 0] = 0  # padding looks at one key, so that no softmax is over nothing
         place.append(torch.arange(segment.size) + at * queries)
         row.append(query_SQ[at, : segment.size])
-    parts = (query_SQ, key_SK, ago_SQK, torch.cat(place), torch.cat(row))
-    return SegmentBatch(*(part.to(device, non_blocking=True) for part in parts))
-
-
-def _round_up(size: int) -> int:
-    return -(-size // SIZE_STEP) * SIZE_STEP
+    missing = like.places - sum(map(len, place))
+    place, row = ([*parts, parts[-1][-1:].expand(missing)] for parts in (place, row))
+    return query_SQ, key_SK, ago_SQK, torch.cat(place), torch.cat(row)

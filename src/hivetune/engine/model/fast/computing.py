@@ -1,8 +1,11 @@
 """Which kernels compute what lies between the products: ours in C++ or in Triton, or the plain forms of torch."""
 
-import torch
+from collections.abc import Sequence
 
-from hivetune.engine.model.fast.attention import TorchAttention
+import torch
+from torch import Tensor
+
+from hivetune.engine.model.fast.attention import TorchAttention, segment_tables
 from hivetune.engine.model.fast.kernels.build import NoKernels
 from hivetune.engine.model.fast.kernels.native import NativeAttention, NativeOps
 from hivetune.engine.model.fast.ops import Ops, TorchOps, has_wide_products
@@ -33,18 +36,40 @@ def choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> 
         return TorchOps(), f"torch ({reason})"
 
 
+def attention_tables(
+    ops: Ops, layout: Layout, spec: ModelSpec, dtype: torch.dtype, *, eager: bool, few: bool = False
+) -> tuple[Tensor, ...]:
+    """What `attention_of` reads of a layout, on the host. `few`: padded to few shapes. The kernels in C++ make their
+    own."""
+    if not eager and isinstance(ops, NativeOps):
+        return ()
+    if not eager and not isinstance(ops, TorchOps):
+        from hivetune.engine.model.fast.gpu.ops import block_tables
+
+        return block_tables(layout, spec, dtype, few=few)
+    return segment_tables(layout, few=few)
+
+
 def attention_of(
-    ops: Ops, layout: Layout, spec: ModelSpec, dtype: torch.dtype, workspace: Workspace, *, eager: bool
+    ops: Ops,
+    layout: Layout,
+    tables: Sequence[Tensor],
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    workspace: Workspace,
+    *,
+    eager: bool,
 ) -> Attention:
-    """Attention of one layout by the same kernels as `ops`; `eager`: by two plain products and a softmax."""
+    """Attention of one layout by the same kernels as `ops`, its tables on the device; `eager`: by two plain products
+    and a softmax."""
     if not eager and isinstance(ops, NativeOps):
         return NativeAttention(layout, spec, dtype, workspace)
     if not eager and not isinstance(ops, TorchOps):
         from hivetune.engine.model.fast.gpu.ops import TritonAttention, TritonOps
 
         assert isinstance(ops, TritonOps)
-        return TritonAttention(layout, spec, dtype, workspace, ops)
-    return TorchAttention(layout, spec, workspace.device, eager=eager)
+        return TritonAttention(tables, spec, dtype, workspace, ops)
+    return TorchAttention(tables, spec, eager=eager)
 
 
 def _triton_ops(dtype: torch.dtype, device: torch.device) -> Ops:

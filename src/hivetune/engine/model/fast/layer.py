@@ -31,12 +31,14 @@ layer's number, "again" for layers that are recomputed (they share one set), "on
     o, down                             outputs of the two products whose        the next layer's; so `delta_SD` is
                                         columns are the delta of the stream      valid until the next `add_norm` only
     h, normed                           act(gate) * up; an inner norm's output   the next use; h recomputed in backward
-    x_rows, out_rows                    rows selected in the last layer          the end of that layer's forward
+    x_rows, out_rows                    rows selected in the last layer          the end of that layer's forward;
+                                                                                 out_rows again in its backward
     dx (loss.py), dx_all                gradient of the stream, wide; each       the end of the backward pass
                                         layer adds to it in place
     dqkv, do, ddown, dgate_up, dout,    gradients inside a layer                 the next layer's backward
     dout_all, dh, dy, dnormed, dnormed_wide
-    logits, final, final_rstd (loss.py) one chunk of logits, then its gradient   the next chunk, the next micro-batch
+    logits, entries, dentries (loss.py) one chunk of logits, then its gradient   the next chunk
+    final, final_rstd, nll (loss.py)    the last norm's input; loss of entries   the next micro-batch
 """
 
 import torch
@@ -121,8 +123,7 @@ def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor 
     y_TD, dy_TD = walk.buffer("y", tokens, spec.hidden), walk.buffer("dy", tokens, spec.hidden)
     if index == 0:
         # Only dA is wanted, so the norm's output is recomputed alone, without the gradient of its input.
-        w_D = layer.norms_D.get("input")
-        y_TD.copy_(kept.x_TD if w_D is None else kept.x_TD * kept.rstd_T[:, None] * w_D)
+        enter(walk, layer.norms_D.get("input"), kept.x_TD, None, kept.x_TD, y_TD, kept.rstd_T)
         down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, walk.drop)
         return None
     input_gradient(walk.ops, layer.qkv, dqkv_TW, dy_TD, walk.drop)
@@ -177,7 +178,7 @@ def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tens
     input_gradient(ops, layer.o, do_SW, dout_SN, drop)
     # The last layer's o saw the selected rows only; the others' gradient of attention's output is 0.
     picked = walk.is_last(index) and walk.batch.rows_R is not None
-    out_SN = kept.out_TN[walk.batch.rows_R] if picked else kept.out_TN
+    out_SN = _rows_of(walk, kept.out_TN) if picked else kept.out_TN
     down_gradient(ops, layer.o, do_SW, out_SN, walk.scale, drop)
     if not picked:
         return dout_SN, dx_SD
@@ -198,8 +199,14 @@ def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tenso
     if not walk.is_last(index) or rows_R is None:
         return x_TD, out_TN
     x_RD = walk.buffer("x_rows", len(rows_R), x_TD.shape[1], wide=True)
-    out_RN = walk.buffer("out_rows", len(rows_R), out_TN.shape[1])
-    return torch.index_select(x_TD, 0, rows_R, out=x_RD), torch.index_select(out_TN, 0, rows_R, out=out_RN)
+    return torch.index_select(x_TD, 0, rows_R, out=x_RD), _rows_of(walk, out_TN)
+
+
+def _rows_of(walk: Walk, out_TN: Tensor) -> Tensor:
+    """Attention's output at the rows that predict something."""
+    rows_R = walk.batch.rows_R
+    assert rows_R is not None
+    return torch.index_select(out_TN, 0, rows_R, out=walk.buffer("out_rows", len(rows_R), out_TN.shape[1]))
 
 
 def _keep_ranks(walk: Walk, name: str, group: Group, y_SW: Tensor) -> Tensor:

@@ -68,18 +68,21 @@ def loss_only(walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chun
 def _entry_nll(
     walk: Walk, weights: Weights, y_RD: Tensor, dy_RD: Tensor | None, chunk: int | None, *, each: bool = False
 ) -> Tensor:
-    """nll of all entries; the gradient of the normed rows is written to `dy_RD` if it is given.
+    """nll of all entries, until the next micro-batch; the gradient of the normed rows is written to `dy_RD` if it is
+    given.
 
     `each`: of each entry with the weight 1 instead, [E, D]; padding has 0 as ever.
     """
     spec, batch = walk.spec, walk.batch
     count_E = batch.count_E.clamp(max=1) if each else batch.count_E
     entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab, chunk)
-    nll_E = torch.empty(entries, dtype=walk.buffer("final_rstd", 1, wide=True).dtype, device=y_RD.device)
+    nll_E = walk.buffer("nll", entries, wide=True)
     for start in range(0, entries, size):
         stop = min(start + size, entries)
         part, rows_C = slice(start, stop), batch.entry_row_E[start:stop]
-        hidden_CD = y_RD[part] if batch.straight else y_RD[rows_C]
+        hidden_CD = y_RD[part]
+        if not batch.straight:
+            hidden_CD = torch.index_select(y_RD, 0, rows_C, out=walk.buffer("entries", len(rows_C), spec.hidden))
         logits_CV = walk.buffer("logits", stop - start, spec.vocab)
         torch.mm(hidden_CD, weights.head_VD.t(), out=logits_CV)
         walk.ops.cross_entropy(
@@ -95,5 +98,6 @@ def _entry_nll(
         if each or batch.straight:
             torch.mm(logits_CV, weights.head_VD, out=dy_RD[part])
         else:
-            dy_RD.index_add_(0, rows_C, torch.mm(logits_CV, weights.head_VD))
+            dhidden_CD = walk.buffer("dentries", len(rows_C), spec.hidden)
+            dy_RD.index_add_(0, rows_C, torch.mm(logits_CV, weights.head_VD, out=dhidden_CD))
     return nll_E

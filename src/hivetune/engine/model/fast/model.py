@@ -3,8 +3,7 @@
 Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
 """
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,22 +13,26 @@ from torch import Tensor
 from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import scaling
 from hivetune.engine.model.fast.attention import says_math_path
-from hivetune.engine.model.fast.computing import attention_of, choose_ops
+from hivetune.engine.model.fast.computing import attention_of, attention_tables, choose_ops
 from hivetune.engine.model.fast.layer import backward_layer, forward_layer
 from hivetune.engine.model.fast.loss import Weigh, loss_and_gradient, loss_only
-from hivetune.engine.model.fast.ops import Drop, TorchOps, wide_of
-from hivetune.engine.model.fast.spec import ModelSpec, Rope, read_spec
+from hivetune.engine.model.fast.ops import Drop, TorchOps
+from hivetune.engine.model.fast.spec import ModelSpec, read_spec
 from hivetune.engine.model.fast.state import Kept, LayerBatch, Walk
+from hivetune.engine.model.fast.steps.often import Often, can_replay
+from hivetune.engine.model.fast.steps.tables import BatchTables, drop_keys, lay_tables
 from hivetune.engine.model.fast.weights.bind import bind_adapter
 from hivetune.engine.model.fast.weights.matrices import groups_of, stacks_of
 from hivetune.engine.model.fast.weights.read import read_weights
-from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.fast.workspace import Workspace, to_device
 from hivetune.engine.model.preference import JudgedDocuments, judged_documents, preference_loss, units
 from hivetune.engine.model.protocol import Document, halved
 from hivetune.plan.layout import (
     Layout,
     TrimmedDocument,
+    bucketed,
     make_layout,
+    multiples_of,
     shares_prefixes,
     split_documents,
     split_units,
@@ -39,7 +42,8 @@ from hivetune.plan.layout import (
 from hivetune.run.choices import NO_CHOICES, Choices
 
 FAST_BUDGET_TOKENS = 4096
-MASK_64 = (1 << 64) - 1
+# Steps that are laid out before their turn: the next one, and one that was given up.
+MOST_AHEAD = 2
 
 
 class JudgedBatch(NamedTuple):
@@ -51,16 +55,24 @@ class JudgedBatch(NamedTuple):
     entry_M: Tensor
 
 
+class _Laid(NamedTuple):
+    """The tables of a step's documents, before its turn; `draw`: of dropout."""
+
+    documents: Sequence[Document]
+    draw: int | None
+    tables: list[BatchTables]
+
+
 class FastModel:
     """A `LoraModel` (engine/model/protocol.py).
 
     Choices it reads: budget_tokens (tokens of a micro-batch), pack_tokens (what it aims at where there are workers),
     halvings (of each), recompute (layers whose inner state is recomputed in the backward pass), share_prefixes,
-    token_multiple, chunk_rows (logit rows of a chunk), kernels (native or torch; default: native where they can be
-    built), attention (eager: no fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros
-    to it; the native ones call no library for them). The attribute `kernels` says which run, and why if it is the
-    plain ones; `attention` says why attention is on a slow path, or is empty. Raises NotFast for a model that the
-    fast path does not compute exactly.
+    token_multiple, graphs (few shapes, and work that comes often is replayed), chunk_rows (logit rows of a chunk),
+    kernels (native or torch; default: native where they can be built), attention (eager: no fused kernel),
+    rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no library for
+    them). The attribute `kernels` says which run, and why if it is the plain ones; `attention` says why attention is on
+    a slow path, or is empty. Raises NotFast for a model that the fast path does not compute exactly.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -84,12 +96,21 @@ class FastModel:
         rank_multiple = choices.rank_multiple or 1 if isinstance(self._ops, TorchOps) else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
         self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
-        self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
+        self.master_N, self._sum_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
         self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
         self.pack_tokens = choices.pack_tokens
         self.halvings = choices.halvings or 0
         self.recompute = min(choices.recompute or 0, len(self.spec.layers))
-        self.multiple = choices.token_multiple or token_multiple(device.type, str(dtype).removeprefix("torch."))
+        self._workspace = Workspace(device)
+        self._often = None
+        if choices.graphs and can_replay(self.spec, self._ops):
+            self._often = Often(device, self._workspace)
+        multiple = choices.token_multiple or token_multiple(device.type, str(dtype).removeprefix("torch."))
+        self._pad = bucketed if self._often else multiples_of(multiple)
+        # Where work is replayed, its gradients are summed unscaled in a buffer of their own: a scale is no part of it.
+        self.grad_N = torch.zeros_like(self._sum_N) if self._often else self._sum_N
+        self._total, self._part = (torch.zeros((), dtype=self.master_N.dtype, device=device) for _ in "12")
+        self._scale = torch.zeros(1, dtype=self.master_N.dtype, device=device)
         self.logit_rows = choices.logit_rows
         self._scaling, self._lora = scaling(lora), lora
         self._share_in_scoring = choices.share_prefixes is not False
@@ -98,37 +119,84 @@ class FastModel:
         self._embed_scale = self.spec.embed_scale
         if self.spec.family.scaled_embedding:
             self._embed_scale = torch.tensor(self.spec.embed_scale, dtype=dtype).item()
-        self._workspace = Workspace(device)
+        self._ahead: dict[int, _Laid] = {}
         self._eager = choices.attention == "eager"
         self.attention = "the choices ask for it" if self._eager else says_math_path(self.spec, dtype, device)
 
+    @property
+    def graphs(self) -> int | None:
+        return None if self._often is None else self._often.shapes
+
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
-        return self.compute(self.prepare(documents), scale)
+        if self._often is None:
+            return self.compute(self.prepare(documents), scale)
+        return self.replay(self.lay_out(documents), scale)
+
+    def repeat(self, name: str, work: Callable[[], None]) -> None:
+        if self._often is None:
+            work()
+        else:
+            self._often.piece(name, work)
+
+    def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
+        draw = self._draw(torch.Generator().manual_seed(seed))
+        laid = _Laid(documents, draw, list(self._all_tables(documents, draw)))
+        while len(self._ahead) >= MOST_AHEAD:
+            self._ahead.pop(next(iter(self._ahead)))
+        self._ahead[id(documents)] = laid
+
+    def lay_out(self, documents: Sequence[Document]) -> Iterable[BatchTables]:
+        """The tables of the micro-batches of a step, on the host: those that were laid ahead, else one by one."""
+        draw, laid = self._draw(), self._ahead.pop(id(documents), None)
+        if laid is not None and laid.documents is documents and laid.draw == draw:
+            return laid.tables
+        return self._all_tables(documents, draw)
 
     def prepare(self, documents: Sequence[Document]) -> Iterator[LayerBatch]:
-        """The micro-batches of a step, laid out and copied to the device one by one: all that the host does of it."""
-        rows = _rows(documents)
-        draw = self._draw()
-        for batch in self._split(rows):
-            yield self._laid_out([rows[index] for index in batch], draw)
+        """The micro-batches of a step, copied to the device one by one: with `lay_out` all that the host does of it."""
+        for tables in self.lay_out(documents):
+            yield self._batch(tables.on(self.device))
+
+    @torch.no_grad()
+    def replay(self, micro_batches: Iterable[BatchTables], scale: float) -> Tensor:
+        """`backward` by work that is replayed. As in `compute`, nothing here waits for the device; work that has come
+        often enough is one call, however many kernels it has."""
+        assert self._often is not None
+        to_device(self._scale, (scale,))
+        self._often.run(micro_batches, begin=self._begin, each=self._add, end=self._end)
+        return self._total.clone()
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
         return self._split(_rows(documents))
 
     def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
-        return self.compute([self._laid_out(_rows(documents), self._draw())], scale)
+        return self.compute([self._ready(self._layout(_rows(documents)), self._draw())], scale)
 
     @torch.no_grad()
     def compute(self, batches: Iterable[LayerBatch], scale: float) -> Tensor:
         """`backward` of prepared micro-batches. Nothing here waits for the device, copies from it, or has a shape that
         depends on what it computed (tests/engine/model/test_host.py), but the routing of experts."""
-        total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
+        self._total.zero_()
         self._refresh()
         for batch in batches:
-            walk = self._walk(batch, scale=scale, keep=True)
-            nll_E = self._forward_backward(walk)
-            total += torch.dot(nll_E, batch.count_E)
-        return total
+            self._add_up(batch, scale)
+        return self._total.clone()
+
+    def _add_up(self, batch: LayerBatch, scale: float) -> None:
+        """Forward and backward of one micro-batch, into the gradient and the total."""
+        nll_E = self._forward_backward(self._walk(batch, scale=scale, keep=True))
+        self._total.add_(torch.dot(nll_E, batch.count_E, out=self._part))
+
+    def _begin(self) -> None:
+        self._sum_N.zero_()
+        self._total.zero_()
+        self._refresh()
+
+    def _add(self, tables: BatchTables) -> None:
+        self._add_up(self._batch(tables), 1.0)
+
+    def _end(self) -> None:
+        self.grad_N.addcmul_(self._sum_N, self._scale)
 
     def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
         return self.compute_judged(self.prepare_judged(documents), scale, beta)
@@ -138,19 +206,19 @@ class FastModel:
         rows, parts, draw = _rows(documents), units(documents), self._draw()
         for batch in halved(split_units(rows, parts, self.budget_tokens, share=self.share_prefixes), self.halvings):
             numbers = [number for unit in batch for number in unit]
-            layout = make_layout(
-                [rows[number] for number in numbers], share=self.share_prefixes, multiple=self.multiple
-            )
+            layout = self._layout([rows[number] for number in numbers])
             about = judged_documents([documents[number] for number in numbers], self.device, self.master_N.dtype)
             owners = [(number, entry) for number, owned in enumerate(layout.owners) for entry in owned]
             owner_M, entry_M = torch.tensor(owners).t().to(self.device)
-            yield JudgedBatch(self._batch(layout, draw), about, owner_M, entry_M)
+            yield JudgedBatch(self._ready(layout, draw), about, owner_M, entry_M)
 
     @torch.no_grad()
     def compute_judged(self, batches: Iterable[JudgedBatch], scale: float, beta: float) -> Tensor:
         """`backward_judged` of prepared micro-batches; as `compute`, nothing here waits for the device."""
         losses: list[Tensor] = [torch.zeros(2, dtype=self.master_N.dtype, device=self.device)]
         self._refresh()
+        if self._often:
+            self._sum_N.zero_()
         for part in batches:
 
             def weigh(nll_E: Tensor, part: JudgedBatch = part) -> Tensor:
@@ -160,6 +228,8 @@ class FastModel:
                 return torch.zeros_like(nll_E).index_add_(0, part.entry_M, weight_B[part.owner_M])
 
             self._forward_backward(self._walk(part.batch, scale=scale, keep=True), weigh)
+        if self._often:
+            self.grad_N.add_(self._sum_N)
         return torch.stack(losses).sum(0)
 
     @torch.no_grad()
@@ -168,8 +238,8 @@ class FastModel:
         rows = _rows(documents)
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
         for batch in halved(split_documents(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
-            layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, multiple=self.multiple)
-            walk = self._walk(self._batch(layout), adapter=adapter)
+            layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, pad=self._pad)
+            walk = self._walk(self._ready(layout), adapter=adapter)
             nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.logit_rows)
             owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
             index_M, entry_M = torch.tensor(owners, device=self.device).t()
@@ -181,7 +251,7 @@ class FastModel:
         """[len(tokens), V] of one document, in the dtype of the model."""
         self._refresh()
         everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
-        walk = self._walk(self._batch(make_layout([everything], share=False)), adapter=adapter)
+        walk = self._walk(self._ready(make_layout([everything], share=False)), adapter=adapter)
         x_TD, delta_TD = self._forward_only(walk)
         y_TD, rstd_T = torch.empty_like(delta_TD), torch.empty_like(x_TD[:, 0])
         walk.ops.add_norm(x_TD, delta_TD, torch.empty_like(x_TD), self.weights.norm_D, self.spec.eps, y_TD, rstd_T)
@@ -195,8 +265,8 @@ class FastModel:
         )
         return halved(batches, self.halvings)
 
-    def _laid_out(self, rows: Sequence[TrimmedDocument], draw: int | None) -> LayerBatch:
-        return self._batch(make_layout(rows, share=self.share_prefixes, multiple=self.multiple), draw)
+    def _layout(self, rows: Sequence[TrimmedDocument]) -> Layout:
+        return make_layout(rows, share=self.share_prefixes, pad=self._pad)
 
     def _forward_backward(self, walk: Walk, weigh: Weigh | None = None) -> Tensor:
         x_TD, delta_TD = self._embed(walk), None
@@ -227,15 +297,16 @@ class FastModel:
         return x_TD, delta_TD
 
     def _embed(self, walk: Walk) -> Tensor:
-        x_TD = walk.buffer("x.0", walk.batch.layout.size, self.spec.hidden, wide=True)
-        x_TD.copy_(self.weights.embedding_VD[walk.batch.tokens_T])
+        x_TD = walk.buffer("x.0", len(walk.batch.tokens_T), self.spec.hidden, wide=True)
+        tokens_TD = walk.buffer("y", len(x_TD), self.spec.hidden)  # free until the first norm
+        x_TD.copy_(torch.index_select(self.weights.embedding_VD, 0, walk.batch.tokens_T, out=tokens_TD))
         if self.spec.embed_scale != 1.0:
             x_TD *= self._embed_scale
         return x_TD
 
-    def _draw(self) -> int | None:
+    def _draw(self, generator: torch.Generator | None = None) -> int | None:
         """What the masks of a step follow from besides its rows, from the generator that the loop seeds."""
-        return int(torch.randint(2**62, ())) if self._lora.dropout else None
+        return int(torch.randint(2**62, (), generator=generator)) if self._lora.dropout else None
 
     def _refresh(self) -> None:
         """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
@@ -266,70 +337,45 @@ class FastModel:
             keep=keep,
         )
 
-    def _batch(self, layout: Layout, draw: int | None = None) -> LayerBatch:
+    def _all_tables(self, documents: Sequence[Document], draw: int | None) -> Iterator[BatchTables]:
+        rows = _rows(documents)
+        for batch in self._split(rows):
+            yield self._tables(self._layout([rows[index] for index in batch]), draw)
+
+    def _tables(self, layout: Layout, draw: int | None = None) -> BatchTables:
         """`draw`: what dropout's masks follow from besides the rows; None without dropout."""
+        few = self._often is not None
+        attention = attention_tables(self._ops, layout, self.spec, self.dtype, eager=self._eager, few=few)
+        keys = None if draw is None else drop_keys(layout, draw, whole_rows=not shares_prefixes(self._lora))
+        tables = lay_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)
+        return tables if self.device.type == "cpu" else tables.pinned()
 
-        def put(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
-            here = torch.tensor(values, dtype=dtype)
-            return here if self.device.type == "cpu" else here.pin_memory().to(self.device, non_blocking=True)
-
-        # Padding entries may fall on rows that have one already; then the number of rows is no multiple, and rows
-        # without an entry are added until it is.
-        taken = set(layout.rows)
-        idle = (row for row in range(layout.size) if row not in taken)
-        rows = sorted(taken.union(itertools.islice(idle, -len(taken) % self.multiple)))
-        place = {row: number for number, row in enumerate(rows)}
-        entry_rows = [place[row] for row in layout.rows]
+    def _batch(self, tables: BatchTables) -> LayerBatch:
+        """Of tables on the device."""
+        angles = tables.angles
         return LayerBatch(
-            layout=layout,
-            tokens_T=put(layout.tokens),
-            angles=tuple(_angles(rope, layout.positions, wide_of(self.dtype), self.device) for rope in self.spec.ropes),
-            attention=attention_of(self._ops, layout, self.spec, self.dtype, self._workspace, eager=self._eager),
-            rows_R=None if len(rows) == layout.size else put(rows),
-            entry_row_E=put(entry_rows),
-            target_E=put(layout.targets),
-            count_E=put(layout.counts, wide_of(self.dtype)),
-            straight=entry_rows == list(range(len(rows))),
-            key_T=None if draw is None else put(drop_keys(layout, draw, whole_rows=not shares_prefixes(self._lora))),
+            tokens_T=tables.tokens_T,
+            angles=tuple(zip(angles[::2], angles[1::2], strict=True)),
+            attention=attention_of(
+                self._ops,
+                tables.layout,
+                tables.attention,
+                self.spec,
+                self.dtype,
+                self._workspace,
+                eager=self._eager,
+            ),
+            rows_R=tables.rows_R,
+            entry_row_E=tables.entry_row_E,
+            target_E=tables.target_E,
+            count_E=tables.count_E,
+            straight=tables.straight,
+            key_T=tables.key_T,
         )
 
-
-def drop_keys(layout: Layout, draw: int, *, whole_rows: bool) -> list[int]:
-    """What the dropout of each token follows from: `draw` (of the step) and the tokens up to this one.
-
-    So rows with a common prefix have the same masks in it, whether it is computed once or not, and the masks of a row
-    are the same in any company. `whole_rows`: from all tokens of the row instead, so that no two rows share a mask.
-    """
-    keys = [0] * layout.size
-    for segment in layout.segments:
-        places = range(segment.start, segment.start + segment.size)
-        key = draw
-        if segment.parents:
-            last = layout.segments[segment.parents[-1]]
-            key = keys[last.start + last.size - 1]
-        if whole_rows:
-            for place in places:
-                key = _next_key(key, layout.tokens[place])
-        for place in places:
-            keys[place] = key = _next_key(key, layout.tokens[place])
-    return [key - (key >> 63 << 64) for key in keys]
-
-
-def _next_key(key: int, token: int) -> int:
-    """64 bits from 64 bits: the step of splitmix64 (Vigna), with the token in place of its counter."""
-    key = (key + token * 2 + 0x9E3779B97F4A7C15) & MASK_64
-    key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
-    key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & MASK_64
-    return key ^ (key >> 31)
+    def _ready(self, layout: Layout, draw: int | None = None) -> LayerBatch:
+        return self._batch(self._tables(layout, draw).on(self.device))
 
 
 def _rows(documents: Sequence[Document]) -> list[TrimmedDocument]:
     return [trim_document(document.tokens_L.tolist(), document.trained_L.tolist()) for document in documents]
-
-
-def _angles(rope: Rope, positions: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, rotated pairs], computed in fp64: fp32 angles are off by 1e-3 at position 32,000."""
-    angle_TH = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor(
-        rope.frequencies, dtype=torch.float64
-    )
-    return tuple((part * rope.scale).to(device, dtype) for part in (angle_TH.cos(), angle_TH.sin()))  # type: ignore[return-value]

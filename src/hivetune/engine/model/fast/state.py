@@ -14,7 +14,6 @@ from hivetune.engine.model.fast.ops import Drop, Ops, wide_of
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.weights.matrices import Layer
 from hivetune.engine.model.fast.workspace import Workspace
-from hivetune.plan.layout import Layout
 
 
 class Attention(Protocol):
@@ -29,7 +28,7 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class LayerBatch:
-    """A layout on the device.
+    """A layout on the device: its tables (steps/tables.py), and the attention that reads them.
 
     tokens_T: token ids. angles: cos and sin [T, rotated pairs] for each of the model's rotations. rows_R: the flat rows
     that predict something, None when all do. entry_row_E: which of those rows an entry is of; target_E: the token it
@@ -38,7 +37,6 @@ class LayerBatch:
     masks follow from, None without dropout.
     """
 
-    layout: Layout
     tokens_T: Tensor
     angles: tuple[tuple[Tensor, Tensor], ...]
     attention: Attention

@@ -5,6 +5,7 @@ product, docs/log.md), and on a GPU fixed addresses are what graphs need.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ class Workspace:
     def __init__(self, device: torch.device):
         self.device = device
         self._buffers: dict[str, Tensor] = {}
+        self.moves = 0
+        """How often a buffer has got another address, or its first one."""
 
     def take(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
         """A view of the buffer `name`, grown if need be. What is in it is undefined."""
@@ -24,8 +27,15 @@ class Workspace:
             del buffer
             buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
             self._buffers[name] = buffer
+            self.moves += 1
         return buffer[:size].view(dtype).view(shape)
 
     @property
     def size_bytes(self) -> int:
         return sum(buffer.numel() for buffer in self._buffers.values())
+
+
+def to_device(there: Tensor, values: Sequence[float]) -> None:
+    """Copy a few numbers to a buffer of the device; the host goes on meanwhile."""
+    here = torch.tensor(values, dtype=there.dtype)
+    there.copy_(here if there.device.type == "cpu" else here.pin_memory(), non_blocking=True)

@@ -3,6 +3,7 @@
 Arguments are the caller's buffers as ops.py describes them; every kernel writes where the plain form writes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from hivetune.engine.model.fast.gpu import attend, ranks, stream
 from hivetune.engine.model.fast.ops import Drop, drop_below
 from hivetune.engine.model.fast.spec import ModelSpec
+from hivetune.engine.model.fast.steps.buckets import few_of
 from hivetune.engine.model.fast.weights.matrices import Group, Member
 from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.plan.layout import Layout
@@ -23,7 +25,8 @@ BLOCK_THREADS = 128
 LOGITS, GATES = 4096, 1024
 ROWS, COLUMNS = 64, 64
 LEAST_DOT = 16  # of each side of a product in a kernel
-# Tiles of queries, keys and values of a block must fit into the 64 KB that a program of every card has.
+# Tiles of queries, keys and values of a block must fit into the 64 KB that a program of every card has, and CUDA's
+# compiler keeps three of them: of 16 KB each they took 103 KB (make proof NAME=triton).
 TILE_BYTES = 64 * 64 * 2
 
 
@@ -150,16 +153,15 @@ class TritonOps:
 
 
 class TritonAttention:
-    """attention.TorchAttention, in Triton. Tables of the layout are copied to the device once."""
+    """attention.TorchAttention, in Triton, by `block_tables` on the device."""
 
-    def __init__(self, layout: Layout, spec: ModelSpec, dtype: torch.dtype, workspace: Workspace, ops: TritonOps):
+    def __init__(
+        self, tables: Sequence[Tensor], spec: ModelSpec, dtype: torch.dtype, workspace: Workspace, ops: TritonOps
+    ):
         self._spec, self._workspace, self._warps = spec, workspace, BLOCK_THREADS // ops.wave
-        self._channels = max(LEAST_DOT, triton.next_power_of_2(spec.head_dim))
+        self._channels = _channels(spec)
         self._size = tokens_at_once(self._channels, dtype.itemsize)
-        tables = _tables(layout, self._size)
-        self._blocks, self._segments, self._ranges, self._readers = (
-            torch.tensor(table, dtype=torch.int32).to(workspace.device, non_blocking=True) for table in tables
-        )
+        self._blocks, self._segments, self._ranges, self._readers = tables
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
         spec = self._spec
@@ -206,11 +208,13 @@ class TritonAttention:
 
 def tokens_at_once(channels: int, itemsize: int) -> int:
     """Queries, and keys, that a program of attention has at a time."""
-    return 64 if 64 * channels * itemsize <= TILE_BYTES else 32
+    return next((size for size in (64, 32) if size * channels * itemsize <= TILE_BYTES), LEAST_DOT)
 
 
-def _tables(layout: Layout, block: int) -> tuple[list[tuple[int, ...]], ...]:
-    """blocks, segments, ranges and readers, as attend.py names them."""
+def block_tables(layout: Layout, spec: ModelSpec, dtype: torch.dtype, *, few: bool = False) -> tuple[Tensor, ...]:
+    """blocks, segments, ranges and readers, as attend.py names them, on the host. `few`: padded to shapes that come
+    again and again, with blocks of a segment without a token, which write nothing."""
+    block = tokens_at_once(_channels(spec), dtype.itemsize)
     seeing: list[list[int]] = [[number] for number in range(len(layout.segments))]
     for number, segment in enumerate(layout.segments):
         for parent in segment.parents:
@@ -226,7 +230,17 @@ def _tables(layout: Layout, block: int) -> tuple[list[tuple[int, ...]], ...]:
         segments.append((segment.start, segment.size, segment.depth, len(ranges), len(path), len(readers), len(later)))
         ranges += [(part.start, part.size, part.depth) for part in path]
         readers += [(part.start, part.size, part.depth) for part in later]
-    return blocks, segments, ranges, readers
+    if few:
+        nothing = len(segments)
+        segments += [(0,) * 7] * (few_of(len(segments) + 1) - len(segments))
+        blocks += [(nothing, 0)] * (few_of(len(blocks)) - len(blocks))
+        for table in (ranges, readers):
+            table += [(0, 0, 0)] * (few_of(len(table)) - len(table))
+    return tuple(torch.tensor(table, dtype=torch.int32) for table in (blocks, segments, ranges, readers))
+
+
+def _channels(spec: ModelSpec) -> int:
+    return max(LEAST_DOT, int(triton.next_power_of_2(spec.head_dim)))
 
 
 def _thin(y_TW: Tensor, group: Group, member: Member) -> tuple[Any, ...]:
