@@ -37,10 +37,10 @@ Padding = Callable[[int], int]
 """How far a number of rows is padded."""
 # As `bucketed` pads: multiples of the first, and from 8 times as many on eight sizes for each doubling, so that at most
 # an eighth is padding and a run meets few sizes.
-BUCKET, BUCKETS_A_DOUBLING = 64, 8
+LEAST_SIZE, SIZES_A_DOUBLING = 64, 8
 
 
-def exact(size: int) -> int:
+def unpadded(size: int) -> int:
     return size
 
 
@@ -50,7 +50,7 @@ def multiples_of(multiple: int) -> Padding:
 
 def bucketed(size: int) -> int:
     """The least of few sizes that holds `size`."""
-    step = max(BUCKET, (1 << max(1, size - 1).bit_length() - 1) // BUCKETS_A_DOUBLING)
+    step = max(LEAST_SIZE, (1 << max(1, size - 1).bit_length() - 1) // SIZES_A_DOUBLING)
     return -(-size // step) * step
 
 
@@ -119,7 +119,7 @@ def shares_prefixes(lora: LoraConfig) -> bool:
     return not lora.dropout or lora.dropout_per == "token"
 
 
-def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Padding = exact) -> Layout:
+def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Padding = unpadded) -> Layout:
     """Documents in any order; those without a trained token take no room. `share`: compute common prefixes once.
 
     Tokens and entries are padded, so that matrix products come in few shapes: a document of zeros at the end, and

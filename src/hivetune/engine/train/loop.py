@@ -33,7 +33,7 @@ from hivetune.engine.train.session import (
     score_held_out,
 )
 from hivetune.engine.train.stage2 import MOST_WORSE
-from hivetune.engine.train.updater import Answer, loss_scale_of
+from hivetune.engine.train.updater import StepAnswer, loss_scale_of
 from hivetune.engine.train.watch import Spike, after_spike, find_bad_rows, step_problem
 from hivetune.models.architecture import read_architecture
 from hivetune.plan.steps import Amendment, append_amendment, most_quarantined
@@ -74,7 +74,7 @@ class Given:
     documents: list[Document]
     rate: float
     trained_tokens: int
-    answer: Answer | None
+    answer: StepAnswer | None
     """None for a step that trains no token."""
     grid: int
     started: float

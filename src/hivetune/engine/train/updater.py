@@ -17,10 +17,10 @@ from hivetune.engine.train.optimizer import AdamW
 
 Repeat = Callable[[str, Callable[[], None]], None]
 # The loss of good rows, that of bad answers (0 outside of stage 2), the gradient's norm.
-FIGURES = 3
+NUM_TOLD = 3
 
 
-class Answer:
+class StepAnswer:
     """What a step came to, on its way to the host."""
 
     def __init__(self, told: Tensor):
@@ -53,7 +53,7 @@ class Updater:
         self._loss_scale, self._repeat = loss_scale, repeat
         device = grad_N.device
         self._tokens = torch.empty(1, dtype=torch.float64, device=device)
-        self._told = torch.zeros(FIGURES, dtype=torch.float64, device=device)
+        self._told = torch.zeros(NUM_TOLD, dtype=torch.float64, device=device)
         self._sum, self._shrink = (torch.zeros((), dtype=torch.float64, device=device) for _ in "12")
         self._finite, self._bad = (torch.zeros((), dtype=torch.bool, device=device) for _ in "12")
         self._ok = torch.ones((), dtype=torch.bool, device=device)
@@ -70,8 +70,8 @@ class Updater:
         self._repeat("update", self._update)
 
     def _update(self) -> None:
-        norm = self._told[FIGURES - 1]
-        self._told[: FIGURES - 1].div_(self._tokens)
+        norm = self._told[NUM_TOLD - 1]
+        self._told[: NUM_TOLD - 1].div_(self._tokens)
         if self._loss_scale != 1:
             self._grad_N.div_(self._loss_scale)
         torch.linalg.vector_norm(self._grad_N, dtype=torch.float64, out=norm)
@@ -85,8 +85,8 @@ class Updater:
         self._grad_N.masked_fill_(self._bad, 0.0)
         self._optimizer.apply(self._grad_N, self._ok)
 
-    def answer(self) -> Answer:
-        return Answer(self._told)
+    def answer(self) -> StepAnswer:
+        return StepAnswer(self._told)
 
     def go_on(self) -> None:
         """The host knows of the step that was not finite: updates count again."""
