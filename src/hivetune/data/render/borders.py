@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
+from hivetune.data.render.pieces import Pieces
+
 LONGEST_HEAD_CHARS = 200  # between a control token and a span; beyond it a prompt would be encoded twice
 
 
@@ -23,6 +25,7 @@ class Borders:
         self._controls = frozenset(self._ids.values())
         longest_first = sorted(control_tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if control_tokens else None
+        self._pieces = Pieces(tokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
         # A tokenizer that changes no byte, and control tokens that take no white space with them.
         plain = not any(token.lstrip or token.rstrip or token.single_word for token in added)
@@ -42,7 +45,7 @@ class Borders:
         for head, (start, _) in zip(heads, spans, strict=True):
             if head is None or start - marks[head].start() > LONGEST_HEAD_CHARS:
                 return None
-        tokens: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        tokens = self._pieces.tokens_of(text)
         places = [i for i, token in enumerate(tokens) if token in self._controls]
         if [tokens[i] for i in places] != [self._ids[mark.group()] for mark in marks]:
             return None

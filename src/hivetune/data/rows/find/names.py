@@ -22,7 +22,7 @@ ASKERS = names(
 ANSWERERS = names(
     "assistant asst ai bot chatbot gpt chatgpt llm model agent support operator advisor adviser tutor teacher doctor "
     "therapist counselor counsellor wizard expert clerk helper librarian representative rep claude gemini copilot "
-    "助手 客服 医生 支持者 咨询师 心理咨询师 机器人"
+    "nurse physician clinician pharmacist receptionist 助手 客服 医生 支持者 咨询师 心理咨询师 机器人"
 )
 _MACHINES = names("tool function observation environment ipython execution")
 PARTIES: dict[str, Role] = (

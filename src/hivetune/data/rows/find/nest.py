@@ -113,11 +113,19 @@ def _places(records: Sequence[Any]) -> list[RowPlace]:
         elif all(isinstance(value, dict) for value in values):
             for value in values:
                 for key, one in value.items():
-                    if not TALK & set(words(key)) and parsed(one) and isinstance(parsed(one), dict | list):
+                    if isinstance(parsed(one), dict | list) and parsed(one) and not _is_talk(key, parsed(one)):
                         inner.setdefault(key, []).append(one)
         if len(place) < MAX_PLACE_DEPTH:
             waiting += [((*place, key), some) for key, some in inner.items()]
     return found
+
+
+def _is_talk(key: str, value: Any) -> bool:
+    """Whether something is one conversation by its name; a list of conversations holds such a list in each."""
+    if not TALK & set(words(key)):
+        return False
+    items = objects(value) or []
+    return not any(TALK & set(words(name)) and objects(one) is not None for item in items for name, one in item.items())
 
 
 def _are_alike(value: Any) -> bool:

@@ -8,8 +8,8 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import named_choice, with_given
 from hivetune.data.rows.find.leaves import at, nodes
-from hivetune.data.rows.find.names import is_a_models, is_note, part_of
-from hivetune.data.rows.find.talk.turn_lists import both_sides
+from hivetune.data.rows.find.names import is_a_models, is_note, part_of, words
+from hivetune.data.rows.find.talk.turn_lists import TALK, both_sides
 from hivetune.data.rows.layouts.answers import is_response
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
@@ -88,8 +88,8 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
     written = [path for path, value in texts.items() if looks_like_content(value) and not _is_about(path)]
     if len(written) != 1 or len(answered) != 1 or not looks_like_content(at(row, answered[0])):
         return []
-    if plain_name(answered[0]) in LABELS:
-        return []  # the class of a text
+    if plain_name(answered[0]) in LABELS or TALK & set(words(written[0])):
+        return []  # the class of a text; or what several people said
     is_given = plain_name(written[0].rpartition(".")[2]) in _CONTEXTS
     return written if is_given or texts[written[0]].rstrip().endswith(("?", "\uff1f")) else []
 

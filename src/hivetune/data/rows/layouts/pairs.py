@@ -26,7 +26,10 @@ RESULT = ("result", "output")
 TASK = ("task", "input", "prompt", "query")
 # A text with one of these is a question or an answer whose other half stands elsewhere.
 HALVES = ("question_id", "answer_id", "prompt_id", "response_id", "completion_id", "reply_to")
-LABELS = ("label", "labels", "target", "class", "sentiment", "intent", "category", "stars", "rating", "emotion")
+LABELS = (
+    *("label", "labels", "target", "class", "sentiment", "intent", "category", "stars", "rating", "emotion"),
+    *("entities", "ner", "ner_tags", "spans", "aspects"),
+)
 
 
 def _prompt_completion(name: str, row: Row) -> Conversation:

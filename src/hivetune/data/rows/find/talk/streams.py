@@ -34,6 +34,7 @@ _GROUPS = (
     "ticket_id",
     "case_id",
     "run_id",
+    "participant_id",
 )
 _WITH_CALLS = ("tool_calls", "function_call", "tool_call_id", "reasoning_content")
 
@@ -89,10 +90,10 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool) -> Messa
 
 
 def _is_one(roles: Sequence[Role], time: str | None) -> bool:
-    """Whether the messages of a file that names no session are one conversation; without times and a system prompt they
-    may be examples for a prompt.
+    """Whether the messages of a file that names no session are one conversation; without times, a system prompt or a
+    greeting they may be examples for a prompt.
     """
-    return _takes_turns(roles) and (time is not None or roles[0] == "system")
+    return _takes_turns(roles) and (time is not None or roles[0] in ("system", "assistant"))
 
 
 def is_event_like(event: Mapping[str, Any]) -> bool:

@@ -1,0 +1,86 @@
+"""Tokens of a text from those of its words, which are remembered: most words of a file come again and again.
+
+A text is cut in front of each single space between two other characters. GPT-2's pattern, and those that follow it,
+match a space only at the beginning of a match or within white space, so no token crosses such a place; the same is true
+of an added token without white space in it. Where a tokenizer has another pattern, the text is encoded in one piece.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+MAX_REMEMBERED = 20_000  # words; about 5 MB
+_LONGEST_CHARS = 80  # longer ones do not come again
+_CUT = re.compile(r"(?<=\S)(?= \S)")
+# Of Qwen 2 and 3, and of Llama 3, as their tokenizer.json have them.
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PATTERNS = frozenset(_SPLIT % many for many in ("", "{1,3}"))
+
+
+class Pieces:
+    """Of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._known: dict[str, list[int]] = {}
+        self._can_cut = can_be_cut(tokenizer)
+
+    def tokens_of(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it."""
+        if not self._can_cut:
+            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return ids
+        pieces = _CUT.split(text)
+        known = self._known
+        missing = [piece for piece in dict.fromkeys(pieces) if piece not in known]
+        if missing:
+            if len(known) + len(missing) > MAX_REMEMBERED:
+                known = self._known = {}
+                missing = list(dict.fromkeys(pieces))
+            for piece in missing:  # one by one: a batch of short texts is spread over threads, which costs more
+                known[piece] = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids
+        tokens: list[int] = []
+        for piece in pieces:
+            tokens += known[piece]
+        for piece in missing:
+            if len(piece) > _LONGEST_CHARS:
+                del known[piece]
+        return tokens
+
+
+def can_be_cut(tokenizer: Tokenizer) -> bool:
+    """Whether the tokens of a text are those of its words in a row: byte-level BPE without chance, split by a known
+    pattern, and no added token with white space in it.
+    """
+    described = json.loads(tokenizer.to_str())
+    model, added = described["model"], described.get("added_tokens") or []
+    if described.get("normalizer") is not None or model.get("type") != "BPE" or model.get("dropout"):
+        return False
+    if any(any(c.isspace() for c in token["content"]) or token["single_word"] for token in added):
+        return False
+    return not any(token["lstrip"] or token["rstrip"] for token in added) and _splits(described["pre_tokenizer"])
+
+
+def _splits(step: Mapping[str, Any] | None) -> bool:
+    """Whether the steps in front of the model are known, and one of them splits the text at such places."""
+    steps = [] if step is None else step["pretokenizers"] if step["type"] == "Sequence" else [step]
+    return bool(steps) and all(map(_is_known, steps)) and any(map(_cuts, steps))
+
+
+def _is_known(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "ByteLevel":
+        return not step["add_prefix_space"]
+    return step["type"] == "Digits" or _cuts(step)
+
+
+def _cuts(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "ByteLevel":
+        return bool(step["use_regex"])
+    pattern = step.get("pattern") if step["type"] == "Split" else None
+    return isinstance(pattern, dict) and pattern.get("Regex") in _PATTERNS and step["behavior"] == "Isolated"
