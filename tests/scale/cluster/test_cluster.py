@@ -172,7 +172,7 @@ def told(folder: Path, name: str, file: str = "metrics") -> list[dict[str, Any]]
 def test_machines_and_the_head_die_and_the_bits_stay(
     machines: Machines, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    own, rows = machines.folder / "own", 2400
+    own, rows = machines.folder / "own", 1600
     alone = begin(tmp_path / "alone", rows, 1, "", own)
     first, second = machines.add(), machines.add()
     assert alone.wait(300) == 0

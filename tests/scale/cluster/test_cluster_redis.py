@@ -6,6 +6,7 @@ import pytest
 from data.intake.collecting import RedisServer
 
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.machine.doctor.host import _redis
 from hivetune.scale.cluster.redis import check_redis, judge_redis, redis_words
 
 
@@ -46,3 +47,15 @@ def test_the_password_goes_into_an_option_not_into_the_address() -> None:
         "rediss://db:7000",
         ["--redis-username", "me", "--redis-password", "p@ss"],
     )
+
+
+def test_the_doctor_counts_shards(tmp_path: Path) -> None:
+    alone, sharded = RedisServer(tmp_path / "alone"), RedisServer(tmp_path / "sharded", "--cluster-enabled", "yes")
+    try:
+        assert _redis(alone.port) == ("answers", 1)
+        sharded.client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        assert _redis(sharded.port) == ("answers", 1)
+        assert _redis(1) == ("absent", 1)
+    finally:
+        alone.close()
+        sharded.close()

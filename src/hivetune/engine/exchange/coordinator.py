@@ -166,7 +166,7 @@ class Coordinator:
                     current.sum_N.add_(result.integers_N)
                 current.figures[number] = result.figures
                 if checked and self._classes[worker] != self._classes[OWN]:
-                    current.foreign[number] = (worker, result)
+                    current.foreign[number] = (worker, result.kept())
             self._good.setdefault(worker, current.step)
             self._changed.notify_all()
 

@@ -61,6 +61,10 @@ class WorkResult:
     figures: Figures
     integers_N: Tensor | None = None
 
+    def kept(self) -> "WorkResult":
+        """With memory of its own: a worker's next result is written over this one."""
+        return WorkResult(self.figures, None if self.integers_N is None else self.integers_N.clone())
+
     def digest(self) -> str:
         """Equal for equal results, bit for bit."""
         hashed = hashlib.sha256(repr(self.figures).encode())

@@ -26,6 +26,8 @@ _SHOWN = {
         "bitsandbytes": "bitsandbytes {}",
         "jinja2": "jinja2 {}",
         "redis": "redis {}",
+        "ray": "ray {}",
+        "redis_shards": "Redis of {} shards",
     },
 }
 

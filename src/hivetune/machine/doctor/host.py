@@ -41,8 +41,9 @@ class HomeDisk:
 
 @dataclass(frozen=True)
 class Host:
-    """`redis`: answers | needs a password | absent. `kernel_log`: whether the kernel's lines can be read, which tell
-    why a process died. `swap_used_bytes` counts for nothing by itself; `swapping`: memory is short as well."""
+    """`redis`: answers | needs a password | absent; `redis_shards`: more than one of a Redis Cluster. `kernel_log`:
+    whether the kernel's lines can be read, which tell why a process died. `swap_used_bytes` counts for nothing by
+    itself; `swapping`: memory is short as well."""
 
     system: str
     kernel: str
@@ -57,6 +58,7 @@ class Host:
     compiler: str
     llama_server: str
     redis: str
+    redis_shards: int
     gateway_port_free: bool
     firmware_package: str
     disk: HomeDisk
@@ -69,6 +71,7 @@ def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *
     used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
     total = max(memory.get("MemTotal", 0), 1)
     user = environment.get("USER", "")
+    redis, shards = _redis() if measure else ("absent", 1)
     return Host(
         system=_system(root),
         kernel=kernel_release(root),
@@ -82,7 +85,8 @@ def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *
         swapping=used > SWAP_SHARE * total and memory.get("MemAvailable", total) < AVAILABLE_SHARE * total,
         compiler=_program(environment.get("CXX") or "g++", environment) or _program("c++", environment),
         llama_server=_program("llama-server", environment),
-        redis=_redis() if measure else "absent",
+        redis=redis,
+        redis_shards=shards,
         gateway_port_free=_port_free(GATEWAY_PORT) if measure else True,
         firmware_package=_firmware_package(root),
         disk=_read_disk(root, folder or home(), environment, measure=measure),
@@ -123,15 +127,19 @@ def _readable(path: Path) -> bool:
     return True
 
 
-def _redis() -> str:
+def _redis(port: int = REDIS_PORT) -> tuple[str, int]:
+    """Whether one answers on the loopback, and how many shards it has."""
     try:
-        with socket.create_connection(("127.0.0.1", REDIS_PORT), timeout=_ANSWER_S) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_S) as connection:
             connection.settimeout(_ANSWER_S)
             connection.sendall(b"PING\r\n")
-            answer = connection.recv(64)
+            if not connection.recv(64).startswith(b"+PONG"):
+                return "needs a password", 1
+            connection.sendall(b"CLUSTER INFO\r\n")  # an error where it is a single server
+            shards = re.search(rb"cluster_size:(\d+)", connection.recv(4096))
     except OSError:
-        return "absent"
-    return "answers" if answer.startswith(b"+PONG") else "needs a password"
+        return "absent", 1
+    return "answers", int(shards[1]) if shards else 1
 
 
 def _port_free(port: int) -> bool:

@@ -55,6 +55,7 @@ def of_machine(seen: Look, demand: Demand) -> dict[str, Any]:
         "fsync": host.disk.fsync,
         "free_gb": str(host.disk.free_bytes // 10**9),
         "swapping": host.swapping,
+        "redis_shards": str(host.redis_shards),
         "cpu_bf16": bool(CPU_BF16 & {*seen.machine.isa}),
         "dtype": demand.dtype,
         "qlora": demand.method == "qlora",
@@ -64,7 +65,9 @@ def of_machine(seen: Look, demand: Demand) -> dict[str, Any]:
         "rocm_versions": _rocm_versions(software),
         "rocm_path": _rocm_path(software),
     }
-    packages = {name: software.packages.get(name) for name in ("transformers", "bitsandbytes", "jinja2", "redis")}
+    packages = {
+        name: software.packages.get(name) for name in ("transformers", "bitsandbytes", "jinja2", "redis", "ray")
+    }
     return {name: value for name, value in {**found, **packages}.items() if value is not None}
 
 

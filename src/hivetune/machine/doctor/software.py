@@ -14,7 +14,7 @@ from typing import Literal
 PACKAGES = (
     *("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy", "triton"),
     *("pytorch-triton-rocm", "triton-rocm", "bitsandbytes", "flash-attn", "xformers", "jinja2", "huggingface_hub"),
-    *("redis", "xllamacpp", "gguf", "hivetune", "rocm", "rocm-sdk-core", "rocm-sdk-devel"),
+    *("redis", "ray", "xllamacpp", "gguf", "hivetune", "rocm", "rocm-sdk-core", "rocm-sdk-devel"),
 )
 ROCM_PACKAGES = re.compile(r"rocm(-sdk(-core|-devel|-libraries-\w+))?$")
 

@@ -27,7 +27,7 @@ OBSERVATIONS = frozenset(
     {"gfx", "capability", "vendor", "build", "torch", "rocm", "cuda", "kernel", "python", "python_fits", "driver"}
     | {"firmware_package", "transformers", "bitsandbytes", "jinja2", "redis", "cpu_bf16", "dtype", "qlora", "access"}
     | {"kernels", "override", "alloc", "tunableop", "rocm_versions", "rocm_path", "filesystem", "fsync", "free_gb"}
-    | {"swapping", "hidden", "container", "other_cards", "card_free_percent"}
+    | {"swapping", "hidden", "container", "other_cards", "card_free_percent", "redis_shards", "ray"}
 )
 _COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>)\s*([\w.]+)\s*$")
 
