@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,14 +69,14 @@ def open_sink(subject: Subject, destination: Destination) -> Sink:
 
 def how_to_look(destination: Destination) -> str:
     """The command that shows what was written."""
-    place = destination.place
+    place = shlex.quote(destination.place)
     if destination.target == "tensorboard":
         return f"tensorboard --logdir {place}"
     if destination.target == "mlflow":
         from hivetune.report.mlflow import tracking_uri
 
-        uri = tracking_uri(place)
-        return f"open {uri}" if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
+        uri = tracking_uri(destination.place)
+        return f"open {uri}" if uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
     if destination.target == "trackio":
         return f"TRACKIO_DIR={place} trackio show --project hivetune"
     return f"wandb sync {place}/wandb/offline-run-*"

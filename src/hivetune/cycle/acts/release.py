@@ -12,7 +12,7 @@ from hivetune.cycle.decide import CycleEnd, ending
 from hivetune.cycle.ledger import WATCHED, CycleRow, RowsOfCycle, end_cycle
 from hivetune.cycle.observe import gate_of, release_of, rows_behind
 from hivetune.data.snapshot import open_snapshot
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.release.export import export_run
 from hivetune.release.registry import Release, promote, releases, rollback
 from hivetune.run import checkpoints
@@ -30,7 +30,7 @@ WARM_S = 120.0  # how long a gateway may take to load a new release before that 
 
 
 def restore_champion(doing: Doing) -> str:
-    """The champion's files again from its run; without that the one before it."""
+    """The champion's files again from its run; where that is damaged too, the one before it."""
     champion = doing.champion()
     if champion is None:
         raise UsageError(f"{doing.name} has no champion to restore", hint=f"hivetune promote {doing.name}@VERSION")
@@ -38,6 +38,8 @@ def restore_champion(doing: Doing) -> str:
         again, _ = register_run(Path(champion.run), champion.name)
         again.check()
         return f"{again.label} was restored from its run"
+    except (Busy, DoesNotFit, MachineNotFit):  # says nothing of the champion: it is restored when that is mended
+        raise
     except HivetuneError as error:
         with closing(open_database()) as database:
             back, _ = rollback(database, doing.name, by=BY, reason=f"it is damaged: {error.message}")

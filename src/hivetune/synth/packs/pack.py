@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -45,11 +45,11 @@ class Pack:
     info: tuple[str, ...] = ()
     help: tuple[str, ...] = ()
     completions: tuple[str, ...] = ()
-    kinds: Mapping[str, float] = ()  # type: ignore[assignment]
+    kinds: Mapping[str, float] = field(default_factory=dict)
     facts: tuple[WrittenFact, ...] = ()
 
     def kind_weight(self, kind: str) -> float:
-        return float(dict(self.kinds).get(kind, KIND_WEIGHTS[kind]))
+        return float(self.kinds.get(kind, KIND_WEIGHTS[kind]))
 
 
 def shipped_packs() -> list[Pack]:
