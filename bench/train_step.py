@@ -4,7 +4,9 @@ Each row of the results is a process of its own that stays loaded; a clock gives
 a slow minute of the machine hits all of them. One step of every row is a round: what is said about two rows are medians
 over the rounds of their ratio in that round, with the quartiles. Rows whose loss curve leaves the reference's are void.
 
-    python bench/train_step.py --out docs/proof/bench_cpu.json          the whole, about 20 minutes on 2 cores
+    python bench/train_step.py --out docs/proof/bench_cpu.json          the whole, about 25 minutes on 2 cores
+    python bench/train_step.py --full-precision --out bench_fp32.json          as on a processor without bfloat16
+    python bench/train_step.py --sets agents --rows "limit,hivetune,rank 64"
     python bench/train_step.py --steps 2 --sets agents --rows limit,hivetune
 """
 
@@ -22,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from step.peers import ROWS, Row, environment, python_of
+from step.peers import FLOAT32_ROWS, ROWS, Row, environment, python_of
 from step.report import summarize, write_report
 from step.rows import SETS, Set, write_rows
 
@@ -83,6 +85,8 @@ def main() -> None:
     began = time.perf_counter()
     cache = home() / "bench"
     wanted = arguments.rows.split(",") if arguments.rows else [row.name for row in ROWS if not row.asked_for]
+    if arguments.full_precision:
+        wanted = list(FLOAT32_ROWS)
     rows = [row for row in ROWS if row.name in wanted]
     sets = [chosen for chosen in SETS if chosen.name in arguments.sets.split(",")]
     model = prepared_model()
@@ -117,6 +121,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=13, help="steps of each set; the first warms up (13: 12 rounds)")
     parser.add_argument("--sets", default=",".join(chosen.name for chosen in SETS))
     parser.add_argument("--rows", default="", help=", ".join(row.name for row in ROWS))
+    parser.add_argument(
+        "--full-precision", action="store_true", help="ours, TRL's best effort and the limit, all in float32"
+    )
     return parser.parse_args()
 
 
@@ -207,6 +214,7 @@ def run_set(
             "set": name,
             "row": row.name,
             "failed": failed.get(row.name),
+            "own_curve": row.own_curve,
             "load_s": workers[row.name].ready_s,
             "steps": told[row.name],
             **about.get(row.name, {"dtype": "", "path": "", "bare_bytes": 0}),

@@ -1,10 +1,14 @@
 """The whole job as a user meets it: from the command to the finished adapter, ours and TRL's, on the same rows.
 
-Data, probe, loading, steps, validation and the final save are all in it. Each round runs everybody once, each in a home
-and a folder of its own, in an order that changes; the figures are medians over the rounds with their quartiles, and
-what compares two is the median of their ratio in the same round.
+Data, probe, loading, steps, validation and the final save are all in it, and beside them what the optimizer steps alone
+took. Each round runs everybody once, each in a home and a folder of its own, in an order that changes; the figures are
+medians over the rounds with their quartiles, and what compares two is the median of their ratio in the same round.
+
+Our home knows what `hivetune fetch` leaves (model and kernels); that of "known machine" also what a first run, made
+before the clock starts, measured of this machine.
 
     python bench/whole_job.py --out whole_job.json                      about 30 minutes on 2 cores
+    python bench/whole_job.py --epochs 7 --who "hivetune,known machine" --rounds 12
     python bench/whole_job.py --rows 24 --rounds 1 --who hivetune       whether it works
 """
 
@@ -30,8 +34,10 @@ from hivetune.base.journal import read_journal
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.run.folder import METRICS
 
-OURS = "hivetune"
+OURS, AGAIN = "hivetune", "known machine"
+FETCHED, MEASURED = ("kernels",), ("profiles",)
 BATCH_SIZE, VALIDATION = 8, 0.1
+KERNELS = "from hivetune.engine.model.fast.kernels.build import library; library()"
 HERE = Path(__file__).resolve().parent
 # What TRL calls its rank and scale.
 PEER_LORA = {"r": LORA["r"], "lora_alpha": LORA["alpha"]}
@@ -40,19 +46,29 @@ PEER_LORA = {"r": LORA["r"], "lora_alpha": LORA["alpha"]}
 def main() -> None:
     arguments = parse()
     who = arguments.who.split(",")
-    rows = {row.name: row for row in ROWS if row.name in who}
-    pythons = {name: python_of(row, home() / "bench") for name, row in rows.items()}
+    peers = {row.name: row for row in ROWS if row.name in who and row.name != OURS}
+    pythons = {name: python_of(row, home() / "bench") for name, row in peers.items()}
     model = prepared_model()
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
+    subprocess.run([sys.executable, "-c", KERNELS], check=True)
+    names = [name for name in (OURS, AGAIN) if name in who] + list(peers)
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "rows.jsonl"
         write_data(data, arguments.rows)
+        known = Path(folder) / "known"
+        if AGAIN in names:
+            known.mkdir()
+            ours(known, data, model, 1, home(), FETCHED)
         for number in range(arguments.rounds):
-            order = list(rows)[number % len(rows) :] + list(rows)[: number % len(rows)]
-            for name in order:
+            for name in names[number % len(names) :] + names[: number % len(names)]:
                 place = Path(folder) / f"{number}-{name.replace(' ', '-')}"
                 place.mkdir()
-                told = ours(place, data, model) if name == OURS else peer(place, data, model, rows[name], pythons[name])
+                if name == AGAIN:
+                    told = ours(place, data, model, arguments.epochs, known / "home", FETCHED + MEASURED)
+                elif name == OURS:
+                    told = ours(place, data, model, arguments.epochs, home(), FETCHED)
+                else:
+                    told = peer(place, data, model, arguments.epochs, peers[name], pythons[name])
                 results[name].append(told)
                 print(f"round {number + 1}/{arguments.rounds} {name}: {told}", file=sys.stderr)
                 shutil.rmtree(place)
@@ -63,7 +79,13 @@ def main() -> None:
         "machine": describe_machine(read_machine()),
         "load_at_end": os.getloadavg(),
         "model": MODEL,
-        "job": {"rows": arguments.rows, "batch_size": BATCH_SIZE, "epochs": 1, "validation": VALIDATION, "lora": LORA},
+        "job": {
+            "rows": arguments.rows,
+            "batch_size": BATCH_SIZE,
+            "epochs": arguments.epochs,
+            "validation": VALIDATION,
+            "lora": LORA,
+        },
         "rounds": results,
         "summary": summarize(results),
     }
@@ -76,8 +98,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file")
     parser.add_argument("--rows", type=int, default=400)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--who", default=f"{OURS},TRL defaults,TRL best effort", help="names of bench/step/peers.py")
+    who = f"{OURS},{AGAIN},TRL defaults,TRL best effort"
+    parser.add_argument("--who", default=who, help=f"{AGAIN}, and names of bench/step/peers.py")
     return parser.parse_args()
 
 
@@ -89,25 +113,28 @@ def write_data(path: Path, count: int) -> None:
             file.write(json.dumps({"prompt": prompt, "completion": [{"role": "assistant", "content": answer}]}) + "\n")
 
 
-def validate_every(rows_file: Path) -> int:
-    """Twice in the job: half of its steps."""
+def validate_every(rows_file: Path, epochs: int) -> int:
+    """A peer's: twice in the job, half of its steps. Ours validates as often as its defaults say."""
     count = sum(1 for _ in rows_file.open(encoding="utf-8"))
-    return max(1, int(count * (1 - VALIDATION)) // BATCH_SIZE // 2)
+    return max(1, int(count * (1 - VALIDATION)) * epochs // BATCH_SIZE // 2)
 
 
-def ours(place: Path, data: Path, model: Path) -> dict[str, Any]:
-    """`hivetune train` in a home that knows the model and nothing else, so that data and probe are in it."""
+def ours(place: Path, data: Path, model: Path, epochs: int, known_home: Path, known: Sequence[str]) -> dict[str, Any]:
+    """`hivetune train` in a home that has the model, these folders of another one and nothing else; validation as it
+    comes by default."""
     own_home = place / "home"
     shutil.copytree(model, own_home / "models" / model.name)
+    for name in known:
+        if (known_home / name).is_dir():
+            shutil.copytree(known_home / name, own_home / name)
     config = {
         "model": MODEL,
         "data": {"path": str(data), "validation": VALIDATION, "test": 0, "near_duplicates": 0},
         "lora": LORA,
         "batch_size": BATCH_SIZE,
-        "epochs": 1,
+        "epochs": epochs,
         "learning_rate": RATE,
         "patience": None,
-        "validate_every": validate_every(data),
         "output": str(place / "run"),
     }
     (place / "job.yaml").write_text(json.dumps(config))
@@ -121,7 +148,7 @@ def ours(place: Path, data: Path, model: Path) -> dict[str, Any]:
     return {"seconds": seconds, "steps": len(steps), "steps_s": steps_s, "loss_last": document["loss_last"]}
 
 
-def peer(place: Path, data: Path, model: Path, row: Row, python: Path) -> dict[str, Any]:
+def peer(place: Path, data: Path, model: Path, epochs: int, row: Row, python: Path) -> dict[str, Any]:
     job = {
         "model": str(model),
         "data": str(data),
@@ -131,12 +158,13 @@ def peer(place: Path, data: Path, model: Path, row: Row, python: Path) -> dict[s
         "batch_size": BATCH_SIZE,
         "rate": RATE,
         "validation": VALIDATION,
-        "validate_every": validate_every(data),
+        "epochs": epochs,
+        "validate_every": validate_every(data, epochs),
     }
     command = [str(python), str(HERE / "step" / "workers" / "job.py"), json.dumps(job)]
-    seconds, _ = timed(command, {**environment(row), "HF_DATASETS_CACHE": str(place / "datasets")}, place)
+    seconds, out = timed(command, {**environment(row), "HF_DATASETS_CACHE": str(place / "datasets")}, place)
     assert (place / "run" / "adapter_model.safetensors").exists()
-    return {"seconds": seconds}
+    return {"seconds": seconds, **json.loads(out.splitlines()[-1])}
 
 
 def timed(command: Sequence[str], variables: dict[str, str], folder: Path) -> tuple[float, str]:
@@ -149,16 +177,21 @@ def timed(command: Sequence[str], variables: dict[str, str], folder: Path) -> tu
 
 
 def summarize(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """For each: seconds as [first quartile, median, third quartile], and times ours, paired by the round."""
+    """For each, as [first quartile, median, third quartile]: seconds, the job over its own optimizer steps, and times
+    ours, paired by the round."""
     summary: dict[str, Any] = {}
     for name, rounds in results.items():
         seconds = [told["seconds"] for told in rounds]
-        summary[name] = {"seconds": quartiles(seconds)}
+        over_steps = [told["seconds"] / told["steps_s"] for told in rounds]
+        summary[name] = {
+            "seconds": quartiles(seconds),
+            "steps": rounds[0]["steps"],
+            "steps_s": quartiles([told["steps_s"] for told in rounds]),
+            "job_over_steps": quartiles(over_steps),
+        }
         if OURS in results:
             pairs = zip(seconds, results[OURS], strict=True)
             summary[name]["times_hivetune"] = quartiles([mine / other["seconds"] for mine, other in pairs])
-        if name == OURS:
-            summary[name]["share_of_the_steps"] = quartiles([told["steps_s"] / told["seconds"] for told in rounds])
     return summary
 
 

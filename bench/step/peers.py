@@ -25,19 +25,37 @@ class Row:
     sets: tuple[str, ...] = ("short", "agents", "long", "prefix")
     about: str = ""
     asked_for: bool = False
-    """Only when named by --rows."""
+    """Only when named by --rows, or by --full-precision."""
+    own_curve: bool = False
+    """Other adapters than the rest: its losses are not held against the reference."""
 
 
 NO_RECOMPUTE = {"gradient_checkpointing": False}
+FLOAT32_ROWS = ("limit fp32", "hivetune fp32", "TRL best effort fp32")
 ROWS = (
-    Row("limit", "limit.py", {}, about="only the matrix products of the step"),
+    Row("limit", "limit.py", {}, about="the step's own matrix products, attention's at the same rate"),
+    Row(
+        "limit fp32",
+        "limit.py",
+        {"dtypes": ["float32"]},
+        about="the limit in float32 by the fastest library at hand",
+        asked_for=True,
+    ),
     Row("hivetune", "ours.py", {"choices": {}}, about="defaults"),
     Row(
         "hivetune fp32",
         "ours.py",
         {"choices": {}, "dtype": "float32"},
-        sets=("short", "agents"),
         about="dtype: float32; the reference of the loss curves",
+    ),
+    Row(
+        "rank 64",
+        "ours.py",
+        {"choices": {}, "lora": {"r": 64, "alpha": 128}},
+        sets=("short", "agents"),
+        about="lora.r: 64 with the same scale, adapters of its own",
+        asked_for=True,
+        own_curve=True,
     ),
     Row(
         "TRL defaults",
@@ -53,6 +71,14 @@ ROWS = (
         {"trainer": "trl", "dtype": "bfloat16", "arguments": {**NO_RECOMPUTE, "bf16": True}},
         TRL,
         about="bfloat16 weights, no recompute, 2 x 4",
+    ),
+    Row(
+        "TRL best effort fp32",
+        "peers.py",
+        {"trainer": "trl", "dtype": "float32", "arguments": {**NO_RECOMPUTE, "bf16": False}},
+        TRL,
+        about="float32 throughout, no recompute, 2 x 4: a processor without bfloat16",
+        asked_for=True,
     ),
     Row(
         "transformers + PEFT",

@@ -25,7 +25,7 @@ def summarize(document: Mapping[str, Any], titles: Mapping[str, str]) -> list[di
         results = [result for result in document["results"] if result["set"] == name]
         about = document["data"]["sets"][name]
         documents = about["documents_per_step"]
-        beside = {row: r for r in results for row in ("limit", "hivetune") if r["row"] == row and not r["failed"]}
+        beside = {r["row"]: r for r in results if not r["failed"]}
         reference = next((r for row in REFERENCE for r in results if r["row"] == row and r["steps"]), None)
         for result in results:
             lines.append(_line(result, about, documents, beside, reference, parameters))
@@ -57,17 +57,18 @@ def _line(
         # A projection: measured loading and first step, then as many median steps as the job has.
         "job_s": result["load_s"] + steps[0]["seconds"] + (JOB_EXAMPLES * JOB_EPOCHS / documents - 1) * step_s,
     }
-    if "limit" in beside:
-        line["share_of_limit"] = paired(beside["limit"]["steps"], steps)
-    if "hivetune" in beside:
-        line["times_hivetune"] = paired(steps, beside["hivetune"]["steps"])
-    if result["row"] == "limit":
+    limit, ours = (_partner(name, result["row"], beside) for name in ("limit", "hivetune"))
+    if limit is not None:
+        line["share_of_limit"] = paired(limit["steps"], steps)
+    if ours is not None:
+        line["times_hivetune"] = paired(steps, ours["steps"])
+    if result["path"] == "limit":
         return line
     dtype = "bfloat16" if result["dtype"].startswith("bfloat16") else "float32"
     line["peak_bytes"] = max(step["peak_bytes"] for step in steps)
     line["peak_above_bytes"] = line["peak_bytes"] - result["bare_bytes"] - parameters * BYTES[dtype]
     line["losses"] = [step["loss"] for step in steps]
-    if reference is not None:
+    if reference is not None and not result["own_curve"]:
         pairs = list(zip(line["losses"], (step["loss"] for step in reference["steps"]), strict=False))
         exact = dtype == "float32" and "autocast" not in result["dtype"].replace("no autocast", "")
         worst = max(abs(mine - theirs) / theirs for mine, theirs in pairs)
@@ -81,6 +82,12 @@ def _line(
     if not all(step["grad_norm"] is None or step["grad_norm"] > 0 for step in steps):
         line["void"].append("its gradient is zero")
     return line
+
+
+def _partner(name: str, row: str, beside: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """What `row` is compared with: float32 with float32, where there is such a row."""
+    in_float32 = beside.get(f"{name} fp32") if row.endswith(" fp32") else None
+    return in_float32 or beside.get(name)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -148,7 +155,13 @@ def write_report(document: Mapping[str, Any], out: Path | None) -> None:
     out.with_suffix(".svg").write_text(plot(document["summary"]))
 
 
-COLOURS = {"limit": "#b8c0cc", "hivetune": "#d98200", "hivetune fp32": "#f0b95c"}
+COLOURS = {
+    "limit": "#b8c0cc",
+    "limit fp32": "#d3d9e2",
+    "hivetune": "#d98200",
+    "hivetune fp32": "#f0b95c",
+    "rank 64": "#e5a13c",
+}
 OTHER_COLOURS = ("#4c6a92", "#6f8fb8", "#93aed0", "#b5c9e2")
 
 

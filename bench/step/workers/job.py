@@ -5,12 +5,26 @@ Runs in the peers' own environment; everything is what TRL's documentation shows
 
 import json
 import sys
+import time
 
 import torch
 from datasets import load_dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
+
+
+class Steps(TrainerCallback):
+    """What the optimizer steps took, without validation and all else."""
+
+    def __init__(self):
+        self.seconds, self.started = 0.0, 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds += time.perf_counter() - self.started
 
 
 def main() -> None:
@@ -21,7 +35,7 @@ def main() -> None:
         per_device_train_batch_size=2,
         per_device_eval_batch_size=2,
         gradient_accumulation_steps=job["batch_size"] // 2,
-        num_train_epochs=1,
+        num_train_epochs=job["epochs"],
         learning_rate=job["rate"],
         eval_strategy="steps",
         eval_steps=job["validate_every"],
@@ -41,9 +55,12 @@ def main() -> None:
         processing_class=AutoTokenizer.from_pretrained(job["model"]),
         peft_config=lora,
     )
+    steps = Steps()
+    trainer.add_callback(steps)
     trainer.train()
     trainer.evaluate()
     trainer.save_model(job["out"])
+    print(json.dumps({"steps": trainer.state.global_step, "steps_s": steps.seconds}))
 
 
 if __name__ == "__main__":

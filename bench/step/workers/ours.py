@@ -16,6 +16,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from hivetune.config import LoraConfig  # noqa: E402
 from hivetune.engine.device import complete, start_with  # noqa: E402
+from hivetune.engine.model.adapter import initialise  # noqa: E402
 from hivetune.engine.model.load import load_model  # noqa: E402
 from hivetune.engine.model.protocol import Document  # noqa: E402
 from hivetune.engine.train.optimizer import AdamW  # noqa: E402
@@ -28,20 +29,23 @@ def main() -> None:
     settled = complete("cpu", options.get("dtype", "auto"), Choices())
     _, dtype = start_with(settled)
     sets = json.loads(Path(job["data"]).read_text())["sets"]
-    lora = LoraConfig(**job["lora"])
+    lora = LoraConfig(**{**job["lora"], **options.get("lora", {})})
     model = load_model(
         Path(job["model"]),
         lora,
         method="lora",
         dtype=dtype,
         device=torch.device("cpu"),
-        choices=Choices(**options["choices"]),
+        choices=Choices(products=settled.products, **options["choices"]),
     )
     initial = load_file(job["adapter"])
     for name in job["sets"]:
         clock.wait()
-        for parameter, view in model.adapter.items():
-            view.copy_(initial[parameter])
+        if "lora" in options:
+            initialise(model.adapter, 0)
+        else:
+            for parameter, view in model.adapter.items():
+                view.copy_(initial[parameter])
         optimizer = AdamW(model.master_N, weight_decay=0.0)
         clock.tell(ready=name, dtype=settled.dtype, bare_bytes=BARE_BYTES, path=model.path)
         for number, step in enumerate(sets[name]["steps"]):
