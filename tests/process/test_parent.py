@@ -12,7 +12,7 @@ from tiny_child import Play
 
 from hivetune.errors import DoesNotFit, HivetuneError
 from hivetune.process.limits import FixedLimits
-from hivetune.process.parent import GRACE_S, run_task, start_child
+from hivetune.process.parent import GRACE_S, run_task, see_off, start_child
 from hivetune.process.protocol import Beat, Outcome, Train
 
 TINY = str(Path(__file__).with_name("tiny_child.py"))
@@ -28,6 +28,24 @@ def test_items_are_beats_and_the_result_comes_back(tmp_path: Path) -> None:
     outcome = run_task(Play("items", items=5), tmp_path, module=TINY, on_beat=beats.append)
     assert (outcome.status, outcome.returncode, outcome.check("it")) == ("done", 0, {"items": 5})
     assert beats == [Beat.STARTING, *[Beat.ITEM] * 5]
+
+
+def test_what_is_done_meanwhile_is_done_beside_it(tmp_path: Path) -> None:
+    child = start_child(Play("items", items=5), tmp_path, module=TINY)
+    begun: list[bool] = []
+    outcome = see_off(child, meanwhile=lambda: begun.append(not child.ended))
+    assert (outcome.status, begun) == ("done", [True])
+
+
+def test_what_fails_meanwhile_ends_it(tmp_path: Path) -> None:
+    child = start_child(Play("work_on"), tmp_path, module=TINY)
+
+    def refuse() -> None:
+        raise DoesNotFit("no room")
+
+    with pytest.raises(DoesNotFit):
+        see_off(child, meanwhile=refuse)
+    assert child.ended
 
 
 def test_an_error_for_people_keeps_its_words_and_exit_code(tmp_path: Path) -> None:

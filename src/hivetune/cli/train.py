@@ -71,15 +71,21 @@ def measure_and_train(run: Run) -> dict[str, Any]:
     for target in run.config.report_to:
         if problem := what_is_missing(target):
             say(f"{problem}: pip install 'hivetune[{target}]'; training goes on without it")
-    if run.record["status"] != "done":
-        say(f"exports: {what_can_be_exported(dry_export(run))}")
     if proof_is_due(run):
         say("driver, torch or card changed since this machine was proven: it is proven again, about a minute, once")
         with progress("proving again that this machine computes right") as report:
             proven = prove_again(run, report)
         say(proven)
+    tried: list[DryExport] = []
+
+    def try_exports() -> None:
+        if run.record["status"] != "done":
+            tried.append(dry_export(run))
+
     with progress("two measured steps on this machine, to choose precision and micro-batch") as report:
-        variables = probe_run(run, report)
+        variables = probe_run(run, report, try_exports)
+    for one in tried:
+        say(f"exports: {what_can_be_exported(one)}")
     for variable in variables:
         say(f"for the worker: {variable.words}")
     with progress("training", "steps") as report:

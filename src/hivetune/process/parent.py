@@ -226,10 +226,7 @@ def run_task(
     pass_fds: Sequence[int] = (),
     memory_limit_bytes: int | None = None,
 ) -> Outcome:
-    """Run one task to its end and say how it ended; it never raises for what the child did (`Outcome.check` does).
-
-    `on_beat` gets each beat. Ctrl-C here ends the child first (SIGTERM, then SIGKILL). The rest as `start_child`.
-    """
+    """Run one task to its end and say how it ended; as `start_child` and `see_off`."""
     child = start_child(
         task,
         folder,
@@ -239,7 +236,19 @@ def run_task(
         pass_fds=pass_fds,
         memory_limit_bytes=memory_limit_bytes,
     )
+    return see_off(child, on_beat)
+
+
+def see_off(
+    child: Child, on_beat: Callable[[Beat], None] = lambda beat: None, meanwhile: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Wait for the child's end and say how it ended; it never raises for what the child did (`Outcome.check` does).
+
+    `meanwhile` is done first, while the child computes; `on_beat` gets each beat. Whatever is raised here, Ctrl-C too,
+    ends the child first (SIGTERM, then SIGKILL).
+    """
     try:
+        meanwhile()
         while not child.ended:
             for beat in child.wait_beats():
                 on_beat(beat)

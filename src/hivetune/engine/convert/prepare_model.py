@@ -5,6 +5,7 @@ imports torch only for GGUF files and old tokenizers, so that a missing network 
 The result of the task is the content of `hivetune.json`.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -49,7 +50,9 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 def main(task: PrepareModel, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    return prepare_model(task.model, task.target, offline=task.offline)
+    described = prepare_model(task.model, task.target, offline=task.offline)
+    _compile_kernels()
+    return described
 
 
 def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str, Any]:
@@ -92,6 +95,14 @@ def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return described
+
+
+def _compile_kernels() -> None:
+    """Now, where a wait is expected, and not in the first run."""
+    from hivetune.engine.model.fast.kernels.build import NoKernels, library
+
+    with contextlib.suppress(NoKernels):  # each run says why it computes with the plain ones
+        library()
 
 
 def _check(work: Path, name: str, *, text_part: bool) -> dict[str, Any]:

@@ -109,16 +109,16 @@ class Session:
 
     @property
     def validate_every(self) -> int:
-        """Ten times a run, but no more often than costs about a fifth of the training between two of them.
+        """Ten times a run, but no more often than costs about a tenth of the training between two of them.
 
-        A row costs a third in validation of what it costs in training (no backward pass), so 0.2 is 5 / 3 of the rows
+        A row costs a third in validation of what it costs in training (no backward pass), so 0.1 is 10 / 3 of the rows
         that are validated.
         """
         if self.config.validate_every is not None:
             return self.config.validate_every
         if self.config.learn.stage == 2:  # the only guard of the good rows
             return max(1, math.ceil(self.num_steps / STAGE2_VALIDATIONS))
-        cheap_enough = math.ceil(5 / 3 * len(self.sample_rows) / self.config.batch_size)
+        cheap_enough = math.ceil(10 / 3 * len(self.sample_rows) / self.config.batch_size)
         return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
 
 

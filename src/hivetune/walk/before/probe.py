@@ -1,9 +1,10 @@
 """Before step 0: two measured steps of the run on this machine settle its choices."""
 
 import itertools
+from collections.abc import Callable
 
 from hivetune.machine.doctor.variables import Variable
-from hivetune.process.parent import run_task
+from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Probe
 from hivetune.records import Progress, silent
 from hivetune.run.choices import read_resolved
@@ -13,10 +14,13 @@ from hivetune.walk.before.variables import settle_variables
 from hivetune.walk.open import Run
 
 
-def probe_run(run: Run, progress: Progress = silent) -> tuple[Variable, ...]:
+def probe_run(
+    run: Run, progress: Progress = silent, meanwhile: Callable[[], None] = lambda: None
+) -> tuple[Variable, ...]:
     """Measure this machine with the run's own shapes and write the choices down, once, before step 0.
 
-    Returns the variables that the run's workers were given or lost now, for whoever tells the user.
+    `meanwhile`: done here while the child loads torch and the model, which keeps one core busy for seconds. Returns the
+    variables that the run's workers were given or lost now, for whoever tells the user.
 
     Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: finding out why
     workers die is the supervisor's business.
@@ -24,15 +28,12 @@ def probe_run(run: Run, progress: Progress = silent) -> tuple[Variable, ...]:
     variables = settle_variables(run)
     with hold_run(run.folder):
         if has_begun(run.folder):
+            meanwhile()
             return variables
         beats = itertools.count(1)
         task = Probe(run.model, run.snapshot.folder, run.folder)
-        outcome = run_task(
-            task,
-            run.folder / PROBE,
-            environment=read_resolved(run.folder)[1].environment,
-            on_beat=lambda beat: progress(next(beats), None),
-        )
+        child = start_child(task, run.folder / PROBE, environment=read_resolved(run.folder)[1].environment)
+        outcome = see_off(child, lambda beat: progress(next(beats), None), meanwhile)
         if outcome.error is not None and outcome.error.exit_code != 1:
             (run.folder / PROBE / OUTCOME).unlink()
             outcome.check("the probe")
