@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from hivetune.config import RunConfig
+from hivetune.engine.model.products import at_hand, chosen_products
 from hivetune.errors import MachineNotFit
 from hivetune.machine.inventory import CORES_A_WORKER, read_machine
 from hivetune.machine.profile import Profile, read_profile
@@ -61,6 +62,8 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
         precision = chosen_dtype(place, profile) if dtype == "auto" else dtype
         choices = replace(choices, dtype=precision)
         choices = choices.over(proven_choices(place, precision, profile))
+        if precision == "float32" and place.type == "cpu" and choices.products is None:
+            choices = replace(choices, products=chosen_products(profile.decided_products(name)))
     return replace(choices, device=name, threads=choices.threads or default_threads())
 
 
@@ -170,15 +173,18 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def _product_s(dtype: torch.dtype, device: torch.device) -> float:
-    """Least time of one product, after a warm-up: whatever disturbs makes it slower, nothing faster."""
+    """Least time of one product by the fastest library at hand: whatever disturbs makes it slower, nothing faster."""
     x, w = (torch.ones(n, PROBE_WIDTH, dtype=dtype, device=device) for n in (PROBE_ROWS, PROBE_WIDTH))
+    out = torch.empty(PROBE_ROWS, PROBE_WIDTH, dtype=dtype, device=device)
     seconds = []
-    for _ in range(PROBE_ROUNDS + 1):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        torch.nn.functional.linear(x, w)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])
+    for multiply in at_hand(dtype, device):
+        multiply(x, w.t(), out)  # warms up
+        for _ in range(PROBE_ROUNDS):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            started = time.perf_counter()
+            multiply(x, w.t(), out)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - started)
+    return min(seconds)

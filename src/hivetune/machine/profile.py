@@ -14,7 +14,7 @@ from hivetune.base.disk import home, read_json, write_json
 from hivetune.base.typed import from_plain, to_plain
 
 _SCHEMA = 1
-_DTYPES = "dtypes"
+_DTYPES, _PRODUCTS = "dtypes", "products"
 # Half precision has to be worth its rounding, and another set of backends the change: on CPUs with native bf16 it is
 # 1.7 to 2.3 times faster, without it 40 to 500 times slower (pytorch/pytorch#146508).
 WORTH_IT = 1.25
@@ -45,7 +45,8 @@ class Proof:
 @dataclass(frozen=True)
 class Profile:
     """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `probes`: model and setting -> points.
-    `choices`: what a run should start with here: `rungs` that helped a recovery, and `dtypes`, what `dtype: auto` was.
+    `choices`: what a run should start with here: `rungs` that helped a recovery, `dtypes`, what `dtype: auto` was, and
+    `products`, the library for float32.
     `other_rates`: device -> bandwidth, launch_s, to_device, from_device (engine/measure/rates.py), and under "disk" the
     bytes a second that it takes. `proofs`: device -> Proof, as plain values.
     """
@@ -65,11 +66,24 @@ class Profile:
 
     def decided_dtype(self, device: str) -> str | None:
         """What `dtype: auto` was decided to be on this device; None: never yet."""
-        decided = self.choices.get(_DTYPES)
-        return decided.get(device) if isinstance(decided, dict) else None
+        return self._decided(_DTYPES, device)
 
     def with_dtype(self, device: str, dtype: str) -> "Profile":
-        return replace(self, choices={**self.choices, _DTYPES: {**self.choices.get(_DTYPES, {}), device: dtype}})
+        return self._with_decided(_DTYPES, device, dtype)
+
+    def decided_products(self, device: str) -> str | None:
+        """The library that float32 is multiplied with on this device; None: never decided yet."""
+        return self._decided(_PRODUCTS, device)
+
+    def with_products(self, device: str, products: str) -> "Profile":
+        return self._with_decided(_PRODUCTS, device, products)
+
+    def _decided(self, what: str, device: str) -> str | None:
+        decided = self.choices.get(what)
+        return decided.get(device) if isinstance(decided, dict) else None
+
+    def _with_decided(self, what: str, device: str, value: str) -> "Profile":
+        return replace(self, choices={**self.choices, what: {**self.choices.get(what, {}), device: value}})
 
     def proof(self, device: str) -> Proof | None:
         """None: never proven here, or by another version."""

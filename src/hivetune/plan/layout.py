@@ -21,7 +21,7 @@ from hivetune.config import LoraConfig
 # Below this many shared tokens one more segment costs more in small attention calls than it saves (docs/log.md).
 MIN_SHARED_TOKENS = 16
 # New token counts are not free: a card searches for its fastest kernel, and on some the only crashes that are left are
-# in rare shapes; on a CPU, bfloat16 products are compiled for each and keep 5 MB of it (docs/log.md).
+# in rare shapes; on a CPU, oneDNN's products are compiled for each and keep 5 MB of it (docs/log.md).
 TOKEN_MULTIPLE = 64
 
 
@@ -54,9 +54,15 @@ def bucketed(size: int) -> int:
     return -(-size // step) * step
 
 
-def token_multiple(device: str, dtype: str) -> int:
-    """The multiple that the token count of a micro-batch is padded to; `device` as torch.device.type names it."""
-    return 1 if device == "cpu" and dtype != "bfloat16" else TOKEN_MULTIPLE
+def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
+    """The multiple that the token count of a micro-batch is padded to; `device` as torch.device.type names it,
+    `products` as in the run's choices."""
+    return TOKEN_MULTIPLE if device != "cpu" or compiles_products(dtype, products) else 1
+
+
+def compiles_products(dtype: str, products: str | None) -> bool:
+    """Whether a CPU's products are oneDNN's, which are compiled for each row count and stay in memory."""
+    return dtype == "bfloat16" or (dtype == "float32" and products == "onednn")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from hivetune.models.architecture import Architecture
 from hivetune.models.targets import ALL_LINEAR
+from hivetune.plan.layout import compiles_products
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 # With double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
@@ -22,8 +23,9 @@ LOGITS_CHUNK = 256
 TRANSIENT_WIDTHS = 6
 # Python + torch + transformers with nothing loaded: resident memory on a CPU, context and workspaces on a GPU.
 RUNTIME_BYTES = {"cpu": 450_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
-# What oneDNN keeps for each new row count of bfloat16 products on a CPU, whatever the widths (30 counts of tokens and
-# 30 of entries: 326 MB; float32 nothing). A micro-batch has two counts: its tokens, and those with a loss.
+# What oneDNN keeps for each new row count of products on a CPU, whatever the widths: bfloat16, 30 counts of tokens and
+# 30 of entries, 326 MB; float32 0.6 MB for each of a step's eight products; MKL nothing. A micro-batch has two counts:
+# its tokens, and those with a loss.
 COMPILED_BYTES = 5_500_000
 # The general path (any transformers model) keeps what autograd keeps: norms, products and masks too.
 GENERAL_FACTOR = 2.3
@@ -47,6 +49,7 @@ class TrainingSetup:
     adapter_parameters: trained ones, A and B of all modules; active_adapter_parameters: those that one token meets,
     where there are experts. kind: cpu, cuda or rocm. quantized: the base's matrices
     are NF4. recompute: layers whose activations are not kept. path: which implementation runs (engine/model/load.py).
+    products: the library of float32 on a CPU, where it is known.
     """
 
     architecture: Architecture
@@ -57,6 +60,7 @@ class TrainingSetup:
     recompute: int = 0
     path: Path = "fast"
     active_adapter_parameters: int | None = None
+    products: str | None = None
 
     @property
     def value_bytes(self) -> int:
@@ -147,7 +151,7 @@ def predict_peak(setup: TrainingSetup, tokens: int, correction: Affine | None = 
         "logits": chunk * setup.architecture.vocabulary * (setup.value_bytes + 4),
         "runtime": RUNTIME_BYTES[setup.kind],
     }
-    if setup.kind == "cpu" and setup.dtype == "bfloat16":
+    if setup.kind == "cpu" and compiles_products(setup.dtype, setup.products):
         parts["compiled products"] = row_counts * COMPILED_BYTES
     if correction is None:
         return Peak(parts, UNKNOWN_ERROR if is_unknown(setup.architecture) else FORMULA_ERROR)

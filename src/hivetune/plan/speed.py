@@ -56,7 +56,7 @@ def micro_batch_shapes(
     `share`: a common prefix is computed once. The general path pads its documents; that loss is not counted.
     """
     fast = setup.path == "fast"
-    multiple = token_multiple(setup.kind, setup.dtype) if fast else 1
+    multiple = token_multiple(setup.kind, setup.dtype, setup.products) if fast else 1
     shapes = []
     for batch in split_documents(documents, budget_tokens, share=share and fast):
         layout = make_layout([documents[index] for index in batch], share=share and fast, pad=multiples_of(multiple))

@@ -1,9 +1,11 @@
 """The probe on a real run: what it writes, what a later plan makes of it, and whether its predictions hold."""
 
+import itertools
 import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,6 +98,22 @@ def test_what_a_probe_found_is_not_measured_again(
         make_run(tmp_path / name, learnable_rows(60), choices=choices, **settings)
         task = Probe(model, tmp_path / name / "snapshot", tmp_path / name / "run")
         assert not probe.main(task, Heartbeat(None))["known"]
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [((1.0,), 2), ((1.0, 1.02), 2), ((1.0, 1.5), 5), ((1.0, 1.5, 1.5), 5)])
+def test_rounds_that_agree_are_not_repeated(
+    tmp_path: Path, small_canary: None, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], rounds: int
+) -> None:
+    """`seconds`: of both steps in each round, again and again."""
+    durations = itertools.cycle([one for one in seconds for _ in range(2)])
+    clock = itertools.chain.from_iterable((0.0, one) for one in durations)
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    done: list[float] = []
+    monkeypatch.setattr(probe, "own_canary", lambda *_: done.append(1.0) or 1.0)
+    model = write_model(tmp_path / "model")
+    make_run(tmp_path, learnable_rows(20), choices={**QUICK, "path": "general"})
+    probe.main(Probe(model, tmp_path / "snapshot", tmp_path / "run"), Heartbeat(None))
+    assert len(done) == rounds
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,16 @@ import torch
 from engine.models import documents, write_model
 
 from hivetune.config import LoraConfig
+from hivetune.engine.model import products
+from hivetune.engine.model.fast.attention import TorchAttention
 from hivetune.engine.model.fast.kernels import build
-from hivetune.engine.model.fast.kernels.native import NativeOps
+from hivetune.engine.model.fast.kernels.native import PART_KEYS, NativeAttention, NativeOps
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.ops import TorchOps
+from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.products import at_hand
 from hivetune.errors import MachineNotFit
+from hivetune.plan.layout import TrimmedDocument, make_layout
 from hivetune.run.choices import Choices
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -113,6 +119,62 @@ def test_a_weight_that_is_not_a_number_reaches_loss_and_gradient(tmp_path: Path)
     model.adapter["base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight"].fill_(1.0)
     assert model.backward(documents(), 1.0).isnan()
     assert model.grad_N.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("window", [None, 150])
+def test_attention_over_many_pieces(window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
+    """Odd prefixes in prefixes, and rows of more pieces and parts than one (attention.cpp, native.PART_KEYS)."""
+    widths = {"heads": 2, "kv_heads": 1, "head_dim": 8, "q_width": 16, "kv_width": 8, "qkv_width": 32}
+    spec: Any = SimpleNamespace(**widths, attention_scale=0.5, attention_softcap=softcap)
+    prefix, middle = range(1, 538), range(1000, 1101)
+    rows = ([*prefix, 7], [*prefix, *middle, *range(2000, 2500)], [*prefix, *middle, 8, 9, 10], [*range(3000, 3033)])
+    documents = [TrimmedDocument(tuple(row), ((len(row) - 1, 1),)) for row in rows]
+    layout = make_layout(documents, share=True)
+    assert max(segment.depth + segment.size for segment in layout.segments) > PART_KEYS
+    qkv, dout = 2 * randn(layout.size, 40, dtype=dtype), randn(layout.size, 16, dtype=dtype)
+    results = []
+    workspace = Workspace(torch.device("cpu"))
+    for attention in (
+        NativeAttention(layout, spec, dtype, workspace),
+        TorchAttention(layout, spec, workspace.device, eager=True),
+    ):
+        out, lse = torch.empty_like(dout), torch.empty(layout.size, spec.heads)
+        attention.forward(qkv, out, lse, window)
+        dqkv = torch.zeros_like(qkv)
+        attention.backward(dout, qkv, out, lse, dqkv, window)
+        results.append((out, dqkv[:, :32]))
+    for found, expected in zip(*results, strict=True):
+        same(found, expected, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 37])
+def test_both_libraries_of_products_give_the_same(rows: int) -> None:
+    """As the step calls them: a weight as it lies and turned, rows that are columns of a wider buffer."""
+    for multiply in at_hand(torch.float32, torch.device("cpu")):
+        w, x = randn(50, 24), randn(rows, 60)[:, :24]
+        out = torch.zeros(rows, 70)
+        multiply(x, w.t(), out[:, :50])
+        same(out[:, :50], x.double() @ w.double().t(), torch.float32)
+        assert not out[:, 50:].any()
+        dx = torch.empty(rows, 24)
+        multiply(out[:, :50], w, dx)
+        same(dx, out[:, :50].double() @ w.double(), torch.float32)
+
+
+def test_the_other_library_is_chosen_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor) -> None:
+        for _ in range(8):
+            products.by_onednn(a_MK, b_KN, out_MN)
+
+    assert products.by_onednn in at_hand(torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(products, "by_torch", slow)
+    assert products.fastest_products() == products.chosen_products(None) == "onednn"
+    assert products.chosen_products("torch") == "torch"  # decided on this machine before
+    chosen = products.multiply_with("onednn", torch.float32, torch.device("cpu"))
+    assert chosen is products.by_onednn
+    assert products.multiply_with("onednn", torch.bfloat16, torch.device("cpu")) is slow
 
 
 @pytest.fixture

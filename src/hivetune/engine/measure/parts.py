@@ -74,7 +74,7 @@ class _Given:
 
 def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Computing, str]:
     """The backends that these choices ask for, and the kernels' name. Raises MachineNotFit when they can't be built."""
-    ops, kernels = choose_ops(dtype, device, choices.kernels)
+    ops, kernels = choose_ops(dtype, device, choices.kernels, choices.products)
     eager = choices.attention == "eager"
 
     def attend(layout: Layout, spec: ModelSpec) -> Attention:

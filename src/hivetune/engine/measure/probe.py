@@ -51,7 +51,9 @@ from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Probe
 from hivetune.run.choices import Choices, read_resolved, write_resolved
 
-TIMED_ROUNDS = 5
+# Timed rounds: two that agree are enough, five where the machine is noisy. Of 10 % that the prediction promises.
+TIMED_ROUNDS = (2, 5)
+AGREE = 0.03
 STEPS_LOOKED_AT = 64
 STEPS_COMPARED = 50
 CANARY_STEPS = 5
@@ -110,6 +112,8 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     probe = document_of(measured, held)
     if config.dtype == "auto":
         profile = profile.with_dtype(name, setup.dtype)
+    if settled.products is not None:
+        profile = profile.with_products(name, settled.products)
     write_profile(profile.with_probe(probe_key(probed), probe))
     if run:
         write_resolved(run, config, settled)
@@ -172,8 +176,8 @@ def measure(
         heartbeat.beat(Beat.PREPARING)
         peaks.append(peak_memory_bytes(model.device))
     seconds: list[list[float]] = [[] for _ in steps]
-    rates = []
-    for _ in range(TIMED_ROUNDS):  # in turns, so that a slow second hits all
+    rates: list[float] = []
+    while len(rates) < TIMED_ROUNDS[1] and not _agree(seconds):  # in turns, so that a slow second hits all
         for step, of_step in zip(documents, seconds, strict=True):
             started = time.perf_counter()
             model.grad_N.zero_()
@@ -188,6 +192,11 @@ def measure(
     ]
     points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
     return Measured(setup, points, load_peak_bytes, statistics.median(rates))
+
+
+def _agree(seconds: Sequence[Sequence[float]]) -> bool:
+    """Whether the rounds so far tell the same of each step."""
+    return all(len(s) >= TIMED_ROUNDS[0] and max(s) <= (1 + AGREE) * min(s) for s in seconds)
 
 
 def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument, ...]:
@@ -223,8 +232,20 @@ def _measure_right(
 ) -> Measured:
     """Steps of the model that computes right. Which one that is comes afterwards, so that a second model in this
     process is in no measured peak. On a card steps are replayed where that is right, and faster here."""
-    measured = timed(_load(task, config, settled, first))
-    changes = _right_choices(task, config, settled, first, documents)
+    loaded = [_load(task, config, settled, first)]
+    measured = timed(loaded[0])
+    if config.lora.dropout:  # what is compared has none
+        loaded.clear()
+
+    def load(changes: Choices) -> LoraModel:
+        if loaded and not changes.made():
+            return loaded.pop()
+        loaded.clear()  # no two at the same time
+        return _load(task, plain, changes.over(settled), first)
+
+    plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
+    on_card = settled.graphs is None and str(settled.device).startswith("cuda")
+    changes = right_choices(load, documents, graphs=on_card)
     if changes.graphs is not None:
         replayed = timed(_load(task, config, changes.over(settled), first)) if changes.graphs else measured
         changes = replace(changes, graphs=WORTH_GRAPHS * _seconds(replayed) < _seconds(measured))
@@ -308,7 +329,13 @@ def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, k
     trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
     quantized = config.method == "qlora"
     return TrainingSetup(
-        architecture, trained, settled.dtype or "", kind, quantized=quantized, active_adapter_parameters=active
+        architecture,
+        trained,
+        settled.dtype or "",
+        kind,
+        quantized=quantized,
+        active_adapter_parameters=active,
+        products=settled.products,
     )
 
 
@@ -327,18 +354,6 @@ def _load(task: Probe, config: RunConfig, settled: Choices, chosen: plan_choose.
         device=device,
         choices=_with(settled, chosen),
     )
-
-
-def _right_choices(
-    task: Probe,
-    config: RunConfig,
-    settled: Choices,
-    chosen: plan_choose.Choice,
-    documents: Sequence[Document],
-) -> Choices:
-    plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
-    on_card = settled.graphs is None and str(settled.device).startswith("cuda")
-    return right_choices(lambda changes: _load(task, plain, changes.over(settled), chosen), documents, graphs=on_card)
 
 
 def _plan_of(config: RunConfig, snapshot: Snapshot) -> Plan:

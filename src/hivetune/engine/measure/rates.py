@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from hivetune.engine.device import DTYPES, check_device, default_threads
+from hivetune.engine.model.products import Multiply, at_hand
 from hivetune.models.architecture import Architecture
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, MeasureRates
 
 # Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
 CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
-CANARY_ROUNDS = 9
+CANARY_ROUNDS = 5
 # 30 ms for SmolLM2's on two cores: long enough that one interruption does not decide, 1 % of five steps.
 OWN_CANARY_ROUNDS = 25
 # More than most caches hold; on a card 1 ms of work.
@@ -36,7 +37,8 @@ def main(task: MeasureRates, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def canary_rates(device: torch.device) -> dict[str, float]:
-    """FLOP/s of a large GEMM for each dtype that the device multiplies natively enough to finish it."""
+    """FLOP/s of a large GEMM for each dtype that the device multiplies natively enough to finish it, by the fastest
+    library at hand."""
     rows, inner, columns = CANARY_SHAPE[device.type]
     found: dict[str, float] = {}
     for name in ("float32", "bfloat16", *(("float16",) if device.type == "cuda" else ())):
@@ -95,11 +97,15 @@ def timed(work: Callable[[], object], device: torch.device, rounds: int) -> list
 def _product_s(
     shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, rounds: int = CANARY_ROUNDS
 ) -> list[float]:
-    """Seconds of x W^T, some times after a warm-up."""
+    """Seconds of x W^T by the fastest library at hand, some times after a warm-up."""
     rows, inner, columns = shape
     x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
     out = torch.empty(rows, columns, dtype=dtype, device=device)
-    return timed(lambda: torch.mm(x, w.t(), out=out), device, rounds)
+
+    def seconds(multiply: Multiply) -> list[float]:
+        return timed(lambda: multiply(x, w.t(), out), device, rounds)
+
+    return min(map(seconds, at_hand(dtype, device)), key=statistics.median)
 
 
 if __name__ == "__main__":

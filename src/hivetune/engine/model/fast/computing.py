@@ -12,12 +12,15 @@ from hivetune.engine.model.fast.ops import Ops, TorchOps, has_wide_products
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.state import Attention
 from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.products import multiply_with
 from hivetune.errors import MachineNotFit
 from hivetune.plan.layout import Layout
 
 
-def choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> tuple[Ops, str]:
-    """The kernels to use, and their name or why they are the plain ones.
+def choose_ops(
+    dtype: torch.dtype, device: torch.device, wanted: str | None, products: str | None = None
+) -> tuple[Ops, str]:
+    """The kernels to use, and their name or why they are the plain ones; `products` as in products.py.
 
     Those in Triton are taken only where they are asked for: by the doctor's proof of a card, or by a run that began
     with them. Raises MachineNotFit when `wanted` ones can't be had: a run that began with them must not go on with
@@ -25,15 +28,16 @@ def choose_ops(dtype: torch.dtype, device: torch.device, wanted: str | None) -> 
     """
     if wanted == "triton":
         return _triton_ops(dtype, device), "triton"
+    multiply = multiply_with(products, dtype, device)
     if device.type != "cpu" or wanted == "torch":
-        return TorchOps(wide_products=has_wide_products(dtype, device)), "torch"
+        return TorchOps(wide_products=has_wide_products(dtype, device), multiply=multiply), "torch"
     try:
-        return NativeOps(dtype), "native"
+        return NativeOps(dtype, multiply), "native"
     except NoKernels as reason:
         if wanted == "native":
             hint = "install g++, or start a new run: this one began with them"
             raise MachineNotFit(f"cannot build the CPU kernels: {reason}", hint=hint) from None
-        return TorchOps(), f"torch ({reason})"
+        return TorchOps(multiply=multiply), f"torch ({reason})"
 
 
 def attention_tables(

@@ -19,9 +19,9 @@ from hivetune.engine.model.fast.weights.matrices import Group, Member
 def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | None, *, adapter: bool) -> None:
     """y = [x W^T + bias + S B'^T | S] with S = x A^T; without adapter the rank columns are left as they were."""
     if adapter and drop is None:
-        torch.mm(x_TK, group.weight_NRK.t(), out=y_TW)
+        ops.multiply(x_TK, group.weight_NRK.t(), y_TW)
     else:
-        torch.mm(x_TK, group.weight_NRK[: group.outputs].t(), out=y_TW[:, : group.outputs])
+        ops.multiply(x_TK, group.weight_NRK[: group.outputs].t(), y_TW[:, : group.outputs])
         for member in group.adapted if adapter else ():
             assert drop is not None
             y_TW[:, _ranks(group, member)] = _dropped(ops, x_TK, drop, member) @ _down(group, member).t()
@@ -31,9 +31,9 @@ def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | Non
 def input_gradient(ops: Ops, group: Group, dy_TW: Tensor, dx_TK: Tensor, drop: Drop | None) -> None:
     """dX = dY W + dS A, from dy = [dY | dS]."""
     if drop is None:
-        torch.mm(dy_TW, group.weight_NRK, out=dx_TK)
+        ops.multiply(dy_TW, group.weight_NRK, dx_TK)
         return
-    torch.mm(dy_TW[:, : group.outputs], group.weight_NRK[: group.outputs], out=dx_TK)
+    ops.multiply(dy_TW[:, : group.outputs], group.weight_NRK[: group.outputs], dx_TK)
     for member in group.adapted:
         product_TK = drop.workspace.take("undropped", *dx_TK.shape, dtype=dx_TK.dtype)
         torch.mm(dy_TW[:, _ranks(group, member)], _down(group, member), out=product_TK)

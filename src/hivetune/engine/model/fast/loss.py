@@ -84,7 +84,7 @@ def _entry_nll(
         if not batch.straight:
             hidden_CD = torch.index_select(y_RD, 0, rows_C, out=walk.buffer("entries", len(rows_C), spec.hidden))
         logits_CV = walk.buffer("logits", stop - start, spec.vocab)
-        torch.mm(hidden_CD, weights.head_VD.t(), out=logits_CV)
+        walk.ops.multiply(hidden_CD, weights.head_VD.t(), logits_CV)
         walk.ops.cross_entropy(
             logits_CV,
             batch.target_E[part],
@@ -96,8 +96,9 @@ def _entry_nll(
         if dy_RD is None:
             continue
         if each or batch.straight:
-            torch.mm(logits_CV, weights.head_VD, out=dy_RD[part])
+            walk.ops.multiply(logits_CV, weights.head_VD, dy_RD[part])
         else:
             dhidden_CD = walk.buffer("dentries", len(rows_C), spec.hidden)
-            dy_RD.index_add_(0, rows_C, torch.mm(logits_CV, weights.head_VD, out=dhidden_CD))
+            walk.ops.multiply(logits_CV, weights.head_VD, dhidden_CD)
+            dy_RD.index_add_(0, rows_C, dhidden_CD)
     return nll_E

@@ -69,10 +69,11 @@ class FastModel:
     Choices it reads: budget_tokens (tokens of a micro-batch), pack_tokens (what it aims at where there are workers),
     halvings (of each), recompute (layers whose inner state is recomputed in the backward pass), share_prefixes,
     token_multiple, graphs (few shapes, and work that comes often is replayed), chunk_rows (logit rows of a chunk),
-    kernels (native or torch; default: native where they can be built), attention (eager: no fused kernel),
-    rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no library for
-    them). The attribute `kernels` says which run, and why if it is the plain ones; `attention` says why attention is on
-    a slow path, or is empty. Raises NotFast for a model that the fast path does not compute exactly.
+    products (of float32 on a CPU), kernels (native or torch; default: native where they can be built), attention
+    (eager: no fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the native
+    ones call no library for them). The attribute `kernels` says which run, and why if it is the plain ones; `attention`
+    says why attention is on a slow path, or is empty. Raises NotFast for a model that the fast path does not compute
+    exactly.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -92,7 +93,7 @@ class FastModel:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder)
-        self._ops, self.kernels = choose_ops(dtype, device, choices.kernels)
+        self._ops, self.kernels = choose_ops(dtype, device, choices.kernels, choices.products)
         rank_multiple = choices.rank_multiple or 1 if isinstance(self._ops, TorchOps) else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
         self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
@@ -105,7 +106,8 @@ class FastModel:
         self._often = None
         if choices.graphs and can_replay(self.spec, self._ops):
             self._often = Often(device, self._workspace)
-        multiple = choices.token_multiple or token_multiple(device.type, str(dtype).removeprefix("torch."))
+        precision = str(dtype).removeprefix("torch.")
+        multiple = choices.token_multiple or token_multiple(device.type, precision, choices.products)
         self._pad = bucketed if self._often else multiples_of(multiple)
         # Where work is replayed, its gradients are summed unscaled in a buffer of their own: a scale is no part of it.
         self.grad_N = torch.zeros_like(self._sum_N) if self._often else self._sum_N

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hivetune.engine.model.fast.weights.matrices import Group
 from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.products import Multiply, by_torch
 
 LOW = 0xFFFFFFFF
 
@@ -44,6 +45,7 @@ class Ops(Protocol):
     """What layer.py asks for; TorchOps says what each does."""
 
     name: str
+    multiply: Multiply
 
     def add_norm(
         self,
@@ -91,12 +93,13 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    """`wide_products`: half-precision products can give wide results here; no gradient is rounded on its way then."""
+    """`wide_products`: half-precision products can give wide results here; no gradient is rounded on its way then.
+    `multiply`: the large products."""
 
     name = "torch"
 
-    def __init__(self, *, wide_products: bool = False):
-        self._wide_products = wide_products
+    def __init__(self, *, wide_products: bool = False, multiply: Multiply = by_torch):
+        self._wide_products, self.multiply = wide_products, multiply
 
     def add_norm(
         self,

@@ -16,6 +16,7 @@ from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.steps.buckets import few_of
 from hivetune.engine.model.fast.weights.matrices import Group, Member
 from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.products import Multiply, by_torch
 from hivetune.plan.layout import Layout
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,6 +37,7 @@ class TritonOps:
     name = "triton"
 
     def __init__(self, device: torch.device):
+        self.multiply: Multiply = by_torch
         self.wave = torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
 
     def add_norm(

@@ -1,9 +1,9 @@
-"""The C++ kernels as a shared library: compiled on first use for this processor, kept under a hash of all that made it.
+"""The C++ kernels as a shared library: compiled once for this processor, kept under a hash of all that made it.
 
 The library ends with its own SHA-256, which the loader of programs ignores: a file that was truncated or changed on the
 disk is compiled again, not loaded (a truncated one would end the process with SIGBUS).
 
-Three seconds, paid back within the first steps of the first run. `HIVETUNE_KERNELS` names another folder than the
+Three seconds, when a model is prepared or on first use. `HIVETUNE_KERNELS` names another folder than the
 home's `kernels`. Without a compiler, without room on the disk and outside of Linux the plain kernels
 in torch run.
 """

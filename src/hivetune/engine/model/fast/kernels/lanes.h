@@ -1,10 +1,11 @@
-// Sixteen floats at a time, in the compiler's own vector types: AVX-512, AVX2 or NEON; intrinsics only for bf16's own.
+// Sixteen floats at a time, in the compiler's own vector types: AVX-512, AVX2 or NEON; intrinsics only for bf16's own
+// and for exp, where comparisons and blends cost a third of it.
 // Reads and writes fp32 and bf16; everything is computed in fp32.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -23,6 +24,14 @@ struct bf16 {
     uint16_t bits;
 };
 
+static inline vu widen(vh x) {  // GCC 12 makes four instructions of its own form
+#ifdef __AVX512F__
+    return (vu)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+    return __builtin_convertvector(x, vu);
+#endif
+}
+
 static inline vf splat(float x) { return x - vf{}; }
 static inline vf as_float(vu x) { vf y; std::memcpy(&y, &x, 64); return y; }
 static inline vu as_bits(vf x) { vu y; std::memcpy(&y, &x, 64); return y; }
@@ -39,7 +48,7 @@ static inline vf load(const float* p) { vf x; std::memcpy(&x, p, 64); return x; 
 static inline vf load(const bf16* p) {
     vh x;
     std::memcpy(&x, p, 32);
-    return as_float(__builtin_convertvector(x, vu) << 16);
+    return as_float(widen(x) << 16);
 }
 static inline void store(float* p, vf x) { std::memcpy(p, &x, 64); }
 static inline void store(bf16* p, vf x) {  // to nearest, ties to even
@@ -85,8 +94,12 @@ static inline float largest(vf x) {
 // exp to 2 ulp: 2^n times a polynomial on [-ln2/2, ln2/2] (Cephes' coefficients). Exactly 0 below -87; NaN stays NaN.
 static inline vf exponential(vf x) {
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+#ifdef __AVX512F__
+    vf clipped = (vf)_mm512_min_ps((__m512)splat(88.0f), (__m512)x);  // of NaN and a number the second
+#else
     vf clipped = x > 88.0f ? splat(88.0f) : x;
     clipped = clipped < -87.0f ? splat(-87.0f) : clipped;
+#endif
     vf shifted = clipped * 1.44269504f + magic;
     vf n = shifted - magic;
     vf r = clipped - n * 0.693359375f + n * 2.12194440e-4f;
@@ -97,8 +110,13 @@ static inline vf exponential(vf x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
+#ifdef __AVX512F__
+    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.0f), _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
+#else
     vf y = p * as_float((as_bits(shifted) + 127u - 0x4b400000u) << 23);
     return x < -87.0f ? splat(0.0f) : y;
+#endif
 }
 static inline vf sigmoid(vf x) { return 1.0f / (1.0f + exponential(-x)); }
 static inline vf hyperbolic_tangent(vf x) {

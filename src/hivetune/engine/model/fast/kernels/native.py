@@ -15,6 +15,7 @@ from hivetune.engine.model.fast.ops import Drop, TorchOps, drop_below
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.weights.matrices import Group
 from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.products import Multiply, by_torch
 from hivetune.plan.layout import Layout
 
 KERNEL_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -23,6 +24,9 @@ LANES = 16
 # (bf16) to three quarters (fp32) of the kernels' time, at 8 and 16 the kernels were as fast. Both sum in fp32 and round
 # once. Gradients stay with the kernels: a product of the library would round them to bf16.
 LIBRARY_RANK = 32
+# Attention's backward pass is divided by heads and, in longer rows, by parts of the keys, so that few heads keep many
+# cores busy. It follows from the rows alone: sums have the same order on any machine.
+PART_KEYS, MOST_PARTS = 1024, 4
 POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "add_norm": (POINTER, POINTER, LONG, POINTER, POINTER, FLOAT, POINTER, POINTER, LONG, LONG),
@@ -36,8 +40,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "adapt_backward": (POINTER, *[LONG] * 4, POINTER, LONG),
     "up_gradient": (POINTER, LONG, POINTER, LONG, LONG, POINTER, LONG, FLOAT),
     "down_gradient": (POINTER, LONG, POINTER, LONG, LONG, POINTER, LONG, FLOAT),
-    "attention": (*[POINTER] * 4, LONG, *[POINTER] * 3),
-    "attention_backward": (*[POINTER] * 4, LONG, *[POINTER] * 5, LONG, POINTER, LONG),
+    "attention": (POINTER,) * 5,
+    "attention_backward": (*[POINTER] * 7, LONG, POINTER, LONG, LONG),
 }
 
 
@@ -60,6 +64,15 @@ class AttentionArguments(ctypes.Structure):
     )
 
 
+class LayoutArguments(ctypes.Structure):
+    """attention.cpp: Layout."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("segments", "paths", "trees")),
+        *((name, ctypes.c_int64) for name in ("num_segments", "num_trees")),
+    )
+
+
 def kernels_for(dtype: torch.dtype) -> dict[str, Callable[..., None]]:
     """The kernels of a dtype by name. Raises NoKernels."""
     if dtype not in KERNEL_SUFFIXES:
@@ -77,8 +90,8 @@ class NativeOps:
 
     name = "native"
 
-    def __init__(self, dtype: torch.dtype):
-        self._kernels, self._library = kernels_for(dtype), TorchOps()
+    def __init__(self, dtype: torch.dtype, multiply: Multiply = by_torch):
+        self._kernels, self._library, self.multiply = kernels_for(dtype), TorchOps(), multiply
         # With the group itself: while it is held, no other one can get its id.
         self._members: dict[int, tuple[Group, ctypes.Array[MemberArguments]]] = {}
 
@@ -215,21 +228,24 @@ class NativeAttention:
     def __init__(self, layout: Layout, spec: ModelSpec, dtype: torch.dtype, workspace: Workspace):
         self._kernels, self._spec, self._workspace, self._size = kernels_for(dtype), spec, workspace, layout.size
         segments: list[tuple[int, ...]] = []
-        ranges: list[tuple[int, int]] = []
+        paths: list[int] = []
         trees: list[list[int]] = []
         for number, segment in enumerate(layout.segments):
-            path = [layout.segments[parent] for parent in (*segment.parents, number)]
-            segments.append((segment.start, segment.size, segment.depth, len(ranges), len(path)))
-            ranges += [(part.start, part.size) for part in path]
+            path = (*segment.parents, number)
+            segments.append((segment.start, segment.size, segment.depth, len(paths), len(path)))
+            paths += path
             if segment.tree == len(trees):
                 trees.append([number, 0, segment.start, 0])
             trees[-1][1] += 1
             trees[-1][3] += segment.size
-        self._tables = tuple(torch.tensor(table, dtype=torch.int64) for table in (segments, ranges, trees))
+        self._tables = tuple(torch.tensor(table, dtype=torch.int64) for table in (segments, paths, trees))
+        self._layout = LayoutArguments(*(table.data_ptr() for table in self._tables), len(segments), len(trees))
+        longest = max(segment.depth + segment.size for segment in layout.segments)
+        self._parts = min(MOST_PARTS, -(-longest // PART_KEYS))
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
         self._kernels["attention"](
-            ctypes.byref(self._shape(qkv_TW, window)), *self._table_arguments(), qkv_TW.data_ptr(), out_TN.data_ptr(),
+            ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._layout), qkv_TW.data_ptr(), out_TN.data_ptr(),
             lse_TH.data_ptr(),
         )  # fmt: skip
 
@@ -237,10 +253,13 @@ class NativeAttention:
         self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
     ) -> None:
         width = -(-self._spec.head_dim // LANES) * LANES
-        sums = self._workspace.take("dkv", self._size, self._spec.heads, 2, width, dtype=torch.float32)
+        sums = self._workspace.take(
+            "attention_sums", self._spec.heads, 2 + self._parts, self._size, width, dtype=torch.float32
+        )
         self._kernels["attention_backward"](
-            ctypes.byref(self._shape(qkv_TW, window)), *self._table_arguments(), dout_TN.data_ptr(), qkv_TW.data_ptr(),
-            out_TN.data_ptr(), lse_TH.data_ptr(), dqkv_TW.data_ptr(), dqkv_TW.stride(0), sums.data_ptr(), self._size,
+            ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._layout), dout_TN.data_ptr(),
+            qkv_TW.data_ptr(), out_TN.data_ptr(), lse_TH.data_ptr(), dqkv_TW.data_ptr(), dqkv_TW.stride(0),
+            sums.data_ptr(), self._size, self._parts,
         )  # fmt: skip
 
     def _shape(self, qkv_TW: Tensor, window: int | None) -> AttentionArguments:
@@ -249,7 +268,3 @@ class NativeAttention:
             spec.heads, spec.kv_heads, spec.head_dim, qkv_TW.stride(0), window or 0, spec.attention_scale,
             spec.attention_softcap or 0.0,
         )  # fmt: skip
-
-    def _table_arguments(self) -> tuple[int, int, int, int]:
-        segments, ranges, trees = self._tables
-        return segments.data_ptr(), ranges.data_ptr(), trees.data_ptr(), len(trees)

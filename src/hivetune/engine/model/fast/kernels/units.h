@@ -17,6 +17,7 @@ struct Full {
     template <class T> static inline void pack(const T* row, long n, unit* to) { store(to, load(row, n)); }
     static inline void put(unit* to, vf x) { store(to, x); }
     static inline void put_pair(unit* to, vf x, vf) { store(to, x); }
+    static inline void put_both(unit* row, unit*, unit* pair, vf x, vf) { store(row, x), store(pair, x); }
 };
 
 #ifdef __AVX512BF16__
@@ -36,14 +37,20 @@ struct Half {
             store((bf16*)to, load(row, n));
     }
     static inline void put(unit* to, vf x) { store((bf16*)to, x); }
-    static inline void put_pair(unit* to, vf x, vf y) {
-        vu low = rounded(as_bits(x)) >> 16, high = rounded(as_bits(y)) & 0xffff0000u;
-        low |= high;
-        std::memcpy(to, &low, 64);
+    static inline void put_pair(unit* to, vf x, vf y) { put_pair(to, half(x), half(y)); }
+    // Two rows row-wise, and their pairs.
+    static inline void put_both(unit* row, unit* next, unit* pair, vf x, vf y) {
+        vh a = half(x), b = half(y);
+        std::memcpy(row, &a, 32), std::memcpy(next, &b, 32);
+        put_pair(pair, a, b);
     }
 
 private:
-    static inline vu rounded(vu bits) { return bits + 0x7fff + ((bits >> 16) & 1); }
+    static inline vh half(vf x) { return (vh)_mm512_cvtneps_pbh((__m512)x); }
+    static inline void put_pair(unit* to, vh x, vh y) {
+        vu both = widen(x) | widen(y) << 16;
+        std::memcpy(to, &both, 64);
+    }
 };
 #endif
 
@@ -77,9 +84,10 @@ static inline void tile(long K, const typename U::unit* a, long am, long ak, con
 template <class U, int NV, bool ADD>
 static inline void strip(long M, long K, const typename U::unit* a, long am, long ak, const typename U::unit* b,
                          long bk, float* c, long cm) {
-    constexpr int T = !WIDE ? 4 : NV == 4 ? 6 : 8;  // accumulators that fit the registers
+    constexpr int T = WIDE ? 8 : 4;  // rows of accumulators that fit the registers
     long m = 0;
     for (; m + T <= M; m += T) tile<U, T, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
+    for (; m + 2 <= M; m += 2) tile<U, 2, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
     for (; m < M; m++) tile<U, 1, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
 }
 
@@ -88,7 +96,6 @@ template <class U, bool ADD>
 static void product(long M, long N, long K, const typename U::unit* a, long am, long ak, const typename U::unit* b,
                     long bk, float* c, long cm) {
     long n = 0;
-    for (; WIDE && n + 64 <= N; n += 64) strip<U, 4, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
     for (; WIDE && n + 32 <= N; n += 32) strip<U, 2, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
     for (; n < N; n += 16) strip<U, 1, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
 }
@@ -101,19 +108,24 @@ static void pack_rows(const T* from, long stride, long rows, long height, long n
     if (height > rows) std::memset(to + rows * width / U::P, 0, (height - rows) * width / U::P * 4);
 }
 
-// Row-wise to pair-wise, an even number of rows; what is already pair-wise is used as it is.
-static inline const float* pair_up(const float* rows_a, long, long, float*) { return rows_a; }
-static inline const uint32_t* pair_up(const uint32_t* rows_a, long rows, long width, uint32_t* to) {
+// Row-wise to pair-wise, an even number of rows; floats are no pairs and stay where they are.
+static inline void pair_up(const float*, long, long, float*) {}
+static inline void pair_up(const uint32_t* rows_a, long rows, long width, uint32_t* to) {
     const uint16_t* from = (const uint16_t*)rows_a;
     for (long r = 0; r < rows; r += 2)
         for (long i = 0; i < width; i += LANES) {
             vh low, high;
             std::memcpy(&low, from + r * width + i, 32);
             std::memcpy(&high, from + (r + 1) * width + i, 32);
-            vu both = __builtin_convertvector(low, vu) | __builtin_convertvector(high, vu) << 16;
+            vu both = widen(low) | widen(high) << 16;
             std::memcpy(to + r / 2 * width + i, &both, 64);
         }
-    return to;
+}
+static inline void copy_pairs(const float* rows_a, long rows, long width, float* to) {
+    std::copy(rows_a, rows_a + rows * width, to);
+}
+static inline void copy_pairs(const uint32_t* rows_a, long rows, long width, uint32_t* to) {
+    pair_up(rows_a, rows, width, to);
 }
 
 // [rows][columns] to [columns][rows], units as they are.
