@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hivetune.config import known_keys, known_settings, load_config, parse_config
 from hivetune.errors import UsageError
+from hivetune.process.cluster import cluster_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 SMALL = {"model": "smollm2-135m", "data": {"path": "rows.jsonl"}}
@@ -168,3 +169,15 @@ def test_no_text_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, value:
     path.write_text("model: m\ndata: {path: a}\n")
     with contextlib.suppress(UsageError):
         load_config(path, [f"seed={value}"])
+
+
+@pytest.mark.parametrize("value", [1, 64, "auto", "10.0.0.5:6479", "node-1:7000", None])
+def test_workers_are_a_number_a_word_or_a_cluster(value: object) -> None:
+    config = parse_config({"model": "m", "data": "d", "workers": value})
+    assert cluster_of(config) == (value if isinstance(value, str) and ":" in value else None)
+
+
+@pytest.mark.parametrize("value", [0, 65, "all", "10.0.0.5", "http://host:1", 1.5, True])
+def test_other_workers_are_refused_with_what_there_is(value: object) -> None:
+    with pytest.raises(UsageError, match="choose auto, a number from 1 to 64, or HOST:PORT of a cluster"):
+        parse_config({"model": "m", "data": "d", "workers": value})

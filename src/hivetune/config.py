@@ -397,4 +397,4 @@ def _explain(problem: Mapping[str, Any], file: str, given: Mapping[str, str]) ->
         return f"{where}: unknown setting '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
     if problem["type"] == "missing":
         return f"{where}: '{key}' is missing"
-    return f"{where}: '{key}': {problem['msg']}, got {problem['input']!r}"
+    return f"{where}: '{key}': {problem['msg'].removeprefix('Value error, ')}, got {problem['input']!r}"

@@ -24,3 +24,8 @@ def test_a_large_adapter_over_a_slow_link_is_not_worth_it() -> None:
 def test_a_small_adapter_on_one_machine_is() -> None:
     worth = worth_of(2, 8, 2.65, 4_400_000)
     assert worth.gain > 1.8 and "not worth it" not in worth.words
+
+
+def test_the_link_is_named() -> None:
+    worth = worth_of(2, 2, 2.65, 80_700_000, bytes_per_s=GIGABIT, link="1 Gbit/s of eth0")
+    assert "7.7 s of it for gradients and weights over 1 Gbit/s of eth0: not worth it" in worth.words

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from hivetune import __version__
 from hivetune.base.disk import home
 from hivetune.base.private import check_own, make_folder
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
@@ -43,6 +44,8 @@ START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 15.0
 # `ray start` with its options read from a pipe: a password does not stand in the list of processes.
 _START = "import json, sys; from ray.scripts.scripts import cli; cli(json.load(sys.stdin))"
 _TAIL_LINES = 5
+# Of an environment that shall compute: the version of Hivetune, and whether it has torch.
+_ASKED = "import importlib.util, hivetune; print(hivetune.__version__, importlib.util.find_spec('torch') is not None)"
 
 
 @dataclass(frozen=True)
@@ -129,15 +132,16 @@ def _checked_python(python: str | None) -> str:
         return sys.executable
     path = Path(python).expanduser()
     path = path / "bin" / "python" if path.is_dir() else path
-    asked = "import hivetune; print(hivetune.__version__)"
     try:
-        said = subprocess.run([str(path), "-c", asked], capture_output=True, text=True, check=False)
+        said = subprocess.run([str(path), "-c", _ASKED], capture_output=True, text=True, check=False)
     except OSError as error:
         raise UsageError(
             f"--python {python}: {error.strerror}", hint="name a Python or a virtual environment"
         ) from None
-    if said.returncode:
-        raise UsageError(f"--python {python}: Hivetune is not installed there", hint="pip install 'hivetune[train]'")
+    if said.returncode or said.stdout.split() != [__version__, "True"]:
+        has = said.stdout.split() or ["no version"]
+        lacks = "torch is missing" if has[0] == __version__ else f"Hivetune {__version__} is needed, it has {has[0]}"
+        raise UsageError(f"--python {python}: {lacks}", hint="pip install 'hivetune[train]' in that environment")
     return str(path.absolute())
 
 
