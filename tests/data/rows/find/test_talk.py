@@ -9,6 +9,7 @@ import pytest
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.find.nest import place_name, place_of_rows, split_record
 from hivetune.data.rows.find.talk.branches import kept_branch
 from hivetune.data.rows.read import ReadRow, read_example, read_rows
 
@@ -153,3 +154,25 @@ def test_lines_that_each_name_their_speaker_may_follow_each_other() -> None:
 def test_a_text_that_may_be_no_conversation(text: str) -> None:
     with pytest.raises(RowRefused):
         read_conversation({"transcript": text})
+
+
+def test_a_document_that_lists_conversations() -> None:
+    talk = [{"role": "user", "content": EDITED}, {"role": "assistant", "content": BETTER}]
+    record = {"conversations": [{"id": "1", "title": "New", "messages": talk}, {"id": "2", "messages": []}]}
+    place = place_of_rows([record])
+    assert place_name(place) == "conversations[]"
+    assert said(split_record(record, place)[0]) == KEPT
+    assert place_of_rows([{"conversation": talk}]) == ()  # a row is no list of rows
+
+
+def test_a_file_of_messages_that_names_no_session(tmp_path: Path) -> None:
+    talk = [{"role": role, "content": text} for role, text in KEPT]
+    greeted = [{"role": "assistant", "content": "Hello."}, *talk, *talk]
+    assert spoken(read_file(tmp_path, greeted)[0]) == [*KEPT, *KEPT]
+    # two examples for a prompt, as far as anybody can tell
+    assert [spoken(one) for one in read_file(tmp_path, [*talk, *talk], "examples.jsonl")] == ["one-message"] * 4
+
+
+def test_a_text_with_marks_in_it_is_asked_about() -> None:
+    with pytest.raises(RowRefused):
+        read_conversation({"id": "1", "text": "It is in Bonn today.", "entities": [{"start": 9, "label": "town"}]})
