@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hivetune.data.render import pieces
-from hivetune.data.render.pieces import _PATTERNS, Pieces, can_be_cut
+from hivetune.data.render.pieces import _PATTERNS, WordTokens, can_be_cut
 
 TEXTS = [topics[name] for name in sorted(topics)[:20]]
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -66,13 +66,13 @@ WORDS = st.sampled_from(
 def test_the_tokens_of_a_text_are_those_of_its_words(name: str, parts: list[str]) -> None:
     tokenizer, text = KNOWN[name], "".join(parts).encode("utf-8", "ignore").decode()
     assert can_be_cut(tokenizer)
-    assert Pieces(tokenizer).tokens_of(text) == tokenizer.encode(text, add_special_tokens=False).ids
+    assert WordTokens(tokenizer).tokens_of(text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_words_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "MAX_REMEMBERED", 50)
     tokenizer = KNOWN["SmolLM"]
-    known = Pieces(tokenizer)
+    known = WordTokens(tokenizer)
     for text in TEXTS[:3]:
         for line in (text, text[:200]):
             assert known.tokens_of(line) == tokenizer.encode(line, add_special_tokens=False).ids
@@ -89,4 +89,4 @@ def test_words_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_other_tokenizers_get_the_whole_text(tokenizer: Tokenizer) -> None:
     assert not can_be_cut(tokenizer)
-    assert Pieces(tokenizer).tokens_of(TEXTS[0]) == tokenizer.encode(TEXTS[0], add_special_tokens=False).ids
+    assert WordTokens(tokenizer).tokens_of(TEXTS[0]) == tokenizer.encode(TEXTS[0], add_special_tokens=False).ids

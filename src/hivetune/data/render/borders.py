@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from hivetune.data.render.pieces import Pieces
+from hivetune.data.render.pieces import WordTokens
 
 LONGEST_HEAD_CHARS = 200  # between a control token and a span; beyond it a prompt would be encoded twice
 
@@ -25,7 +25,7 @@ class Borders:
         self._controls = frozenset(self._ids.values())
         longest_first = sorted(control_tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if control_tokens else None
-        self._pieces = Pieces(tokenizer)
+        self._pieces = WordTokens(tokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
         # A tokenizer that changes no byte, and control tokens that take no white space with them.
         plain = not any(token.lstrip or token.rstrip or token.single_word for token in added)

@@ -25,7 +25,7 @@ _SPLIT = (
 _PATTERNS = frozenset(_SPLIT % many for many in ("", "{1,3}"))
 
 
-class Pieces:
+class WordTokens:
     """Of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer):
