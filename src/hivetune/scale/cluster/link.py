@@ -112,11 +112,13 @@ def _gone(error: Exception) -> Outcome:
 
 
 _saying = threading.Lock()
+# Ray prints on standard output when a machine dies: that goes into the log, and our lines have a handle of their own.
+_OUT = os.dup(1)
 
 
 def _say(line: dict[str, Any]) -> None:
     with _saying:
-        os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
+        os.write(_OUT, json.dumps(line).encode() + b"\n")
 
 
 class _Requests:
@@ -138,6 +140,7 @@ class _Requests:
 
 
 def main(address: str, own_device: str) -> int:
+    os.dup2(2, 1)
     try:
         ray = connect_ray(address)
     except HivetuneError as error:

@@ -169,7 +169,11 @@ class _Lines:
                 self._text += data
         *whole, self._text = self._text.split(b"\n")
         for line in whole:
-            yield json.loads(line)
+            try:
+                said = json.loads(line)
+            except ValueError:  # whoever watches does not die of what a library prints
+                said = {"text": f"the process that speaks Ray said: {line.decode(errors='replace')[:200]}"}
+            yield said
 
 
 def _free_port(address: str) -> int:
