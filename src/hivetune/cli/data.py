@@ -147,7 +147,7 @@ def show_report(document: dict[str, Any]) -> None:
     table("", ("rows", "count", ""), [(n, f"{c:,}", why) for n, c, why in counts], numeric=("count",))
     _show_reading(document)
     for reason, count in document["changed"].items():
-        show(f"changed: {count:,} rows, {reason}: {REASONS[reason].meaning}")
+        show(f"changed: {count:,} {'row' if count == 1 else 'rows'}, {reason}: {REASONS[reason].meaning}")
     say_places(secrets_first(document["changes"]))
     near = [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"]
     for pair in near[:SHOWN_PAIRS]:

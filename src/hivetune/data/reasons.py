@@ -315,6 +315,10 @@ REASONS: dict[str, Reason] = {
         "errors, commands and notes that a coding agent itself wrote into its session are left out",
         "nothing to do",
     ),
+    "internal-notes": Reason(
+        "warn", "notes that a help desk's people wrote to each other are left out", "nothing to do"
+    ),
+    "markup": Reason("warn", "the HTML of a help desk's messages was read as text", "nothing to do"),
     "redacted-secret": Reason("warn", "a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": Reason("warn", "personal data was replaced by a placeholder", "data.on_personal: keep"),
     "cut": Reason("warn", "the end was cut at max_length; the last answer's end is not trained", "raise max_length"),

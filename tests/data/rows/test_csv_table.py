@@ -95,7 +95,11 @@ def test_whatever_the_library_writes_is_read(pairs: list[tuple[str, str]], end: 
     writer = csv.writer(text, lineterminator=end)
     writer.writerows([("question", "answer"), *pairs])
     found = list(csv_rows(LineFeeds(text.getvalue()), None))  # type: ignore[arg-type]
-    assert [json.loads(row) for _, _, row in found] == [{"question": q, "answer": a} for q, a in pairs]
+    assert [json.loads(row) for _, _, row in found] == [
+        {"question": q, "answer": a}
+        for q, a in pairs
+        if q or a  # a line of separators alone is a blank line, as spreadsheets leave them
+    ]
     assert {mark for _, mark, _ in found} <= {"r"}
 
 
@@ -125,3 +129,25 @@ def test_the_check_counts_and_refuses(tmp_path: Path) -> None:
     path.write_text("question,answer\n" + "".join(lines))
     with pytest.raises(DataRefused):
         check(DataConfig(path=str(path))).refuse(0.2)
+
+
+@pytest.mark.parametrize("above", [["Our FAQ,,", ",,"], ["Our FAQ of 2026-01-12", ""], ["Our FAQ"]])
+def test_a_title_above_the_header_is_no_row(above: list[str]) -> None:
+    lines = [*above, "No,Question,Answer", "1,How is it?,Fine", ",,", "2,And you?,Fine too", ",,"]
+    rows, problems = read("\n".join(lines) + "\n")
+    assert rows == [
+        {"No": "1", "Question": "How is it?", "Answer": "Fine"},
+        {"No": "2", "Question": "And you?", "Answer": "Fine too"},
+    ]
+    assert problems == []
+    placed = [place for place, *_ in csv_rows(Text("\n".join(lines)), None)]  # type: ignore[arg-type]
+    assert placed == [len(above) + 2, len(above) + 4]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["text\none, two, three\nfour, five, six\n", "question,,\nhow?,,\nwhy?,,\n", "question,\nhow?,so\nwhy?,so\n"],
+)
+def test_a_header_of_one_name_stays_the_header(text: str) -> None:
+    found = list(csv_rows(Text(text), None))  # type: ignore[arg-type]
+    assert [place for place, *_ in found] == [2, 3]

@@ -14,6 +14,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.nest import place_name, place_of_rows
 from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.tickets import without_markup
 from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
 from hivetune.records import Message
 
@@ -75,7 +76,7 @@ def _traced(row: Mapping[str, Any], messages: Sequence[Message]) -> Iterator[tup
     for path, value in nodes(row):
         if not isinstance(value, str) or not value.strip():
             continue
-        kind = _kind_of(value.strip(), messages)
+        kind = _kind_of(value.strip(), messages) or _kind_of(without_markup(value), messages)
         if kind is None and not looks_like_content(value):
             continue
         seen.add((kind or "left_out", ".".join(path).replace(".[]", "[]")))

@@ -1,4 +1,4 @@
-"""Rows of a CSV file, quoted as they should be.
+"""Rows of a CSV file, quoted as they should be. Lines above the header that are only a title are no rows.
 
 A quote that is opened and never closed would swallow the rows behind it into one field, and nobody would see it. Where
 a quote is wrong, reading goes on at the first line from which records are whole again.
@@ -14,6 +14,9 @@ from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
 _DELIMITERS = (",", ";", "\t", "|")
 _WHOLE_AGAIN = 3  # records in a row that must be whole before reading goes on there
 _MAX_LINES_AHEAD = 1000  # in which they must be found
+_TOP_LINES = 12  # among which the header is looked for
+_MIN_COLUMNS = 3  # of a table under a title: a line of text has two pieces soon
+_MAX_NAME_CHARS = 40
 
 
 class _Lines:
@@ -44,12 +47,12 @@ class _Lines:
 
 def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
     lines = _Lines(source.lines())
-    head = next(lines, "")
-    delimiter = delimiter or max(_DELIMITERS, key=head.count)
     csv.field_size_limit(MAX_ROW_CHARS)
-    lines.give_back(lines.taken)
+    top = list(islice(lines, _TOP_LINES))
+    title, delimiter = _title(top, delimiter)
+    lines.give_back(top[title:])
     header: list[str] | None = None
-    place = 1
+    place = 1 + title
     for fields in _records(lines, delimiter):
         size = len(lines.taken)
         if fields is None and header is None:
@@ -61,11 +64,32 @@ def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
             lines.give_back(lines.taken[size:])
         elif fields and header is None:
             header = fields
-        elif fields and header is not None:
-            yield _csv_row(place, header, fields)
+        elif any(fields or ()) and header is not None:  # a line of separators alone is a blank one
+            yield _csv_row(place, header, fields or [])
         place += size
     if source.problem:
         yield place, "p", source.problem
+
+
+def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
+    """(lines above the header, delimiter). Sheets often begin with a title, a date, an empty line: one cell each."""
+    own = delimiter or max(_DELIMITERS, key="".join(top[:1]).count)
+    for mark in (own,) if delimiter or own in "".join(top[:1]) else _DELIMITERS:
+        cells = [next(csv.reader([line], delimiter=mark), []) for line in top]
+        filled = [sum(bool(cell.strip()) for cell in line) for line in cells]
+        number = next((number for number, count in enumerate(filled) if count > 1), 0)
+        above = all(len(line) <= 1 or len(line) == len(cells[number]) for line in cells[:number])
+        below = [len(line) for line in cells[number + 1 : number + 2]]
+        if number and above and _are_names(cells[number]) and below in ([0], [len(cells[number])]):
+            return number, mark
+    return 0, own
+
+
+def _are_names(cells: list[str]) -> bool:
+    """Whether these are the names of a table's columns, and not the pieces of a sentence with commas."""
+    named = [cell for cell in cells if cell.strip()]
+    short = all(len(cell) <= _MAX_NAME_CHARS and not cell[0].isspace() for cell in named)
+    return len(cells) >= _MIN_COLUMNS and len(set(named)) == len(named) and short
 
 
 def _csv_row(place: int, header: list[str], fields: list[str]) -> PlacedRow:

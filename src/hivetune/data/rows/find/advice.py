@@ -6,7 +6,7 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.leaves import Node, nodes
-from hivetune.data.rows.find.names import likely_contents, names_role, part_of
+from hivetune.data.rows.find.names import likely_contents, names_role, part_of, role_of
 from hivetune.data.rows.find.pair import sides_of
 from hivetune.data.rows.find.talk.turn_lists import as_turns, flat, names_party
 from hivetune.data.rows.layouts.columns import looks_like_content, map_columns
@@ -54,7 +54,7 @@ def _guesses(row: Row) -> Iterator[dict[str, str]]:
 
 
 def _two_parties(flats: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """(who speaks first, the other) where turns name two speakers that nobody knows."""
+    """(who asks, the other) where turns name two speakers that nobody knows."""
     if not likely_contents(iter(flats[0])):
         return None
     for path in sorted(flats[0], key=lambda path: not (names_role(path) or part_of(path) == "unknown")):
@@ -63,6 +63,8 @@ def _two_parties(flats: list[dict[str, Any]]) -> tuple[str, str] | None:
             continue
         texts = list(dict.fromkeys(str(value).strip() for value in values))
         if len(texts) == 2 < len(values) and all(names_party(text) or text.isdecimal() for text in texts):
+            if role_of(texts[0]) == "assistant" or role_of(texts[1]) == "user":
+                return texts[1], texts[0]  # a log may begin with an answer
             return texts[0], texts[1]
     return None
 

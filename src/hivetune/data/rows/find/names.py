@@ -71,8 +71,8 @@ _ABOUT_WITH = names("unit case cases answer correct final detailed short long po
 _OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone first_name last_name display_name")
 _KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
 _FILLERS = names(
-    "ground correct right expected reference ideal best standard canonical preferred chosen the final main last full "
-    "raw of for to in on is first current actual real new my str string value key letter"
+    "ground approved correct right expected reference ideal best standard canonical preferred chosen the final main "
+    "last full raw of for to in on is first current actual real new my str string value key letter"
 )
 _ROLE_NAMES = names(
     "role from sender speaker author type kind actor source who party participant side direction user agent turn name "

@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts import exports, pairs, records, traces
+from hivetune.data.rows.layouts import exports, pairs, records, tickets, traces
 from hivetune.data.rows.layouts.columns import plain_row, unexplained
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout
 
@@ -17,6 +17,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
     exports.LM_STUDIO,
     exports.OPENCODE,
     exports.GEMINI_CLI,
+    tickets.INTERCOM,
+    tickets.ZENDESK,
     traces.SPAN,
     traces.RUN,
     traces.OBSERVATION,
