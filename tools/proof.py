@@ -71,6 +71,12 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "environment (HIVETUNE_OTHER_PYTHON: of another torch) takes part in one run",
         ["-m", "proof", "tests/scale/cluster/test_cluster.py"],
     ),
+    "streaming": (
+        "frozen layers streamed by a reader of a known rate: the knee of a step's time over tokens is within 20 % of "
+        "T* = b F / (2 B), every loss and gradient has the bits of layers that stay, and the process's peak is that of "
+        "the layers that stay and three more",
+        ["tests/engine/model/test_streaming_proof.py", "tests/engine/model/test_streaming.py"],
+    ),
     "sweep": (
         "a sweep on a real model: killed in the middle it goes on, a bad learning rate stops at a quarter of the "
         "steps, the best is judged, the same command again trains nothing",

@@ -1,6 +1,7 @@
 """`hivetune plan` as people and scripts call it."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -63,11 +64,23 @@ def test_what_does_not_fit_ends_with_5_and_what_would(config: Path) -> None:
     assert document["refusal"] in document["error"]["message"]
 
 
+def test_what_is_streamed_is_said_with_what_it_costs_and_what_offloading_would_save(config: Path) -> None:
+    asked = ("--card", "MI50", "--set", "model=Qwen/Qwen2.5-3B-Instruct")
+    told, ended = run(config, *asked), run(config, *asked, "--json")
+    assert (told.returncode, ended.returncode) == (0, 0)
+    words = told.stdout + told.stderr
+    assert re.search(r"frozen layers streamed: \d+ of 36 from host memory at 25 GB/s; peak [\d.]+ GB, about", words)
+    assert re.search(r"optimizer offload would save \d+ MB of", words)
+    document = json.loads(ended.stdout)
+    assert 3 < document["choices"]["streamed"] <= document["options"][0]["streamed"] == 36
+    assert document["streaming"]["source"] == document["choices"]["stream_from"] == "memory"
+
+
 def test_another_version_of_a_card_has_its_memory(config: Path) -> None:
     name = "Qwen/Qwen2.5-3B-Instruct"
     loaded = parse_config({"model": name, "data": {"path": "x"}})
-    assert plan_run(loaded, card="MI50").choice is None
-    assert plan_run(loaded, card="MI50", memory_gb=32).choice is not None
+    small, large = plan_run(loaded, card="MI50").choice, plan_run(loaded, card="MI50", memory_gb=32).choice
+    assert small is not None and small.setup.streamed and large is not None and not large.setup.streamed
     assert plan_run(loaded, card="zen4", cores=48, memory_gb=256).device.name.endswith("48 cores")
 
 

@@ -11,18 +11,16 @@ from hivetune.machine.inventory import Card, Machine
 from hivetune.machine.knowledge.cards import known_cards
 from hivetune.machine.profile import Profile
 from hivetune.plan.choose import (
-    Case,
     Workload,
-    advice,
     assumed_workload,
     auto_dtype,
     choose_dtype,
     fastest_that_fits,
     power_loss_s,
-    what_would_fit,
 )
 from hivetune.plan.device import Device, device_of_card, device_of_machine
 from hivetune.plan.memory import Affine, TrainingSetup
+from hivetune.plan.options import Case, advice, what_would_fit
 from tests.plan.test_memory import a_setup
 
 GB = 10**9
@@ -105,8 +103,9 @@ def test_recompute_begins_only_where_memory_asks_for_it() -> None:
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:
     device = small_gpu(8)
+    whole = replace(setup_on(device, "Qwen2.5-7B-Instruct"), path="general")  # it streams no layers
     with pytest.raises(DoesNotFit, match=r"at least 1[67]\.\d GB are needed, 6\.0 GB may be used") as refused:
-        fastest_that_fits(setup_on(device, "Qwen2.5-7B-Instruct"), device, work())
+        fastest_that_fits(whole, device, work())
     assert refused.value.exit_code == 5
 
 
@@ -115,11 +114,12 @@ def test_the_table_offers_what_fits_instead() -> None:
     seven, half = (a_setup(name).architecture for name in ("Qwen2.5-7B-Instruct", "Qwen2.5-0.5B-Instruct"))
     own = Case("7B", seven, 1024, 16, "bfloat16")
     options = what_would_fit(own, device, work(), {"0.5B": half})
-    assert not any(option.fits for option in options if option.model == "7B" and option.precision == "bfloat16")
+    whole = [o.choice for o in options if o.model == "7B" and o.precision == "bfloat16" and o.choice]
+    assert whole and all(choice.setup.streamed > 20 for choice in whole)
     assert any(option.fits and option.model == "7B" and option.precision == "nf4" for option in options)
     assert all(option.hours is not None for option in options if option.fits)
     nearest = advice(options, own)
-    assert nearest and nearest[0].startswith("7B, ")
+    assert nearest and nearest[0].startswith("7B, ") and "layers streamed" in nearest[0]
     for option in options:
         assert option.peak_bytes > 0 and option.disk > 0
         assert option.fits == (option.peak_bytes <= device.limit_bytes())

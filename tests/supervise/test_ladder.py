@@ -106,8 +106,15 @@ def test_memory_is_saved_step_by_step() -> None:
     assert effects_of(rungs)[1].halvings == 30
 
 
-def test_a_smaller_training_only_where_it_is_allowed() -> None:
+def test_the_last_that_saves_memory_is_streaming_and_keeps_the_bits() -> None:
     history = [at(0, fault="host-out-of-memory", rungs=("micro", "small", "smallest"), tried="smallest")]
+    assert next_action(history, HOST).tried == "stream" and RUNGS["stream"].exact
+    nothing_to_stream = replace(HOST, void=frozenset({"stream"}))
+    assert next_action(history, nothing_to_stream).tried == ""
+
+
+def test_a_smaller_training_only_where_it_is_allowed() -> None:
+    history = [at(0, fault="host-out-of-memory", rungs=("micro", "small", "smallest", "stream"), tried="stream")]
     assert next_action(history, HOST).tried == ""
     assert next_action(history, Bounds(allow=frozenset({"rank"}))).tried == "rank"
 

@@ -11,14 +11,11 @@ from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_
 from hivetune.cli.output import duration, emit, say, show, size, table
 from hivetune.errors import DoesNotFit
 from hivetune.machine.inventory import disk_free_bytes
-from hivetune.plan.choose import (
-    Choice,
-    Option,
-    power_loss_s,
-    with_advice,
-)
+from hivetune.plan.choose import Choice, StreamedFrom, power_loss_s
 from hivetune.plan.memory import disk_bytes, explain_memory
+from hivetune.plan.options import Option, with_advice
 from hivetune.plan.speed import step_flops
+from hivetune.plan.streaming import offload_words
 from hivetune.walk.before.plan import Planned, case_of, plan_document, plan_run, precision_of
 
 
@@ -66,9 +63,9 @@ def show_plan(planned: Planned) -> None:
     show(f"disk: {size(sum(parts.values()))} ({words}); {size(free)} free here")
     table(
         "what fits (time if every row is as long as the column says)",
-        ("model", "length", "rank", "precision", "fits", "least", "peak", "time", "disk"),
+        ("model", "length", "rank", "precision", "streamed", "fits", "least", "peak", "step", "time", "disk"),
         [_option_cells(option) for option in planned.options],
-        numeric=("length", "rank", "least", "peak", "time", "disk"),
+        numeric=("length", "rank", "least", "peak", "step", "time", "disk"),
     )
     if not planned.architecture.exact:
         say(
@@ -81,6 +78,8 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
     recompute = f", {setup.recompute} of {setup.architecture.layers} layers recomputed" if setup.recompute else ""
     packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches:.3g} micro-batches"
     show(f"a step: {packs} of at most {choice.budget_tokens:,} tokens in {precision_of(setup)}{recompute}")
+    if choice.streaming is not None:
+        show(_streaming_words(choice, choice.streaming))
     table(
         f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %, "
         f"of {size(choice.limit_bytes)} that may be used",
@@ -88,6 +87,7 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
         [(name, size(value), why) for name, value, why in explain_memory(setup, choice.peak, choice.budget_tokens)],
         numeric=("size",),
     )
+    show(offload_words(setup, choice.peak.bytes))
     total = choice.step_s * work.steps
     low, high = duration(total * (1 - choice.error)), duration(total * (1 + choice.error))
     tokens_per_s = sum(work.lengths) / choice.step_s
@@ -110,6 +110,21 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
     show(f"a power cut takes at most {duration(lost)} of work")
 
 
+def _streaming_words(choice: Choice, streaming: StreamedFrom) -> str:
+    """What streaming gives and takes."""
+    places = {"disk": "the disk", "memory": "host memory"}
+    return (
+        f"frozen layers streamed: {choice.setup.streamed} of {choice.setup.architecture.layers} from "
+        f"{places[streaming.source]} at {streaming.bytes_per_s / 1e9:.2g} GB/s; peak {size(choice.peak.bytes)}, about "
+        f"{_step_words(choice.step_s)} a step, {_step_words(streaming.waited_s)} of it waiting for them; from "
+        f"{streaming.hiding_tokens:,.0f} tokens a micro-batch on, reading hides behind computing"
+    )
+
+
+def _step_words(step_s: float) -> str:
+    return f"{step_s:.2g} s" if step_s < 100 else f"{step_s:.0f} s"
+
+
 def _option_cells(option: Option) -> tuple[object, ...]:
     hours = duration(option.hours * 3600) if option.hours is not None else "-"
     fits = "yes" if option.fits else "no"
@@ -118,9 +133,11 @@ def _option_cells(option: Option) -> tuple[object, ...]:
         option.length,
         option.rank,
         option.precision,
+        f"{option.choice.setup.streamed} layers" if option.choice and option.choice.setup.streamed else "-",
         fits,
         size(option.least_bytes),
         size(option.peak_bytes) if option.fits else "-",
+        _step_words(option.choice.step_s) if option.choice else "-",
         hours,
         size(option.disk),
     )

@@ -43,6 +43,7 @@ def planned_rates(run: Path) -> PlannedRates | None:
             recompute=choices.recompute or 0,
             path=choices.path or ("fast" if architecture.is_fast and config.method == "lora" else "general"),
             active_adapter_parameters=active,
+            streamed=choices.streamed or 0,
         )
         plan, snapshot = read_plan(run), open_snapshot(Path(str(record.get("snapshot"))))
     except (HivetuneError, OSError, TypeError):

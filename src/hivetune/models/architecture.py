@@ -107,6 +107,13 @@ class Architecture:
         return self.linear_parameters
 
     @property
+    def layer_weights(self) -> int:
+        """Of the matrices of one decoder layer, the mean of all layers."""
+        if self.modules:
+            return sum(linear.weights for linear in self.modules) // self.layers
+        return sum(linear.weights for linear in self.linears)
+
+    @property
     def widths_per_token(self) -> int:
         """Inputs and outputs of all products that one token takes part in, where modules were counted."""
         return sum(linear.active * (linear.inputs + linear.outputs) for linear in self.modules)

@@ -1,23 +1,28 @@
-"""Which precision, token budget and recompute depth a run gets on a device, or what would fit instead. Pure.
+"""Which precision, token budget, recompute depth and streamed layers a run gets on a device. Pure.
 
 The effective batch is the user's and is never changed: only how it is cut into micro-batches is chosen here.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import WORTH_IT
-from hivetune.models.architecture import Architecture, parse_architecture
-from hivetune.models.targets import ALL_LINEAR
 from hivetune.plan.device import Device
 from hivetune.plan.layout import TrimmedDocument
-from hivetune.plan.memory import Affine, Peak, TrainingSetup, adapters_of, disk_bytes, predict_peak, with_recompute
+from hivetune.plan.memory import Affine, Peak, TrainingSetup, predict_peak, with_recompute
 from hivetune.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, unprobed_rate
+from hivetune.plan.streaming import (
+    WORTH_STREAMING,
+    StreamSource,
+    can_stream,
+    fewest_streamed,
+    hiding_tokens,
+    source_of,
+    with_streamed,
+)
 from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, checkpoint_interval_s
 from hivetune.run.choices import Choices
 
@@ -31,9 +36,6 @@ LARGEST_BUDGET = {"cpu": 2048, "cuda": 32768, "rocm": 32768}
 # least memory alone chose 192 tokens on a noisy machine and lost the shared prefixes (docs/log.md).
 SAME_SPEED = 0.03
 BUCKET = 64
-# Models to compare with: one of each size that people train at home.
-COMPARED = ("smollm2-135m", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
-COMPARED_LARGE = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-14B-Instruct")
 DISK_BYTES_PER_S = 200e6
 
 
@@ -84,6 +86,7 @@ class Choice:
     limit_bytes: int
     step_s: float
     error: float
+    streaming: "StreamedFrom | None" = None
 
     def to_choices(self) -> Choices:
         """What of it the engine reads."""
@@ -92,7 +95,20 @@ class Choice:
             dtype=self.setup.dtype,
             budget_tokens=self.budget_tokens,
             recompute=self.setup.recompute,
+            streamed=self.setup.streamed or None,
+            stream_from=self.streaming.source if self.streaming else None,
         )
+
+
+@dataclass(frozen=True)
+class StreamedFrom:
+    """Where streamed layers come from, at how many bytes a second, from how many tokens of a micro-batch on that costs
+    no time, and what it costs in a step."""
+
+    source: StreamSource
+    bytes_per_s: float
+    hiding_tokens: float
+    waited_s: float
 
 
 def assumed_workload(
@@ -137,186 +153,116 @@ def fastest_that_fits(
     memory_share: float = 0.9,
     correction: Affine | None = None,
     rate: Rate | None = None,
+    only_streamed: bool = False,
 ) -> Choice:
-    """The fastest token budget and recompute depth that fit. Raises DoesNotFit when not even the longest row does.
+    """The fastest token budget, recompute depth and number of streamed layers that fit. Raises DoesNotFit when not even
+    the longest row does.
 
     `setup.dtype` comes from `choose_dtype`, `correction` and `rate` from probes. Every budget is tried with as few
-    recomputed layers as fit: all products cost about the same operations per saved byte, so only their number matters.
+    recomputed layers as fit (all products cost about the same operations per saved byte, so only their number matters),
+    and with fewer of them where layers are streamed instead. `only_streamed`: all layers that can be.
     """
     limit = device.limit_bytes(memory_share)
     rate = rate or unprobed_rate(device.rates[setup.dtype], device.bandwidth, kind=device.kind, source=device.source)
-    candidates = [_candidate(setup, device, work, budget, limit, correction, rate) for budget in _budgets(work, device)]
-    fitting = [candidate for candidate in candidates if candidate is not None]
+    ways = _Ways(setup, device, work, limit, correction, rate, only_streamed)
+    fitting = [choice for budget in _budgets(work, device, ways) for choice in ways.with_budget(budget)]
     if not fitting:
-        smallest = predict_peak(with_recompute(setup, setup.architecture.layers), _round_up(work.longest), correction)
+        smallest = predict_peak(smallest_setup(setup), rounded_up(work.longest), correction)
         raise DoesNotFit(
             f"at least {size_words(smallest.bytes)} are needed, {size_words(limit)} may be used on {device.name} "
             f"({size_words(device.free_bytes)} free, {100 * device.margin:.0f} % reserved)"
         )
-    fastest = min(candidate.step_s for candidate in fitting)
-    good = [candidate for candidate in fitting if candidate.step_s <= fastest * (1 + SAME_SPEED)]
-    return min(good, key=lambda candidate: (candidate.micro_batches, candidate.peak.bytes, candidate.budget_tokens))
+    whole = [choice for choice in fitting if not choice.setup.streamed]
+    if whole and min(c.step_s for c in fitting) > (1 - WORTH_STREAMING) * min(c.step_s for c in whole):
+        fitting = whole
+    fastest = min(choice.step_s for choice in fitting)
+    good = [choice for choice in fitting if choice.step_s <= fastest * (1 + SAME_SPEED)]
+    return min(good, key=lambda c: (c.micro_batches, c.setup.streamed, c.peak.bytes, c.budget_tokens))
 
 
-def _candidate(
-    setup: TrainingSetup,
-    device: Device,
-    work: Workload,
-    budget: int,
-    limit: int,
-    correction: Affine | None,
-    rate: Rate,
-) -> Choice | None:
-    """This budget with as few recomputed layers as fit; None when it does not fit with all of them."""
-    for layers in range(setup.architecture.layers + 1):
-        deeper = with_recompute(setup, layers)
-        peak = predict_peak(deeper, budget, correction)
-        if peak.bytes <= limit:
-            steps = work.micro_batches(setup, budget)
-            seconds = statistics.mean(rate.seconds(deeper, shapes) for shapes in steps)
-            packs = statistics.mean(map(len, steps))
-            return Choice(deeper, device, budget, packs, peak, limit, seconds, rate.error)
-    return None
-
-
-def _budgets(work: Workload, device: Device) -> Sequence[int]:
-    """Budgets that hold the longest row and are not larger than a whole step needs."""
-    least, most = _round_up(work.longest), _round_up(max(sum(work.lengths), work.longest))
-    cap = max(least, LARGEST_BUDGET[device.kind])
-    return sorted({least, min(most, cap), *(budget for budget in BUDGETS if least <= budget <= min(most, cap))})
-
-
-def _round_up(tokens: int) -> int:
-    return -(-tokens // BUCKET) * BUCKET
+def smallest_setup(setup: TrainingSetup) -> TrainingSetup:
+    """What holds least memory: every layer recomputed, and streamed where it can be."""
+    layers = setup.architecture.layers
+    deepest = with_recompute(setup, layers)
+    return with_streamed(deepest, layers) if can_stream(setup) else deepest
 
 
 @dataclass(frozen=True)
-class Option:
-    """One line of the table of what would fit."""
+class _Ways:
+    """What is tried, and against what."""
 
-    model: str
-    length: int
-    rank: int
-    precision: str
-    choice: Choice | None
-    peak_bytes: int
-    """Of the choice, or `least_bytes` when nothing fits."""
-    least_bytes: int
-    """Predicted with every layer recomputed and micro-batches of one row of this length."""
-    hours: float | None
-    error: float
-    disk: int
+    setup: TrainingSetup
+    device: Device
+    work: Workload
+    limit_bytes: int
+    correction: Affine | None
+    rate: Rate
+    only_streamed: bool
 
     @property
-    def fits(self) -> bool:
-        return self.choice is not None
+    def hiding_tokens(self) -> float:
+        """The budget from which on streamed layers cost no time; 0 where none can be streamed."""
+        if not can_stream(self.setup):
+            return 0.0
+        return hiding_tokens(self.setup, self.rate.flops_per_s, self._read_rate(self.setup)[1])
 
-    def to_plain(self) -> dict[str, Any]:
-        plain = {
-            name: getattr(self, name) for name in ("model", "length", "rank", "precision", "fits", "hours", "error")
-        }
-        return {**plain, "peak_bytes": self.peak_bytes, "least_bytes": self.least_bytes, "disk_bytes": self.disk}
+    def with_budget(self, budget: int) -> Iterator[Choice]:
+        """For each number of recomputed layers the fewest streamed ones that fit, up to the first that needs none.
+        Beyond the largest budget that is of use otherwise only with streamed layers."""
+        beyond = budget > _largest(self.work, self.device)
+        steps: dict[str, list[list[StepShape]]] = {}
+        for layers in range(self.setup.architecture.layers + 1):
+            deeper = with_recompute(self.setup, layers)
+            streamed = fewest_streamed(deeper, budget, self.correction, self.limit_bytes)
+            if streamed is not None and self.only_streamed:
+                streamed = self.setup.architecture.layers if can_stream(self.setup) else None
+            if streamed == 0 and beyond:
+                return
+            if streamed is not None:
+                way = with_streamed(deeper, streamed)
+                if way.path not in steps:
+                    steps[way.path] = self.work.micro_batches(way, budget)
+                yield self._choice(way, budget, steps[way.path])
+            if streamed == 0 or (streamed is not None and self.only_streamed):
+                return
 
+    def _choice(self, setup: TrainingSetup, budget: int, steps: Sequence[Sequence[StepShape]]) -> Choice:
+        source, bytes_per_s = self._read_rate(setup)
+        rate = replace(self.rate, read_bytes_per_s=bytes_per_s)
+        hiding = hiding_tokens(setup, rate.flops_per_s, bytes_per_s)
+        waited_s = statistics.mean(sum(rate.waiting_s(setup, shape) for shape in shapes) for shapes in steps)
+        return Choice(
+            setup,
+            self.device,
+            budget,
+            statistics.mean(map(len, steps)),
+            predict_peak(setup, budget, self.correction),
+            self.limit_bytes,
+            statistics.mean(rate.seconds(setup, shapes) for shapes in steps),
+            rate.error,
+            StreamedFrom(source, bytes_per_s, hiding, waited_s) if setup.streamed else None,
+        )
 
-@dataclass(frozen=True)
-class Case:
-    """One combination to try."""
-
-    model: str
-    architecture: Architecture
-    length: int
-    rank: int
-    precision: str
-    """A dtype, or nf4."""
-
-
-def try_case(case: Case, device: Device, work: Workload, *, memory_share: float = 0.9) -> Option:
-    """The case with every row as long as `case.length`, so that lengths can be compared."""
-    quantized = case.precision == "nf4"
-    dtype = choose_dtype("auto", device) if quantized else case.precision
-    trained, active = adapters_of(case.architecture, case.rank, ALL_LINEAR)
-    setup = TrainingSetup(
-        case.architecture, trained, dtype, device.kind, quantized=quantized, active_adapter_parameters=active
-    )
-    share = sum(work.trained) / max(1, sum(work.lengths))
-    at_length = assumed_workload(
-        longest=case.length,
-        mean=case.length,
-        rows=work.rows,
-        batch_size=work.batch_size,
-        epochs=work.epochs,
-        max_steps=work.max_steps,
-        trained=share,
-    )
-    try:
-        choice = fastest_that_fits(setup, device, at_length, memory_share=memory_share)
-    except DoesNotFit:
-        choice = None
-    deepest = predict_peak(with_recompute(setup, case.architecture.layers), _round_up(case.length))
-    return Option(
-        model=case.model,
-        length=case.length,
-        rank=case.rank,
-        precision=case.precision,
-        choice=choice,
-        peak_bytes=choice.peak.bytes if choice else deepest.bytes,
-        least_bytes=deepest.bytes,
-        hours=choice.step_s * at_length.steps / 3600 if choice else None,
-        error=choice.error if choice else 0.0,
-        disk=sum(disk_bytes(setup).values()),
-    )
+    def _read_rate(self, setup: TrainingSetup) -> tuple[StreamSource, float]:
+        source, published = source_of(setup, self.device)
+        return source, self.rate.read_bytes_per_s or published
 
 
-def precisions(device: Device) -> list[str]:
-    """What the device computes in, fastest first, and 4-bit weights."""
-    half = "bfloat16" if "bfloat16" in device.rates else "float16"
-    found = [dtype for dtype in (half, "float32") if dtype in device.rates]
-    return [*sorted(found, key=lambda dtype: -device.rates[dtype]), "nf4"]
+def _largest(work: Workload, device: Device) -> int:
+    return max(rounded_up(work.longest), LARGEST_BUDGET[device.kind])
 
 
-def what_would_fit(
-    own: Case, device: Device, work: Workload, others: Mapping[str, Architecture], *, memory_share: float = 0.9
-) -> list[Option]:
-    """The user's model over lengths, ranks and precisions, then other models with the user's settings."""
-    lengths = sorted({own.length, *(n for n in (512, 2048, 8192) if n != own.length)})
-    ranks = sorted({own.rank, 8, 64})
-    cases = [
-        replace(own, length=length, rank=rank, precision=precision)
-        for length in lengths
-        for rank in (ranks if length == own.length else [own.rank])
-        for precision in (precisions(device) if rank == own.rank else [own.precision])
-    ]
-    cases += [
-        replace(own, model=name, architecture=architecture, precision=precision)
-        for name, architecture in others.items()
-        for precision in dict.fromkeys((own.precision, "nf4"))
-    ]
-    return [try_case(case, device, work, memory_share=memory_share) for case in cases]
+def _budgets(work: Workload, device: Device, ways: _Ways) -> Sequence[int]:
+    """Budgets that hold the longest row and are not larger than a whole step needs."""
+    least, most = rounded_up(work.longest), rounded_up(max(sum(work.lengths), work.longest))
+    of_use = max(_largest(work, device), rounded_up(math.ceil(ways.hiding_tokens)))
+    cap = min(most, max(least, of_use))
+    cuts = {cap, min(most, _largest(work, device))}
+    return sorted({least, *cuts, *(budget for budget in BUDGETS if least <= budget <= cap)})
 
 
-def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
-    """The nearest options that fit, in words: same model first, then precision, then rank."""
-    fitting = [option for option in options if option.fits]
-    near = sorted(
-        fitting,
-        key=lambda o: (o.model != own.model, o.precision != own.precision, abs(o.rank - own.rank), -o.peak_bytes),
-    )
-    return [
-        f"{o.model}, length {o.length}, rank {o.rank}, {o.precision}: {size_words(o.peak_bytes)}" for o in near[:most]
-    ]
-
-
-def compared(own: str, device: Device) -> dict[str, Architecture]:
-    """Other models to compare with on a device of this size, by name."""
-    names = COMPARED + (COMPARED_LARGE if device.kind != "cpu" or device.memory_bytes > 24e9 else ())
-    found = {name: known_model(name) for name in names if name != own}
-    return {name: parse_architecture(config, name) for name, config in found.items() if config}
-
-
-def with_advice(error: DoesNotFit, options: Sequence[Option], own: Case) -> DoesNotFit:
-    """The same error, with what would fit as its hint."""
-    near = "; ".join(advice(options, own))
-    return DoesNotFit(error.message, hint=f"these would fit: {near}" if near else "choose a smaller model")
+def rounded_up(tokens: int) -> int:
+    return -(-tokens // BUCKET) * BUCKET
 
 
 def power_loss_s(

@@ -1,7 +1,7 @@
 """The device that a plan is for: this machine's card or CPU, or a card of another machine, as one record."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hivetune.errors import MachineNotFit, UsageError
@@ -14,6 +14,10 @@ GB = 10**9
 CPU_ENTRIES = (("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
 # Shares of free memory that a run leaves alone: fragmentation, a desktop that draws, the error of the prediction.
 MARGIN = {"cpu": 0.10, "cuda": 0.25, "rocm": 0.25}
+# Until they are measured: PCIe 4 with 16 lanes as copies from pinned memory reach it (its raw rate is 31.5 GB/s), and a
+# plain NVMe drive (SATA reaches 0.5 GB/s, PCIe 5 drives 12).
+LINK_BYTES_PER_S = 25e9
+DISK_READ_BYTES_PER_S = 2e9
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class Device:
     """As torch and the config name it: cpu, cuda:0."""
     decided_dtype: str | None = None
     """What `dtype: auto` was on this machine before."""
+    host_free_bytes: int | None = None
+    """Of the machine around a card; None where it is not this one."""
+    link_bytes_per_s: float = LINK_BYTES_PER_S
+    """From pinned host memory to a card; measured where the doctor did."""
+    disk_bytes_per_s: float = DISK_READ_BYTES_PER_S
 
     @property
     def margin(self) -> float:
@@ -91,7 +100,9 @@ def device_of_machine(machine: Machine, profile: Profile, wanted: str = "auto") 
             f"device {wanted} is not available: this machine has {len(machine.cards)} cards",
             hint="set device: cpu, or plan for another machine with --card",
         )
-    return _this_card(machine.cards[index], profile, f"cuda:{index}")
+    card = _this_card(machine.cards[index], profile, f"cuda:{index}")
+    link = profile.other_rates.get(card.torch_name, {}).get("to_device", LINK_BYTES_PER_S)
+    return replace(card, host_free_bytes=machine.available_bytes, link_bytes_per_s=link)
 
 
 def _this_card(card: Card, profile: Profile, torch_name: str) -> Device:

@@ -39,6 +39,9 @@ UNKNOWN_ERROR = 0.5
 UNKNOWN_PROBED_ERROR = 0.15
 PROBED_PEAK_ERROR = {"cpu": 0.10, "cuda": 0.05, "rocm": 0.05}
 
+# Of streamed layers: one is computed with, one is there, one is on its way (engine/model/fast/weights/stream.py).
+STREAM_PLACES = 3
+
 Path = Literal["fast", "general"]
 
 
@@ -49,7 +52,8 @@ class TrainingSetup:
     adapter_parameters: trained ones, A and B of all modules; active_adapter_parameters: those that one token meets,
     where there are experts. kind: cpu, cuda or rocm. quantized: the base's matrices
     are NF4. recompute: layers whose activations are not kept. path: which implementation runs (engine/model/load.py).
-    products: the library of float32 on a CPU, where it is known.
+    products: the library of float32 on a CPU, where it is known. streamed: layers whose weights do not stay on the
+    device, three of them at a time do (plan/streaming.py).
     """
 
     architecture: Architecture
@@ -61,6 +65,7 @@ class TrainingSetup:
     path: Path = "fast"
     active_adapter_parameters: int | None = None
     products: str | None = None
+    streamed: int = 0
 
     @property
     def value_bytes(self) -> int:
@@ -123,12 +128,17 @@ def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
     return tokens * (saved + boundaries + working + transient)
 
 
+def layer_bytes(setup: TrainingSetup) -> int:
+    """The frozen matrices of one layer as they are streamed, the mean of all."""
+    return setup.architecture.layer_weights * setup.value_bytes
+
+
 def weight_bytes(setup: TrainingSetup) -> int:
-    """The frozen base in bytes; with NF4 the layers' matrices at 4.127 bits, the rest as it is, and the largest matrix
-    unpacked for its product."""
+    """The frozen base in bytes, as far as it stays on the device; with NF4 the layers' matrices at 4.127 bits, the rest
+    as it is, and the largest matrix unpacked for its product."""
     a = setup.architecture
     if not setup.quantized:
-        return a.parameters * setup.value_bytes
+        return a.parameters * setup.value_bytes - max(0, setup.streamed - STREAM_PLACES) * layer_bytes(setup)
     rest = (a.parameters - a.quantizable_parameters) * setup.value_bytes
     return round(a.quantizable_parameters * NF4_BITS / 8) + rest + a.largest_linear * setup.value_bytes
 
@@ -202,11 +212,12 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
     precision = "4-bit NF4" if setup.quantized else setup.dtype
     full = 12 * a.parameters
     words = {
-        "weights": f"{a.parameters:,} frozen parameters in {precision}; no gradient, no optimizer state",
+        "weights": f"{a.parameters:,} frozen parameters in {precision}; no gradient, no optimizer state"
+        + (f"; {setup.streamed} of {a.layers} layers are streamed, 3 at a time are here" if setup.streamed else ""),
         "adapters": f"{n:,} trained parameters ({100 * n / a.parameters:.2f} % of the model), float32",
         "gradients": "one float32 for each trained parameter",
         "optimizer": f"two float32 for each trained parameter: not {full / 1e9:.1f} GB for gradients and AdamW of the "
-        "whole model, as full fine-tuning pays; moving it to the host would free no more than this",
+        "whole model, as full fine-tuning pays",
         "activations": f"{tokens:,} tokens a micro-batch x {a.layers} layers"
         + (f", {setup.recompute} of them recomputed" if setup.recompute else ""),
         "logits": f"{min(tokens, LOGITS_CHUNK)} positions at a time x {a.vocabulary:,} entries, trained tokens only",

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hivetune.plan.layout import TrimmedDocument, make_layout, multiples_of, split_documents, token_multiple
-from hivetune.plan.memory import Affine, TrainingSetup, fit_affine, fit_correction
+from hivetune.plan.memory import STREAM_PLACES, Affine, TrainingSetup, fit_affine, fit_correction, layer_bytes
 
 # What a step reaches of the GEMM rate, without a probe: measured shares lie between 0.35 and 0.6 (docs/performance.md).
 UNPROBED_SHARE = 0.45
@@ -83,12 +83,24 @@ def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
     return linear * shape.tokens + attention * shape.squares + logits * shape.trained
 
 
+def streamed_flops(setup: TrainingSetup, shape: StepShape) -> tuple[float, float]:
+    """Of `step_flops` those of the streamed layers, forward and backward: what hides their reading."""
+    a = setup.architecture
+    trained = setup.active_adapter_parameters or setup.adapter_parameters
+    forward = 2 * (a.linear_parameters + trained) * shape.tokens + 2 * a.layers * a.q * shape.squares
+    whole = step_flops(replace(setup, recompute=0), replace(shape, trained=0))
+    again = min(setup.recompute, setup.streamed) / a.layers * forward
+    share = setup.streamed / a.layers
+    return share * forward, share * (whole - forward) + again
+
+
 @dataclass(frozen=True)
 class Rate:
     """How many operations a second a step gets here.
 
     error: half-width of the bar, as a share. overhead_s: what each micro-batch costs besides. half_tokens: at so many
     tokens half of the rate is reached, because products that small wait for their weights; 0 where the rate was fitted.
+    read_bytes_per_s: at which streamed layers come; None where that was not measured.
     """
 
     flops_per_s: float
@@ -96,14 +108,27 @@ class Rate:
     overhead_s: float = 0.0
     half_tokens: float = CPU_HALF_TOKENS
     source: str = "published rate"
+    read_bytes_per_s: float | None = None
 
     def seconds(self, setup: TrainingSetup, micro_batches: Iterable[StepShape]) -> float:
         return sum(
-            step_flops(setup, shape) / (self.flops_per_s * shape.tokens / (shape.tokens + self.half_tokens))
-            + self.overhead_s
+            step_flops(setup, shape) / self._reached(shape) + self.overhead_s + self.waiting_s(setup, shape)
             for shape in micro_batches
             if shape.tokens
         )
+
+    def waiting_s(self, setup: TrainingSetup, shape: StepShape) -> float:
+        """Seconds for which computing waits for streamed layers. Each pass reads all of them but the three that the
+        pass before it left there, while it computes all but its first and its last."""
+        reads = setup.streamed - STREAM_PLACES
+        if reads <= 0 or self.read_bytes_per_s is None:
+            return 0.0
+        read_s = reads * layer_bytes(setup) / self.read_bytes_per_s
+        hides = (setup.streamed - 2) / setup.streamed
+        return sum(max(0.0, read_s - hides * flops / self._reached(shape)) for flops in streamed_flops(setup, shape))
+
+    def _reached(self, shape: StepShape) -> float:
+        return self.flops_per_s * shape.tokens / (shape.tokens + self.half_tokens)
 
 
 def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str, source: str) -> Rate:
@@ -135,19 +160,29 @@ def probe_key(setup: TrainingSetup) -> str:
     return f"{setup.kind} {a.family} {a.parameters} parameters, {setup.adapter_parameters} trained, {setup.dtype}{nf4}"
 
 
-def probe_document(setup: TrainingSetup, points: Sequence[tuple[StepShape, float, int]]) -> dict[str, Any]:
-    """Plain values for the profile, from (shape, seconds, peak bytes) of measured steps."""
+def probe_document(
+    setup: TrainingSetup,
+    points: Sequence[tuple[StepShape, float, int]],
+    read_bytes_per_s: float | None = None,
+) -> dict[str, Any]:
+    """Plain values for the profile, from (shape, seconds of computing, peak bytes) of measured steps."""
     measured = [{**asdict(shape), "seconds": seconds, "peak_bytes": peak} for shape, seconds, peak in points]
-    return {"path": setup.path, "recompute": setup.recompute, "points": measured}
+    done = {name: getattr(setup, name) for name in ("path", "recompute", "streamed")}
+    return {**done, "points": measured, "read_bytes_per_s": read_bytes_per_s}
+
+
+def probed_setup(setup: TrainingSetup, probe: Mapping[str, Any]) -> TrainingSetup:
+    """As the model of a `probe_document` was computed."""
+    return replace(setup, path=probe["path"], recompute=probe["recompute"], streamed=probe.get("streamed", 0))
 
 
 def read_probe(setup: TrainingSetup, probe: Mapping[str, Any]) -> tuple[Rate, Affine]:
     """Rate and memory correction from a `probe_document`."""
-    probed = replace(setup, path=probe["path"], recompute=probe["recompute"])
+    probed = probed_setup(setup, probe)
     shapes = [StepShape(point["tokens"], point["squares"], point["trained"]) for point in probe["points"]]
     rate = probed_rate(probed, [(s, point["seconds"]) for s, point in zip(shapes, probe["points"], strict=True)])
     peaks = [(point["tokens"], point["peak_bytes"]) for point in probe["points"]]
-    return rate, fit_correction(probed, peaks)
+    return replace(rate, read_bytes_per_s=probe.get("read_bytes_per_s")), fit_correction(probed, peaks)
 
 
 @dataclass(frozen=True)
@@ -160,10 +195,11 @@ class Prediction:
     peak_bytes: int
     peak_error: float
     canary_flops_per_s: float
+    read_bytes_per_s: float | None = None
 
     @property
     def rate(self) -> Rate:
-        return Rate(self.flops_per_s, self.error, self.overhead_s, 0.0, PROBED)
+        return Rate(self.flops_per_s, self.error, self.overhead_s, 0.0, PROBED, self.read_bytes_per_s)
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)

@@ -29,6 +29,8 @@ class Choices:
     `kernels`: our own in C++ ("native") or in Triton, or "torch". `products`: the library for float32 on a CPU
     (engine/model/products.py). `attention`: as transformers names it.
     `rank_multiple`, `token_multiple`: the sizes of products are padded to them. `logit_rows`: rows of logits at a time.
+    `streamed`: so many layers, from the first on, whose frozen weights do not stay on the device, and where they come
+    from (`stream_from`); the bits are the same.
     `share_prefixes`: compute a prefix that rows have in common once. `graphs`: steps come in few shapes, and work that
     the device gets often is replayed as a graph. `agreement`: the evidence that the fast path is
     right (engine/measure/agreement.py).
@@ -51,6 +53,8 @@ class Choices:
     rank_multiple: int | None = None
     token_multiple: int | None = None
     logit_rows: int | None = None
+    streamed: int | None = None
+    stream_from: Literal["memory", "disk"] | None = None
     share_prefixes: bool | None = None
     graphs: bool | None = None
     agreement: Mapping[str, Any] | None = None

@@ -23,6 +23,7 @@ SHARED_PLACE = 2
 SCATTERED_CHANGE = 5
 _LONGEST_WAIT_S = 300.0
 RANK_MULTIPLE = 16
+EVERY_LAYER = 10_000
 # They shrink a step; a worker that has not begun one needs something else.
 OF_A_STEP = frozenset({"isolate", "micro", "small", "smallest"})
 
@@ -89,7 +90,13 @@ RUNGS = {
         Rung(
             "smallest",
             "one document at a time and recomputed activations, the same effective batch",
-            choices=Choices(halvings=30, recompute=10_000),
+            choices=Choices(halvings=30, recompute=EVERY_LAYER),
+        ),
+        Rung(
+            "stream",
+            "the frozen layers' weights brought when they are needed",
+            choices=Choices(streamed=EVERY_LAYER),
+            exact=True,
         ),
         Rung("general", "the general path instead of our own kernels", choices=Choices(path="general")),
         # The environment is for libraries with pools of their own; torch's was settled when the run began.
@@ -306,8 +313,8 @@ def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
 def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[str]:
     """Rungs already in effect, by the worker's environment and choices: trying them proves nothing.
 
-    What was not chosen is not in use, where a rung leaves it (graphs)."""
-    made = choices.made()
+    What was not chosen is not in use, where a rung leaves it (graphs). The general path has nothing to stream."""
+    made = choices.made() | ({"streamed": EVERY_LAYER} if choices.path == "general" else {})
 
     def is_void(rung: Rung) -> bool:
         same = [environment.get(name) == value for name, value in rung.environment.items()]

@@ -16,9 +16,12 @@ from hivetune.engine.model.adapter import initialise, same_views
 from hivetune.engine.model.fast.steps.buckets import USES_BEFORE
 from hivetune.engine.model.protocol import Document, LoraModel
 from hivetune.engine.train.feed import read_documents
+from hivetune.plan.memory import STREAM_PLACES, TrainingSetup
 from hivetune.run.choices import Choices
 
 ROWS, TOKENS = 4, 1024
+# Of a model that is streamed: a whole turn of every family's pattern of windows (six layers in Gemma 3).
+MOST_LAYERS_COMPARED = 6
 # Nats a token, and relative to the gradient's length. Two right computations of SmolLM2 differ by 1e-6 and 4e-6 in
 # float32, by 0.03 and 0.05 in bfloat16; a layout with its loss out of order was 10 nats off (docs/log.md).
 LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}
@@ -62,6 +65,12 @@ def right_choices(
     if again.is_rounding:
         return replace(PLAIN_KERNELS, agreement={**asdict(again), "instead_of": f"{words} with its own kernels"})
     return replace(GENERAL, path_why=words)
+
+
+def layers_compared(setup: TrainingSetup) -> int | None:
+    """As many as stay on the device; None for all."""
+    held = setup.architecture.layers - setup.streamed + STREAM_PLACES
+    return min(held, MOST_LAYERS_COMPARED) if setup.streamed else None
 
 
 def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:

@@ -6,7 +6,7 @@ another driver, card or torch is another profile. A probe whose steps contradict
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hivetune.base.typed import from_plain, to_plain
 from hivetune.config import RunConfig
 from hivetune.engine import model as engine_model
 from hivetune.plan.memory import TrainingSetup
-from hivetune.plan.speed import PROBED_TIME_ERROR, StepShape, probe_document, read_probe
+from hivetune.plan.speed import PROBED_TIME_ERROR, StepShape, probe_document, probed_setup, read_probe
 from hivetune.run.choices import NO_CHOICES, Choices
 
 # A rate from two steps holds for steps between these multiples of the larger one.
@@ -24,7 +24,7 @@ LIKE_SIZE = (0.5, 2.0)
 
 @dataclass(frozen=True)
 class Point:
-    """One measured step of one micro-batch."""
+    """One measured step of one micro-batch; `seconds` without those that it waited for streamed layers."""
 
     shape: StepShape
     seconds: float
@@ -41,6 +41,8 @@ class Measured:
     load_peak_bytes: int
     canary_flops_per_s: float
     changes: Choices = NO_CHOICES
+    read_bytes_per_s: float | None = None
+    """At which streamed layers came."""
 
 
 def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any] | None:
@@ -72,7 +74,7 @@ def document_of(measured: Measured, held: Mapping[str, Any] | None) -> dict[str,
         "changes": measured.changes.made(),
         "held": held,
     }
-    return {**probe_document(measured.setup, points), **more}
+    return {**probe_document(measured.setup, points, measured.read_bytes_per_s), **more}
 
 
 def known_probe(
@@ -90,5 +92,11 @@ def known_probe(
         for point in probe["points"]
     ]
     changes = from_plain(Choices, probe["changes"])
-    probed = replace(setup, path=probe["path"], recompute=probe["recompute"])
-    return Measured(probed, points, probe["load_peak_bytes"], probe["canary_flops_per_s"], changes)
+    return Measured(
+        probed_setup(setup, probe),
+        points,
+        probe["load_peak_bytes"],
+        probe["canary_flops_per_s"],
+        changes,
+        rate.read_bytes_per_s,
+    )

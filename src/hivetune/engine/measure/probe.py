@@ -17,12 +17,12 @@ import torch
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import complete, device_name, peak_memory_bytes, reset_peak_memory, start_with, with_threads
-from hivetune.engine.measure.agreement import check_documents, right_choices
+from hivetune.engine.measure.agreement import check_documents, layers_compared, right_choices
 from hivetune.engine.measure.known import Measured, Point, conditions, document_of, known_probe
 from hivetune.engine.measure.rates import canary_rates, own_canary
 from hivetune.engine.model.fast.steps.buckets import USES_BEFORE
-from hivetune.engine.model.load import load_model
-from hivetune.engine.model.protocol import Document, LoraModel
+from hivetune.engine.model.load import is_known, load_model
+from hivetune.engine.model.protocol import Document, LoraModel, Streamed
 from hivetune.engine.train.feed import read_documents
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.engine.train.validation import VALIDATION_DOCUMENTS
@@ -31,6 +31,7 @@ from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import Architecture, read_architecture
 from hivetune.plan import choose as plan_choose
+from hivetune.plan import options
 from hivetune.plan.device import Device, device_of_machine
 from hivetune.plan.layout import TrimmedDocument, shares_prefixes, trim_document
 from hivetune.plan.memory import Affine, Peak, TrainingSetup, adapters_of, fit_correction, predict_peak
@@ -78,7 +79,7 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     target = device_of_machine(machine, profile, name)
     work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
     setup = _setup_of(config, architecture, settled, target.kind)
-    first = _choose_before_loading(config, setup, target, work)
+    first = _choose_before_loading(task.model, config, setup, target, work)
     rows = _probe_rows(plan, snapshot, first.budget_tokens)
     held = conditions(task.model, config, settled)
     tokens = micro_batch_shapes(setup, layout_rows(snapshot, rows[-1]), sys.maxsize, share=work.share)[0].tokens
@@ -140,7 +141,7 @@ def compare_with_prediction(
         return None
     prediction = Prediction(**choices.prediction)
     setup = _setup_of(config, architecture, choices, model.device.type)
-    setup = replace(setup, recompute=choices.recompute, path=model.path)
+    setup = replace(setup, recompute=choices.recompute, path=model.path, streamed=model.num_streamed)
     timed = []
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     for event in steps[1 : 1 + STEPS_COMPARED]:
@@ -164,7 +165,8 @@ def measure(
     heartbeat: Heartbeat,
 ) -> Measured:
     """A step on each of these lists of rows, smallest first."""
-    setup, load_peak_bytes = replace(setup, path=model.path), peak_memory_bytes(model.device)
+    setup = replace(setup, path=model.path, streamed=model.num_streamed)
+    load_peak_bytes = peak_memory_bytes(model.device)
     optimizer = AdamW(model.master_N, weight_decay=0.0)  # its buffers are part of the peak
     optimizer.update(model.grad_N, rate=0.0, number=1)
     documents = [read_documents(snapshot, rows) for rows in steps]
@@ -177,6 +179,8 @@ def measure(
         peaks.append(peak_memory_bytes(model.device))
     seconds: list[list[float]] = [[] for _ in steps]
     rates: list[float] = []
+    read: list[Streamed] = []
+    model.streamed()  # forget what was read before
     while len(rates) < TIMED_ROUNDS[1] and not _agree(seconds):  # in turns, so that a slow second hits all
         for step, of_step in zip(documents, seconds, strict=True):
             started = time.perf_counter()
@@ -184,14 +188,18 @@ def measure(
             model.backward(step, 0.0)
             float(torch.linalg.vector_norm(model.grad_N, dtype=torch.float64))  # waits for the device
             optimizer.update(model.grad_N, rate=0.0, number=1)
-            of_step.append(time.perf_counter() - started)
+            took_s = time.perf_counter() - started
+            read.append(model.streamed())
+            of_step.append(took_s - read[-1].waited_s)
             heartbeat.beat(Beat.PREPARING)
         rates.append(own_canary(setup.architecture, setup.dtype, model.device))
     shapes = [
         micro_batch_shapes(setup, layout_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps
     ]
     points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
-    return Measured(setup, points, load_peak_bytes, statistics.median(rates))
+    read_s, read_bytes = sum(part.read_s for part in read), sum(part.size_bytes for part in read)
+    read_bytes_per_s = read_bytes / read_s if read_s else None
+    return Measured(setup, points, load_peak_bytes, statistics.median(rates), read_bytes_per_s=read_bytes_per_s)
 
 
 def _agree(seconds: Sequence[Sequence[float]]) -> bool:
@@ -231,21 +239,25 @@ def _measure_right(
     timed: Callable[[LoraModel], Measured],
 ) -> Measured:
     """Steps of the model that computes right. Which one that is comes afterwards, so that a second model in this
-    process is in no measured peak. On a card steps are replayed where that is right, and faster here."""
+    process is in no measured peak. On a card steps are replayed where that is right, and faster here. A model that has
+    to be streamed is compared by as many of its layers as transformers can hold too, and not replayed."""
     loaded = [_load(task, config, settled, first)]
     measured = timed(loaded[0])
-    if config.lora.dropout:  # what is compared has none
+    layers = layers_compared(first.setup)
+    if config.lora.dropout or layers:  # what is compared has none, or has fewer
         loaded.clear()
 
     def load(changes: Choices) -> LoraModel:
         if loaded and not changes.made():
             return loaded.pop()
         loaded.clear()  # no two at the same time
-        return _load(task, plain, changes.over(settled), first)
+        return _load(task, plain, changes.over(settled), first, layers)
 
     plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
-    on_card = settled.graphs is None and str(settled.device).startswith("cuda")
+    on_card = settled.graphs is None and not layers and str(settled.device).startswith("cuda")
     changes = right_choices(load, documents, graphs=on_card)
+    if layers and changes.agreement is not None:
+        changes = replace(changes, agreement={**changes.agreement, "first_layers": layers})
     if changes.graphs is not None:
         replayed = timed(_load(task, config, changes.over(settled), first)) if changes.graphs else measured
         changes = replace(changes, graphs=WORTH_GRAPHS * _seconds(replayed) < _seconds(measured))
@@ -263,7 +275,8 @@ def _seconds(measured: Measured) -> float:
 def _rate(measured: Measured, target: Device) -> Rate:
     points = [(point.shape, point.seconds) for point in measured.points]
     fastest = target.rates.get(measured.setup.dtype, math.inf)
-    return probed_rate(measured.setup, points, gemm_flops_per_s=fastest)
+    rate = probed_rate(measured.setup, points, gemm_flops_per_s=fastest)
+    return replace(rate, read_bytes_per_s=measured.read_bytes_per_s)
 
 
 def _predict(
@@ -282,6 +295,7 @@ def _predict(
         peak_bytes=max(peak.bytes, measured.load_peak_bytes),
         peak_error=peak.error,
         canary_flops_per_s=measured.canary_flops_per_s,
+        read_bytes_per_s=chosen.streaming.bytes_per_s if chosen.streaming else None,
     )
 
 
@@ -311,18 +325,22 @@ def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list
 
 
 def _choose_before_loading(
-    config: RunConfig, setup: TrainingSetup, target: Device, work: plan_choose.Workload
+    model: Path, config: RunConfig, setup: TrainingSetup, target: Device, work: plan_choose.Workload
 ) -> plan_choose.Choice:
     """By formula. Raises DoesNotFit with what would fit, before a weight is read."""
     share = config.supervise.memory_share
     try:
-        return plan_choose.fastest_that_fits(setup, target, work, memory_share=share)
+        chosen = plan_choose.fastest_that_fits(setup, target, work, memory_share=share)
+        if chosen.setup.streamed and not is_known(model):
+            setup = replace(setup, path="general")  # which streams nothing
+            chosen = plan_choose.fastest_that_fits(setup, target, work, memory_share=share)
+        return chosen
     except DoesNotFit as error:
         precision = "nf4" if setup.quantized else setup.dtype
-        own = plan_choose.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
-        others = plan_choose.compared(config.model, target)
-        options = plan_choose.what_would_fit(own, target, work, others, memory_share=share)
-        raise plan_choose.with_advice(error, options, own) from None
+        own = options.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
+        others = options.compared(config.model, target)
+        found = options.what_would_fit(own, target, work, others, memory_share=share)
+        raise options.with_advice(error, found, own) from None
 
 
 def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, kind: str) -> TrainingSetup:
@@ -344,7 +362,9 @@ def _with(settled: Choices, chosen: plan_choose.Choice) -> Choices:
     return replace(chosen.to_choices().over(settled), device=settled.device)
 
 
-def _load(task: Probe, config: RunConfig, settled: Choices, chosen: plan_choose.Choice) -> LoraModel:
+def _load(
+    task: Probe, config: RunConfig, settled: Choices, chosen: plan_choose.Choice, first_layers: int | None = None
+) -> LoraModel:
     device, dtype = start_with(settled)
     return load_model(
         task.model,
@@ -353,6 +373,7 @@ def _load(task: Probe, config: RunConfig, settled: Choices, chosen: plan_choose.
         dtype=dtype,
         device=device,
         choices=_with(settled, chosen),
+        first_layers=first_layers,
     )
 
 

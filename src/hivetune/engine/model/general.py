@@ -8,6 +8,7 @@ Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R 
 
 import functools
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hivetune.config import LoraConfig
@@ -25,7 +26,7 @@ from hivetune.engine.model.adapter import allocate, same_views, scaling
 from hivetune.engine.model.experts import LoraExperts, Switch
 from hivetune.engine.model.linears import find_linears
 from hivetune.engine.model.preference import judged_documents, preference_loss, units
-from hivetune.engine.model.protocol import Document, halved
+from hivetune.engine.model.protocol import Document, Streamed, halved
 from hivetune.engine.model.strict import refuse_invented
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.peft_names import names_of
@@ -76,6 +77,7 @@ class GeneralModel:
     path: Literal["fast", "general"] = "general"
     kernels = "transformers"
     graphs: int | None = None
+    num_streamed = 0
 
     def __init__(self, module: nn.Module, lora: LoraConfig, choices: Choices, why: str):
         self.module, self.why = module, why
@@ -94,6 +96,9 @@ class GeneralModel:
         self._place_adapters()
         _recompute_layers(module, choices.recompute or 0)
         self._chunked = _head_is_plain(module)
+
+    def streamed(self) -> Streamed:
+        return Streamed()
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
@@ -251,17 +256,24 @@ def load_general(
     device: torch.device,
     choices: Choices = NO_CHOICES,
     why: str,
+    first_layers: int | None = None,
 ) -> GeneralModel:
     """The model of a prepared folder with adapters of zeros; `method` qlora keeps its linear weights as NF4."""
-    module = load_module(folder, dtype=dtype, device=device, choices=choices, method=method)
+    module = load_module(folder, dtype=dtype, device=device, choices=choices, method=method, first_layers=first_layers)
     _check_causal(module)
     return GeneralModel(module, lora, choices, why)
 
 
 def load_module(
-    folder: Path, *, dtype: torch.dtype, device: torch.device, choices: Choices = NO_CHOICES, method: str = "lora"
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    choices: Choices = NO_CHOICES,
+    method: str = "lora",
+    first_layers: int | None = None,
 ) -> nn.Module:
-    """The bare model, frozen, each tensor read straight into `dtype` on `device`."""
+    """The bare model, frozen, each tensor read straight into `dtype` on `device`; only the first layers if said."""
     quantization = None
     if method == "qlora":
         require_bitsandbytes()
@@ -272,10 +284,13 @@ def load_module(
             bnb_4bit_compute_dtype=dtype,
         )
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if first_layers is not None:
+        _cut_layers(config, first_layers)
     # SDPA ignores Gemma 2's soft cap on attention scores in silence.
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     module, found = AutoModelForCausalLM.from_pretrained(
         folder,
+        config=config,
         output_loading_info=True,
         dtype=dtype,
         device_map={"": device},
@@ -286,6 +301,8 @@ def load_module(
         trust_remote_code=False,
         use_safetensors=True,
     )
+    if first_layers is not None:
+        found["unexpected_keys"] = [key for key in found["unexpected_keys"] if not _is_beyond(key, first_layers)]
     refuse_invented(found, folder.name)
     # Not train(): the base model's own dropout would be noise that nobody asked for.
     module.eval().requires_grad_(False)
@@ -298,6 +315,20 @@ def load_module(
             if isinstance(child, Linear4bit):
                 child.train()
     return module
+
+
+def _cut_layers(config: PretrainedConfig, first_layers: int) -> None:
+    """The same model with fewer layers: their number, and what config.json lists for each of them."""
+    every = config.num_hidden_layers
+    for name, value in config.to_dict().items():
+        if isinstance(value, list) and len(value) == every:
+            setattr(config, name, value[:first_layers])
+    config.num_hidden_layers = first_layers
+
+
+def _is_beyond(tensor: str, first_layers: int) -> bool:
+    found = re.search(r"(?:^|\.)layers\.(\d+)\.", tensor)
+    return found is not None and int(found[1]) >= first_layers
 
 
 def require_bitsandbytes() -> None:

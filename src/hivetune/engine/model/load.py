@@ -6,9 +6,19 @@ import torch
 
 from hivetune.config import LoraConfig
 from hivetune.engine.model.fast.model import FastModel
-from hivetune.engine.model.fast.spec import NotFast
+from hivetune.engine.model.fast.spec import NotFast, read_spec
 from hivetune.engine.model.protocol import LoraModel
+from hivetune.errors import DoesNotFit
 from hivetune.run.choices import NO_CHOICES, Choices
+
+
+def is_known(folder: Path) -> bool:
+    """Whether the fast path computes the model that config.json describes; nothing is loaded."""
+    try:
+        read_spec(folder)
+    except NotFast:
+        return False
+    return True
 
 
 def load_model(
@@ -19,20 +29,36 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     choices: Choices = NO_CHOICES,
+    first_layers: int | None = None,
 ) -> LoraModel:
     """The model of a prepared folder with adapters of zeros: on the fast path if it knows the architecture.
 
-    `choices`: of the run; path "general" forces the general path.
-    Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package.
+    `choices`: of the run; path "general" forces the general path. `first_layers`: without the others, to compare paths.
+    Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package,
+    DoesNotFit for one whose layers have to be streamed and that the fast path does not know.
     """
     why = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
     why = why or ("the base is quantized" if method == "qlora" else "")
     if not why:
         try:
-            return FastModel(folder, lora, dtype=dtype, device=device, choices=choices)
+            return FastModel(
+                folder,
+                lora,
+                dtype=dtype,
+                device=device,
+                choices=choices,
+                first_layers=first_layers,
+            )
         except NotFast as reason:
             why = str(reason)
+    if choices.streamed and first_layers is None:
+        raise DoesNotFit(
+            f"{folder.name} fits only with its layers streamed, which the fast path alone does, and that can't: {why}",
+            hint="choose a smaller model, or method: qlora",
+        )
     # transformers costs 3.5 s of processor time at each start of a worker; the fast path does without.
     from hivetune.engine.model.general import load_general
 
-    return load_general(folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=why)
+    return load_general(
+        folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=why, first_layers=first_layers
+    )

@@ -35,6 +35,15 @@ class Document(NamedTuple):
     """Sum of nll by the reference adapter: of a bad answer, and of the good one that it is compared with."""
 
 
+class Streamed(NamedTuple):
+    """What streaming frozen layers took: seconds that computing waited for weights, seconds in which they were read or
+    copied, and their bytes."""
+
+    waited_s: float = 0.0
+    read_s: float = 0.0
+    size_bytes: int = 0
+
+
 class LoraModel(Protocol):
     """A frozen base with low-rank adapters. Everything below is on `device`."""
 
@@ -47,6 +56,8 @@ class LoraModel(Protocol):
     dtype: torch.dtype
     master_N: Tensor
     grad_N: Tensor
+    num_streamed: int
+    """Layers whose frozen weights do not stay on the device; 0 on the general path."""
 
     @property
     def graphs(self) -> int | None:
@@ -57,6 +68,10 @@ class LoraModel(Protocol):
     def adapter(self) -> Mapping[str, Tensor]:
         """PEFT parameter name -> fp32 view into `master_N`, such as
         `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. All zero after `load_model`."""
+        ...
+
+    def streamed(self) -> Streamed:
+        """Since the last call."""
         ...
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:

@@ -17,20 +17,17 @@ from hivetune.models.architecture import Architecture, parse_architecture, read_
 from hivetune.models.prepared import find_prepared
 from hivetune.plan.choose import (
     DISK_BYTES_PER_S,
-    Case,
     Choice,
-    Option,
     Workload,
     assumed_workload,
     choose_dtype,
-    compared,
     fastest_that_fits,
     power_loss_s,
-    what_would_fit,
 )
 from hivetune.plan.device import Device, device_of_card, device_of_machine
 from hivetune.plan.layout import pack_tokens
 from hivetune.plan.memory import TrainingSetup, adapters_of, disk_bytes
+from hivetune.plan.options import Case, Option, compared, what_would_fit
 from hivetune.plan.speed import probe_key, read_probe
 from hivetune.plan.stage2 import BAD_SHARE
 from hivetune.plan.worth import LOCAL_BYTES_PER_S, Worth, worth_of
@@ -230,6 +227,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "choices": {**choice.to_choices().made(), "micro_batches": choice.micro_batches},
         "memory": {"parts": dict(choice.peak.parts), "peak_bytes": choice.peak.bytes, "error": choice.peak.error},
         "limit_bytes": choice.limit_bytes,
+        "streaming": None if choice.streaming is None else asdict(choice.streaming),
         "step_s": choice.step_s,
         "hours": hours,
         "hours_range": [hours * (1 - choice.error), hours * (1 + choice.error)],

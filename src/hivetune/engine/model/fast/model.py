@@ -4,6 +4,7 @@ Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -22,11 +23,12 @@ from hivetune.engine.model.fast.state import Kept, LayerBatch, Walk
 from hivetune.engine.model.fast.steps.often import Often, can_replay
 from hivetune.engine.model.fast.steps.tables import BatchTables, drop_keys, lay_tables
 from hivetune.engine.model.fast.weights.bind import bind_adapter
-from hivetune.engine.model.fast.weights.matrices import groups_of, stacks_of
+from hivetune.engine.model.fast.weights.matrices import refresh_downs, refresh_ups
 from hivetune.engine.model.fast.weights.read import read_weights
+from hivetune.engine.model.fast.weights.stream import streaming_of
 from hivetune.engine.model.fast.workspace import Workspace, to_device
 from hivetune.engine.model.preference import JudgedDocuments, judged_documents, preference_loss, units
-from hivetune.engine.model.protocol import Document, halved
+from hivetune.engine.model.protocol import Document, Streamed, halved
 from hivetune.plan.layout import (
     Layout,
     TrimmedDocument,
@@ -66,8 +68,8 @@ class _Laid(NamedTuple):
 class FastModel:
     """A `LoraModel` (engine/model/protocol.py).
 
-    Choices it reads: budget_tokens (tokens of a micro-batch), pack_tokens (what it aims at where there are workers),
-    halvings (of each), recompute (layers whose inner state is recomputed in the backward pass), share_prefixes,
+    Choices it reads: streamed (layers whose weights do not stay), stream_from, budget_tokens (tokens of a micro-batch),
+    pack_tokens (what it aims at where there are workers), halvings (of each), recompute (layers whose inner state is recomputed in the backward pass), share_prefixes,
     token_multiple, graphs (few shapes, and work that comes often is replayed), chunk_rows (logit rows of a chunk),
     products (of float32 on a CPU), kernels (native or torch; default: native where they can be built), attention
     (eager: no fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the native
@@ -87,16 +89,20 @@ class FastModel:
         dtype: torch.dtype,
         device: torch.device,
         choices: Choices = NO_CHOICES,
+        first_layers: int | None = None,
     ):
         self.device, self.dtype = device, dtype
         if device.type == "cuda":  # sums of partial products in half precision are torch's default there
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self.spec: ModelSpec = read_spec(folder)
+        spec = read_spec(folder)
+        self.spec: ModelSpec = replace(spec, layers=spec.layers[:first_layers])
         self._ops, self.kernels = choose_ops(dtype, device, choices.kernels, choices.products)
         rank_multiple = choices.rank_multiple or 1 if isinstance(self._ops, TorchOps) else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
-        self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns)
+        streaming = streaming_of(choices, len(self.spec.layers), device)
+        self.num_streamed = streaming.layers
+        self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns, streaming=streaming)
         self.master_N, self._sum_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
         self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
         self.pack_tokens = choices.pack_tokens
@@ -104,7 +110,7 @@ class FastModel:
         self.recompute = min(choices.recompute or 0, len(self.spec.layers))
         self._workspace = Workspace(device)
         self._often = None
-        if choices.graphs and can_replay(self.spec, self._ops):
+        if choices.graphs and not streaming.layers and can_replay(self.spec, self._ops):
             self._often = Often(device, self._workspace)
         precision = str(dtype).removeprefix("torch.")
         multiple = choices.token_multiple or token_multiple(device.type, precision, choices.products)
@@ -128,6 +134,9 @@ class FastModel:
     @property
     def graphs(self) -> int | None:
         return None if self._often is None else self._often.shapes
+
+    def streamed(self) -> Streamed:
+        return self.weights.stream.told() if self.weights.stream else Streamed()
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         if self._often is None:
@@ -274,6 +283,7 @@ class FastModel:
         x_TD, delta_TD = self._embed(walk), None
         all_kept: list[Kept] = []
         for index in range(len(self.weights.layers)):
+            self._enter(index, index + 1, index + 2)
             # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
             slot = "again" if index < self.recompute else str(index)
             kept = forward_layer(walk, index, x_TD, delta_TD, slot)
@@ -282,6 +292,7 @@ class FastModel:
         nll_E, dx_SD = loss_and_gradient(walk, self.weights, x_TD, all_kept[-1].delta_SD, self.logit_rows, weigh)
         dx: Tensor | None = dx_SD
         for index in reversed(range(len(all_kept))):
+            self._enter(index, index - 1, index - 2)
             kept = all_kept.pop()
             if index < self.recompute:
                 kept = forward_layer(walk, index, kept.x_TD, None, "again")
@@ -292,7 +303,9 @@ class FastModel:
     def _forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
         """The stream after the last layer and the delta still to be added, at the rows that predict something."""
         x_TD, delta_TD = self._embed(walk), None
-        for index in range(len(self.weights.layers)):
+        layers = len(self.weights.layers)
+        for index in range(layers):
+            self._enter(index, (index + 1) % layers, (index + 2) % layers)  # the next documents begin again at 0
             kept = forward_layer(walk, index, x_TD, delta_TD, "only")
             x_TD, delta_TD = kept.mid_SD, kept.delta_SD
         assert delta_TD is not None
@@ -313,16 +326,20 @@ class FastModel:
     def _refresh(self) -> None:
         """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
 
-        Once a call, not a micro-batch: the optimizer changes them between calls only.
+        Once a call, not a micro-batch: the optimizer changes them between calls only. Rows below matrices that are
+        replaced come with those, see `_enter`.
         """
-        for layer in self.weights.layers:
-            for group in groups_of(layer):
-                for member in group.adapted:
-                    assert member.down_RK is not None and member.up_NR is not None and member.scaled_up_RN is not None
-                    group.weight_NRK[group.outputs + member.rank_at :][: len(member.down_RK)].copy_(member.down_RK)
-                    torch.mul(member.up_NR.t(), self._scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
-            for stack in stacks_of(layer):
-                stack.refresh(self._scaling)
+        for index, layer in enumerate(self.weights.layers):
+            refresh_ups(layer, self._scaling)
+            if index >= self.num_streamed:
+                refresh_downs(layer)
+
+    def _enter(self, index: int, *following: int) -> None:
+        """What is computed next reads layer `index`; then, in this order, `following`."""
+        if self.weights.stream is not None:
+            self.weights.stream.need(index, following)
+        if index < self.num_streamed:
+            refresh_downs(self.weights.layers[index])
 
     def _walk(self, batch: LayerBatch, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
         return Walk(

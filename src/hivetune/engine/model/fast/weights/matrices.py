@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hivetune.engine.model.fast.weights.stream import LayerStream
+
 
 @dataclass
 class Member:
@@ -66,6 +68,20 @@ class Group:
     def inputs(self) -> int:
         return int(self.weight_NRK.shape[1])
 
+    def refresh_downs(self) -> None:
+        """A of the masters to the rows below the base's; rows of padding become zero."""
+        if self.adapted:
+            self.weight_NRK[self.outputs :].zero_()
+        for member in self.adapted:
+            assert member.down_RK is not None
+            self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_(member.down_RK)
+
+    def refresh_ups(self, scaling: float) -> None:
+        """scale * B^T of the masters to where the thin products read it."""
+        for member in self.adapted:
+            assert member.up_NR is not None and member.scaled_up_RN is not None
+            torch.mul(member.up_NR.t(), scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
+
     @property
     def ranks(self) -> int:
         """Rank columns that are in use; the rest up to `width` is padding and stays zero."""
@@ -97,12 +113,16 @@ class Stack:
     up_NRE: Tensor | None = None
     d_up_NRE: Tensor | None = None
 
-    def refresh(self, scaling: float) -> None:
-        """The masters to where the products read them."""
-        if self.down_ERK is not None and self.up_NRE is not None and self.scaled_up_ERN is not None:
+    def refresh_downs(self) -> None:
+        """A of the masters to the rows below the base's; rows of padding become zero."""
+        if self.down_ERK is not None:
             rank = self.down_ERK.shape[1]
+            self.weight_EWK[:, self.outputs + rank :].zero_()
             self.weight_EWK[:, self.outputs : self.outputs + rank].copy_(self.down_ERK)
-            torch.mul(self.up_NRE.permute(2, 1, 0), scaling, out=self.scaled_up_ERN[:, :rank])
+
+    def refresh_ups(self, scaling: float) -> None:
+        if self.up_NRE is not None and self.scaled_up_ERN is not None:
+            torch.mul(self.up_NRE.permute(2, 1, 0), scaling, out=self.scaled_up_ERN[:, : self.up_NRE.shape[1]])
 
     def collect(self) -> None:
         """dB of all experts to the gradient, where it lies otherwise; then it is zero again for the next layer."""
@@ -135,6 +155,24 @@ class Weights:
     head_VD: Tensor
     norm_D: Tensor
     layers: list[Layer] = field(default_factory=list)
+    stream: LayerStream | None = None
+    """Of the first layers, where they do not stay on the device."""
+
+
+def refresh_downs(layer: Layer) -> None:
+    """The adapters' A of all matrices: they lie below the frozen rows, and are gone when those are replaced."""
+    for group in groups_of(layer):
+        group.refresh_downs()
+    for stack in stacks_of(layer):
+        stack.refresh_downs()
+
+
+def refresh_ups(layer: Layer, scaling: float) -> None:
+    """The adapters' B of all matrices; they lie on their own."""
+    for group in groups_of(layer):
+        group.refresh_ups(scaling)
+    for stack in stacks_of(layer):
+        stack.refresh_ups(scaling)
 
 
 def groups_of(layer: Layer) -> Iterator[Group]:

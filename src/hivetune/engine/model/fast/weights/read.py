@@ -3,60 +3,42 @@
 Shapes as in matrices.py.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from hivetune.config import LoraConfig
 from hivetune.engine.model.fast.spec import ModelSpec
+from hivetune.engine.model.fast.weights.devices import device_of
+from hivetune.engine.model.fast.weights.files import Checkpoint
+from hivetune.engine.model.fast.weights.image import Image, ImageOutline
 from hivetune.engine.model.fast.weights.matrices import ExpertMlps, Group, Layer, Member, Mlp, Stack, Weights
-from hivetune.errors import UsageError
+from hivetune.engine.model.fast.weights.stream import (
+    NOT_STREAMING,
+    FromFiles,
+    FromMemory,
+    LayerSource,
+    LayerStream,
+    Streaming,
+    ThroughMemory,
+)
 from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear
 from hivetune.models.families import GroupName, Width
-from hivetune.models.prepared import WEIGHTS, WEIGHTS_INDEX
 from hivetune.models.targets import match_targets
+from hivetune.plan.memory import STREAM_PLACES
 
 # The rank columns of a merged matrix are padded to a multiple of this: rows stay aligned to 32 bytes in bf16, and
 # matrix products see few widths (rare skinny shapes are behind the best-known crashes of ROCm's libraries).
 RANK_COLUMNS_MULTIPLE = 16
-
-
-class Checkpoint:
-    """Tensors by name from a folder's safetensors files, one at a time: memory is that of the largest tensor.
-
-    Names are those of a text model (`layers.0.mlp.up_proj.weight`); multimodal checkpoints carry a prefix.
-    """
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-        index = folder / WEIGHTS_INDEX
-        if index.exists():
-            self._files: dict[str, Path] = {
-                name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()
-            }
-        else:
-            with safe_open(folder / WEIGHTS, framework="pt") as file:
-                self._files = dict.fromkeys(file.keys(), folder / WEIGHTS)
-        prefixes = ("model.", "language_model.model.", "")
-        self._prefix = next((p for p in prefixes if f"{p}embed_tokens.weight" in self._files), "model.")
-
-    def has(self, name: str) -> bool:
-        return self._full(name) in self._files
-
-    def read(self, name: str) -> Tensor:
-        full = self._full(name)
-        if full not in self._files:
-            raise UsageError(f"{self._folder}: the weights lack {full}", hint="prepare the model again: hivetune fetch")
-        with safe_open(self._files[full], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(full)
-        return tensor
-
-    def _full(self, name: str) -> str:
-        return name if name.startswith("lm_head") else self._prefix + name
+# A processor computes in the memory that files are read to; a card gets copies of pinned memory.
+LAYER_SOURCES: dict[tuple[str, str], Callable[..., LayerSource]] = {
+    ("cpu", "disk"): FromFiles,
+    ("cuda", "memory"): FromMemory,
+    ("cuda", "disk"): ThroughMemory,
+}
 
 
 def projections(spec: ModelSpec) -> dict[GroupName, list[Linear]]:
@@ -101,99 +83,146 @@ def fused_linears(spec: ModelSpec) -> tuple[Linear, Linear]:
 
 
 def read_weights(
-    folder: Path, spec: ModelSpec, lora: LoraConfig, dtype: torch.dtype, device: torch.device, *, columns: int
+    folder: Path,
+    spec: ModelSpec,
+    lora: LoraConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    columns: int,
+    streaming: Streaming = NOT_STREAMING,
 ) -> Weights:
     """All matrices in `dtype` on `device`, merged, with zero rows for the adapters: `columns` of them for each adapter,
-    its rank or more. Norms in fp32 (fp64 for fp64). Raises UsageError when a tensor is missing, and as
-    `match_targets`."""
-    targets = find_adapted(spec, lora)
-    checkpoint = Checkpoint(folder)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-
-    offset = 1.0 if spec.family.norm_plus_one else 0.0
-
-    def norm(name: str) -> Tensor:
-        return (checkpoint.read(f"{name}.weight").to(wide) + offset).to(device)
-
-    embedding_VD = checkpoint.read("embed_tokens.weight").to(device, dtype)
-    head_VD = embedding_VD if spec.tied else checkpoint.read("lm_head.weight").to(device, dtype)
+    its rank or more. Norms in fp32 (fp64 for fp64). Those of streamed layers come when they are needed. Raises
+    UsageError when a tensor is missing, and as `match_targets`."""
+    reader = _Reader(Checkpoint(folder), spec, find_adapted(spec, lora), columns, dtype, device)
+    embedding_VD = reader.matrix("embed_tokens.weight")
+    head_VD = embedding_VD if spec.tied else reader.matrix("lm_head.weight")
     # The last norm carries the scale of the logits: one rounding of its output, as without.
-    weights = Weights(embedding_VD, head_VD, norm("norm") * spec.logit_scale)
-    for index, layer in enumerate(spec.layers):
-        groups = {
-            group: _read_group(checkpoint, f"layers.{index}", linears, targets, columns, dtype, device)
-            for group, linears in projections(spec).items()
-            if group in ("qkv", "o") or not layer.experts
-        }
-        norms_D = {purpose: norm(f"layers.{index}.{name}") for purpose, name in spec.family.norms.items()}
-        mlp: Mlp | ExpertMlps
-        if layer.experts:
-            mlp = _read_experts(checkpoint, f"layers.{index}", spec, targets, columns, dtype, device)
-        else:
-            mlp = Mlp(groups["gate_up"], groups["down"])
-        weights.layers.append(Layer(groups["qkv"], groups["o"], mlp, norms_D))
+    weights = Weights(embedding_VD, head_VD, reader.norm("norm") * spec.logit_scale)
+    images = [reader.outline(index) for index in range(len(spec.layers))]
+    streamed, stream_device = images[: streaming.layers], device_of(device)
+    largest = max((image.size_bytes for image in streamed), default=0)
+    turns = [stream_device.empty(largest) for _ in range(min(STREAM_PLACES, len(streamed)))]
+    for index, image in enumerate(images):
+        place_n = turns[index % STREAM_PLACES] if index < len(streamed) else reader.resident(image)
+        weights.layers.append(reader.layer(index, image, place_n))
+    if streamed:
+        source = LAYER_SOURCES[device.type, streaming.source](stream_device, streamed, reader.checkpoint, dtype)
+        weights.stream = LayerStream(source, stream_device, streamed, turns)
     return weights
 
 
-def _read_experts(
-    checkpoint: Checkpoint,
-    layer: str,
-    spec: ModelSpec,
-    targets: set[str],
-    columns: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> ExpertMlps:
-    names, routing = spec.family.experts, spec.routing
-    assert names is not None and routing is not None
-    stacks, groups = [], []
-    for linear, parts in zip(fused_linears(spec), ((names.gate, names.up), (names.down,)), strict=True):
-        name = f"model.{layer}.{linear.name}"
-        adapted = name in targets
-        ranks = -(-columns // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE if adapted else 0
-        weight_EWK = torch.zeros(routing.experts, linear.outputs + ranks, linear.inputs, dtype=dtype, device=device)
-        if checkpoint.has(f"{layer}.{linear.name}"):  # files may hold the experts as one, too
-            weight_EWK[:, : linear.outputs] = checkpoint.read(f"{layer}.{linear.name}").to(device)
+@dataclass(frozen=True)
+class _Reader:
+    """What all matrices are made from, and with what."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    targets: set[str]
+    columns: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def matrix(self, name: str) -> Tensor:
+        return self.checkpoint.read(name).to(self.device, self.dtype)
+
+    def norm(self, name: str) -> Tensor:
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        offset = 1.0 if self.spec.family.norm_plus_one else 0.0
+        return (self.checkpoint.read(f"{name}.weight").to(wide) + offset).to(self.device)
+
+    def resident(self, image: Image) -> Tensor:
+        """The image in memory of its own on the device, rank rows zero."""
+        image_n = torch.zeros(image.size_bytes, dtype=torch.uint8)
+        image.read(self.checkpoint, image_n, self.dtype)
+        return image_n.to(self.device)
+
+    def outline(self, index: int) -> Image:
+        """Where the matrices of a layer lie in its image, and what they are read from."""
+        outline, layer = ImageOutline(self.dtype), f"layers.{index}"
+        for group, linears in self._groups(index).items():
+            inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
+            outline.add(group, outputs + self._ranks(f"model.{layer}.{linear.name}" for linear in linears), inputs)
+            start = 0
+            for linear in linears:
+                name, count = f"{layer}.{linear.name}.weight", linear.outputs * inputs
+                outline.read(name, 0, count, matrix=group, value=start)
+                start += count
+        if self.spec.layers[index].experts:
+            self._outline_experts(outline, layer)
+        return outline.done()
+
+    def _outline_experts(self, outline: ImageOutline, layer: str) -> None:
+        names, routing = self.spec.family.experts, self.spec.routing
+        assert names is not None and routing is not None
+        for linear, parts in zip(fused_linears(self.spec), ((names.gate, names.up), (names.down,)), strict=True):
+            rows = linear.outputs + self._ranks([f"model.{layer}.{linear.name}"])
+            outline.add(linear.name, routing.experts, rows, linear.inputs)
+            whole, of_part = linear.outputs * linear.inputs, linear.outputs * linear.inputs // len(parts)
+            for expert in range(routing.experts):
+                value = expert * rows * linear.inputs
+                if self.checkpoint.has(f"{layer}.{linear.name}"):  # files may hold the experts as one, too
+                    outline.read(f"{layer}.{linear.name}", expert * whole, whole, matrix=linear.name, value=value)
+                    continue
+                for number, part in enumerate(parts):
+                    name = f"{layer}.{part.format(expert)}.weight"
+                    outline.read(name, 0, of_part, matrix=linear.name, value=value + number * of_part)
+
+    def layer(self, index: int, image: Image, place_n: Tensor) -> Layer:
+        """The layer whose matrices are in `place_n`, or will be."""
+        views = {name: place.of(place_n, self.dtype) for name, place in image.places.items()}
+        layer = f"layers.{index}"
+        groups = {name: self._group(layer, views[name], linears) for name, linears in self._groups(index).items()}
+        norms_D = {purpose: self.norm(f"{layer}.{name}") for purpose, name in self.spec.family.norms.items()}
+        mlp: Mlp | ExpertMlps
+        if self.spec.layers[index].experts:
+            mlp = self._experts(layer, views)
         else:
-            for expert, weight_WK in enumerate(weight_EWK):
-                rows = [checkpoint.read(f"{layer}.{part.format(expert)}.weight") for part in parts]
-                weight_WK[: linear.outputs] = torch.cat(rows).to(device)
-        stacks.append(Stack(name, weight_EWK, linear.outputs, adapted))
-        members = [Member(f"{name}.{expert}", 0, linear.outputs) for expert in range(routing.experts)]
-        groups.append(
-            [
-                Group(weight_WK, (member,), None, linear.outputs, (member,) if adapted else ())
-                for weight_WK, member in zip(weight_EWK, members, strict=True)
-            ]
-        )
-    router_ED = checkpoint.read(f"{layer}.{names.router}.weight").to(device, dtype)
-    each = tuple(Mlp(gate_up, down) for gate_up, down in zip(*groups, strict=True))
-    return ExpertMlps(router_ED, each, (stacks[0], stacks[1]))
+            mlp = Mlp(groups["gate_up"], groups["down"])
+        return Layer(groups["qkv"], groups["o"], mlp, norms_D)
 
+    def _group(self, layer: str, weight_NRK: Tensor, linears: list[Linear]) -> Group:
+        members, start = [], 0
+        for linear in linears:
+            members.append(Member(f"model.{layer}.{linear.name}", start, linear.outputs))
+            start += linear.outputs
+        adapted = tuple(member for member in members if member.name in self.targets)
+        for place, member in enumerate(adapted):
+            member.rank_at = place * self.columns
+        bias_N = None
+        for member, linear in zip(members, linears, strict=True):
+            name = f"{layer}.{linear.name}.bias"
+            if self.checkpoint.has(name):
+                if bias_N is None:
+                    bias_N = torch.zeros(start, dtype=self.dtype, device=self.device)
+                bias_N[member.start : member.stop] = self.checkpoint.read(name).to(self.device)
+        return Group(weight_NRK, tuple(members), bias_N, start, adapted)
 
-def _read_group(
-    checkpoint: Checkpoint,
-    layer: str,
-    linears: list[Linear],
-    targets: set[str],
-    columns: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Group:
-    members, start = [], 0
-    for linear in linears:
-        members.append(Member(f"model.{layer}.{linear.name}", start, linear.outputs))
-        start += linear.outputs
-    adapted = tuple(member for member in members if member.name in targets)
-    for place, member in enumerate(adapted):
-        member.rank_at = place * columns
-    ranks = -(-len(adapted) * columns // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE
-    weight_NRK = torch.zeros(start + ranks, linears[0].inputs, dtype=dtype, device=device)
-    bias_N = None
-    for member, linear in zip(members, linears, strict=True):
-        name = f"{layer}.{linear.name}"
-        weight_NRK[member.start : member.stop] = checkpoint.read(f"{name}.weight").to(device)
-        if checkpoint.has(f"{name}.bias"):
-            bias_N = torch.zeros(start, dtype=dtype, device=device) if bias_N is None else bias_N
-            bias_N[member.start : member.stop] = checkpoint.read(f"{name}.bias").to(device)
-    return Group(weight_NRK, tuple(members), bias_N, start, adapted)
+    def _experts(self, layer: str, views: Mapping[str, Tensor]) -> ExpertMlps:
+        names, routing = self.spec.family.experts, self.spec.routing
+        assert names is not None and routing is not None
+        stacks, groups = [], []
+        for linear in fused_linears(self.spec):
+            name, weight_EWK = f"model.{layer}.{linear.name}", views[linear.name]
+            adapted = name in self.targets
+            stacks.append(Stack(name, weight_EWK, linear.outputs, adapted))
+            members = [Member(f"{name}.{expert}", 0, linear.outputs) for expert in range(routing.experts)]
+            groups.append(
+                [
+                    Group(weight_WK, (member,), None, linear.outputs, (member,) if adapted else ())
+                    for weight_WK, member in zip(weight_EWK, members, strict=True)
+                ]
+            )
+        router_ED = self.matrix(f"{layer}.{names.router}.weight")
+        each = tuple(Mlp(gate_up, down) for gate_up, down in zip(*groups, strict=True))
+        return ExpertMlps(router_ED, each, (stacks[0], stacks[1]))
+
+    def _groups(self, index: int) -> dict[GroupName, list[Linear]]:
+        experts = self.spec.layers[index].experts
+        return {g: linears for g, linears in projections(self.spec).items() if g in ("qkv", "o") or not experts}
+
+    def _ranks(self, names: Iterable[str]) -> int:
+        """Rank columns of a matrix of these modules, with padding."""
+        adapted = sum(name in self.targets for name in names)
+        return -(-adapted * self.columns // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE
