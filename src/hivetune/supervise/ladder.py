@@ -95,8 +95,7 @@ RUNGS = {
         Rung(
             "stream",
             "the frozen layers' weights brought when they are needed",
-            choices=Choices(streamed=EVERY_LAYER),
-            exact=True,
+            choices=Choices(streamed=EVERY_LAYER, graphs=False),  # replayed steps are padded to few shapes
         ),
         Rung("general", "the general path instead of our own kernels", choices=Choices(path="general")),
         # The environment is for libraries with pools of their own; torch's was settled when the run began.
@@ -314,7 +313,7 @@ def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[st
     """Rungs already in effect, by the worker's environment and choices: trying them proves nothing.
 
     What was not chosen is not in use, where a rung leaves it (graphs). The general path has nothing to stream."""
-    made = choices.made() | ({"streamed": EVERY_LAYER} if choices.path == "general" else {})
+    made = choices.made() | ({"streamed": EVERY_LAYER, "graphs": False} if choices.path == "general" else {})
 
     def is_void(rung: Rung) -> bool:
         same = [environment.get(name) == value for name, value in rung.environment.items()]

@@ -68,10 +68,10 @@ class _Laid(NamedTuple):
 class FastModel:
     """A `LoraModel` (engine/model/protocol.py).
 
-    Choices it reads: streamed (layers whose weights do not stay), stream_from, budget_tokens (tokens of a micro-batch),
-    pack_tokens (what it aims at where there are workers), halvings (of each), recompute (layers whose inner state is recomputed in the backward pass), share_prefixes,
-    token_multiple, graphs (few shapes, and work that comes often is replayed), chunk_rows (logit rows of a chunk),
-    products (of float32 on a CPU), kernels (native or torch; default: native where they can be built), attention
+    Choices it reads: streamed (layers whose weights do not stay), stream_from, budget_tokens (of a micro-batch),
+    pack_tokens (what it aims at where there are workers), halvings (of each), recompute (layers whose inner state is
+    recomputed in the backward pass), share_prefixes, token_multiple, graphs (few shapes, and what comes often is
+    replayed), chunk_rows (logit rows of a chunk), products (of float32 on a CPU), kernels (native or torch), attention
     (eager: no fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the native
     ones call no library for them). The attribute `kernels` says which run, and why if it is the plain ones; `attention`
     says why attention is on a slow path, or is empty. Raises NotFast for a model that the fast path does not compute
@@ -110,7 +110,7 @@ class FastModel:
         self.recompute = min(choices.recompute or 0, len(self.spec.layers))
         self._workspace = Workspace(device)
         self._often = None
-        if choices.graphs and not streaming.layers and can_replay(self.spec, self._ops):
+        if choices.graphs and can_replay(self.spec, self._ops, self.num_streamed):
             self._often = Often(device, self._workspace)
         precision = str(dtype).removeprefix("torch.")
         multiple = choices.token_multiple or token_multiple(device.type, precision, choices.products)

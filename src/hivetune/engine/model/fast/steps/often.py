@@ -13,10 +13,10 @@ from hivetune.engine.model.fast.steps.tables import BatchTables
 from hivetune.engine.model.fast.workspace import Workspace
 
 
-def can_replay(spec: ModelSpec, ops: Ops) -> bool:
-    """Not where the host has to know how many rows an expert gets; not the kernels in C++, which read tables of their
-    own."""
-    return not isinstance(ops, NativeOps) and not any(layer.experts for layer in spec.layers)
+def can_replay(spec: ModelSpec, ops: Ops, num_streamed: int) -> bool:
+    """Not where the host has to know how many rows an expert gets, or which layer is brought next; not the kernels in
+    C++, which read tables of their own."""
+    return not isinstance(ops, NativeOps) and not num_streamed and not any(layer.experts for layer in spec.layers)
 
 
 class Often:
