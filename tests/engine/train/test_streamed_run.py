@@ -60,7 +60,7 @@ def test_a_run_follows_the_plan_that_streams(tmp_path: Path, model: Path, monkey
     """The probe chooses it where the whole model does not fit, measures it, and the run does it."""
     monkeypatch.setitem(rates.CANARY_SHAPE, "cpu", (128, 128, 128))
     monkeypatch.setattr(probe, "fit_correction", lambda *_: None)  # the tiny model drowns in what torch holds
-    make_run(tmp_path, learnable_rows(40), choices=QUICK, epochs=1)
+    make_run(tmp_path, learnable_rows(40), choices={**QUICK, "products": "torch"}, epochs=1)
     run, snapshot = tmp_path / "run", tmp_path / "snapshot"
     architecture = read_architecture(model)
     setup = TrainingSetup(architecture, architecture.adapter_parameters(4), "float32")
