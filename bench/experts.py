@@ -1,142 +1,189 @@
-"""A step on a mixture of experts (the Qwen 3 MoE shape, random weights): fast path, general path, and the limit.
+"""Do the demo's three agents need experts, and what does an adapter more cost? SmolLM2-135M, by the real stations.
 
-The limit is only the matrix products of the frozen weights, forward and input gradient, over the same tokens: of each
-expert as many rows as it gets on average. All take turns, step by step, so that a slow minute hits all of them; what is
-said of two are medians over the rounds of their ratio in that round, with the quartiles.
+    python bench/experts.py share --home FOLDER           the demo's rows and its shared adapter: 120 steps
+    python bench/experts.py look --home FOLDER            `hivetune experts --train` on it
+    python bench/experts.py costs --home FOLDER           memory and tokens/s of the family's adapters in one llama.cpp
+    python bench/experts.py report --home FOLDER --out docs/proof/bench_experts.json
 
-    python bench/experts.py --out experts.json                       about two minutes on 2 cores
-    python bench/experts.py --rounds 2 --experts 8 --layers 2        whether it works
+FOLDER keeps everything: a piece that was stopped goes on where it was, one that is done is not done again. About
+fifteen minutes on two cores, most of them in the first two pieces. Whatever comes out is printed; nothing has to pass.
 """
 
 import argparse
 import json
-import tempfile
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import torch
-from step.report import quartiles
-from transformers import AutoConfig, AutoModelForCausalLM
-
-from hivetune.config import LoraConfig
-from hivetune.engine.device import default_threads
-from hivetune.engine.model.adapter import initialise
-from hivetune.engine.model.fast.model import FastModel
-from hivetune.engine.model.general import load_general
-from hivetune.engine.model.protocol import Document
+from hivetune.base.database import open_database
+from hivetune.base.disk import read_json, write_json
+from hivetune.config import RunConfig, load_config
 from hivetune.machine.inventory import describe_machine, read_machine
+from hivetune.records import Progress
+from hivetune.release.base import base_gguf
+from hivetune.release.experts import newest_steps
+from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.registry import find, promote
+from hivetune.serve.llama.backend import ServerSettings, open_backend
+from hivetune.serve.swap.wanted import load_release
+from hivetune.walk.before.probe import probe_run
+from hivetune.walk.demo.station import write_inputs
+from hivetune.walk.experts.attended import Attended
+from hivetune.walk.experts.costs import rates_of
+from hivetune.walk.experts.routes import routes_document
+from hivetune.walk.experts.station import train_experts
+from hivetune.walk.open import open_run
+from hivetune.walk.release.register import register_run
+from hivetune.walk.train import train_run
 
-LORA = LoraConfig(r=8, alpha=16)
-HIDDEN, HEADS, KEY_HEADS, HEAD, VOCABULARY, ACTIVE, WIDTH = 512, 8, 4, 64, 4096, 4, 256
+SHARED = "demo"
+QUESTIONS = [
+    [{"role": "user", "content": f"Count from {start} upwards, one number after the other, and never stop."}]
+    for start in (1, 30, 700)
+]
 
 
 def main() -> None:
-    arguments = parse()
-    torch.set_num_threads(default_threads())
-    cpu = torch.device("cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), arguments.experts, arguments.layers)
-        fast = FastModel(Path(folder), LORA, dtype=torch.float32, device=cpu)
-        general = load_general(Path(folder), LORA, method="lora", dtype=torch.float32, device=cpu, why="asked")
-    for model in (fast, general):
-        initialise(model.adapter, 0)
-    steps = [documents(number, arguments.documents) for number in range(arguments.rounds + 1)]
-    seconds: dict[str, list[float]] = {"limit": [], "fast": [], "general": []}
-    for number, step in enumerate(steps):
-        tokens = sum(len(document.tokens_L) - 1 for document in step)
-        turns: list[tuple[str, Callable[[], object]]] = [
-            ("fast", lambda step=step: fast.backward(step, 1e-3)),
-            ("general", lambda step=step: general.backward(step, 1e-3)),
-            ("limit", products(tokens, arguments.experts, arguments.layers)),
-        ]
-        for name, work in turns[number % 3 :] + turns[: number % 3]:
-            started = time.perf_counter()
-            work()
-            if number:  # the first warms up
-                seconds[name].append(time.perf_counter() - started)
-    report(seconds, arguments, sum(len(document.tokens_L) - 1 for document in steps[-1]))
-
-
-def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="JSON file")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--experts", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--documents", type=int, default=8)
-    return parser.parse_args()
+    parser.add_argument("piece", choices=PIECES)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    os.environ["HIVETUNE_HOME"] = str(asked.home.resolve())
+    config = load_config(write_inputs(asked.home / "demo"), [f"experts.shared={SHARED}"])
+    started, busy = time.monotonic(), time.process_time()
+    found = PIECES[asked.piece](config)
+    if asked.piece != "report":
+        spent = {"minutes": round((time.monotonic() - started) / 60, 1), "load_at_the_end": os.getloadavg()[0]}
+        print(f"own processor time {time.process_time() - busy:.0f} s", spent, flush=True)
+        write_json(asked.home / f"{asked.piece}.json", {"schema": 1, **spent, **found})
+    text = json.dumps(found, indent=1)
+    print(text)
+    if asked.out:
+        asked.out.write_text(text + "\n", encoding="utf-8")
 
 
-def write_model(folder: Path, experts: int, layers: int) -> None:
-    config = AutoConfig.for_model(
-        "qwen3_moe",
-        hidden_size=HIDDEN,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KEY_HEADS,
-        head_dim=HEAD,
-        vocab_size=VOCABULARY,
-        num_experts=experts,
-        num_experts_per_tok=ACTIVE,
-        moe_intermediate_size=WIDTH,
-        norm_topk_prob=True,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+def share(config: RunConfig) -> dict[str, Any]:
+    """Trained as the demo does it, and promoted without a verdict, which costs minutes and says nothing of experts."""
+    run = open_run(config, SHARED, bar("preparing"))
+    probe_run(run)
+    trained = train_run(run)
+    release, _ = register_run(run.folder, SHARED)
+    with closing(open_database()) as database:
+        promote(database, release.label, by="bench", reason="what experts are held against", force=True)
+    told = ("loss_first", "loss_last", "best", "steps", "tokens_per_second", "restarts")
+    return {"release": release.label, "rows": trained["rows"], **{name: trained[name] for name in told}}
 
 
-def documents(seed: int, count: int) -> list[Document]:
-    """Rows of 150 tokens, the last third of them trained."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        Document(row, torch.randint(3, VOCABULARY, (150,), generator=generator), torch.arange(150) >= 100)
-        for row in range(count)
+def look(config: RunConfig) -> dict[str, Any]:
+    made = train_experts(config, Attended(bar))
+    domains = [
+        {
+            "domain": step.domain.label,
+            "rows": len(made.found.rows_of(step.domain)),
+            "is": step.step,
+            "why": step.reason,
+            "measured": {
+                name: step.details[name] for name in ("screen", "gain", "over_shared") if name in step.details
+            },
+        }
+        for step in made.steps
     ]
+    return {"domains": domains, "routed": None if made.routed is None else routes_document(made.routed)}
 
 
-def products(tokens: int, experts: int, layers: int) -> Callable[[], None]:
-    """The products of a step, their inputs and results made before the clock runs."""
-    queries, keys = HEADS * HEAD, KEY_HEADS * HEAD
-    share = max(1, tokens * ACTIVE // experts)
-    shapes = [(tokens, HIDDEN, queries + 2 * keys), (tokens, queries, HIDDEN)]
-    shapes += [(share, HIDDEN, 2 * WIDTH), (share, WIDTH, HIDDEN)] * experts
-    weights = [[torch.randn(outputs, inputs) for _, inputs, outputs in shapes] for _ in range(layers)]
-    rows = {(count, width): torch.randn(count, width) for count, *both in shapes for width in both}
-    results = {key: torch.empty(key) for key in rows}
-
-    def run() -> None:
-        for layer in weights:
-            for (count, inputs, outputs), weight_OI in zip(shapes, layer, strict=True):
-                torch.mm(rows[count, inputs], weight_OI.t(), out=results[count, outputs])
-                torch.mm(rows[count, outputs], weight_OI, out=results[count, inputs])
-
-    return run
+def costs(config: RunConfig) -> dict[str, Any]:
+    """Of the shared adapter, loaded once and several times: experts have the same rank on the same layers."""
+    with closing(open_database()) as database:
+        shared = find(database, SHARED)
+    adapter = load_release(shared).adapter
+    base = base_gguf(shared.model, shared.model_sha256, SERVED_QUANT)
+    return {
+        "adapter_file_bytes": adapter.stat().st_size,
+        "base_file_bytes": base.stat().st_size,
+        "anonymous_memory_bytes": {str(count): memory_of(base, [adapter] * count) for count in (0, 1, 2, 4, 8)},
+        "tokens_per_s": speeds_of(base, [adapter] * 2),
+        "two_slots_tokens_per_s": {
+            name: throughput(base, [adapter] * 2, turns) for name, turns in (("one adapter", (0, 0)), ("two", (0, 1)))
+        },
+    }
 
 
-def report(seconds: dict[str, list[float]], arguments: argparse.Namespace, tokens: int) -> None:
-    def ratio(one: str, other: str) -> list[float]:
-        pairs = zip(seconds[one], seconds[other], strict=True)
-        return [round(value, 3) for value in quartiles([mine / theirs for mine, theirs in pairs])]
+def memory_of(base: Path, adapters: Sequence[Path]) -> int:
+    """What the server holds beside the mapped file of the base, after an answer under each adapter."""
+    settings = ServerSettings(adapters=tuple((path, 0.0) for path in adapters), context_tokens=1024)
+    with open_backend(base, settings) as backend:
+        for number in range(max(1, len(adapters))):
+            backend.complete(QUESTIONS[0], max_tokens=4, adapter=number if adapters else None)
+        return anonymous_bytes(backend.process.pid)
 
-    found: dict[str, Any] = {
+
+def anonymous_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+
+def speeds_of(base: Path, adapters: Sequence[Path]) -> dict[str, dict[str, float]]:
+    """Of prompts and of answers, one at a time, the base and the adapters in turns."""
+    settings = ServerSettings(adapters=tuple((path, 0.0) for path in adapters), context_tokens=1024)
+    with open_backend(base, settings) as backend:
+        rates = rates_of(backend, len(adapters), QUESTIONS * 3)
+    names = ["base", "shared", "expert"]
+    return {name: {"prompt": rate[0], "written": rate[1]} for name, rate in zip(names, rates, strict=True)}
+
+
+def throughput(base: Path, adapters: Sequence[Path], turns: Sequence[int]) -> float:
+    """Tokens/s of twelve answers, two at a time: llama.cpp computes those of one adapter together, of two never."""
+    settings = ServerSettings(adapters=tuple((path, 0.0) for path in adapters), slots=2, context_tokens=1024)
+    with open_backend(base, settings) as backend, ThreadPoolExecutor(2) as pool:
+
+        def ask(number: int) -> int:
+            chosen = turns[number % len(turns)]
+            return backend.complete(QUESTIONS[number % len(QUESTIONS)], max_tokens=32, adapter=chosen).new_tokens
+
+        ask(0)
+        started = time.monotonic()
+        tokens = sum(pool.map(ask, range(12)))
+        return round(tokens / (time.monotonic() - started), 1)
+
+
+def report(config: RunConfig) -> dict[str, Any]:
+    home = Path(os.environ["HIVETUNE_HOME"])
+    with closing(open_database()) as database:
+        steps = [step.step for step in newest_steps(database, SHARED).values()]
+    found = {piece: read_json(home / f"{piece}.json") for piece in PIECES if (home / f"{piece}.json").exists()}
+    return {
         "schema": 1,
         "machine": describe_machine(read_machine()),
         "date": time.strftime("%Y-%m-%d"),
-        "model": {"experts": arguments.experts, "active": ACTIVE, "layers": arguments.layers, "hidden": HIDDEN},
-        "tokens_a_step": tokens,
-        "rounds": arguments.rounds,
-        "seconds": {name: [round(value, 4) for value in quartiles(values)] for name, values in seconds.items()},
-        "general_over_fast": ratio("general", "fast"),
-        "fast_of_limit": ratio("limit", "fast"),
-        "general_of_limit": ratio("limit", "general"),
+        "experts": steps,
+        **found,
     }
-    text = json.dumps(found, indent=1)
-    print(text)
-    if arguments.out:
-        Path(arguments.out).write_text(text + "\n", encoding="utf-8")
+
+
+def bar(label: str) -> Progress:
+    """A line a minute."""
+    last = time.monotonic()
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > 60 or done == total:
+            last = time.monotonic()
+            print(f"{time.strftime('%H:%M:%S')} {label}: {done} of {total}", flush=True)
+
+    return progress
+
+
+PIECES: dict[str, Callable[[RunConfig], dict[str, Any]]] = {
+    "share": share,
+    "look": look,
+    "costs": costs,
+    "report": report,
+}
 
 
 if __name__ == "__main__":

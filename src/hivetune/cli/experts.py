@@ -1,7 +1,7 @@
 """`hivetune experts`: which domains have an adapter of their own, which should, and why."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +14,17 @@ from hivetune.cli.arguments import SetOption
 from hivetune.cli.output import emit, plain_progress, say, show, size, table
 from hivetune.config import load_config
 from hivetune.errors import UsageError
+from hivetune.judge.experts.domains import LEAST_ROWS
 from hivetune.judge.experts.life import RoutedDomain
 from hivetune.records import Progress
 from hivetune.release.experts import ExpertStep, newest_steps
 from hivetune.release.registry import releases
 from hivetune.run.folder import ADAPTER
 from hivetune.walk.experts.attended import Attended
+from hivetune.walk.experts.costs import AdapterCost, known_costs
 from hivetune.walk.experts.routes import Routed, routes_document
 from hivetune.walk.experts.station import Experts, propose_experts, train_experts
+from hivetune.walk.experts.suggest import Suggestions
 from hivetune.walk.experts.survey import shared_name
 
 
@@ -73,8 +76,13 @@ def _show(made: Experts) -> None:
         _show_steps(made.steps, sizes)
     for step in made.changes:
         show(f"{step.expert} {step.step}: {step.reason}")
+    if made.suggested is not None:
+        _show_suggested(made.suggested)
     if made.routed is not None:
         _show_routed(made.routed)
+    _show_costs(made.costs.costs)
+    if made.costs.problem:
+        say(f"what the adapters cost could not be measured: {made.costs.problem}")
     for problem in made.problems:
         say(problem)
     if made.routed is None and any(step.step == "born" for step in made.steps):
@@ -89,6 +97,28 @@ def _show_steps(steps: Iterable[ExpertStep], sizes: dict[str, int]) -> None:
     table("", ("domain", "rows", "is", "expert", "why"), rows, numeric=("rows",))
 
 
+def _show_suggested(suggested: Suggestions) -> None:
+    if not suggested.undeclared:
+        return
+    if not suggested.clusters:
+        fewer = f"; {suggested.smaller} clusters are stable, each of less than {LEAST_ROWS} rows" * bool(
+            suggested.smaller
+        )
+        show(f"{suggested.undeclared} rows declare none of these, and their texts suggest no domain{fewer}")
+        return
+    rows = [
+        (cluster.name, len(cluster.texts), ", ".join(f"{word} ({own}, {other})" for word, own, other in cluster.words))
+        for cluster in suggested.clusters
+    ]
+    title = f"suggestions only, from the texts of {suggested.undeclared} rows that declare no {suggested.key}"
+    table(title, ("texts", "rows", "telling words (rows that have it, other rows that do)"), rows, numeric=("rows",))
+    show(
+        "texts that look alike are no domain: nothing is trained on a suggestion. To make one a domain, declare "
+        f'"{suggested.key}": "NAME" in its rows ({suggested.lines} lists them) and in the metadata of its requests, '
+        f"and set experts.by: {suggested.key}"
+    )
+
+
 def _show_routed(routed: Routed) -> None:
     show(f"routed against the shared adapter alone, nats a token on the test rows ({routed.judged_on}):")
     for how, domains in (("by what the request declares", routed.by_key), ("by its text alone", routed.by_text)):
@@ -97,6 +127,25 @@ def _show_routed(routed: Routed) -> None:
     for expert in routed.table.router.experts:
         if expert.threshold is None:
             show(f"{expert.name} is found by name and by key only: {expert.why_not}")
+
+
+def _show_costs(costs: Sequence[AdapterCost]) -> None:
+    """Each beside the shared adapter, which would answer instead."""
+    if not costs:
+        return
+    shared = costs[1].written_per_s
+    rows = [
+        (
+            cost.label,
+            size(cost.memory_bytes) if cost.memory_bytes else "-",
+            f"{cost.prompt_per_s:.0f}",
+            f"{cost.written_per_s:.1f}",
+            f"{cost.written_per_s / shared - 1:+.0%}" if shared else "-",
+        )
+        for cost in costs
+    ]
+    columns = ("in one llama.cpp", "memory", "prompt tokens/s", "written tokens/s", "beside the shared one")
+    table("", columns, rows, numeric=columns[1:])
 
 
 def _routed_line(one: RoutedDomain) -> tuple[object, ...]:
@@ -121,7 +170,9 @@ def _status(shared: str) -> None:
             label = serves.label if serves else name
             rows.append((step.domain.label, step.step.replace("-", " "), label, held, moment, step.reason))
         table("", ("domain", "is", "expert", "size", "since", "why"), rows)
-    emit({"shared": shared, "experts": [_step(step) for step in steps.values()]})
+    costs = known_costs(shared)
+    _show_costs(costs)
+    emit({"shared": shared, "experts": [_step(step) for step in steps.values()], "costs": to_plain(costs)})
 
 
 def _document(made: Experts) -> dict[str, Any]:
@@ -133,8 +184,24 @@ def _document(made: Experts) -> dict[str, Any]:
         "experts": [_step(step) for step in made.steps],
         "changes": [_step(step) for step in made.changes],
         "routes": None if made.routed is None else routes_document(made.routed),
+        "costs": to_plain(made.costs.costs),
         "problems": list(made.problems),
+        "suggested": None if made.suggested is None else _suggested(made.suggested),
     }
+
+
+def _suggested(suggested: Suggestions) -> dict[str, Any]:
+    clusters = [
+        {
+            "name": cluster.name,
+            "rows": len(cluster.texts),
+            "words": [{"word": word, "rows": own, "other_rows": other} for word, own, other in cluster.words],
+            "strength": cluster.strength,
+        }
+        for cluster in suggested.clusters
+    ]
+    lines = None if suggested.lines is None else str(suggested.lines)
+    return {"undeclared": suggested.undeclared, "key": suggested.key, "clusters": clusters, "lines": lines}
 
 
 def _step(step: ExpertStep) -> dict[str, Any]:

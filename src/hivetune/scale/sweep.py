@@ -25,12 +25,12 @@ from hivetune.records import Progress, silent
 from hivetune.run.chart import curves_chart
 from hivetune.run.folder import ROW_LOSSES
 from hivetune.run.status import loss_curve, run_status
-from hivetune.scale.queue import Going, run_queue, visible_devices
 from hivetune.scale.race import LOOK_SHARES, RowLosses, above, losers
 from hivetune.scale.variants import Variant, make_variants
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.open import Run, load_run, open_run
 from hivetune.walk.prune import remove_run
+from hivetune.walk.queue import Going, places_of, run_queue, why_failed
 from hivetune.walk.verdict import judge_run, verdict_document
 
 RESULT, CURVES = "sweep.json", "sweep.svg"
@@ -70,7 +70,7 @@ def run_sweep(
         entrants = [_open(variant, name, number) for number, variant in enumerate(variants, 1)]
         _recall(folder, entrants)
         machine = read_machine(folder=folder)
-        tell(f"{len(entrants)} runs, {len(_places(config, machine))} at a time")
+        tell(f"{len(entrants)} runs, {len(places_of(config, machine))} at a time")
         _race(folder, config, entrants, machine, tell, progress)
         return _finish(folder, entrants, keep, tell)
 
@@ -111,18 +111,11 @@ def _forward(
         progress(sum(run_status(entrant.run.folder).step for entrant in entrants), total)
 
     queue = [Going(entrant.run.folder, _pause(entrant, share)) for entrant in entrants if not _is_there(entrant, share)]
-    codes = run_queue(queue, _places(config, machine), look)
+    codes = run_queue(queue, places_of(config, machine), look)
     for entrant in entrants:
         code = codes.get(entrant.run.folder, 0)
         if code:
-            entrant.failed = _why_failed(entrant.run.folder, code)
-
-
-def _places(config: RunConfig, machine: Machine) -> list[dict[str, str]]:
-    """A run with workers of its own takes all cards."""
-    if config.workers is not None:
-        return [{}]
-    return visible_devices(machine.cards, config.device, os.environ)
+            entrant.failed = why_failed(entrant.run.folder, code)
 
 
 def _pause(entrant: Entrant, share: float | None) -> Callable[[], bool] | None:
@@ -180,11 +173,6 @@ def _note_failures(entrants: Sequence[Entrant], tell: Teller) -> None:
             tell(f"{entrant.variant.label}: {entrant.failed}")
     if all(entrant.failed for entrant in entrants):
         raise HivetuneError(f"every run failed; the first: {entrants[0].failed}", hint="hivetune logs RUN says more")
-
-
-def _why_failed(run: Path, code: int) -> str:
-    status = run_status(run)
-    return f"its run ended with exit code {code}" + (f": {status.last_fault}" if status.last_fault else f"; see {run}")
 
 
 def _finish(folder: Path, entrants: Sequence[Entrant], keep: Keep, tell: Teller) -> dict[str, Any]:

@@ -103,6 +103,12 @@ def share(config: RunConfig, folder: Path) -> Release:
 
 def keep(run: Run, name: str) -> Release:
     """A finished run as the champion of a name, as `hivetune register` and `promote` do it without llama.cpp."""
+    release = registered(run, name)
+    with closing(open_database()) as database:
+        return promote(database, release.label, by="test", reason="test")
+
+
+def registered(run: Run, name: str) -> Release:
     about = {
         "model": run.config.model,
         "model_sha256": sha256_file(run.model / MANIFEST),
@@ -112,8 +118,7 @@ def keep(run: Run, name: str) -> Release:
         "proof": {},
     }
     with closing(open_database()) as database:
-        release, _ = register(database, run.folder, name, about, by="test")
-        return promote(database, release.label, by="test", reason="test")
+        return register(database, run.folder, name, about, by="test")[0]
 
 
 def train_here(run: Run, terms: Terms = Terms()) -> None:
@@ -148,23 +153,9 @@ def without_processes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runs, "probe_run", lambda run: ())
     patch.setattr(train, "evaluate_run", lambda run, report: {})
     patch.setattr(train, "judge_run", lambda run: Verdict("deploy", ("planted",), ()))
-    patch.setattr(train, "register_run", lambda folder, name: (registered(folder, name), True))
+    patch.setattr(train, "register_run", lambda folder, name: (registered(load_run(folder), name), True))
     for module in (routes, life):
         patch.setattr(module, "as_served", lambda found, report: (None, "the base as it is trained"))
-
-
-def registered(folder: Path, name: str) -> Release:
-    run = load_run(folder)
-    about = {
-        "model": run.config.model,
-        "model_sha256": sha256_file(run.model / MANIFEST),
-        "adapter_sha256": adapter_hash(run.folder),
-        "snapshot": run.snapshot.hash,
-        "verdict": "deploy",
-        "proof": {},
-    }
-    with closing(open_database()) as database:
-        return register(database, run.folder, name, about, by="test")[0]
 
 
 def losses_of(run: Path) -> list[float]:

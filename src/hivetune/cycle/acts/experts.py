@@ -19,7 +19,7 @@ def look_for_experts(doing: Doing) -> str:
             raise SliceEnded(f"the window ended first: {allowed.reason}")
 
     try:
-        made = train_experts(doing.config, Attended(doing.progress, slice_.terms(), between))
+        made = train_experts(doing.config, Attended(doing.progress, slice_.terms(), between, not slice_.yields))
     except HivetuneError as error:
         if slice_.why:
             raise SliceEnded(f"{slice_.why}: {error.message}") from None

@@ -16,8 +16,10 @@ from hivetune.dashboard.rows import ROWS_A_PAGE, snapshot_rows
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.pages.comparison import comparison_body
+from hivetune.release.experts import families
 from hivetune.release.registry import Release, find, forgotten_rows, history, releases
 from hivetune.run.folder import EVALUATION, VERDICT
+from hivetune.walk.experts.costs import known_costs
 from hivetune.walk.release.register import explain_release
 
 LONGEST_NUMBER = 9  # digits of a page's number
@@ -45,11 +47,14 @@ def release_page(watcher: Watcher, asked: PageRequest) -> Page:
         except HivetuneError as error:
             problem = error.message
         moves = [move for move in reversed(history(database, release.name)) if move.version == release.version]
+        family = families(database)
         snapshot = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
         forgotten = forgotten_rows(database, release.snapshot)
+    shared = next((name for name, experts in family.items() if release.name in (name, *experts)), "")
     values = {
         "release": release,
         "about": about,
+        "costs": known_costs(shared) if shared else (),
         "problem": problem,
         "moves": moves,
         "forgotten": forgotten,

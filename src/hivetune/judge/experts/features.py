@@ -24,6 +24,10 @@ def read_part(text: str) -> str:
     return " ".join(text.lower().split())
 
 
+def distinct_words(text: str) -> set[str]:
+    return set(_WORD.findall(text))
+
+
 def word_numbers(text: str) -> set[int]:
     """Numbers of the words of `read_part`, 32 bits each."""
     return {zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in _WORD.findall(text)}

@@ -304,10 +304,10 @@ class _Exchange:
             self.gateway.watch.answered(self.label, error=True)
 
     def _count(self, message: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
-        seconds = time.monotonic() - self.started
+        now = time.monotonic()
         tokens = int(usage.get("completion_tokens") or 0)
-        self.gateway.metrics.answered(self.id, self.label, seconds, tokens)
-        self.gateway.watch.answered(self.label, error=False, seconds=time.monotonic() - self.sent_s, tokens=tokens)
+        self.gateway.metrics.answered(self.id, self.label, now - self.started, now - self.sent_s, tokens)
+        self.gateway.watch.answered(self.label, error=False, seconds=now - self.sent_s, tokens=tokens)
         if self.gateway.capture is None or not self._wants_capture():
             return
         self.gateway.capture.put(
@@ -320,7 +320,7 @@ class _Exchange:
                 session=_session(self.request, self.body),
                 user=plain_text(self.body.get("user")),
                 keys=keys_of_request(self.request.headers, self.body),
-                seconds=seconds,
+                seconds=now - self.started,
             )
         )
 

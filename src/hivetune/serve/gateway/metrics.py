@@ -33,6 +33,15 @@ class Metrics:
         self._seconds = Histogram(
             "hivetune_answer_seconds", "Seconds per answer", ("release",), buckets=SECONDS, registry=self.registry
         )
+        self._computing = Counter(
+            "hivetune_computing_seconds",
+            "Seconds of answers without their wait for a turn",
+            ("release",),
+            registry=self.registry,
+        )
+        self._adapters = Gauge(
+            "hivetune_adapter_bytes", "Memory of each loaded adapter", ("release",), registry=self.registry
+        )
         self._gauges = {
             name: Gauge(f"hivetune_{name}", text, registry=self.registry)
             for name, text in (
@@ -47,10 +56,11 @@ class Metrics:
         }
         self._recent: OrderedDict[str, str] = OrderedDict()
 
-    def answered(self, answer: str, release: str, seconds: float, tokens: int) -> None:
+    def answered(self, answer: str, release: str, seconds: float, computing_s: float, tokens: int) -> None:
         self._answers.labels("ok", release).inc()
         self._tokens.labels(release).inc(tokens)
         self._seconds.labels(release).observe(seconds)
+        self._computing.labels(release).inc(computing_s)
         self._recent[answer] = release
         if len(self._recent) > MOST_REMEMBERED:
             self._recent.popitem(last=False)
@@ -83,6 +93,9 @@ class Metrics:
                 "capture_waiting": capture.waiting,
                 "capture_left_out": capture.left_out,
             }
+        self._adapters.clear()
+        for served in (served for live in lives for served in live.deployment.served):
+            self._adapters.labels(served.label).set(served.size_bytes)
         for name, value in values.items():
             self._gauges[name].set(value)
         return bytes(generate_latest(self.registry))

@@ -22,10 +22,12 @@ MOST_RELEASES = 8  # of a name: each adapter costs memory, and only the newest a
 
 @dataclass(frozen=True)
 class Served:
-    """A release that can be loaded: its label NAME@VERSION, and its adapter as a GGUF file."""
+    """A release that can be loaded: its label NAME@VERSION, and its adapter as a GGUF file, which llama.cpp keeps in
+    memory as it lies there."""
 
     label: str
     adapter: Path
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -169,4 +171,4 @@ def load_release(release: Release, checks: Checks | None = None) -> Served:
         raise UsageError(
             f"{release.label} has no GGUF adapter", hint=f"register its run again: hivetune register {release.run}"
         )
-    return Served(release.label, files[0])
+    return Served(release.label, files[0], files[0].stat().st_size)

@@ -9,13 +9,18 @@ from pathlib import Path
 from hivetune.base.database import open_database
 from hivetune.config import RunConfig
 from hivetune.data.leave_out import write_leave_out
+from hivetune.errors import HivetuneError, Stopped
 from hivetune.judge.experts.domains import ExpertRow, RowDomain
+from hivetune.machine.inventory import read_machine
 from hivetune.run.choices import read_resolved
+from hivetune.run.status import run_status
 from hivetune.supervise.attempt import Terms
 from hivetune.walk.before.probe import probe_run
+from hivetune.walk.experts.attended import Attended
 from hivetune.walk.experts.survey import Survey
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.prune import remove_run
+from hivetune.walk.queue import Going, places_of, run_queue, why_failed
 from hivetune.walk.train import train_run
 
 FORK_STEPS = 40
@@ -72,6 +77,31 @@ def train_expert(run: Run, terms: Terms = Terms()) -> None:
     """To the end of the run; one that is done is left as it is."""
     probe_run(run)
     train_run(run, terms)
+
+
+def train_side_by_side(runs: Sequence[Run], told: Attended) -> None:
+    """Those that are not done, to their end, one device each; nothing where one device is there for all of them.
+
+    Raises HivetuneError naming those that failed, when the others are done; Stopped when `told` asks for an end.
+    """
+    waiting = [run for run in runs if run.record["status"] != "done"]
+    if len(waiting) < 2 or not told.side_by_side:
+        return
+    places = places_of(waiting[0].config, read_machine(folder=waiting[0].folder))
+    if len(places) < 2:
+        return
+    told.between()
+    report = told.training(f"training {len(waiting)} experts", sum(len(run.plan.steps) for run in waiting))
+
+    def look() -> None:
+        report.on_step(sum(run_status(run.folder).step for run in waiting))
+        if report.ends():
+            raise Stopped("the training of experts was asked to end", hint="the same command goes on")
+
+    codes = run_queue([Going(run.folder) for run in waiting], places, look)
+    failed = [f"{run.record['name']}: {why_failed(run.folder, code)}" for run in waiting if (code := codes[run.folder])]
+    if failed:
+        raise HivetuneError("; ".join(failed), hint="the same command goes on; hivetune logs RUN says more")
 
 
 def going_on(found: Survey, kept: Collection[str], folder: Path) -> RunConfig:

@@ -12,11 +12,13 @@ from hivetune.release.experts import ExpertStep, newest_steps
 from hivetune.release.registry import Release
 from hivetune.serve.experts.table import experts_folder
 from hivetune.walk.experts.attended import ALONE, Attended
+from hivetune.walk.experts.costs import FamilyCosts, measure_costs
 from hivetune.walk.experts.life import review
 from hivetune.walk.experts.propose import propose_domains
 from hivetune.walk.experts.routes import Routed, make_routes, serving
+from hivetune.walk.experts.suggest import Suggestions, suggest_domains
 from hivetune.walk.experts.survey import Survey, survey
-from hivetune.walk.experts.train import make_expert
+from hivetune.walk.experts.train import make_experts
 
 LOOKED = "looked.json"  # below the folder of the shared release: which of its adapters was looked at, to the end
 
@@ -24,13 +26,16 @@ LOOKED = "looked.json"  # below the folder of the shared release: which of its a
 @dataclass(frozen=True)
 class Experts:
     """`steps`: the newest of each domain; `changes`: what became of experts that served before; `problems`: experts
-    that should serve and can't, in words."""
+    that should serve and can't, in words; `suggested`: what a person may declare, `costs`: what their adapters cost,
+    where that was looked for."""
 
     found: Survey
     steps: tuple[ExpertStep, ...]
     changes: tuple[ExpertStep, ...] = ()
     routed: Routed | None = None
     problems: tuple[str, ...] = ()
+    suggested: Suggestions | None = None
+    costs: FamilyCosts = FamilyCosts()  # noqa: RUF009 (frozen)
 
 
 def not_looked_at(shared: Release) -> bool:
@@ -45,7 +50,8 @@ def not_looked_at(shared: Release) -> bool:
 def propose_experts(config: RunConfig, told: Attended = ALONE) -> Experts:
     """Which domains would get an expert, and why; nothing that is served changes."""
     found = survey(config, told.bar("reading the rows"))
-    return Experts(found, tuple(propose_domains(found, told)), problems=tuple(serving(found)[1]))
+    steps = tuple(propose_domains(found, told))
+    return Experts(found, steps, problems=tuple(serving(found)[1]), suggested=suggest_domains(found))
 
 
 def train_experts(config: RunConfig, told: Attended = ALONE) -> Experts:
@@ -56,13 +62,12 @@ def train_experts(config: RunConfig, told: Attended = ALONE) -> Experts:
     found = survey(config, told.bar("reading the rows"))
     changes = review(found, told)  # before: a domain whose expert retires now may get a new one
     born = [step for step in propose_domains(found, told) if step.step == "born"]
-    for step in born:
-        if step.parent == found.shared.adapter_sha256:
-            make_expert(found, step.domain, told)
+    make_experts(found, [step.domain for step in born if step.parent == found.shared.adapter_sha256], told)
     changes += review(found, told) if born else []
     told.between()
     routed = make_routes(found, told)
+    costs = measure_costs(found, told)
     write_json(found.folder.parent / LOOKED, {"schema": 1, "shared": found.shared.adapter_sha256})
     with closing(open_database()) as database:
         steps = tuple(newest_steps(database, found.shared.name).values())
-    return Experts(found, steps, tuple(changes), routed, tuple(serving(found)[1]))
+    return Experts(found, steps, tuple(changes), routed, tuple(serving(found)[1]), costs=costs)

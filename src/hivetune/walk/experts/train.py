@@ -1,5 +1,6 @@
-"""An expert is trained, judged against the shared adapter on its own test rows, registered, and promoted if it may."""
+"""Experts are trained, judged against the shared adapter on their own test rows, registered, promoted if they may."""
 
+from collections.abc import Sequence
 from contextlib import closing
 
 from hivetune.base.database import open_database
@@ -13,7 +14,7 @@ from hivetune.run.folder import EVALUATION
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.experts.attended import ALONE, Attended
 from hivetune.walk.experts.propose import step_of
-from hivetune.walk.experts.runs import open_expert, train_expert
+from hivetune.walk.experts.runs import open_expert, train_expert, train_side_by_side
 from hivetune.walk.experts.survey import Survey
 from hivetune.walk.open import Run
 from hivetune.walk.release.register import register_run
@@ -22,13 +23,24 @@ from hivetune.walk.verdict import judge_run
 MOVED_BY = "experts"  # who moved an alias, in its history
 
 
+def make_experts(found: Survey, domains: Sequence[RowDomain], told: Attended = ALONE) -> list[ExpertStep]:
+    """Those of several domains: trained side by side where there are devices, else one after the other, each judged
+    before the next one is trained."""
+    runs = [open_expert(found, domain, expert_name(found.shared.name, domain)) for domain in domains]
+    train_side_by_side(runs, told)
+    return [_make(found, domain, run, told) for domain, run in zip(domains, runs, strict=True)]
+
+
 def make_expert(found: Survey, domain: RowDomain, told: Attended = ALONE) -> ExpertStep:
     """The expert of a domain that was born: trained from a copy of the shared adapter, and its step written down.
 
     Raises what training and evaluation raise; the same call goes on where it was.
     """
+    return _make(found, domain, open_expert(found, domain, expert_name(found.shared.name, domain)), told)
+
+
+def _make(found: Survey, domain: RowDomain, run: Run, told: Attended) -> ExpertStep:
     name = expert_name(found.shared.name, domain)
-    run = open_expert(found, domain, name)
     told.between()
     train_expert(run, told.training(f"training {name}", len(run.plan.steps)))
     told.between()

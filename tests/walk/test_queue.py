@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hivetune.machine.inventory import Card
-from hivetune.scale import queue
-from hivetune.scale.queue import Going, run_queue, visible_devices
+from hivetune.walk import queue
+from hivetune.walk.queue import Going, run_queue, visible_devices
 
 PROGRAM = """
 import os, signal, sys, time

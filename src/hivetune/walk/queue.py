@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.private import open_plain
-from hivetune.machine.inventory import Card
+from hivetune.config import RunConfig
+from hivetune.machine.inventory import Card, Machine
 from hivetune.process.detach import resume_command
 from hivetune.run.folder import SUPERVISOR_LOG
-from hivetune.run.status import stop_run
+from hivetune.run.status import run_status, stop_run
 
 QUEUE_LOOK_S = 0.5
 # A run that was asked to stop finishes a step and writes a checkpoint; then it is killed.
@@ -46,6 +47,18 @@ def visible_devices(cards: Sequence[Card], device: str, environment: Mapping[str
             places.append({name: seen[position] if position < len(seen) else str(position)})
         return places
     return [{}]
+
+
+def places_of(config: RunConfig, machine: Machine) -> list[dict[str, str]]:
+    """Where runs of a config may go on at the same time. A run with workers of its own takes all cards."""
+    if config.workers is not None:
+        return [{}]
+    return visible_devices(machine.cards, config.device, os.environ)
+
+
+def why_failed(run: Path, code: int) -> str:
+    status = run_status(run)
+    return f"its run ended with exit code {code}" + (f": {status.last_fault}" if status.last_fault else f"; see {run}")
 
 
 def run_queue(
