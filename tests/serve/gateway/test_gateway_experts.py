@@ -16,6 +16,7 @@ from hivetune.judge.experts.learn import RoutedText, learn_router
 from hivetune.release.experts import ExpertStep, add_steps
 from hivetune.release.registry import retire
 from hivetune.serve.experts.table import ExpertTable, write_table
+from hivetune.serve.swap.wanted import wanted
 
 pytestmark = pytest.mark.slow
 EXPERTS = ("team-coder", "team-tester")
@@ -84,6 +85,13 @@ def test_each_request_finds_its_expert_and_is_told_why(own_home: Path, tmp_path:
         wait_until(lambda: ask(running, "x", model="team-coder")[0] == "team@1")
         assert "team-coder can't be served now" in ask(running, "code question 3 of 2")[1]
         assert health(running) == 200
+        assert running.metric('hivetune_adapter_bytes{release="team-tester@1"}') > 1000
+        assert running.metric('hivetune_computing_seconds_total{release="team-tester@1"}') > 0
+    with closing(open_database()) as database:
+        database.execute("UPDATE releases SET model_sha256 = 'upgraded' WHERE name = 'team-tester'")
+        found = wanted(database, ("team",))
+    assert found.champions == {"team": "team@1"} and found.family["team-tester"] == "team"
+    assert "team-tester is of another base than team, which answers instead" in found.problems
 
 
 @pytest.mark.proof

@@ -26,8 +26,8 @@ _BASE = "base"
 
 @dataclass(frozen=True)
 class AdapterCost:
-    """One release of a family, or _BASE. `memory_bytes`: of its GGUF adapter, which llama.cpp keeps in memory beside
-    the base; 0 for _BASE. Tokens a second, one answer at a time: of the prompt, and written."""
+    """One release of a family, or "base" for none. `memory_bytes`: of its GGUF adapter, which llama.cpp keeps in memory
+    beside the base. Tokens a second, one answer at a time: of the prompt, and written."""
 
     label: str
     memory_bytes: int

@@ -61,7 +61,7 @@ def _decide(found: Survey, known: dict[str, ExpertStep], told: Attended) -> None
     for domain in waiting:
         seen = screens[domain.slug]
         if not seen.passed:
-            why = f"parts of its rows pull the shared adapter nowhere (cosine {seen.cosine:.2f}, p {seen.p:.2f})"
+            why = f"parts of its rows pull the shared adapter nowhere (cosine {seen.cosine:.2f}, p {seen.p:.3f})"
             why = why if seen.finite else "the gradient of the shared adapter on its rows is not finite"
             steps.append(step_of(found, domain, "nothing-left", why, {"screen": to_plain(seen)}))
     forked = [domain for domain in waiting if screens[domain.slug].passed]
