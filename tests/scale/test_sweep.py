@@ -22,10 +22,10 @@ from hivetune.config import parse_config
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.records import Metric, Verdict
 from hivetune.run.record import read_record
-from hivetune.scale import queue
 from hivetune.scale import sweep as station
 from hivetune.scale.sweep import run_sweep
 from hivetune.walk import open as open_station
+from hivetune.walk import queue
 
 # Long enough that a run which goes on alone is not over before the next sweep has started on a busy machine.
 STEPS = 3000
