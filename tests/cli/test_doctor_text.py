@@ -33,7 +33,7 @@ def told(given: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_a_pasted_error_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     document = told(ILLEGAL, capsys)
     assert document["known"] and document["fault"] == "device-illegal-address" and document["retry"]
-    assert [remedy["name"] for remedy in document["remedies"][:2]] == ["kernels", "blas"]
+    assert [remedy["name"] for remedy in document["remedies"][:2]] == ["graphs", "kernels"]
     assert (
         all(remedy["says"] for remedy in document["remedies"]) and document["advice"] and document["quote"] == ILLEGAL
     )
