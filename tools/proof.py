@@ -135,7 +135,7 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         ["-m", "proof", "tests/cli/test_doctor_proof.py"],
     ),
     "cycle-kills": (
-        "16 cycles, three of them of poisoned rows, with 200 kills of the loop and of what it started at the borders "
+        "16 cycles, three of them of poisoned rows, with 180 kills of the loop and of what it started at the borders "
         "of every act: cycles, adapters, accounting and aliases are those of the same cycles without kills",
         ["-m", "proof", "tests/cycle/test_kills_of_cycles.py"],
     ),

@@ -28,7 +28,7 @@ from hivetune.cycle.decide import STATIONS
 
 pytestmark = pytest.mark.proof
 
-# All 22 borders of each cycle; those that do not come, as of a promotion that is refused, kill nothing: about 200 do.
+# All 22 borders of each cycle; those that do not come, as of a promotion that is refused, kill nothing: half do.
 CYCLES, KILLS, POISONED = 16, 352, (1, 6, 11)  # the batches are counted from 0
 FIRST_ROWS, ROWS = 120, 60
 MOST_DELAY_S = 2.0
