@@ -12,7 +12,7 @@ from engine.models import documents, write_model
 
 from hivetune.config import LoraConfig
 from hivetune.engine.model import products
-from hivetune.engine.model.fast.attention import TorchAttention
+from hivetune.engine.model.fast.attention import TorchAttention, segment_tables
 from hivetune.engine.model.fast.kernels import build
 from hivetune.engine.model.fast.kernels.native import PART_KEYS, NativeAttention, NativeOps
 from hivetune.engine.model.fast.model import FastModel
@@ -138,7 +138,7 @@ def test_attention_over_many_pieces(window: int | None, softcap: float | None, d
     workspace = Workspace(torch.device("cpu"))
     for attention in (
         NativeAttention(layout, spec, dtype, workspace),
-        TorchAttention(layout, spec, workspace.device, eager=True),
+        TorchAttention(segment_tables(layout), spec, eager=True),
     ):
         out, lse = torch.empty_like(dout), torch.empty(layout.size, spec.heads)
         attention.forward(qkv, out, lse, window)

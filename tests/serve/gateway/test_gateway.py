@@ -32,7 +32,9 @@ def test_the_official_client_and_curl_get_labelled_answers(own_home: Path, tmp_p
             model="helpdesk", messages=messages, max_tokens=6, temperature=0, stream=True
         )
         chunks = list(pieces)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == texts["helpdesk"]
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        whole, _, _ = texts["helpdesk"].partition("\ufffd")  # a character that the last token leaves unfinished
+        assert streamed == whole
         assert {chunk.system_fingerprint for chunk in chunks} == {first} and len({chunk.id for chunk in chunks}) == 1
         assert client.completions.create(model="base", prompt="one two", max_tokens=2).choices[0].text is not None
         with pytest.raises(NotFoundError, match="served are: helpdesk"):
