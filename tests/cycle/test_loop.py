@@ -54,7 +54,9 @@ def check_three_cycles(journal: Path) -> None:
     assert champions == [f"{NAME}@{ends.count('promoted')}"]
     done = Counter(entry["action"] for entry in read_journal(journal) if entry.get("outcome") == "done")
     assert done["train"] == done["gate"] == done["close"] == 3
-    assert done["promote"] == len(found["releases"]) == ends.count("promoted")
+    assert len(found["releases"]) == ends.count("promoted")
+    # The kill at a promotion's intent may come when the alias has moved and its outcome is not written yet.
+    assert done["promote"] in (len(found["releases"]) - 1, len(found["releases"]))
     assert len(replayed(journal)) > 20
 
 
