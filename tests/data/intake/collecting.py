@@ -84,6 +84,9 @@ class RedisServer:
         import redis
 
         self.program = require_program("redis-server", "redis-server")
+        if "--cluster-enabled" in arguments and "--cluster-port" not in arguments:
+            # Redis takes port + 10000 for its bus, and ends where that is above 65535: one free port in five.
+            arguments = (*arguments, "--cluster-port", str(free_port()))
         self.folder, self.arguments = folder, arguments
         self.port = port or free_port()
         self.client = redis.Redis(port=self.port, socket_timeout=10)
@@ -100,7 +103,8 @@ class RedisServer:
         log = open(self.folder / "redis.log", "ab")  # noqa: SIM115 (the child keeps it)
         self.process = subprocess.Popen([self.program, *settings], stdout=log, stderr=log)
         log.close()
-        wait_for(self.answers, "redis-server to answer")
+        wait_for(self.answers_or_ended, "redis-server to answer")
+        assert self.process.poll() is None, (self.folder / "redis.log").read_text()
 
     def answers(self) -> bool:
         import redis
@@ -109,6 +113,9 @@ class RedisServer:
             return bool(self.client.ping())
         except redis.exceptions.RedisError:
             return False
+
+    def answers_or_ended(self) -> bool:
+        return self.process.poll() is not None or self.answers()
 
     def kill(self) -> None:
         self.process.kill()
