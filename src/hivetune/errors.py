@@ -60,9 +60,10 @@ class Busy(HivetuneError):
 
 
 class Stopped(HivetuneError):
-    """A signal ended the work after everything was saved; exits with 128 + the signal's number."""
+    """A signal ended the work after everything was saved; exits with 128 + the signal's number. None: whoever started
+    the work asked for its end, such as a cycle whose window ends."""
 
-    def __init__(self, message: str, *, signal_number: int = signal.SIGINT, hint: str = ""):
+    def __init__(self, message: str, *, signal_number: int | None = signal.SIGINT, hint: str = ""):
         super().__init__(message, hint=hint)
         self.signal_number = signal_number
-        self.exit_code = 128 + signal_number
+        self.exit_code = 128 + (signal_number or signal.SIGTERM)

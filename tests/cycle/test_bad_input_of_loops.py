@@ -144,3 +144,37 @@ def test_a_champion_that_is_lost_for_good_is_told(own_home: Path, tmp_path: Path
         assert loop.step().kind == "wait"  # a minute; then it is tried again
     (said,) = (tmp_path / "told").read_text().splitlines()
     assert said.startswith(f"the cycle of {NAME} can't go on: {label} can't be served")
+
+
+class Enough(Exception):
+    """Ends a loop that would go on."""
+
+
+def test_what_is_damaged_is_told_once_and_the_loop_goes_on(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs a person, who mends it while the loop runs; until then nothing is served differently."""
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
+    tell = tmp_path / "tell"
+    tell.write_text(f"#!/bin/sh\ncat >> {tmp_path}/notices\n")
+    tell.chmod(0o755)
+    with opened(load_config(make_config(tmp_path, notify={"command": [str(tell)]})), Listener()) as loop:
+        assert [loop.step().kind for _ in range(2)] == ["open", "snapshot"]
+        (run,) = loop_folder(NAME).glob("*/run")
+        good = (run / "run.json").read_text()
+        (run / "run.json").write_text(good[: len(good) // 2])
+        looks: list[float] = []
+
+        def look_three_times(wait_s: float) -> None:
+            looks.append(wait_s)
+            if len(looks) == 3:
+                raise Enough
+
+        monkeypatch.setattr(loop, "_sleep", look_three_times)
+        with pytest.raises(Enough):
+            loop.run()
+        (run / "run.json").write_text(good)
+        monkeypatch.setattr(hivetune.cycle.loop, "act", lambda action, doing: "it is trained")
+        assert loop.step().kind == "train"
+    assert len(told("problem")) == 1 and "run.json" in told("problem")[0]
+    assert "run.json" in (tmp_path / "notices").read_text()

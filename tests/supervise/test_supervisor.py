@@ -200,7 +200,7 @@ def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
     assert outcome.status == "stopped"
     with pytest.raises(Stopped, match="step 8") as caught:
         outcome.check()
-    assert caught.value.exit_code == 143
+    assert (caught.value.exit_code, caught.value.signal_number) == (143, signal.SIGTERM)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -276,6 +276,7 @@ def test_who_started_it_may_ask_for_its_end_without_a_signal(tmp_path: Path) -> 
     terms = Terms(ends=lambda: int(attempt.last_step(tmp_path / "run") >= 4), stand_still=lambda: False)
     outcome = supervise(tmp_path, config, terms=terms)
     assert outcome.status == "stopped" and 4 <= outcome.steps < 24
+    assert isinstance(outcome.error, Stopped) and outcome.error.signal_number is None
     assert supervise(tmp_path, config).steps == 24
 
 

@@ -89,10 +89,15 @@ class Loop:
                 action = self.step()
                 self._problems.pop("look", None)
                 wait_s = max(0.0, min(action.not_before - self.clock(), LOOK_AGAIN_S)) if action.kind == "wait" else 0.0
-            except (Busy, DoesNotFit, OSError, sqlite3.OperationalError) as error:
+            except Stopped:
+                raise
+            except (HivetuneError, OSError, sqlite3.OperationalError) as error:
                 if once or (isinstance(error, OSError) and error.errno not in UNWRITABLE):
                     raise
-                self._say_once("look", f"it can't look now and tries again: {error}")
+                words = f"it can't look now and tries again: {error}"
+                self._say_once("look", words)
+                if isinstance(error, UsageError):  # what is damaged needs a person; other causes end by themselves
+                    self._send(Notice("stuck", self.name, words.partition("\n")[0]))
                 action, wait_s = None, LOOK_AGAIN_S
             if once and action is not None and action.kind == "wait":
                 return action

@@ -322,11 +322,10 @@ class _Supervisor:
         return ("cuda" if self.machine.cards else "cpu") if device == "auto" else device
 
     def _stopped(self, result: Mapping[str, Any]) -> RunOutcome:
-        number = self.job.stop.number or 15
         step = newest_step(self.job.run)
         error = Stopped(
             f"stopped at step {step}; everything up to it is saved",
-            signal_number=number,
+            signal_number=self.job.stop.number,
             hint=f"go on with: hivetune resume {self.job.run}",
         )
         return self._outcome("stopped", step, result, error)

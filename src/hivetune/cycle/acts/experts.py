@@ -4,7 +4,7 @@ from collections import Counter
 
 from hivetune.cycle.acts.doing import Doing, SliceEnded
 from hivetune.cycle.acts.night import Slice
-from hivetune.errors import HivetuneError
+from hivetune.errors import Stopped
 from hivetune.walk.experts.attended import Attended
 from hivetune.walk.experts.station import train_experts
 
@@ -20,10 +20,10 @@ def look_for_experts(doing: Doing) -> str:
 
     try:
         made = train_experts(doing.config, Attended(doing.progress, slice_.terms(), between, not slice_.yields))
-    except HivetuneError as error:
-        if slice_.why:
-            raise SliceEnded(f"{slice_.why}: {error.message}") from None
-        raise
+    except Stopped as error:
+        if error.signal_number is not None:
+            raise
+        raise SliceEnded(f"{slice_.why}: {error.message}") from None
     counts = Counter(step.step for step in made.steps)
     doing.details["experts"] = dict(counts)
     return ", ".join(f"{count} {step}" for step, count in counts.items()) or "the rows have no domains"

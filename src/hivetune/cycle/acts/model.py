@@ -10,7 +10,7 @@ from hivetune.cycle.acts.night import Slice
 from hivetune.cycle.gate import Contests, judge_cycle
 from hivetune.cycle.ledger import AGAINST_BEST, AGAINST_CHAMPION, GATE
 from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of, rows_behind
-from hivetune.errors import HivetuneError
+from hivetune.errors import Stopped
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION
 from hivetune.walk.before.probe import probe_run
@@ -37,10 +37,10 @@ def train_slice(doing: Doing) -> str:
     started = time.monotonic()
     try:
         document = train_run(run, slice_.terms())
-    except HivetuneError as error:
-        if slice_.why:
-            raise SliceEnded(f"{slice_.why}: {error.message}") from None
-        raise
+    except Stopped as error:
+        if error.signal_number is not None:
+            raise
+        raise SliceEnded(f"{slice_.why}: {error.message}") from None
     finally:
         hours = (time.monotonic() - started) / 3600
         doing.details |= {"hours": round(hours, 6), "kwh": round(slice_.energy.kwh, 6)}

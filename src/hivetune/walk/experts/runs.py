@@ -96,7 +96,9 @@ def train_side_by_side(runs: Sequence[Run], told: Attended) -> None:
     def look() -> None:
         report.on_step(sum(run_status(run.folder).step for run in waiting))
         if report.ends():
-            raise Stopped("the training of experts was asked to end", hint="the same command goes on")
+            raise Stopped(
+                "the training of experts was asked to end", hint="the same command goes on", signal_number=None
+            )
 
     codes = run_queue([Going(run.folder) for run in waiting], places, look)
     failed = [f"{run.record['name']}: {why_failed(run.folder, code)}" for run in waiting if (code := codes[run.folder])]
