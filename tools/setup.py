@@ -139,7 +139,8 @@ def install_with_uv(backend: str, requirement: str) -> None:
 
 
 def pip(*arguments: str) -> None:
-    run(PYTHON, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check")
+    # Python compiles what is imported, when it is: pip's compiling of all 10,000 files took 23 of 39 processor seconds.
+    run(PYTHON, "-m", "pip", *arguments, "--no-compile", "--quiet", "--disable-pip-version-check")
 
 
 def run(*command: str | Path) -> None:
