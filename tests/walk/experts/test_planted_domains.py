@@ -71,11 +71,12 @@ def test_conflicting_styles_with_a_cue(own_home: Path, tmp_path: Path) -> None:
     assert changes[f"{SHARED}-tester"].step == "serving"
     assert changes[f"{SHARED}-tester"].parent == new.adapter_sha256
     with closing(open_database()) as database:
-        assert coder.name not in desired(database)
+        # Its domain may get a new one over the new shared adapter: 40 more steps gain enough on some processors.
+        assert desired(database).get(coder.name) != coder.version
         retire(database, f"{SHARED}-tester", by="test", reason="gone")
     assert [problem for problem in train_experts(config).problems if f"{SHARED}-tester can't serve" in problem]
     table = read_table(SHARED)
-    assert table is not None and not table.experts
+    assert table is not None and f"{SHARED}-tester" not in table.experts
 
 
 def look_again(config: RunConfig) -> str:

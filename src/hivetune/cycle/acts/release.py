@@ -97,10 +97,10 @@ def close_cycle(doing: Doing) -> str:
     trained = frozenset() if end in ("failed", "given_up") else _rows_of(cycle)
     with closing(open_database()) as database:
         suspect = trained - _innocent(database, cycle) if _did_harm(cycle, end) else frozenset()
-        end_cycle(database, cycle, end, reason, doing.now, RowsOfCycle(trained, suspect))
         saved = cycle.run / checkpoints.FOLDER
-        if saved.is_dir() and run_status(cycle.run).state == "done":
+        if saved.is_dir() and run_status(cycle.run).state == "done":  # first: a closed cycle is not looked at again
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
+        end_cycle(database, cycle, end, reason, doing.now, RowsOfCycle(trained, suspect))
     doing.details["end"] = end
     words = f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
     if not suspect:

@@ -36,6 +36,7 @@ def scored_rows(
         "model": sha256_file(base / MANIFEST),
         "adapters": {name: sha256_file(folder / ADAPTER) for name, folder in adapters.items()},
         "rows": numbers,
+        "computed": (found.config.dtype, found.config.device),
     }
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
     folder = found.folder / "scores" / key
