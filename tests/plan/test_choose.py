@@ -125,6 +125,18 @@ def test_the_table_offers_what_fits_instead() -> None:
         assert option.fits == (option.peak_bytes <= device.limit_bytes())
 
 
+def test_four_bits_are_offered_where_they_are_right() -> None:
+    whole = a_setup("Qwen2.5-0.5B-Instruct").architecture
+    odd = replace(whole, linears=tuple(replace(linear, inputs=linear.inputs + 16) for linear in whole.linears))
+    offered = {
+        (name, device.kind): any(option.precision == "nf4" for option in what_would_fit(case, device, work(), {}))
+        for name, architecture in (("whole", whole), ("odd", odd))
+        for device in (small_gpu(24), device_of_card("zen4"))
+        for case in (Case(name, architecture, 512, 8, "bfloat16"),)
+    }
+    assert offered == {("whole", "cuda"): True, ("whole", "cpu"): True, ("odd", "cuda"): True, ("odd", "cpu"): False}
+
+
 def test_longer_rows_and_larger_models_take_longer() -> None:
     device = device_of_card("R9700")
     own = Case("1.5B", a_setup("Qwen2.5-1.5B-Instruct").architecture, 1024, 16, "bfloat16")

@@ -107,6 +107,11 @@ class Architecture:
         return self.linear_parameters
 
     @property
+    def has_whole_blocks(self) -> bool:
+        """Whether rows of all linear modules are whole blocks of NF4's 64 values."""
+        return not any(linear.inputs % 64 for linear in self.modules or self.linears)
+
+    @property
     def layer_weights(self) -> int:
         """Of the matrices of one decoder layer, the mean of all layers."""
         if self.modules:

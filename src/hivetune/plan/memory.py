@@ -17,6 +17,8 @@ from hivetune.plan.layout import compiles_products
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 # With double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
 NF4_BITS = 4.127
+# Of streamed layers the scales are not packed again: 4 + 32/64 (engine/model/fast/weights/nf4.py).
+STREAMED_NF4_BITS = 4.5
 # Positions whose logits exist at a time: a round number near both paths' chunks (engine/model/).
 LOGITS_CHUNK = 256
 # Buffers of hidden size alive at once inside a layer, beside what it keeps.
@@ -130,15 +132,21 @@ def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
 
 def layer_bytes(setup: TrainingSetup) -> int:
     """The frozen matrices of one layer as they are streamed, the mean of all."""
-    return setup.architecture.layer_weights * setup.value_bytes
+    weights = setup.architecture.layer_weights
+    return round(weights * STREAMED_NF4_BITS / 8) if setup.quantized else weights * setup.value_bytes
 
 
 def weight_bytes(setup: TrainingSetup) -> int:
     """The frozen base in bytes, as far as it stays on the device; with NF4 the layers' matrices at 4.127 bits, the rest
-    as it is, and the largest matrix unpacked for its product."""
+    as it is, and the largest matrix unpacked for its product, or, where layers are streamed, the layer at hand."""
     a = setup.architecture
+    away = max(0, setup.streamed - STREAM_PLACES)
     if not setup.quantized:
-        return a.parameters * setup.value_bytes - max(0, setup.streamed - STREAM_PLACES) * layer_bytes(setup)
+        return a.parameters * setup.value_bytes - away * layer_bytes(setup)
+    if setup.streamed:
+        in_layers = a.layers * a.layer_weights
+        unpacked = (a.parameters - in_layers + a.layer_weights) * setup.value_bytes
+        return unpacked + (a.layers - away) * layer_bytes(setup)
     rest = (a.parameters - a.quantizable_parameters) * setup.value_bytes
     return round(a.quantizable_parameters * NF4_BITS / 8) + rest + a.largest_linear * setup.value_bytes
 

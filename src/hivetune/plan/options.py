@@ -119,6 +119,11 @@ def precisions(device: Device) -> list[str]:
     return [*sorted(found, key=lambda dtype: -device.rates[dtype]), "nf4"]
 
 
+def _is_right(case: Case, device: Device) -> bool:
+    """On a processor 4-bit weights are unpacked rightly in whole blocks only (engine/model/general.py)."""
+    return case.precision != "nf4" or device.kind != "cpu" or case.architecture.has_whole_blocks
+
+
 def what_would_fit(
     own: Case, device: Device, work: Workload, others: Mapping[str, Architecture], *, memory_share: float = 0.9
 ) -> list[Option]:
@@ -137,7 +142,7 @@ def what_would_fit(
         for name, architecture in others.items()
         for precision in dict.fromkeys((own.precision, "nf4"))
     ]
-    tried = [try_case(case, device, work, memory_share=memory_share) for case in cases]
+    tried = [try_case(case, device, work, memory_share=memory_share) for case in cases if _is_right(case, device)]
     return [streamed, *tried] if streamed.fits else tried
 
 

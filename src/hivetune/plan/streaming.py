@@ -27,12 +27,15 @@ StreamSource = Literal["memory", "disk"]
 
 
 def can_stream(setup: TrainingSetup) -> bool:
-    """Whether layers of it can be streamed: on the fast path, where each layer is computed by hand."""
-    return setup.path == "fast" and setup.architecture.is_fast and not setup.quantized
+    """Whether layers of it can be streamed: on the fast path, where each layer is computed by hand. Layers in 4 bits
+    are on the general path while they stay, and streamed to a card only: a processor would pack them anew each time."""
+    if setup.quantized:
+        return setup.architecture.is_fast and setup.kind != "cpu" and not setup.architecture.modules
+    return setup.path == "fast" and setup.architecture.is_fast
 
 
 def with_streamed(setup: TrainingSetup, layers: int) -> TrainingSetup:
-    return replace(setup, streamed=layers)
+    return replace(setup, streamed=layers, path="fast" if layers else setup.path)
 
 
 def fewest_streamed(setup: TrainingSetup, tokens: int, correction: Affine | None, limit_bytes: int) -> int | None:

@@ -188,8 +188,15 @@ def test_qlora_learns_on_four_bits(tmp_path: Path) -> None:
     assert all(bool(grad.any()) for grad in gradients(model).values())
 
 
+def test_qlora_of_rows_that_bitsandbytes_unpacks_wrongly_is_refused(tmp_path: Path) -> None:
+    """The model is 48 wide: on a processor a row's scales were taken for those of other rows, in silence."""
+    with pytest.raises(UsageError, match="rows of 48 values") as caught:
+        load_model(write_model(tmp_path), LORA, method="qlora", dtype=torch.float32, device=torch.device("cpu"))
+    assert "method: lora" in caught.value.hint
+
+
 def test_qlora_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hivetune.engine.model.general.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("hivetune.engine.model.fast.weights.nf4.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match="bitsandbytes") as caught:
         load_general(
             write_model(tmp_path), LORA, method="qlora", dtype=torch.float32, device=torch.device("cpu"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine.models import write_model
 from engine.runs import learnable_rows, losses, make_run, metrics, run_bytes, run_training, stop_after
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
@@ -171,7 +173,6 @@ CHANGES: dict[str, Any] = {
     "dtype": {"dtype": "bfloat16"},
     "dtype float16": {"dtype": "float16"},
     "seed": {"seed": 1},
-    "method": {"method": "qlora"},
 }
 
 
@@ -194,6 +195,25 @@ def test_each_setting_changes_the_adapter(
     assert changed.keys() != usual.keys() or any(
         changed[name].shape != usual[name].shape or not torch.equal(changed[name], usual[name]) for name in usual
     )
+
+
+@pytest.mark.slow
+def test_a_base_of_four_bits_is_trained_on(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """Of a wider model: its rows are whole blocks of 64 values."""
+    wide = shutil.copytree(tiny_model_folder, tmp_path / "wide")
+    config = json.loads((wide / "config.json").read_text())
+    kept = {name: config[name] for name in ("vocab_size", "eos_token_id", "tie_word_embeddings", "num_hidden_layers")}
+    write_model(wide, hidden_size=64, intermediate_size=128, **kept)
+    losses = []
+    for method in ("lora", "qlora"):
+        folder = tmp_path / method
+        folder.mkdir()
+        make_run(folder, learnable_rows(60), method=method)
+        result = run_training(folder, wide)
+        assert (result["status"], result["path"]) == ("done", "fast" if method == "lora" else "general")
+        losses.append(result["loss_last"])
+        assert result["loss_last"] < result["loss_first"]
+    assert losses[0] != losses[1]
 
 
 def test_validate_every_and_patience_are_obeyed(usual_run: Path, tiny_model_folder: Path, tmp_path: Path) -> None:

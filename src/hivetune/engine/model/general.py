@@ -7,7 +7,6 @@ Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R 
 """
 
 import functools
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -24,11 +23,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import allocate, same_views, scaling
 from hivetune.engine.model.experts import LoraExperts, Switch
+from hivetune.engine.model.fast.weights.nf4 import BLOCK, require_bitsandbytes
 from hivetune.engine.model.linears import find_linears
 from hivetune.engine.model.preference import judged_documents, preference_loss, units
 from hivetune.engine.model.protocol import Document, Streamed, halved
 from hivetune.engine.model.strict import refuse_invented
-from hivetune.errors import MachineNotFit, UsageError
+from hivetune.errors import UsageError
 from hivetune.models.peft_names import names_of
 from hivetune.run.choices import NO_CHOICES, Choices
 
@@ -311,10 +311,21 @@ def load_module(
 
         # In eval mode it repacks itself on CPUs with AVX-512 into a form without a backward pass, for widths of whole
         # blocks only; it has no dropout that training mode would switch on.
-        for child in module.modules():
+        for name, child in module.named_modules():
             if isinstance(child, Linear4bit):
+                _check_blocks(name, child.in_features, device)
                 child.train()
     return module
+
+
+def _check_blocks(name: str, columns: int, device: torch.device) -> None:
+    """bitsandbytes 0.50 packs 64 values after another to a block, and on a processor unpacks as if each row began one:
+    rows of 48 columns came back with up to twice the error of the rounding. Raises UsageError."""
+    if device.type == "cpu" and columns % BLOCK:
+        raise UsageError(
+            f"method: qlora: {name} has rows of {columns} values, which bitsandbytes unpacks wrongly on a processor",
+            hint=f"set method: lora; it is right for rows of whole blocks of {BLOCK} values, and on a card",
+        )
 
 
 def _cut_layers(config: PretrainedConfig, first_layers: int) -> None:
@@ -329,14 +340,6 @@ def _cut_layers(config: PretrainedConfig, first_layers: int) -> None:
 def _is_beyond(tensor: str, first_layers: int) -> bool:
     found = re.search(r"(?:^|\.)layers\.(\d+)\.", tensor)
     return found is not None and int(found[1]) >= first_layers
-
-
-def require_bitsandbytes() -> None:
-    """Raises MachineNotFit with the install line."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MachineNotFit(
-            "method: qlora needs bitsandbytes", hint="pip install 'hivetune[qlora]', or set method: lora"
-        )
 
 
 def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from hivetune.config import LoraConfig
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.spec import NotFast, read_spec
+from hivetune.engine.model.fast.weights.nf4 import require_bitsandbytes
 from hivetune.engine.model.protocol import LoraModel
 from hivetune.errors import DoesNotFit
 from hivetune.run.choices import NO_CHOICES, Choices
@@ -38,7 +39,10 @@ def load_model(
     DoesNotFit for one whose layers have to be streamed and that the fast path does not know.
     """
     why = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
-    why = why or ("the base is quantized" if method == "qlora" else "")
+    quantized = method == "qlora"
+    why = why or ("the base is quantized" if quantized and not choices.streamed else "")
+    if quantized:
+        require_bitsandbytes()
     if not why:
         try:
             return FastModel(
@@ -48,13 +52,14 @@ def load_model(
                 device=device,
                 choices=choices,
                 first_layers=first_layers,
+                quantized=quantized,
             )
         except NotFast as reason:
             why = str(reason)
     if choices.streamed and first_layers is None:
         raise DoesNotFit(
             f"{folder.name} fits only with its layers streamed, which the fast path alone does, and that can't: {why}",
-            hint="choose a smaller model, or method: qlora",
+            hint="choose a smaller model" if quantized else "choose a smaller model, or method: qlora",
         )
     # transformers costs 3.5 s of processor time at each start of a worker; the fast path does without.
     from hivetune.engine.model.general import load_general

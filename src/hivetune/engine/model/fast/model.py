@@ -4,7 +4,6 @@ Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -74,8 +73,8 @@ class FastModel:
     replayed), chunk_rows (logit rows of a chunk), products (of float32 on a CPU), kernels (native or torch), attention
     (eager: no fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the native
     ones call no library for them). The attribute `kernels` says which run, and why if it is the plain ones; `attention`
-    says why attention is on a slow path, or is empty. Raises NotFast for a model that the fast path does not compute
-    exactly.
+    says why attention is on a slow path, or is empty. `quantized`: the layers' matrices are kept as NF4. Raises NotFast
+    for a model that the fast path does not compute exactly.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -90,17 +89,17 @@ class FastModel:
         device: torch.device,
         choices: Choices = NO_CHOICES,
         first_layers: int | None = None,
+        quantized: bool = False,
     ):
         self.device, self.dtype = device, dtype
         if device.type == "cuda":  # sums of partial products in half precision are torch's default there
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        spec = read_spec(folder)
-        self.spec: ModelSpec = replace(spec, layers=spec.layers[:first_layers])
+        self.spec: ModelSpec = read_spec(folder, first_layers)
         self._ops, self.kernels = choose_ops(dtype, device, choices.kernels, choices.products)
         rank_multiple = choices.rank_multiple or 1 if isinstance(self._ops, TorchOps) else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
-        streaming = streaming_of(choices, len(self.spec.layers), device)
+        streaming = streaming_of(choices, len(self.spec.layers), device, packed=quantized)
         self.num_streamed = streaming.layers
         self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns, streaming=streaming)
         self.master_N, self._sum_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
@@ -331,14 +330,13 @@ class FastModel:
         """
         for index, layer in enumerate(self.weights.layers):
             refresh_ups(layer, self._scaling)
-            if index >= self.num_streamed:
+            if index >= self.weights.num_replaced:
                 refresh_downs(layer)
 
     def _enter(self, index: int, *following: int) -> None:
         """What is computed next reads layer `index`; then, in this order, `following`."""
-        if self.weights.stream is not None:
-            self.weights.stream.need(index, following)
-        if index < self.num_streamed:
+        self.weights.enter(index, following)
+        if index < self.weights.num_replaced:
             refresh_downs(self.weights.layers[index])
 
     def _walk(self, batch: LayerBatch, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:

@@ -6,7 +6,7 @@ path runs instead.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,10 @@ class ModelSpec:
         return self.q_width + 2 * self.kv_width
 
 
-def read_spec(folder: Path) -> ModelSpec:
-    """The spec of a model folder. Raises NotFast with the reason."""
-    return spec_from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+def read_spec(folder: Path, first_layers: int | None = None) -> ModelSpec:
+    """The spec of a model folder, without its other layers if said. Raises NotFast with the reason."""
+    spec = spec_from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    return replace(spec, layers=spec.layers[:first_layers])
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:

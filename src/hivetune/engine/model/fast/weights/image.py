@@ -6,7 +6,7 @@ Shapes as in matrices.py.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,17 @@ class MatrixPlace:
     def of(self, image_n: Tensor, dtype: torch.dtype) -> Tensor:
         size = math.prod(self.shape) * dtype.itemsize
         return image_n[self.at : self.at + size].view(dtype).view(self.shape)
+
+
+class LayerImage(Protocol):
+    """What reading and moving a layer asks of its bytes."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def read(self, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype, *, beside: bool = False) -> None:
+        """From the files into `image_n`, which is on the CPU; `beside`: something else computes meanwhile."""
+        ...
 
 
 @dataclass(frozen=True)

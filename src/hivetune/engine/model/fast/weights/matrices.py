@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hivetune.engine.model.fast.weights.nf4 import PackedLayers
 from hivetune.engine.model.fast.weights.stream import LayerStream
 
 
@@ -157,6 +158,17 @@ class Weights:
     layers: list[Layer] = field(default_factory=list)
     stream: LayerStream | None = None
     """Of the first layers, where they do not stay on the device."""
+    packed: PackedLayers | None = None
+    """Where layers are kept in four bits: then all have their matrices in one place, unpacked when it is their turn."""
+    num_replaced: int = 0
+    """Layers, the first ones, whose matrices lie where those of others do too: `enter` brings them."""
+
+    def enter(self, layer: int, following: Sequence[int]) -> None:
+        """The matrices of `layer` are read next; then, in this order, those of `following`."""
+        if self.stream is not None:
+            self.stream.need(layer, following)
+        if self.packed is not None:
+            self.packed.unpack(layer)
 
 
 def refresh_downs(layer: Layer) -> None:

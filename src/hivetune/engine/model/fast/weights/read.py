@@ -3,7 +3,7 @@
 Shapes as in matrices.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.fast.spec import ModelSpec
+from hivetune.engine.model.fast.spec import ModelSpec, NotFast
 from hivetune.engine.model.fast.weights.devices import device_of
 from hivetune.engine.model.fast.weights.files import Checkpoint
-from hivetune.engine.model.fast.weights.image import Image, ImageOutline
+from hivetune.engine.model.fast.weights.image import Image, ImageOutline, LayerImage
 from hivetune.engine.model.fast.weights.matrices import ExpertMlps, Group, Layer, Member, Mlp, Stack, Weights
+from hivetune.engine.model.fast.weights.nf4 import PackedImage, PackedLayers
 from hivetune.engine.model.fast.weights.stream import (
     NOT_STREAMING,
     FromFiles,
@@ -94,23 +95,37 @@ def read_weights(
 ) -> Weights:
     """All matrices in `dtype` on `device`, merged, with zero rows for the adapters: `columns` of them for each adapter,
     its rank or more. Norms in fp32 (fp64 for fp64). Those of streamed layers come when they are needed. Raises
-    UsageError when a tensor is missing, and as `match_targets`."""
+    UsageError when a tensor is missing, NotFast where what is packed has experts, and as `match_targets`."""
+    if streaming.packed and spec.routing is not None:
+        raise NotFast("its experts are not kept in four bits")
     reader = _Reader(Checkpoint(folder), spec, find_adapted(spec, lora), columns, dtype, device)
     embedding_VD = reader.matrix("embed_tokens.weight")
     head_VD = embedding_VD if spec.tied else reader.matrix("lm_head.weight")
     # The last norm carries the scale of the logits: one rounding of its output, as without.
     weights = Weights(embedding_VD, head_VD, reader.norm("norm") * spec.logit_scale)
-    images = [reader.outline(index) for index in range(len(spec.layers))]
+    plain = [reader.outline(index) for index in range(len(spec.layers))]
+    packed = [PackedImage(image) for image in plain] if streaming.packed else []
+    images: Sequence[LayerImage] = packed or plain
     streamed, stream_device = images[: streaming.layers], device_of(device)
-    largest = max((image.size_bytes for image in streamed), default=0)
-    turns = [stream_device.empty(largest) for _ in range(min(STREAM_PLACES, len(streamed)))]
-    for index, image in enumerate(images):
-        place_n = turns[index % STREAM_PLACES] if index < len(streamed) else reader.resident(image)
-        weights.layers.append(reader.layer(index, image, place_n))
+    turns = [stream_device.empty(_largest(streamed)) for _ in range(min(STREAM_PLACES, len(streamed)))]
+    places = [
+        turns[index % STREAM_PLACES] if index < len(streamed) else reader.resident(image)
+        for index, image in enumerate(images)
+    ]
+    if packed:
+        plain_n = stream_device.empty(_largest(plain))
+        weights.packed = PackedLayers(packed, places, plain_n, dtype)
+        places = [plain_n] * len(plain)
+    weights.layers += [reader.layer(index, image, places[index]) for index, image in enumerate(plain)]
+    weights.num_replaced = len(plain) if packed else len(streamed)
     if streamed:
         source = LAYER_SOURCES[device.type, streaming.source](stream_device, streamed, reader.checkpoint, dtype)
         weights.stream = LayerStream(source, stream_device, streamed, turns)
     return weights
+
+
+def _largest(images: Sequence[LayerImage]) -> int:
+    return max((image.size_bytes for image in images), default=0)
 
 
 @dataclass(frozen=True)
@@ -132,7 +147,7 @@ class _Reader:
         offset = 1.0 if self.spec.family.norm_plus_one else 0.0
         return (self.checkpoint.read(f"{name}.weight").to(wide) + offset).to(self.device)
 
-    def resident(self, image: Image) -> Tensor:
+    def resident(self, image: LayerImage) -> Tensor:
         """The image in memory of its own on the device, rank rows zero."""
         image_n = torch.zeros(image.size_bytes, dtype=torch.uint8)
         image.read(self.checkpoint, image_n, self.dtype)

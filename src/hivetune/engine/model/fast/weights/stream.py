@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hivetune.engine.model.fast.weights.devices import Stamp, StreamDevice, fill_pieces
 from hivetune.engine.model.fast.weights.files import Checkpoint
-from hivetune.engine.model.fast.weights.image import Image
+from hivetune.engine.model.fast.weights.image import LayerImage
 from hivetune.engine.model.protocol import Streamed
 from hivetune.run.choices import Choices
 
@@ -25,19 +25,20 @@ STAMPS_KEPT = 4096
 
 
 class Streaming(NamedTuple):
-    """The first `layers` of a model are streamed, from host memory or from disk."""
+    """The first `layers` of a model are streamed, from host memory or from disk. `packed`: all are kept as NF4."""
 
     layers: int
     source: Literal["memory", "disk"]
+    packed: bool = False
 
 
 NOT_STREAMING = Streaming(0, "disk")
 
 
-def streaming_of(choices: Choices, layers: int, device: torch.device) -> Streaming:
+def streaming_of(choices: Choices, layers: int, device: torch.device, *, packed: bool) -> Streaming:
     """A processor reads files, whatever a card did before it took over."""
     source = "disk" if device.type == "cpu" else choices.stream_from or "memory"
-    return Streaming(min(choices.streamed or 0, layers), source)
+    return Streaming(min(choices.streamed or 0, layers), source, packed)
 
 
 class LayerSource(Protocol):
@@ -55,7 +56,7 @@ class LayerSource(Protocol):
 class FromFiles:
     """For a processor: from the files to the place."""
 
-    def __init__(self, device: StreamDevice, images: Sequence[Image], checkpoint: Checkpoint, dtype: torch.dtype):
+    def __init__(self, device: StreamDevice, images: Sequence[LayerImage], checkpoint: Checkpoint, dtype: torch.dtype):
         self._device, self._images, self._checkpoint, self._dtype = device, images, checkpoint, dtype
         self._read_s = 0.0
 
@@ -72,7 +73,7 @@ class FromFiles:
 class FromMemory:
     """For a card: from pinned host memory, which all streamed layers are read into once."""
 
-    def __init__(self, device: StreamDevice, images: Sequence[Image], checkpoint: Checkpoint, dtype: torch.dtype):
+    def __init__(self, device: StreamDevice, images: Sequence[LayerImage], checkpoint: Checkpoint, dtype: torch.dtype):
         self._device = device
         self._layers = [device.pinned(image.size_bytes) for image in images]
         self._copies: deque[tuple[Stamp, Stamp]] = deque(maxlen=STAMPS_KEPT)
@@ -95,7 +96,7 @@ class FromMemory:
 class ThroughMemory:
     """For a card: from the files to one of two pinned buffers, and from there while the other one is filled."""
 
-    def __init__(self, device: StreamDevice, images: Sequence[Image], checkpoint: Checkpoint, dtype: torch.dtype):
+    def __init__(self, device: StreamDevice, images: Sequence[LayerImage], checkpoint: Checkpoint, dtype: torch.dtype):
         self._device, self._images, self._checkpoint, self._dtype = device, images, checkpoint, dtype
         self._scratch_n, self._read_s, now = _scratch(images), 0.0, device.now()
         self._buffers = deque((device.pinned(len(self._scratch_n)), now) for _ in range(2))
@@ -117,7 +118,9 @@ class ThroughMemory:
 class LayerStream:
     """Layers 0 to `len(images) - 1` of a model, in `places`."""
 
-    def __init__(self, source: LayerSource, device: StreamDevice, images: Sequence[Image], places: Sequence[Tensor]):
+    def __init__(
+        self, source: LayerSource, device: StreamDevice, images: Sequence[LayerImage], places: Sequence[Tensor]
+    ):
         self._source, self._device, self._images, self._places = source, device, images, places
         self._coming: dict[int, tuple[int, Future[Stamp]]] = {}
         """Of each place: the layer that is there or on its way."""
@@ -167,12 +170,12 @@ class LayerStream:
         self._waits.append((begin, self._device.now()))
 
 
-def _read(image: Image, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype) -> float:
+def _read(image: LayerImage, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype) -> float:
     """Beside a step; the seconds that it took."""
     started = time.perf_counter()
     image.read(checkpoint, image_n, dtype, beside=True)
     return time.perf_counter() - started
 
 
-def _scratch(images: Sequence[Image]) -> Tensor:
+def _scratch(images: Sequence[LayerImage]) -> Tensor:
     return torch.zeros(max(image.size_bytes for image in images), dtype=torch.uint8)
