@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from hivetune.base.disk import lock, lock_holder, read_json, write_json
 from hivetune.base.journal import Journal, read_journal
-from hivetune.base.private import check_own, keep_private, make_folder, open_plain
+from hivetune.base.private import check_own, keep_private, make_folder, open_plain, temporary_folder
 from hivetune.errors import UsageError
 
 
@@ -130,3 +131,18 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "run", 12345, 12345)
     with pytest.raises(UsageError, match="belongs to user 12345"):
         check_own(tmp_path / "run")
+
+
+def test_a_temporary_folder_is_found_again_and_not_taken_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = temporary_folder("ours")
+    assert temporary_folder("ours") == folder and mode(folder) == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(UsageError, match="not a folder of this user alone"):
+        temporary_folder("ours")
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="not a folder of this user alone"):
+        temporary_folder("ours")

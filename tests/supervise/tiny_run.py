@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 import sqlite3
+import time
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from engine.models import write_model
 from safetensors.torch import load_file, save_file
 
 from hivetune.base.disk import write_json, write_manifest
+from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, write_plan
@@ -25,6 +27,38 @@ from hivetune.supervise.supervisor import RunOutcome, supervise_run
 
 NAN, KILL = 95, 96
 WORKER = str(Path(__file__).with_name("poisoned_worker.py"))
+# A run's process: its folder and the script of its worker, or "" for the real one.
+SUPERVISOR = """
+import json, sys
+from pathlib import Path
+from hivetune.config import parse_config
+from hivetune.supervise.supervisor import supervise_run
+folder = Path(sys.argv[1])
+config = parse_config(json.loads((folder / "config.json").read_text()))
+paths = {"model": folder / "model", "snapshot": folder / "snapshot"}
+supervise_run(folder / "run", config, **paths, worker=sys.argv[2] or None).check()
+"""
+# A run that says nothing new for this long stands still: starting torch takes a tenth of it on busy cores.
+SILENT_S = 240.0
+
+
+class Progress:
+    """Whether the run of `folder` still says something in its journals; samples come by the clock and do not count."""
+
+    def __init__(self, folder: Path):
+        self._journals = [folder / "run" / name for name in ("metrics.jsonl", "events.jsonl")]
+        self._seen, self._since, self._looked = -1, 0.0, 0.0
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < 1:
+            return
+        self._looked = now
+        entries = [entry for path in self._journals if path.exists() for entry in read_journal(path)]
+        seen = sum(entry["event"] != "sample" for entry in entries)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        assert now - self._since < SILENT_S, f"the run has said nothing for {SILENT_S:.0f} s"
 
 
 def make_run(

@@ -7,6 +7,7 @@ whom this protects.
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from hivetune.errors import UsageError
@@ -24,6 +25,18 @@ def make_folder(folder: Path) -> None:
     for path in (*reversed(folder.parents), folder):
         if not path.is_dir():
             path.mkdir(PRIVATE_FOLDER, exist_ok=True)
+
+
+def temporary_folder(name: str) -> Path:
+    """`name` and this user's number among the temporary files, for what needs a short path: the name of a socket has at
+    most 107 bytes. It stays, and the next process finds it again. Raises UsageError where somebody else has planted it.
+    """
+    folder = Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}"
+    make_folder(folder)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & PRIVATE_UMASK:
+        raise UsageError(f"{folder} is not a folder of this user alone", hint="remove it, or set TMPDIR")
+    return folder
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> int:
@@ -64,11 +77,10 @@ def check_own(folder: Path) -> None:
 
     Raises UsageError. A group may write to it: on most systems each user has a group of its own.
     """
-    owners = (os.geteuid(), 0)
-    above = folder.stat()
-    if above.st_uid not in owners:
-        raise UsageError(f"{folder} belongs to user {above.st_uid}", hint="copy it, and use your own copy")
-    if above.st_mode & stat.S_IWOTH:
+    status = folder.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        raise UsageError(f"{folder} belongs to user {status.st_uid}", hint="copy it, and use your own copy")
+    if status.st_mode & stat.S_IWOTH:
         raise UsageError(f"{folder} can be changed by every user", hint=f"chmod -R go-w {folder}")
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):

@@ -15,15 +15,15 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from hivetune.base.disk import FULL_DISK, write_json
 from hivetune.base.private import keep_private, make_folder
-from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, Envelope, read_task
 from hivetune.run.folder import OUTCOME, RANKS
 
@@ -31,6 +31,7 @@ PR_SET_PDEATHSIG = 1
 # The kernel kills the fattest process when memory runs out; this makes it the worker, never the desktop.
 OOM_SCORE = 500
 EXIT_ORPHANED = 70
+_RANKS_HINT = "start it with torchrun; else: unset WORLD_SIZE RANK"
 
 
 class Heartbeat:
@@ -97,7 +98,11 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
     the dead device again and may hang.
     """
     guard()
-    envelope = _of_rank(read_task(Path(sys.argv[1])))
+    envelope = read_task(Path(sys.argv[1]))
+    try:
+        envelope = _of_rank(envelope)
+    except HivetuneError as error:
+        _end(report_failure(envelope.folder, error))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
     heartbeat = Heartbeat(envelope.heartbeat_fd)
@@ -116,12 +121,44 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
     _end(code)
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that torchrun started."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+
+def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Of RANK and WORLD_SIZE; one process without them. Raises UsageError for what torchrun does not say."""
+    size = _count(environment, "WORLD_SIZE", 1)
+    if size == 1:
+        return Ranks()
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+    rank = _count(environment, "RANK", 0)
+    if missing or not rank < size:
+        raise UsageError(
+            f"WORLD_SIZE is {size}, but " + (f"{', '.join(missing)} is not set" if missing else f"RANK is {rank}"),
+            hint=_RANKS_HINT,
+        )
+    return Ranks(rank, size, _count(environment, "LOCAL_RANK", 0))
+
+
+def _count(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    if not (text.isascii() and text.isdigit()) or (name == "WORLD_SIZE" and int(text) == 0):
+        raise UsageError(f"the environment has {name}={text}, which is not a number of processes", hint=_RANKS_HINT)
+    return int(text)
+
+
 def _of_rank(envelope: Envelope) -> Envelope:
-    """The task as one of torchrun's processes has it: nobody reads its beats, and each writes its own outcome."""
-    rank = os.environ.get("RANK", "0")
-    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+    """The task as one of torchrun's processes has it: nobody reads its beats, and each writes its own outcome. Raises
+    UsageError as `read_ranks`."""
+    ranks = read_ranks()
+    if ranks.size == 1:
         return envelope
-    folder = envelope.folder if rank == "0" else envelope.folder / RANKS / rank
+    folder = envelope.folder / RANKS / str(ranks.rank) if ranks.rank else envelope.folder
     make_folder(folder)
     return replace(envelope, folder=folder, heartbeat_fd=None, memory_limit_bytes=None)
 
@@ -152,7 +189,7 @@ def missing_package(error: ModuleNotFoundError) -> MachineNotFit:
     return MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[train]'")
 
 
-def _end(code: int) -> None:
+def _end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the last lines of the log, on a full disk
             stream.flush()

@@ -64,7 +64,8 @@ class Stage:
     def __init__(self, folder: Path, *, mixed: bool = False):
         self.folder, self.model = folder, model_of(folder)
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.meeting = Meeting(f"{tempfile.mkdtemp()}/meeting", secrets.token_hex(8), mixed)
+        self._folder = tempfile.TemporaryDirectory()
+        self.meeting = Meeting(f"{self._folder.name}/meeting", secrets.token_hex(8), mixed)
         self.crew = Coordinator(
             self.model,
             self.meeting,
@@ -106,6 +107,10 @@ class Stage:
                     return
                 wire.send(peer, *result_message(header["number"], changed))
 
+    def close(self) -> None:
+        self.packs.close()
+        self._folder.cleanup()
+
     def wait_for(self, event: str, count: int = 1) -> None:
         """Rounds of scoring until it was told; they are the moments at which things are told."""
         deadline = time.monotonic() + 30
@@ -120,15 +125,20 @@ class Stage:
 
 @pytest.fixture
 def stage(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    here = Stage(tiny_model_folder, mixed=getattr(request, "param", False))
+    here = make_stage(tiny_model_folder, monkeypatch, mixed=getattr(request, "param", False))
+    yield here
+    here.close()
+
+
+def make_stage(folder: Path, monkeypatch: pytest.MonkeyPatch, *, mixed: bool = False) -> Stage:
+    here = Stage(folder, mixed=mixed)
 
     def compute_alone(model: LoraModel, work: Any) -> WorkResult:
         with here.computing:
             return compute(model, work)
 
     monkeypatch.setattr(module, "compute", compute_alone)
-    yield here
-    here.packs.close()
+    return here
 
 
 @pytest.fixture(scope="module")
@@ -198,30 +208,61 @@ def test_a_result_of_another_size_loses_its_worker_and_no_pack(stage: Stage, alo
     assert "bytes came" in next(fields["why"] for event, fields in stage.told if event == "worker_lost")
 
 
+def test_a_worker_that_comes_again_has_its_place_and_its_packs(stage: Stage, alone: tuple[bytes, float, int]) -> None:
+    """Its machine went away without a word and is back before the old connection has failed."""
+    with wire.reach(stage.meeting.address, stage.meeting.token) as old:
+        wire.send(old, hello(1, stage.folder))
+        wire.receive(old)
+        wire.send(old, {"kind": "ready", "class": class_of(stage.model)})
+        stage.wait_for("worker_joined")
+        stage.worker(1)
+        stage.wait_for("worker_joined", 2)
+        assert not old.recv(1)  # it was hung up on
+    assert stage.step() == alone
+    stage.wait_for("worker_lost")
+    lost = [fields for event, fields in stage.told if event == "worker_lost"]
+    assert [fields["why"] for fields in lost] == ["it connected again"] and not lost[0]["packs"]
+    assert not [event for event, _ in stage.told if event == "packs_again"]
+
+
+def test_a_worker_that_dies_while_it_waits_is_noticed_without_any_work(stage: Stage) -> None:
+    stage.worker(1)
+    with wire.reach(stage.meeting.address, stage.meeting.token) as peer:
+        wire.send(peer, hello(2, stage.folder))
+        wire.receive(peer)
+        wire.send(peer, {"kind": "ready", "class": class_of(stage.model)})
+        stage.wait_for("worker_joined", 2)
+    stage.wait_for("worker_lost")  # its rounds have no work
+    assert [fields["worker"] for event, fields in stage.told if event == "worker_lost"] == [2]
+
+
 def test_a_connection_that_fails_at_the_door_keeps_nobody_else_out(
-    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model_folder: Path, alone: tuple[bytes, float, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Door:
         """A real listener whose first peer is gone before it is let in."""
 
         def __init__(self, address: str):
-            self._real, self._failed = open_listener(address), False
+            self._real, self.failed = open_listener(address), False
+            doors.append(self)
 
         def accept(self) -> tuple[socket.socket, Any]:
-            if not self._failed:
-                self._failed = True
+            if not self.failed:
+                self.failed = True
                 raise ConnectionAbortedError
             return self._real.accept()
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._real, name)
 
+    doors: list[Door] = []
     open_listener = wire.open_listener
     monkeypatch.setattr(wire, "open_listener", Door)
-    here = Stage(tiny_model_folder)
+    here = make_stage(tiny_model_folder, monkeypatch)
     here.worker(1)
     here.wait_for("worker_joined")
-    here.packs.close()
+    assert doors[0].failed and here.step() == alone
+    here.close()
 
 
 def test_a_network_that_is_gone_is_noticed() -> None:
@@ -285,6 +326,10 @@ def test_two_that_disagree_for_good_stop_the_run(stage: Stage, monkeypatch: pyte
     [
         ({"model": "0" * 64}, "other bytes"),
         ({"hivetune": "0.0.1"}, "hivetune 0.0.1"),
+        ({"worker": 0}, "its number is 0; the run's own worker is 0"),
+        ({"worker": -1}, "its number is -1"),
+        ({"worker": True}, "its number is True"),
+        ({"worker": "1"}, "its number is '1'"),
         ({"class": {"kernels": "other"}}, "kernels other instead of torch"),
     ],
 )

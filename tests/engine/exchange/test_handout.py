@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.engine.exchange.handout import OVERDUE_FLOOR_S, Handout, Paces
+from hivetune.engine.exchange.handout import Handout, Paces
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ def play(handout: Handout, costs: list[int], sim: Sim, says=lambda worker, pack,
                     heapq.heappush(ends, (now + costs[pack] / sim.speeds[worker], worker, pack))
         times = [ends[0][0]] if ends else []
         times += [deaths[0][0]] if deaths else []
-        now = min([*times, now + OVERDUE_FLOOR_S / 4])
+        late_s = handout.next_late_s(now)
+        times += [] if late_s is None else [now + late_s]
+        assert times, "everybody waits, and nothing can happen"
+        now = min(times)
         while deaths and deaths[0][0] <= now:
             _, worker = heapq.heappop(deaths)
             alive.discard(worker)

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from hivetune.base.disk import sha256_bytes
-from hivetune.engine.exchange.ranks import Ranks, read_ranks
 from hivetune.engine.model.adapter import fill, read_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document
@@ -27,6 +26,7 @@ from hivetune.engine.train import session
 from hivetune.engine.train.session import BaseNotFinite, StepNotFinite
 from hivetune.errors import UsageError
 from hivetune.plan.steps import Amendment, append_amendment, read_amendments, read_plan
+from hivetune.process.child import Ranks, read_ranks
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 
@@ -332,8 +332,20 @@ def poison(monkeypatch: pytest.MonkeyPatch, rows: set[int]) -> None:
 def test_the_environment_of_torchrun(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_ranks({}) == Ranks(0, 1)
     assert read_ranks({"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "x", "LOCAL_RANK": "0"}) == Ranks(0, 1)
-    with pytest.raises(UsageError, match="MASTER_ADDR"):
+    with pytest.raises(UsageError, match="MASTER_ADDR, MASTER_PORT is not set"):
         read_ranks({"WORLD_SIZE": "2", "RANK": "1"})
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    assert read_ranks({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", **meeting}) == Ranks(1, 2, 1)
+    for torn, why in (
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc"),
+        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE=-2"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
+        ({"WORLD_SIZE": "2", "RANK": "one", **meeting}, "RANK=one"),
+        ({"WORLD_SIZE": "2", "RANK": "2", **meeting}, "RANK is 2"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "x", **meeting}, "LOCAL_RANK=x"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            read_ranks(torn)
     make_run(tmp_path, learnable_rows(20))
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)

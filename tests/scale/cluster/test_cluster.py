@@ -15,7 +15,7 @@ import pytest
 from data.intake.collecting import RedisServer, free_port
 from programs import require_module
 from safetensors.torch import load_file
-from supervise.tiny_run import make_run
+from supervise.tiny_run import SUPERVISOR, Progress, make_run
 
 from hivetune.base.disk import MANIFEST, sha256_file, write_manifest
 from hivetune.base.journal import read_journal
@@ -24,7 +24,7 @@ from hivetune.errors import MachineNotFit
 from hivetune.process.cluster import Order, ask_cluster
 from hivetune.run.choices import NO_CHOICES
 from hivetune.scale.cluster.machine import Membership, make_token, token_path, write_membership
-from hivetune.scale.cluster.node import end_node
+from hivetune.scale.cluster.node import MARK, end_node, mark
 from hivetune.scale.cluster.ray import DEVICE, ray_environment
 from hivetune.supervise.workers.cluster import ClusterPlaces
 
@@ -32,16 +32,6 @@ require_module("ray", "cluster")
 TINY = str(Path(__file__).with_name("tiny_worker.py"))
 TESTS = Path(__file__).parents[2]
 PACED = str(TESTS / "supervise" / "paced_worker.py")
-SUPERVISOR = """
-import json, sys
-from pathlib import Path
-from hivetune.config import parse_config
-from hivetune.supervise.supervisor import supervise_run
-folder = Path(sys.argv[1])
-config = parse_config(json.loads((folder / "config.json").read_text()))
-paths = {"model": folder / "model", "snapshot": folder / "snapshot"}
-supervise_run(folder / "run", config, **paths, worker=sys.argv[2] or None).check()
-"""
 SETTINGS: dict[str, Any] = {"batch_size": 8, "lora": {"r": 4, "dropout": 0.1}, "choices": {"pack_tokens": 16}}
 
 
@@ -60,9 +50,9 @@ def hivetune(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    started = hivetune("cluster", "up", "--listen", address, "--devices", "cpu,cpu", "--json")
-    assert started.returncode == 0, started.stderr
     try:
+        started = hivetune("cluster", "up", "--listen", address, "--devices", "cpu,cpu", "--json")
+        assert started.returncode == 0, started.stderr
         assert json.loads(started.stdout)["devices"] == ["cpu", "cpu"]
         again = hivetune("cluster", "up", "--json")
         assert again.returncode == 75
@@ -70,8 +60,9 @@ def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Pa
         token_path().write_text("0" * 64)
         with pytest.raises(MachineNotFit, match="does not know this machine's token"):
             ask_cluster(address)
-    finally:
         assert end_node() > 2
+    finally:
+        end_node()
     with pytest.raises(MachineNotFit, match="does not answer"):
         ask_cluster(address)
 
@@ -110,8 +101,8 @@ class Machines:
 
     def __init__(self, folder: Path, redis: str):
         make_token()
-        os.environ.update(ray_environment("elsewhere:1"))
-        os.environ["RAY_REDIS_ADDRESS"] = redis
+        # The mark by which `close` finds all of it, whatever became of it.
+        os.environ.update({**ray_environment("elsewhere:1"), "RAY_REDIS_ADDRESS": redis, MARK: mark()})
         from ray.cluster_utils import Cluster
 
         self.folder, self.homes = folder, 0
@@ -144,15 +135,38 @@ class Machines:
         self.cluster.head_node.start_gcs_server()
 
 
+def joined_or_ended(run: "subprocess.Popen[bytes]", folder: Path, count: int) -> None:
+    progress = Progress(folder)
+    while len(told(folder, "worker_joined")) < count:
+        assert run.poll() is None, f"the run ended with {run.returncode} before {count} workers joined"
+        progress.check()
+        time.sleep(0.1)
+
+
+def done(run: "subprocess.Popen[bytes]", folder: Path) -> None:
+    progress = Progress(folder)
+    while run.poll() is None:
+        progress.check()
+        time.sleep(0.1)
+    assert run.returncode == 0
+
+
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp("machines")
+    before = dict(os.environ)
     os.environ["HIVETUNE_HOME"] = str(folder / "own")
     redis = RedisServer(folder / "redis")
-    here = Machines(folder, f"127.0.0.1:{redis.port}")
-    yield here
-    here.cluster.shutdown()
-    redis.close()
+    try:
+        here = Machines(folder, f"127.0.0.1:{redis.port}")
+        yield here
+        here.cluster.shutdown()
+    finally:
+        os.environ["HIVETUNE_HOME"] = str(folder / "own")
+        end_node()
+        redis.close()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def begin(folder: Path, num_rows: int, workers: int | str, worker: str, where: Path) -> "subprocess.Popen[bytes]":
@@ -175,27 +189,25 @@ def test_machines_and_the_head_die_and_the_bits_stay(
     own, rows = machines.folder / "own", 1600
     alone = begin(tmp_path / "alone", rows, 1, "", own)
     first, second = machines.add(), machines.add()
-    assert alone.wait(300) == 0
+    done(alone, tmp_path / "alone")
     folder = tmp_path / "cluster"
     run = begin(folder, rows, machines.address, PACED, own)
 
-    def joined(count: int) -> None:
-        until(lambda: len(told(folder, "worker_joined")) >= count or run.poll() is not None, f"{count} joins", 300)
-        assert run.poll() is None, f"the run ended with {run.returncode} before"
-
     def goes_on(steps: int) -> None:
-        done = len(told(folder, "step"))
-        until(lambda: len(told(folder, "step")) >= done + steps or run.poll() is not None, "steps", 120)
+        before, progress = len(told(folder, "step")), Progress(folder)
+        while run.poll() is None and len(told(folder, "step")) < before + steps:
+            progress.check()
+            time.sleep(0.1)
 
-    joined(2)
+    joined_or_ended(run, folder, 2)
     machines.kill(second)
     goes_on(5)
     machines.kill_head()
     goes_on(10)
     machines.start_head()
     machines.add()
-    joined(3)
-    assert run.wait(600) == 0
+    joined_or_ended(run, folder, 3)
+    done(run, folder)
     hashes = {sha256_file(each / "run/adapter_model.safetensors") for each in (tmp_path / "alone", folder)}
     record_property("adapter hashes of one worker and of the cluster", len(hashes))
     record_property("steps", len(told(folder, "step")))
@@ -215,9 +227,9 @@ def test_another_environment_computes_in_the_same_run(
     own, rows = machines.folder / "own", 400
     alone = begin(tmp_path / "alone", rows, 1, "", own)
     machines.add(other)
-    assert alone.wait(300) == 0
+    done(alone, tmp_path / "alone")
     folder = tmp_path / "mixed"
-    assert begin(folder, rows, machines.address, PACED, own).wait(600) == 0
+    done(begin(folder, rows, machines.address, PACED, own), folder)
     joins = told(folder, "worker_joined")
     assert joins
     record_property("what differs in the other environment", joins[0].get("differs", "nothing"))

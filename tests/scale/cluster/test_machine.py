@@ -1,12 +1,15 @@
 """What a machine offers, who holds it, and the token that it needs."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
 from hivetune.scale.cluster.machine import claim_device, make_token, need_token, offered_devices, token_path
+from hivetune.scale.cluster.node import _ray_folder
 
 CARD = Card("rocm", 0, "R9700", 32 << 30, 32 << 30, "6.0")
 
@@ -56,3 +59,14 @@ def test_the_token_is_private_and_needed() -> None:
     first = make_token().read_text()
     assert make_token().read_text() == first and len(first) == 64
     assert token_path().stat().st_mode & 0o077 == 0
+
+
+def test_the_folder_of_ray_is_found_again_with_what_ray_left_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = _ray_folder()
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    folder.mkdir()
+    (folder / "session_latest").symlink_to(folder)
+    assert _ray_folder() == folder

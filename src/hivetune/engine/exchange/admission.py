@@ -38,8 +38,8 @@ def objection(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
         return f"it is hivetune {theirs.get('hivetune')}, this run is of {mine['hivetune']}"
     if theirs.get("model") != mine["model"]:
         return "its model has other bytes; prepare the model there again: hivetune fetch"
-    if not isinstance(theirs.get("worker"), int):
-        return "it has no number"
+    if type(number := theirs.get("worker")) is not int or number < 1:
+        return f"its number is {number!r}; the run's own worker is 0, the others count from 1"
     return ""
 
 

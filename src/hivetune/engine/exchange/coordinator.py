@@ -1,7 +1,7 @@
 """The run's own process with workers beside it: it hands out packs, computes some itself, and adds what comes back.
 
-One thread a worker speaks with it; a worker that dies is noticed by its socket at once, one that hangs by its packs
-being late (handout.py). Nothing of a round depends on who took part in it. A worker joins whenever it comes.
+One thread a worker speaks with it; a worker that dies is noticed by its socket at once (peer.py), one that hangs by its
+packs being late (handout.py). Nothing of a round depends on who took part in it. A worker joins whenever it comes.
 
 Shapes: N adapter weights.
 """
@@ -21,6 +21,7 @@ from hivetune.engine.exchange import wire
 from hivetune.engine.exchange.admission import differences, more_than_rounding, objection
 from hivetune.engine.exchange.handout import Handout, Paces
 from hivetune.engine.exchange.pack import is_checked
+from hivetune.engine.exchange.peer import Peer
 from hivetune.engine.exchange.work import (
     Figures,
     Gradient,
@@ -39,9 +40,9 @@ from hivetune.process.protocol import Meeting
 
 OWN = 0
 """The number of this process among the workers."""
-# Between two looks for late packs, where nothing else happens.
-LATE_LOOK_S = 0.05
 CLOSE_S = 2.0
+# Between two tries to accept, where one failed.
+DOOR_S = 0.05
 
 
 class WorkerWrong(HivetuneError):
@@ -88,7 +89,7 @@ class Coordinator:
         self._mine, self._kernels, self._welcome = mine, kernels, welcome
         self._classes = {OWN: _label(kernels)}
         self._changed = threading.Condition()
-        self._peers: dict[int, socket.socket] = {}
+        self._peers: dict[int, Peer] = {}
         self._dismissed: dict[int, str] = {}
         self._accused: list[int] = []
         self._good: dict[int, int] = {}
@@ -121,7 +122,7 @@ class Coordinator:
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._wake()
         with contextlib.suppress(OSError):  # wakes the thread that accepts, which a close alone does not
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -138,28 +139,42 @@ class Coordinator:
             self._step = step
             handout = Handout(costs, checked, self._paces, self._classes)
             self._round = _Round(self._rounds, step, works, handout, weights, sum_N, {}, {})
-            self._changed.notify_all()
+            self._wake()
             return self._round
 
-    def _next(self, worker: int, current: _Round | None) -> tuple[_Round, int] | None:
-        """Waits for a piece of work for `worker`. None: the round `current` is over, where one is named, or all is."""
-        with self._changed:
-            while not self._closed and worker not in self._dismissed:
-                now_s, alive = time.monotonic(), {OWN, *self._peers}
+    def _next(self, worker: int, current: _Round | None, peer: Peer | None = None) -> tuple[_Round, int] | None:
+        """Waits for work for `worker`, at `peer` or in this process. None: the round `current` is over, where one is
+        named, or this worker's part is. Raises OSError when the peer is gone."""
+        while True:
+            with self._changed:
+                if self._closed or worker in self._dismissed or self._peers.get(worker) is not peer:
+                    return None
+                now_s, alive, wait_s = time.monotonic(), {OWN, *self._peers}, None
                 if self._round is not None:
-                    if current is not None and self._round.handout.done(alive, now_s):
+                    handout = self._round.handout
+                    if current is not None and handout.done(alive, now_s):
                         return None
-                    number = self._round.handout.take(worker, alive, now_s)
+                    number = handout.take(worker, alive, now_s)
                     if number is not None:
                         return self._round, number
-                self._changed.wait(LATE_LOOK_S)
-            return None
+                    wait_s = handout.next_late_s(now_s)
+                if peer is None:
+                    self._changed.wait(wait_s)
+            if peer is not None:
+                peer.wait(wait_s)
 
-    def _give(self, worker: int, current: _Round, number: int, result: WorkResult) -> None:
+    def _wake(self) -> None:
+        """All that wait for work; whoever holds `_changed` and has changed something calls it."""
+        self._changed.notify_all()
+        for peer in self._peers.values():
+            peer.ring()
+
+    def _give(self, worker: int, current: _Round, number: int, result: WorkResult, peer: Peer | None = None) -> None:
         checked = current.handout.is_checked(number)
         digest = result.digest() if checked else ""
         with self._changed:
-            if self._round is not current:  # it came late, and the round did without it
+            # It came late, and the round did without it; or another process has its number by now.
+            if self._round is not current or self._peers.get(worker) is not peer:
                 return
             if current.handout.give(worker, number, digest, time.monotonic()):
                 if result.integers_N is not None:
@@ -168,7 +183,7 @@ class Coordinator:
                 if checked and self._classes[worker] != self._classes[OWN]:
                     current.foreign[number] = (worker, result.kept())
             self._good.setdefault(worker, current.step)
-            self._changed.notify_all()
+            self._wake()
 
     def _judge_foreign(self, current: _Round) -> None:
         """Workers of other classes of kernels against this process, as far as rounding goes. Raises CanaryFailed."""
@@ -213,23 +228,23 @@ class Coordinator:
         """It is given nothing more; what it did is judged by the thread that calls `run`."""
         self._dismissed[worker] = why
         self._accused.append(worker)
-        self._changed.notify_all()
+        self._wake()
 
     def _listen(self) -> None:
         while not self._closed:
             try:
-                peer, _ = self._listener.accept()
+                connection, _ = self._listener.accept()
             except OSError:  # closed; or the peer left at once, or this process has too many open files for now
-                time.sleep(LATE_LOOK_S)
+                time.sleep(DOOR_S)
                 continue
-            threading.Thread(target=self._admit, args=(peer,), name="worker-new", daemon=True).start()
+            threading.Thread(target=self._admit, args=(connection,), name="worker-new", daemon=True).start()
 
-    def _admit(self, peer: socket.socket) -> None:
+    def _admit(self, connection: socket.socket) -> None:
         worker: int | None = None
         why = "it ended"
-        with peer:
+        with connection, Peer(connection) as peer:
             try:
-                wire.greet(peer, self._meeting.token, b"coordinator", b"worker")
+                wire.greet(connection, self._meeting.token, b"coordinator", b"worker")
                 worker = self._admitted(peer)
                 if worker is not None:
                     self._serve(worker, peer)
@@ -239,56 +254,61 @@ class Coordinator:
                 if worker is not None:
                     self._lose(worker, peer, why)
 
-    def _admitted(self, peer: socket.socket) -> int | None:
+    def _admitted(self, peer: Peer) -> int | None:
         """The number of a worker that was let in, None for one that was refused and told why."""
-        said, _ = wire.receive(peer)
+        said, _ = wire.receive(peer.connection)
         why = objection(self._mine, said) or self._dismissed.get(said["worker"], "")
         described = {"step": self._step, "worker": said.get("worker"), "host": said.get("host"), "pid": said.get("pid")}
         if not why:
-            wire.send(peer, {**self._welcome, "kind": "welcome"})
-            ready, _ = wire.receive(peer)
+            wire.send(peer.connection, {**self._welcome, "kind": "welcome"})
+            ready, _ = wire.receive(peer.connection)
             other = differences(self._kernels, ready["class"])
             if other and not self._meeting.mixed:
                 why = f"its kernels are of another class: {other}"
             elif other:
                 described["differs"] = other
         with self._changed:
+            if not why and (before := self._peers.get(said["worker"])) is not None:
+                # Its machine went away without a word, and its connection has not failed yet.
+                self._lose(said["worker"], before, "it connected again")
+                before.hang_up()
             self._untold.append(("worker_refused", {**described, "why": why}) if why else ("worker_joined", described))
             if not why:
                 self._peers[said["worker"]] = peer
                 self._classes[said["worker"]] = _label(ready["class"])
         if why:
-            wire.send(peer, {"kind": "refused", "why": why})
+            wire.send(peer.connection, {"kind": "refused", "why": why})
             return None
         return int(said["worker"])
 
-    def _serve(self, worker: int, peer: socket.socket) -> None:
+    def _serve(self, worker: int, peer: Peer) -> None:
         room = bytearray(8 * self._model.master_N.numel())
-        weights_of = 0
-        while (taken := self._next(worker, None)) is not None:
+        weights_of, connection = 0, peer.connection
+        while (taken := self._next(worker, None, peer)) is not None:
             current, number = taken
             if weights_of != current.number:
-                wire.send(peer, {"kind": "weights"}, current.weights)
+                wire.send(connection, {"kind": "weights"}, current.weights)
                 weights_of = current.number
-            wire.send(peer, *work_message(number, current.works[number]))
-            header, payload = wire.receive(peer, lambda _, size: memoryview(room)[: len(room) if size else 0])
+            wire.send(connection, *work_message(number, current.works[number]))
+            header, payload = wire.receive(connection, lambda _, size: memoryview(room)[: len(room) if size else 0])
             if header["kind"] == "wrong":
                 with self._changed:
                     self._accuse(worker, str(header["why"]))
                 return
-            self._give(worker, current, number, read_result(header, payload))
+            self._give(worker, current, number, read_result(header, payload), peer)
         why = self._dismissed.get(worker, "")
         with contextlib.suppress(OSError):
-            wire.send(peer, {"kind": "refused", "why": why} if why else {"kind": "end"})
+            wire.send(connection, {"kind": "refused", "why": why} if why else {"kind": "end"})
 
-    def _lose(self, worker: int, peer: socket.socket, why: str) -> None:
+    def _lose(self, worker: int, peer: Peer, why: str) -> None:
         with self._changed:
-            if self._peers.get(worker) is peer:
-                del self._peers[worker]
+            if self._peers.get(worker) is not peer:  # another process has its number, and it was told of
+                return
+            del self._peers[worker]
             again = [] if self._round is None else self._round.handout.lose(worker)
             if not self._closed:
                 self._untold.append(("worker_lost", {"step": self._step, "worker": worker, "why": why, "packs": again}))
-            self._changed.notify_all()
+            self._wake()
 
 
 def _label(kernels: Mapping[str, Any]) -> str:

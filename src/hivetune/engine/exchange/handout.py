@@ -18,6 +18,8 @@ OVERDUE_FLOOR_S = 1.0
 FIRST_PACK_S = 60.0
 # A clock may not have moved meanwhile.
 LEAST_PACK_S = 1e-6
+# Whoever waits for a moment to be past wakes up this much after it.
+PAST_S = 1e-3
 # Of a worker's pace, the weight of its newest pack.
 NEWEST = 0.3
 
@@ -130,6 +132,18 @@ class Handout:
         """Every pack has a result, and every comparison is decided, or no worker that could decide it is in time."""
         in_time = [worker for worker in workers if not self._keeps_waiting(worker, now_s)]
         return all(self._is_settled(number, in_time) for number in range(len(self._packs)))
+
+    def next_late_s(self, now_s: float) -> float | None:
+        """Seconds until the next pack is late, None where none can be: before that nothing changes by itself."""
+        return min(
+            (
+                since + overdue_s - now_s + PAST_S
+                for pack in self._packs
+                for worker, since in pack.since.items()
+                if now_s - since <= (overdue_s := self._paces.overdue_s(worker, pack.cost))
+            ),
+            default=None,
+        )
 
     def is_checked(self, number: int) -> bool:
         return self._packs[number].checked

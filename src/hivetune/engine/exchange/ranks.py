@@ -9,10 +9,8 @@ Shapes: N adapter weights, F figures.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +20,8 @@ from torch import Tensor
 
 from hivetune.engine.exchange.work import Figures, Work, WorkResult, compute, cost_of, read_work, work_message
 from hivetune.engine.model.protocol import LoraModel
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import HivetuneError
+from hivetune.process.child import Ranks
 
 # A rank that is silent for this many times as long as rank 0 computed itself, or for this long, is lost.
 SILENT_TIMES = 5.0
@@ -30,28 +29,6 @@ SILENT_FLOOR_S = 60.0
 # Others wait for rank 0 while it loads, validates and saves; its death is noticed by its connection.
 GROUP_TIMEOUT_S = 4 * 3600.0
 WORK, END = 1, 0
-
-
-@dataclass(frozen=True)
-class Ranks:
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-
-
-def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Of RANK and WORLD_SIZE; one process without them. Raises UsageError when they are torn."""
-    size = int(environment.get("WORLD_SIZE") or 1)
-    rank = int(environment.get("RANK") or 0)
-    if size == 1:
-        return Ranks()
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
-    if missing or not 0 <= rank < size:
-        raise UsageError(
-            f"WORLD_SIZE is {size}, but {', '.join(missing) or f'RANK is {rank}'}",
-            hint="start it with torchrun, or unset WORLD_SIZE",
-        )
-    return Ranks(rank, size, int(environment.get("LOCAL_RANK") or 0))
 
 
 def join_ranks(ranks: Ranks) -> None:

@@ -13,12 +13,12 @@ from hivetune.data.snapshot import Snapshot
 from hivetune.engine.exchange.admission import class_of, hello
 from hivetune.engine.exchange.coordinator import OWN, Coordinator
 from hivetune.engine.exchange.exchange import Alone, Exchange, Packs, Whole
-from hivetune.engine.exchange.ranks import RankCrew, Ranks, from_rank_0, join_ranks, read_ranks, serve_rank, tell_ranks
+from hivetune.engine.exchange.ranks import RankCrew, from_rank_0, join_ranks, serve_rank, tell_ranks
 from hivetune.engine.exchange.worker import load_welcomed
 from hivetune.engine.model.protocol import LoraModel
 from hivetune.errors import UsageError
 from hivetune.plan.layout import pack_tokens
-from hivetune.process.child import Heartbeat
+from hivetune.process.child import Heartbeat, Ranks, read_ranks
 from hivetune.process.protocol import Beat, Train
 from hivetune.run.choices import Choices, write_resolved
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from hivetune.engine.exchange.coordinator import WorkerWrong
 from hivetune.engine.exchange.pack import step_seed
-from hivetune.engine.exchange.ranks import read_ranks
 from hivetune.engine.measure import canary
 from hivetune.engine.measure.probe import is_measured
 from hivetune.engine.measure.rates import own_canary
@@ -37,7 +36,7 @@ from hivetune.engine.train.updater import StepAnswer, loss_scale_of
 from hivetune.engine.train.watch import Spike, after_spike, find_bad_rows, step_problem
 from hivetune.models.architecture import read_architecture
 from hivetune.plan.steps import Amendment, append_amendment, most_quarantined
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat, read_ranks, run_child
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 

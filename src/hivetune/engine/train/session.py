@@ -22,7 +22,6 @@ from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import cap_memory, peak_memory_bytes, settle, start_with, with_changes
 from hivetune.engine.exchange.exchange import Exchange
 from hivetune.engine.exchange.grid import FIRST_EXPONENT
-from hivetune.engine.exchange.ranks import read_ranks
 from hivetune.engine.measure import canary
 from hivetune.engine.measure.probe import compare_with_prediction
 from hivetune.engine.model.adapter import begin, fill, is_as_begun, same_views, write_adapter
@@ -39,7 +38,7 @@ from hivetune.engine.train.watch import LossHistory
 from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.plan.steps import Plan, read_plan
-from hivetune.process.child import Heartbeat
+from hivetune.process.child import Heartbeat, read_ranks
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 from hivetune.run.choices import read_resolved

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import psutil
 
 from hivetune import __version__
 from hivetune.base.disk import home
-from hivetune.base.private import check_own, make_folder
+from hivetune.base.private import temporary_folder
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import read_machine
 from hivetune.process.cluster import ClusterView, own_address
@@ -37,7 +36,7 @@ from hivetune.scale.cluster.redis import check_redis, redis_words
 
 PORT = 6479
 # In the environment of all processes of this home's Ray.
-_MARK = "HIVETUNE_CLUSTER"
+MARK = "HIVETUNE_CLUSTER"
 # Ray's shared memory: nothing of ours passes through it. Its own least size is 75 MiB.
 OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 15.0
@@ -86,7 +85,11 @@ def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
     end_node()
     extra = {} if joining.redis is None else _redis_environment(joining.redis)
     extra = {**ray_environment(address), **extra}
-    _ray_start([*words, *_own_words(here, len(devices)), *_redis_options(joining.redis)], extra)
+    try:
+        _ray_start([*words, *_own_words(here, len(devices)), *_redis_options(joining.redis)], extra)
+    except BaseException:  # what has started already would run for ever
+        end_node()
+        raise
     shown = "" if joining.redis is None else redis_words(joining.redis)[0]
     membership = Membership(address, joining.join is None, python, devices, shown)
     write_membership(membership)
@@ -160,24 +163,20 @@ def _redis_options(redis: str | None) -> list[str]:
 
 def _redis_environment(redis: str) -> dict[str, str]:
     # The same name after a restart of the head, another one for another home.
-    return {"RAY_REDIS_ADDRESS": redis_words(redis)[0], "RAY_external_storage_namespace": f"hivetune-{_mark()}"}
+    return {"RAY_REDIS_ADDRESS": redis_words(redis)[0], "RAY_external_storage_namespace": f"hivetune-{mark()}"}
 
 
-def _mark() -> str:
+def mark() -> str:
     return hashlib.sha256(str(home()).encode()).hexdigest()[:8]
 
 
 def _ray_folder() -> Path:
-    """Sockets have names of at most 107 bytes, so Ray's files are not below the home. Ray lets everybody into its
-    folder, so it lies in a private one."""
-    private = Path(tempfile.gettempdir()) / f"hivetune-ray-{os.getuid()}-{_mark()}"
-    make_folder(private)
-    check_own(private)
-    return private / "ray"
+    """Not below the home: Ray has sockets. It lets everybody into its folder, so that lies in a private one."""
+    return temporary_folder(f"hivetune-ray-{mark()}") / "ray"
 
 
 def _ray_start(words: list[str], extra: Mapping[str, str]) -> None:
-    environment = {**os.environ, **extra, _MARK: _mark()}
+    environment = {**os.environ, **extra, MARK: mark()}
     try:
         started = subprocess.run(
             [sys.executable, "-c", _START],
@@ -189,7 +188,9 @@ def _ray_start(words: list[str], extra: Mapping[str, str]) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise MachineNotFit(f"Ray did not start in {START_TIMEOUT_S:.0f} s", hint="hivetune cluster down") from None
+        raise MachineNotFit(
+            f"Ray did not start in {START_TIMEOUT_S:.0f} s", hint=f"its logs are in {_ray_folder()}"
+        ) from None
     if started.returncode:
         tail = "\n".join((started.stdout + started.stderr).strip().splitlines()[-_TAIL_LINES:])
         raise HivetuneError(f"Ray could not be started:\n{tail}", hint=f"its logs are in {_ray_folder()}")
@@ -200,7 +201,7 @@ def _processes() -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if process.environ().get(_MARK) == _mark():
+            if process.environ().get(MARK) == mark():
                 found |= {one.pid: one for one in (process, *process.children(recursive=True))}
     found.pop(os.getpid(), None)
     return list(found.values())

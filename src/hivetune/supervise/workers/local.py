@@ -1,11 +1,11 @@
 """Workers on this machine's own devices: which devices, and each as a child of this process."""
 
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hivetune.base.disk import sha256_bytes
+from hivetune.base.private import temporary_folder
 from hivetune.config import RunConfig
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Machine, cpu_workers
@@ -66,9 +66,7 @@ class LocalPlaces:
         self._run, self._model, self._limits, self._module = run, model, limits, module
         self._environment = environment
         self.devices = tuple(devices)
-        # Not below the run: the name of a socket has at most 108 bytes.
-        self._folder = tempfile.mkdtemp(prefix="hivetune-") if devices else ""
-        self.meeting = Meeting(f"{self._folder}/meeting", secrets.token_hex(32)) if devices else None
+        self.meeting = Meeting(str(_socket_of(run)), secrets.token_hex(32)) if devices else None
 
     @property
     def count(self) -> int:
@@ -90,8 +88,16 @@ class LocalPlaces:
         return LocalWorker(child, device)
 
     def close(self) -> None:
-        if self._folder:
-            shutil.rmtree(self._folder)
+        if self.meeting is not None:
+            Path(self.meeting.address).unlink(missing_ok=True)
+
+
+def _socket_of(run: Path) -> Path:
+    """A name that no process has bound. It is the same for each attempt, so that what a killed supervisor left is
+    removed by the next one."""
+    path = temporary_folder("hivetune") / sha256_bytes(str(run.resolve()).encode())[:16]
+    path.unlink(missing_ok=True)
+    return path
 
 
 class LocalWorker:
