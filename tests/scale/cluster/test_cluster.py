@@ -24,7 +24,7 @@ from hivetune.errors import MachineNotFit
 from hivetune.process.cluster import Order, ask_cluster
 from hivetune.run.choices import NO_CHOICES
 from hivetune.scale.cluster.machine import Membership, make_token, token_path, write_membership
-from hivetune.scale.cluster.node import MARK, end_node, mark
+from hivetune.scale.cluster.node import HOME_MARK, end_node, mark_of_home
 from hivetune.scale.cluster.ray import DEVICE, ray_environment
 from hivetune.supervise.workers.cluster import ClusterPlaces
 
@@ -102,7 +102,7 @@ class Machines:
     def __init__(self, folder: Path, redis: str):
         make_token()
         # The mark by which `close` finds all of it, whatever became of it.
-        os.environ.update({**ray_environment("elsewhere:1"), "RAY_REDIS_ADDRESS": redis, MARK: mark()})
+        os.environ.update({**ray_environment("elsewhere:1"), "RAY_REDIS_ADDRESS": redis, HOME_MARK: mark_of_home()})
         from ray.cluster_utils import Cluster
 
         self.folder, self.homes = folder, 0

@@ -36,7 +36,7 @@ from hivetune.scale.cluster.redis import check_redis, redis_words
 
 PORT = 6479
 # In the environment of all processes of this home's Ray.
-MARK = "HIVETUNE_CLUSTER"
+HOME_MARK = "HIVETUNE_CLUSTER"
 # Ray's shared memory: nothing of ours passes through it. Its own least size is 75 MiB.
 OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 15.0
@@ -163,20 +163,20 @@ def _redis_options(redis: str | None) -> list[str]:
 
 def _redis_environment(redis: str) -> dict[str, str]:
     # The same name after a restart of the head, another one for another home.
-    return {"RAY_REDIS_ADDRESS": redis_words(redis)[0], "RAY_external_storage_namespace": f"hivetune-{mark()}"}
+    return {"RAY_REDIS_ADDRESS": redis_words(redis)[0], "RAY_external_storage_namespace": f"hivetune-{mark_of_home()}"}
 
 
-def mark() -> str:
+def mark_of_home() -> str:
     return hashlib.sha256(str(home()).encode()).hexdigest()[:8]
 
 
 def _ray_folder() -> Path:
     """Not below the home: Ray has sockets. It lets everybody into its folder, so that lies in a private one."""
-    return temporary_folder(f"hivetune-ray-{mark()}") / "ray"
+    return temporary_folder(f"hivetune-ray-{mark_of_home()}") / "ray"
 
 
 def _ray_start(words: list[str], extra: Mapping[str, str]) -> None:
-    environment = {**os.environ, **extra, MARK: mark()}
+    environment = {**os.environ, **extra, HOME_MARK: mark_of_home()}
     try:
         started = subprocess.run(
             [sys.executable, "-c", _START],
@@ -201,7 +201,7 @@ def _processes() -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if process.environ().get(MARK) == mark():
+            if process.environ().get(HOME_MARK) == mark_of_home():
                 found |= {one.pid: one for one in (process, *process.children(recursive=True))}
     found.pop(os.getpid(), None)
     return list(found.values())
