@@ -13,7 +13,7 @@ from hivetune.engine.train import loop, session
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import ComputePacks, Train
 
-PACE_S = 0.1
+PACE_S = 0.2
 
 
 class Paced:

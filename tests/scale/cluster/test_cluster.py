@@ -205,7 +205,7 @@ def test_machines_and_the_head_die_and_the_bits_stay(
     machines.kill_head()
     goes_on(10)
     machines.start_head()
-    machines.add()
+    third = machines.add()
     joined_or_ended(run, folder, 3)
     done(run, folder)
     hashes = {sha256_file(each / "run/adapter_model.safetensors") for each in (tmp_path / "alone", folder)}
@@ -215,7 +215,8 @@ def test_machines_and_the_head_die_and_the_bits_stay(
     record_property("connections lost", len(told(folder, "worker_lost")))
     record_property("attempts of the run's own worker", len(told(folder, "attempt", "events")))
     assert len(hashes) == 1
-    machines.kill(first)
+    for node in (first, third):  # the next test has machines of its own
+        machines.kill(node)
 
 
 @pytest.mark.proof
@@ -224,6 +225,7 @@ def test_another_environment_computes_in_the_same_run(
 ) -> None:
     """HIVETUNE_OTHER_PYTHON: an environment with another torch. Without it this one, under the name of a link."""
     other = os.environ.get("HIVETUNE_OTHER_PYTHON", sys.executable)
+    torch = subprocess.run([other, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
     own, rows = machines.folder / "own", 400
     alone = begin(tmp_path / "alone", rows, 1, "", own)
     machines.add(other)
@@ -232,7 +234,9 @@ def test_another_environment_computes_in_the_same_run(
     done(begin(folder, rows, machines.address, PACED, own), folder)
     joins = told(folder, "worker_joined")
     assert joins
-    record_property("what differs in the other environment", joins[0].get("differs", "nothing"))
+    differs = joins[0].get("differs", "")
+    assert (f"torch {torch.stdout.strip()} instead of" in differs) == ("HIVETUNE_OTHER_PYTHON" in os.environ)
+    record_property("what differs in the other environment", differs or "nothing")
     record_property("workers called wrong", len(told(folder, "worker_wrong")))
     one, mixed = (load_file(each / "run/adapter_model.safetensors") for each in (tmp_path / "alone", folder))
     off = max(float((one[name] - mixed[name]).norm() / one[name].norm().clamp_min(1e-12)) for name in one)

@@ -108,16 +108,21 @@ class Coordinator:
         while (taken := self._next(OWN, current)) is not None:
             _, number = taken
             self._give(OWN, current, number, compute(self._model, works[number]))
+            self._tell_news()
         with self._changed:
             self._round = None
-            untold, self._untold = self._untold, []
-        for event, fields in untold:
-            self._tell(event, fields)
+        self._tell_news()
         if current.handout.again:
             self._tell("packs_again", {"step": step, "packs": current.handout.again})
         self._judge_foreign(current)
         self._judge(current)
         return [current.figures[number] for number in range(len(works))]
+
+    def _tell_news(self) -> None:
+        with self._changed:
+            untold, self._untold = self._untold, []
+        for event, fields in untold:
+            self._tell(event, fields)
 
     def close(self) -> None:
         with self._changed:
