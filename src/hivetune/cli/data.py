@@ -206,7 +206,8 @@ def _show_reading(document: dict[str, Any]) -> None:
 def _understood(kind: dict[str, Any]) -> str:
     """One line on how the rows of a file are read."""
     at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
-    parts = [("question", kind["question"]), ("answer", kind["answer"]), ("not read", kind["left_out"])]
+    shown = (("question", "question"), ("answer", "answer"), ("tools", "tools"), ("not read", "left_out"))
+    parts = [(what, kind[key]) for what, key in shown]
     told = "; ".join(f"{what}: {', '.join(paths)}" for what, paths in parts if paths)
     return f"read as {kind['layout']}{at}; {told}"
 

@@ -131,6 +131,11 @@ REASONS: dict[str, Reason] = {
     ),
     "empty-question": Reason("reject", "a question without text", "fill it in or delete the row"),
     "empty-answer": Reason("reject", "an answer without text", "fill it in or delete the row"),
+    "placeholder-answer": Reason(
+        "reject",
+        "there is no answer: a placeholder (TBD, n/a, #REF!, [deleted]) or an API's error stands in its place",
+        "write the answer or delete the row",
+    ),
     "answer-is-question": Reason("reject", "the answer repeats the question", "write a real answer"),
     "repeated-loop": Reason("reject", "the answer repeats itself without end", "cut the answer before it loops"),
     "control-token": Reason(
@@ -296,6 +301,11 @@ REASONS: dict[str, Reason] = {
         "warn",
         "the two answers differ in less than a tenth of their words: the better one is learned alone",
         "nothing; a pair that differs so little would make both less likely",
+    ),
+    "label-answer": Reason(
+        "warn",
+        "an answer such as None or n/a was kept: many rows of its file share few answers, so it is one of its classes",
+        "delete the row if it is no answer",
     ),
     "worse-left-out": Reason(
         "warn", "the worse answer can't be used; the better one is learned alone", "see the reason behind it"

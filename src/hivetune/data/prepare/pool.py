@@ -12,12 +12,13 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from hivetune.data.intake.files import Chunk
-from hivetune.data.prepare.work import ChunkJob, Worker, job_json
+from hivetune.data.prepare.work import ChunkJob, Worker
 from hivetune.errors import HivetuneError
 from hivetune.records import Progress
 
@@ -90,7 +91,7 @@ def _run_children(
         with selectors.DefaultSelector() as selector:
             for i, child in enumerate(children):
                 assert child.stdin and child.stdout
-                child.stdin.write(job_json(job).encode() + b"\n")
+                child.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
                 selector.register(child.stdout, selectors.EVENT_READ, i)
                 _give(child, i, todo, folder, running)
             while running:

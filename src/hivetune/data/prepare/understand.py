@@ -9,18 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hivetune.data.checks.placeholders import share_few_labels
 from hivetune.data.intake.files import Chunk, Inputs
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.nest import place_name, place_of_rows
-from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
 from hivetune.data.rows.layouts.tickets import without_markup
 from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
-from hivetune.records import Message
+from hivetune.records import Example, Message
 
 FIRST_ROWS = 30
 FIRST_BYTES = 4 << 20
+LABEL_ROWS, LABEL_BYTES = 400, 1 << 20  # looked at to see whether answers are classes
 MAX_PATHS = 6  # shown of each kind
+TOLD_KINDS = ("question", "answer", "system", "tools", "left_out")
 
 
 def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
@@ -35,7 +38,7 @@ def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
 
 def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     """For each file and each layout in its first rows: `layout`, `rows` (of the sample), `rows_at`, and the paths of
-    `question`, `answer`, `system` and of written text that is `left_out`.
+    `question`, `answer`, `system`, `tools` and of written text that is `left_out`.
     """
     return {name: _of_file(chunks, columns) for name, chunks in _by_file(inputs.chunks)}
 
@@ -46,13 +49,11 @@ def _of_file(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[s
     for raw in _sample(chunks):
         try:
             read = read_example(raw, columns)
-            traced = list(_traced(parse_row(raw.payload), read.example.messages))
+            traced = list(_traced(parse_row(raw.payload), read.example))
         except (RowRefused, RecursionError):
             continue  # the checks say why; or it holds more than anybody would look through
         counts[read.layout] += 1
-        found = paths.setdefault(
-            read.layout, {kind: Counter() for kind in ("question", "answer", "system", "left_out")}
-        )
+        found = paths.setdefault(read.layout, {kind: Counter() for kind in TOLD_KINDS})
         for kind, path in traced:
             found[kind][path] += 1
     at = place_name(chunks[0].inside)
@@ -70,27 +71,50 @@ def _of_file(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[s
 _KINDS = {"user": "question", "assistant": "answer", "system": "system", "tool": "question"}
 
 
-def _traced(row: Mapping[str, Any], messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str]]:
     """(kind, path) of each text of a row: where it stands in the conversation, or that it does not."""
+    called = {text for m in example.messages for call in m.tool_calls for text in texts_in(call["function"])}
+    offered = set(texts_in([dict(tool) for tool in example.tools]))
     seen = set()
     for path, value in nodes(row):
         if not isinstance(value, str) or not value.strip():
             continue
-        kind = _kind_of(value.strip(), messages) or _kind_of(without_markup(value), messages)
+        kind = _kind_of(value.strip(), example.messages) or _kind_of(without_markup(value), example.messages)
+        if kind is None and value in called:
+            kind = "answer"
         if kind is None and not looks_like_content(value):
             continue
-        seen.add((kind or "left_out", ".".join(path).replace(".[]", "[]")))
+        kind = kind or ("tools" if value in offered else "left_out")
+        seen.add((kind, ".".join(path).replace(".[]", "[]")))
     yield from sorted(seen)
 
 
 def _kind_of(text: str, messages: Sequence[Message]) -> str | None:
-    """Of the text that is a whole message, else of one that is written text within it."""
+    """Of the text that is a whole message, else of one that is written text within it; thoughts are learned too."""
     for message in messages:
         if text == message.content.strip():
             return _KINDS[message.role]
     if not looks_like_content(text):
         return None
-    return next((_KINDS[message.role] for message in messages if text in message.content), None)
+    written = json.dumps(text, ensure_ascii=False)[1:-1]  # as it stands in a tool's result that is an object
+    for message in messages:
+        if text in message.content or text in (message.reasoning or "") or written in message.content:
+            return _KINDS[message.role]
+    return None
+
+
+def shares_few_labels(chunk: Chunk, columns: Mapping[str, str]) -> bool:
+    """Whether many of the first rows of a chunk's file share few answers, as in a file of texts and their classes."""
+    if chunk.kind not in ("lines", "numbered"):
+        return False
+    answers = []
+    first = replace(chunk, start=0, first=1, end=LABEL_BYTES, last=False)
+    for raw in itertools.islice(read_rows(first), LABEL_ROWS):
+        try:
+            answers.append(read_example(raw, columns).example.messages[-1].content)
+        except (RowRefused, RecursionError):
+            continue  # broken, or cut by the end of the sample
+    return share_few_labels(answers)
 
 
 def _by_file(chunks: Iterable[Chunk]) -> Iterator[tuple[str, list[Chunk]]]:

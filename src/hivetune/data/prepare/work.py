@@ -6,6 +6,7 @@ ends when its parent closes the pipe.
 """
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -13,12 +14,13 @@ import sqlite3
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hivetune.data.checks.dedupe import sketch
 from hivetune.data.checks.lessons import lesson_hashes
+from hivetune.data.checks.placeholders import refuse_placeholder
 from hivetune.data.checks.policies import apply_policies, is_vouched, keep_forgotten_out, source_names
 from hivetune.data.checks.redact.apply import ADVICE, PERSONAL, SECRETS, Policy, apply_policy
 from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
@@ -26,6 +28,7 @@ from hivetune.data.intake.files import Chunk
 from hivetune.data.intake.interactions import is_forgotten_raw
 from hivetune.data.judged.answers import is_small_edit, with_worse
 from hivetune.data.prepare.split import tie_hashes
+from hivetune.data.prepare.understand import shares_few_labels
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import RenderedView, Renderer
@@ -114,12 +117,14 @@ class Worker:
         self._checks = tuple(checks)
         self._timed = can_limit_time()
         self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)
+        self._few_labels: Callable[[], bool] = lambda: False  # of the chunk's file
 
     def run(self, chunk: Chunk, out: Path, told: Callable[[int], None] = lambda rows: None) -> int:
         """Examine every row of `chunk` and write `out` (and `out` + .sketches), whole or not at all. `told`: how many
         rows of it are examined, now and then."""
         temporary = out.with_name(f".{out.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)
+        self._few_labels = functools.cache(lambda: shares_few_labels(chunk, self._job.columns))
         database = sqlite3.connect(temporary, isolation_level=None)
         count = 0
         sketches = open(f"{temporary}.sketches", "wb") if self._job.near else contextlib.nullcontext(None)  # noqa: SIM115
@@ -221,6 +226,7 @@ class Worker:
             keep_forgotten_out(raw, read.example, self._forgotten)
         example, shortened = self._sized(read.example)
         check_messages(example.messages, self._checks)
+        shortened += refuse_placeholder(example.messages, self._few_labels)
         example, notes = self._redacted(example)
         example = replace(example, id=content_id(example.messages, example.tools))
         example = apply_policies(example, job, read.failed_outside)
@@ -371,10 +377,6 @@ def _insert(database: sqlite3.Connection, rows: list[tuple[Any, ...]], bodies: l
     database.execute("COMMIT")
     rows.clear()
     bodies.clear()
-
-
-def job_json(job: ChunkJob) -> str:
-    return json.dumps(asdict(job))
 
 
 def _serve() -> None:

@@ -152,6 +152,27 @@ def test_the_report_says_what_was_understood(tmp_path: Path) -> None:
     assert (kind["answer"], kind["left_out"]) == (["ticket.agent_reply"], [])
 
 
+def test_calls_thoughts_and_results_are_told_as_read(tmp_path: Path) -> None:
+    """What is trained must not stand under "not read": arguments of calls, thoughts, and what a tool gave back."""
+    asked = {"role": "user", "content": ASKED}
+    written = json.dumps({"to": "the whole team", "text": "Come to the big room\nat noon please"})
+    call = {"id": "c1", "type": "function", "function": {"name": "send", "arguments": written}}
+    turns = [
+        {"role": "assistant", "content": "", "reasoning_content": "They want to meet soon.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": {"state": 'it was "sent" to all of them'}},
+        {"role": "assistant", "content": ANSWERED},
+    ]
+    tool = {"type": "function", "function": {"name": "send", "description": "Sends a text to somebody."}}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": [asked, *turns], "tools": [tool], "note": "written by the night shift"}))
+    (kind,) = check(DataConfig(path=str(path))).document["understood"][str(path)]
+    called = "messages[].tool_calls[].function.arguments"
+    assert {f"{called}.to", f"{called}.text", "messages[].reasoning_content"} <= set(kind["answer"])
+    assert "messages[].content.state" in kind["question"]
+    assert kind["tools"] == ["tools[].function.description"]
+    assert kind["left_out"] == ["note"]
+
+
 def test_a_helpdesk_export_is_read_ticket_by_ticket() -> None:
     """A title and who people are stand beside what they said, and are no part of it."""
     ticket = {

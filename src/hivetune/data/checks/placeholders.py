@@ -1,0 +1,126 @@
+"""Answers that stand for a missing one: `TBD`, `#REF!`, `n/a`, `[deleted]`, an API's error where its answer should be.
+
+Only a whole answer counts. It stays where the data itself says that it is one: the prompt names it
+("reply N/A if ..."), or, of words that may be a class, many rows of the file share few answers.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.said import names, parsed
+from hivetune.records import Message
+
+# Longer answers are looked at no further: nobody writes a placeholder of this length, but for pages and dummy text.
+LONGEST_CHARS = 400
+# What a class may be called too.
+_MAY_BE_LABELS = names("none null nil nan n/a na - -- ? empty void 无 なし") | {"not applicable", "not available"}
+_WORDS = names(
+    "tbd tba tbc todo fixme wip ditto dito idem undefined placeholder xxx xxxx ... .. . … — – ?? ??? --- ____ k.a. "
+    "s.o. 同上 待定 暂无 未定 [deleted] [removed] [redacted] (empty) [empty] (null) <null> (none) [blank] (blank) nan% "
+    "<na> {} [] () <unk>"
+) | {
+    *("see above", "see below", "see previous answer", "same as above", "as above", "to be done", "to be determined"),
+    *("to be announced", "to be confirmed", "to do", "not yet answered", "no answer yet", "answer pending", "pending"),
+    *("coming soon", "work in progress", "siehe oben", "siehe unten", "keine angabe", "folgt", "voir ci-dessus"),
+    *("ver arriba", "véase arriba", "vedi sopra", "zie boven", "como acima", "à compléter", "[object object]"),
+    *("[removed by reddit]", "[ removed by reddit ]", "[deleted by user]", "this message was deleted"),
+    *("you deleted this message", "message deleted", "<media omitted>", "image omitted", "[no answer]", "(no answer)"),
+}
+# What spreadsheets write in the place of a value, in their people's languages: #REF!, #BEZUG!, #¿NOMBRE?, #N/A, #NV.
+_SHEET = re.compile(r"#(?:[^\W\d_a-z¿¡]|[/0¿¡]){1,12}[!?]|#(?:N/?A|N/D|NV|NUL|ND)")
+_SLOT = re.compile(
+    r"[<\[({$%]{1,3}\s?(?:\w+[ _-]){0,4}(?:answer|response|reply|completion|output|solution|placeholder|insert|your)"
+    r"(?:[ _-]\w+){0,4}\s?[>\])}%]{1,3}"
+)
+_ERROR_TEXT = re.compile(
+    r"(?:(?:api ?|server ?|request )?error(?: code)?:? ?-? ?)?(?:http ?)?(?:(?:4[0-9]{2}|5[0-9]{2})[ :,-]+)?"
+    r"(?:rate[ _]limit(?: exceeded| reached| error)?|ratelimiterror|too many requests|request time(?:d )?-? ?out"
+    r"|time-?out(?: error)?|internal server error|bad gateway|service (?:temporarily )?unavailable|gateway time-?out"
+    r"|unauthorized|connection (?:error|refused|reset|timed out)|insufficient[ _]quota|quota exceeded"
+    r"|overloaded(?:_error)?"
+    r"|invalid api key|max retries exceeded|model (?:is )?overloaded|no response from (?:the )?(?:model|server|api))"
+    r"[.!]{0,3}(?: please (?:try|wait)[^.]{0,80}[.!]?)?"
+)
+_ERROR_START = re.compile(
+    r"error code: [45][0-9]{2}\b|rate limit (?:exceeded|reached) (?:for|on|in)\b|you exceeded your current quota\b"
+    r"|this model's maximum context length is\b|the server is (?:currently )?overloaded\b"
+    r"|(?:openai|anthropic)\.[a-z.]*error\b|<!doctype html>.{0,200}<title>\s*[45][0-9]{2}\b",
+    re.S,
+)
+_ERROR_KEYS = names("error message code status status_code type param detail details request_id success ok statuscode")
+_ABOUT_ERRORS = re.compile(r"error|status|http|exception|\bapi\b|fehler", re.I)
+
+MIN_LABELLED = 10  # rows, before they tell anything
+ROWS_A_LABEL = 3  # at least, on average
+SHORT_SHARE = 0.9
+_LABEL_CHARS, _LABEL_WORDS = 40, 4
+
+
+class Placeholder(NamedTuple):
+    """`may_be_label`: whether it could be the name of a class."""
+
+    shown: str
+    may_be_label: bool
+
+
+def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], bool]) -> tuple[str, ...]:
+    """Reasons of severity warn, for a row whose answers are answers. `few_labels`: whether many rows of its file share
+    few answers; asked only when it matters. Raises RowRefused("placeholder-answer").
+    """
+    kept: tuple[str, ...] = ()
+    for number, message in enumerate(messages):
+        if message.role != "assistant" or not message.weight or message.tool_calls:
+            continue
+        found = placeholder_in(message.content, [m.content for m in messages[:number] if m.role != "tool"])
+        if found is None:
+            continue
+        if not (found.may_be_label and few_labels()):
+            where = f" of message {number + 1}" if number + 1 < len(messages) else ""
+            raise RowRefused("placeholder-answer", f"{found.shown!r} stands in the place of the answer{where}")
+        kept = ("label-answer",)
+    return kept
+
+
+def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
+    """What stands in the place of an answer; None where it is one. `before`: the texts of the prompt."""
+    text = answer.strip()
+    if len(text) > LONGEST_CHARS and not text[:40].lower().startswith(("lorem ipsum", "<!doctype html")):
+        return None
+    plain = " ".join(text.casefold().split())
+    shown = text[:40]
+    bare = plain.rstrip(".!") or plain
+    if plain in _MAY_BE_LABELS or bare in _MAY_BE_LABELS:
+        return None if _is_named(bare, before) else Placeholder(shown, True)
+    missing = plain in _WORDS or bare in _WORDS or plain.startswith("lorem ipsum")
+    if missing or _SHEET.fullmatch(text) or _SLOT.fullmatch(plain):
+        return None if _is_named(bare.split(" dolor")[0], before) else Placeholder(shown, False)
+    if _is_error(text, plain) and not any(_ABOUT_ERRORS.search(one) for one in before):
+        return Placeholder(shown, False)
+    return None
+
+
+def _is_named(word: str, before: Iterable[str]) -> bool:
+    """Whether the prompt itself names what was answered; signs only in quotes, since a question has them anyway."""
+    quoted = any(c.isalnum() for c in word)
+    pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)" if quoted else rf"[\"'`“]{re.escape(word)}[\"'`”]", re.I)
+    return any(pattern.search(text) for text in before)
+
+
+def _is_error(text: str, plain: str) -> bool:
+    """Whether an answer is what an API says when it has none."""
+    if _ERROR_TEXT.fullmatch(plain) or _ERROR_START.match(plain):
+        return True
+    value = parsed(text)
+    return isinstance(value, dict) and bool(value.get("error")) and {str(key).lower() for key in value} <= _ERROR_KEYS
+
+
+def share_few_labels(answers: Collection[str]) -> bool:
+    """Whether the answers of a file are classes: short, and each of many rows. Placeholders tell nothing."""
+    told = [one.strip().casefold() for one in answers if placeholder_in(one, ()) is None]
+    short = [one for one in told if len(one) <= _LABEL_CHARS and len(one.split()) <= _LABEL_WORDS]
+    if len(told) < MIN_LABELLED or len(short) < SHORT_SHARE * len(told):
+        return False
+    return len(Counter(short)) * ROWS_A_LABEL <= len(short)

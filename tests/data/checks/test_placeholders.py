@@ -1,0 +1,139 @@
+"""Answers that stand for a missing one are refused with their line; real answers of the same words stay."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hivetune.config import DataConfig
+from hivetune.data.checks.placeholders import placeholder_in, share_few_labels
+from hivetune.data.prepare.prepare import check
+
+ASKED = "Which plan does this customer have?"
+MISSING = (
+    *(
+        "TBD",
+        "tbd.",
+        "n/a",
+        "N/A",
+        "#REF!",
+        "#N/A",
+        "#DIV/0!",
+        "#BEZUG!",
+        "#¿NOMBRE?",
+        "#NV",
+        "-",
+        "—",
+        "?",
+        "...",
+        "null",
+    ),
+    *("None", "NaN", "see above", "See above.", "siehe oben", "TODO", "to be determined", "[deleted]", "[removed]"),
+    *("<Media omitted>", "This message was deleted", "Lorem ipsum dolor sit amet, consectetur.", "{{ answer }}"),
+    *(
+        "<your answer here>",
+        "[insert response]",
+        '{"error": "bad key"}',
+        "Rate limit exceeded",
+        "429 Too Many Requests",
+    ),
+    *("Error code: 429 - {'error': {'message': 'slow down'}}", "Internal Server Error", "Request timed out."),
+    *('{"error": {"message": "x", "type": "y"}, "status": 500}', "You exceeded your current quota, please check it."),
+    *("Error: 503 Service Unavailable", "[object Object]", "同上", "{}", "openai.RateLimitError: slow down"),
+)
+ANSWERS = (
+    *("Yes", "No", "#python", "#1", "C#", "7", "-7", "[SECRET:github]", "Pending orders are listed below.", "n", "A"),
+    *(
+        "N/A is what the sheet shows for a broken look-up.",
+        '{"error": null, "rows": 3}',
+        '{"total": 3}',
+        "$5",
+        "[1, 2]",
+    ),
+    *("The rate limit is 60 a minute.", "Nothing", "I see above all a need for rest.", "<b>bold</b>", "{name}", "xx"),
+    *(
+        "Your answer was right.",
+        '{"error": "low", "confidence": 0.2}',
+        "Timeouts",
+        "Unknown",
+        "%d",
+        "[x]",
+        "(a)",
+        "Null"[:2],
+    ),
+)
+
+
+@pytest.mark.parametrize("answer", MISSING)
+def test_what_stands_for_a_missing_answer(answer: str) -> None:
+    assert placeholder_in(f" {answer}\n", [ASKED]) is not None
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_is_an_answer(answer: str) -> None:
+    assert placeholder_in(answer, [ASKED]) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("Name the plan; reply N/A if there is none.", "N/A"),
+        ("Does print() return None or 0?", "None"),
+        ('Write "?" where you do not know.', "?"),
+        ("What does HTTP 429 mean?", "Too Many Requests"),
+        ("Give a JSON error for a missing key.", '{"error": "missing key"}'),
+        ("Which dummy text begins with Lorem ipsum?", "Lorem ipsum dolor sit amet"),
+        ("Answer TBD while nobody knows.", "TBD"),
+    ],
+)
+def test_what_the_prompt_names_is_an_answer(asked: str, answer: str) -> None:
+    assert placeholder_in(answer, [asked]) is None
+
+
+def test_labels_are_told_by_the_other_rows() -> None:
+    labels = ["positive", "negative", "neutral"] * 4
+    assert share_few_labels([*labels, "None"])
+    assert not share_few_labels(labels[:9])  # too few rows to tell
+    assert not share_few_labels(["None"] * 50)  # nothing else tells what they are
+    assert not share_few_labels([f"Answer number {i} of many" for i in range(50)])
+    assert not share_few_labels([*labels, *("An answer of several words that nobody shares",) * 4])
+
+
+def written(path: Path, answers: list[str]) -> Path:
+    path.write_text("question,answer\n" + "".join(f"What is said of case {i}?,{a}\n" for i, a in enumerate(answers)))
+    return path
+
+
+def test_a_sheet_with_holes(tmp_path: Path) -> None:
+    """Each row is counted with its line; a broken formula, an empty promise and a dash are no answers."""
+    answers = [f"Case {i} was closed after {i + 3} days." for i in range(12)]
+    answers[2], answers[5], answers[7], answers[9] = "TBD", "#REF!", "None", "-"
+    document = check(DataConfig(path=str(written(tmp_path / "sheet.csv", answers)))).document
+    assert document["rejected"] == {"placeholder-answer": 4}
+    lines = [problem["source"].rpartition(":")[2] for problem in document["problems"]]
+    assert lines == ["4", "7", "9", "11"]
+    assert "'TBD' stands in the place of the answer" in document["problems"][0]["hint"]
+
+
+def test_a_class_that_is_called_none(tmp_path: Path) -> None:
+    """The same word is an answer where many rows share few answers; that it was kept is said."""
+    answers = [("urgent", "normal", "None")[i % 3] for i in range(30)]
+    answers[4] = "#REF!"
+    document = check(DataConfig(path=str(written(tmp_path / "labels.csv", answers)), near_duplicates=0)).document
+    assert document["rejected"] == {"placeholder-answer": 1}
+    assert document["changed"] == {"label-answer": 10}
+    assert Counter(document["files"][str(tmp_path / "labels.csv")]).total() == 30
+
+
+def test_later_turns_and_calls(tmp_path: Path) -> None:
+    """Each trained answer of a conversation counts; one that is only read, or only calls a tool, does not."""
+    ask = {"role": "user", "content": ASKED}
+    good = {"role": "assistant", "content": "The large one, since May."}
+    bad = {"role": "assistant", "content": "[deleted]"}
+    path = tmp_path / "a.jsonl"
+    rows = [[ask, bad, ask, good], [ask, {**bad, "weight": 0}, {**ask, "content": "And now?"}, good]]
+    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in rows))
+    (problem,) = check(DataConfig(path=str(path))).document["problems"]
+    assert problem["source"] == f"{path}:1"
+    assert problem["hint"] == "'[deleted]' stands in the place of the answer of message 2"
