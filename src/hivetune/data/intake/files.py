@@ -143,9 +143,12 @@ def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int)
             line = chunks[-1].first + chunks[-1].rows if chunks else 1
             chunks.append(_problem_chunk(spilled + ".problem", name, line, _lost_rows(path, line - 1, problem)))
         return known, chunks
-    (convert_session if is_session(known) else convert_lines)(path, known, spilled)
+    if is_session(known):
+        convert_session(path, name, known, spilled)
+    else:
+        convert_lines(path, known, spilled)
     _add_lost_rows(path, known, spilled)
-    if not is_session(known) and regroup(spilled):
+    if not is_session(known) and regroup(spilled, name):
         known = f"message-log ({known})"
     return known, list(_cut(spilled, name, "numbered", chunk_bytes, None))
 

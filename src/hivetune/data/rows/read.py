@@ -318,4 +318,6 @@ def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ..
 
 def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
     """64 bits of an answer and all before it, whichever turns are trained."""
-    return int(content_id(tuple(replace(m, weight=1.0) for m in messages), tuple(tools))[:16], 16)
+    return int(
+        content_id(tuple(m if m.weight == 1 else replace(m, weight=1.0) for m in messages), tuple(tools))[:16], 16
+    )

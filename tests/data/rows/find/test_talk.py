@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from hivetune.data.checks.rules import check_messages
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.nest import place_name, place_of_rows, split_record
 from hivetune.data.rows.find.talk.branches import kept_branch
+from hivetune.data.rows.layouts.columns import map_columns
 from hivetune.data.rows.read import ReadRow, read_example, read_rows
 
 ASKED, FIRST, EDITED, BETTER = "Where is my parcel?", "At the depot.", "Where is parcel 7?", "Parcel 7 is in Bonn."
@@ -176,3 +178,146 @@ def test_a_file_of_messages_that_names_no_session(tmp_path: Path) -> None:
 def test_a_text_with_marks_in_it_is_asked_about() -> None:
     with pytest.raises(RowRefused):
         read_conversation({"id": "1", "text": "It is in Bonn today.", "entities": [{"start": 9, "label": "town"}]})
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def rows_of(path: Path) -> list[Any]:
+    """What is said in each row of a file, with the number of calls, or why it is refused."""
+    found: list[Any] = []
+    for chunk in plan_inputs(str(path), path.parent).chunks:
+        for raw in read_rows(chunk):
+            try:
+                said = read_example(raw, {}).example.messages
+            except RowRefused as refused:
+                found.append(refused.reason)
+                continue
+            check_messages(said)
+            found.append([(m.role, m.content, len(m.tool_calls)) for m in said])
+    return found
+
+
+ASKS = {"role": "user", "content": "Where is it?"}
+TOLD = [("user", "Where is it?", 0), ("assistant", "There.", 0)]
+
+
+def test_a_call_that_holds_its_result() -> None:
+    """The text of the turn was said when the call was done, unless the next turn goes on."""
+    call = {"toolName": "look", "args": {"what": "it"}, "result": {"place": "there"}}
+    turn = {"role": "assistant", "content": "There.", "toolCalls": [call]}
+    called = [("user", "Where is it?", 0), ("assistant", "", 1), ("tool", '{"place": "there"}', 0)]
+    assert told({"messages": [ASKS, turn]}) == [*called, ("assistant", "There.", 0)]
+    first = {**turn, "content": "I will look."}
+    after = {"role": "assistant", "content": "There."}
+    went_on = [called[0], ("assistant", "I will look.", 1), called[2], ("assistant", "There.", 0)]
+    assert told({"messages": [ASKS, first, after]}) == went_on
+    assert told({"messages": [ASKS, {**after, "toolCalls": [{}]}]}) == TOLD  # a program's empty places
+    with pytest.raises(RowRefused, match="bad-tool-call"):
+        told({"messages": [ASKS, {**turn, "toolCalls": [call, {"toolName": "look", "args": {}}]}]})
+
+
+def told(row: dict[str, Any]) -> list[tuple[str, str, int]]:
+    return [(m.role, m.content, len(m.tool_calls)) for m in read_conversation(row).messages]
+
+
+def test_events_of_openhands(tmp_path: Path) -> None:
+    """One answer of a provider holds two calls; what the program says of its own state is no part of it."""
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": "run", "arguments": f'{{"command": "ls {i}"}}'}}
+        for i in range(2)
+    ]
+    response = {"id": "r1", "choices": [{"message": {"role": "assistant", "content": "I look.", "tool_calls": calls}}]}
+    about = [{"function_name": "run", "tool_call_id": f"c{i}", "model_response": response} for i in range(2)]
+    events = [
+        {"id": 0, "source": "agent", "action": "system", "args": {"content": "You are an agent."}},
+        {"id": 1, "source": "user", "action": "message", "args": {"content": "Where is it?"}},
+        {"id": 2, "source": "user", "action": "recall", "args": {"query": "Where is it?"}},
+        {"id": 3, "source": "environment", "observation": "recall", "content": "Added context of the place"},
+        *(
+            {"id": 4 + i, "source": "agent", "action": "run", "args": {}, "tool_call_metadata": one}
+            for i, one in enumerate(about)
+        ),
+        *(
+            {"id": 6 + i, "source": "agent", "observation": "run", "content": f"file {i}", "tool_call_metadata": one}
+            for i, one in enumerate(about)
+        ),
+        {"id": 8, "source": "environment", "observation": "agent_state_changed", "content": "", "extras": {}},
+        {"id": 9, "source": "agent", "action": "finish", "args": {"final_thought": "There."}},
+    ]
+    said = [
+        ("system", "You are an agent.", 0),
+        ("user", "Where is it?", 0),
+        ("assistant", "I look.", 2),
+        ("tool", "file 0", 0),
+        ("tool", "file 1", 0),
+        ("assistant", "There.", 0),
+    ]
+    assert rows_of(written(tmp_path / "events.json", json.dumps(events))) == [said]
+    row = {"instance_id": "a-1", "history": events, "instance": {"hints_text": "It was there before."}, "error": None}
+    assert told({**row, "test_result": {"git_patch": "a patch of the file"}}) == said
+    older = [
+        {"source": "user", "action": "message", "args": {"content": "Where is it?"}},
+        {"source": "agent", "action": "run", "args": {"command": "ls", "thought": "I look."}},
+        {"source": "agent", "observation": "run", "content": "file 0"},
+        {"source": "agent", "action": "message", "args": {"content": "There."}},
+    ]
+    assert told({"trajectory": older}) == [said[1], ("assistant", "I look.", 1), said[3], said[5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "read"),
+    [
+        ("5.json", ["求助者：我很难过。", "支持者：为什么？"], True),
+        ("5.json", [{"role": "client", "content": "I am sad."}, {"role": "counselor", "content": "Why?"}], True),
+        ("chat_history.json", [ASKS, {"role": "assistant", "content": "There."}], True),
+        ("rows.json", [ASKS, {"role": "assistant", "content": "There."}], False),  # examples for a prompt
+        (
+            "history.json",
+            [{"type": "human", "data": {"content": "Who?"}}, {"type": "ai", "data": {"content": "I."}}],
+            True,
+        ),
+    ],
+)
+def test_a_file_that_is_one_conversation(tmp_path: Path, name: str, lines: list[Any], read: bool) -> None:
+    found = rows_of(written(tmp_path / name, json.dumps(lines, ensure_ascii=False)))
+    if read:
+        ((one, other),) = found
+        assert (one[0], other[0]) == ("user", "assistant")
+    else:
+        assert found == ["one-message", "one-message"]
+
+
+def test_turns_of_two_people_that_nobody_names() -> None:
+    assert told({"dialog": "Where is it? __eou__ There. __eou__"}) == TOLD
+    assert told({"dialog": ["Where is it?", "There.", "And that?"]}) == TOLD
+
+
+def test_what_a_program_did_between_two_people() -> None:
+    pairs = [["customer", "Where is it?"], ["action", "Account is shown"], ["agent", "There."]]
+    found = read_conversation({"original": pairs})
+    assert [(m.role, m.content) for m in found.messages] == [("user", "Where is it?"), ("assistant", "There.")]
+    assert "program-notes" in found.changed
+
+
+def test_columns_that_only_choose_and_lists_of_answers() -> None:
+    asked = {"question": "Where is it?", "answer": "There."}
+    assert told({**asked, "persona": "general", "sources_json": '["a page of the book"]'}) == TOLD
+    (_, question, _), _ = told({**asked, "persona": "You are a guide of the old town."})
+    assert "guide of the old town" in question  # written for the model, so given with the question
+    several = {"question": "Where is it?", "answer": ["There.", "Here."]}
+    with pytest.raises(RowRefused) as refused:
+        told(several)
+    assert "--columns prompt=question,completion=answer.0" in refused.value.hint
+    mapped = map_columns(several, {"prompt": "question", "completion": "answer.0"})
+    assert [m.content for m in read_conversation(mapped, mapped=True).messages] == ["Where is it?", "There."]
+
+
+def test_completions_of_ai21() -> None:
+    row = {"prompt": {"text": "Where is it?", "tokens": []}, "completions": [{"data": {"text": "There."}}]}
+    assert told(row) == TOLD
+    row["completions"][0]["finishReason"] = {"reason": "length"}  # type: ignore[index]
+    with pytest.raises(RowRefused, match="cut-off-answer"):
+        told(row)

@@ -157,6 +157,8 @@ def is_beside(path: Sequence[str]) -> bool:
     document that was talked about, or a prompt, is content.
     """
     parts = {part_of(name) for name in path if name != "[]"}
+    if len(path) > 1 and plain_name(path[0]) == "instance":
+        return True  # the whole task of a benchmark, beside what an agent did with it
     if any(map(_is_of_an_agent, path)):
         return False
     return not parts & {"given", "system", "asked", "answered", "thoughts", "tools", "content", "media"}

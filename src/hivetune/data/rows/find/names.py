@@ -67,7 +67,7 @@ _ABOUT = names(
     "reflections rubric rubrics test tests testcase testcases test_list judgement judgment verdict verification "
     "citation citations examples demonstrations"
 )
-_ABOUT_WITH = names("unit case cases answer correct final detailed short long positive negative gold list s")
+_ABOUT_WITH = names("unit case cases answer correct final detailed short long positive negative gold list result s")
 _OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone first_name last_name display_name")
 _KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
 _FILLERS = names(

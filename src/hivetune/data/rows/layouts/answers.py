@@ -71,6 +71,8 @@ def _asked(value: Mapping[str, Any]) -> Any:
     asked = next((parsed(value[key]) for key in _ASKED if value.get(key) not in (None, "", [])), None)
     if isinstance(asked, list):
         return _flat(asked)
+    if isinstance(asked, dict) and isinstance(asked.get("text"), str) and "tokens" in asked:  # AI21
+        return asked["text"]
     if isinstance(asked, dict):
         return [asked] if any(key in asked for key in ROLE_KEYS) else _asked(asked)
     if not isinstance(asked, str):
@@ -107,6 +109,8 @@ def is_response(value: Any) -> bool:
 def _is_response_object(value: Mapping[str, Any]) -> bool:
     if any(isinstance(value.get(key), list) for key in ("choices", "candidates", "generations")):
         return True
+    if has_completions(value):
+        return True
     if isinstance(value.get("output"), list | dict):
         return is_response(value["output"])
     inner = value.get("message")
@@ -118,6 +122,11 @@ def _is_response_object(value: Mapping[str, Any]) -> bool:
         return True
     ends = ("done", "done_reason", "stop_reason", "stopReason", "finish_reason", "completionReason", "results")
     return any(end in value for end in ends) or "lc" in value
+
+
+def has_completions(value: Mapping[str, Any]) -> bool:
+    """Whether an object is AI21's response: a list of completions, each with its `data`."""
+    return all(isinstance(one.get("data"), dict) for one in objects(value.get("completions")) or [{}])
 
 
 def read_answer(value: Any) -> tuple[list[Message], tuple[str, ...]]:
@@ -137,7 +146,9 @@ def read_answer(value: Any) -> tuple[list[Message], tuple[str, ...]]:
 
 
 def _of_object(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]]:
-    for key, read in (("choices", _choices), ("candidates", _choices), ("generations", _generations)):
+    for key, read in _SEVERAL:
+        if key == "completions" and not has_completions(value):
+            continue
         if isinstance(value.get(key), list):
             if not value[key]:
                 raise RowRefused("no-answer", f"{key} is empty")
@@ -225,9 +236,11 @@ def _choices(choices: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
     choice = choices[0]
     if not isinstance(choice, dict):
         raise RowRefused("wrong-type", "choices: a list of objects")
-    _refuse_cut(one_of(choice, "finish_reason", "finishReason"))
+    ended = one_of(choice, "finish_reason", "finishReason")
+    _refuse_cut(one_of(ended, "reason") or ended)
     changed = ("other-answers",) if len(choices) > 1 else ()
-    said = one_of(choice, "message", "content", "text")
+    said = one_of(choice, "message", "content", "text", "data")
+    said = one_of(said, "text") if isinstance(said, dict) and "role" not in said and "text" in said else said
     if isinstance(said, str):
         return [_text_answer(said)], changed
     if not isinstance(said, dict):
@@ -249,6 +262,15 @@ def _generations(generations: list[Any]) -> tuple[list[Message], tuple[str, ...]
     if isinstance(first.get("text"), str):
         return [_text_answer(first["text"])], changed
     raise RowRefused("no-answer", "the generation holds no message")
+
+
+# Where an API keeps its answers, and how each is read.
+_SEVERAL = (
+    ("choices", _choices),
+    ("candidates", _choices),
+    ("completions", _choices),
+    ("generations", _generations),
+)
 
 
 def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:

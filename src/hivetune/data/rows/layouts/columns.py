@@ -98,6 +98,10 @@ _NOTE_ENDS = tuple(
 )
 _NOTE_STARTS = tuple(names("num_ is_ has_ n_ original_ raw_ gen_ meta_ metadata_ original source_ __"))
 
+_WRITTEN_AS = ("json", "str", "list", "raw", "dict")  # how a table keeps it: `sources_json` are sources
+# Words that choose among things known before, where one word stands; more words are what was said to the model.
+_CHOSEN = names("persona story scenario knowledge profile mode style tone")
+
 CHOICE = re.compile(r"\A(?:(?:option|opt|op|choice|answer_option)_?)?([a-j])\Z")  # one of several, by its letter
 MIN_WORDS = 3
 MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
@@ -125,7 +129,7 @@ def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """`row` with our field names for the user's columns (`a.b` reaches into an object).
+    """`row` with our field names for the user's columns (`a.b` reaches into an object, `a.0` into a list).
 
     Who maps one column of the conversation maps them all: others that look like content are not looked at.
     """
@@ -139,7 +143,10 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
         value: Any = row
         for part in (column,) if column in row else tuple(column.split(".")):
             value = parsed(value)
-            value = value.get(part) if isinstance(value, Mapping) else None
+            if isinstance(value, list):
+                value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
+            else:
+                value = value.get(part) if isinstance(value, Mapping) else None
         if value is not None:
             mapped[field] = value
     return mapped
@@ -179,14 +186,15 @@ def column_kind(name: str) -> Kind:
         return "content"  # one word may be a choice, without which the answer "B" means nothing
     if name in NOTES or name.endswith(_NOTE_ENDS) or name.startswith(_NOTE_STARTS):
         return "note"
-    return "unknown"
+    written_as = name.rpartition("_")
+    return column_kind(written_as[0]) if written_as[0] and written_as[2] in _WRITTEN_AS else "unknown"
 
 
 def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str | None:
     """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
     for name, kind in _looked_at(tuple(row), layout):
         value = row[name]
-        if name in conversation.explained or value is None or value == "" or value == [] or value == {}:
+        if name in conversation.explained or value in (None, "", [], {}) or _is_choice(name, value):
             continue
         if kind == "media":
             raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
@@ -197,6 +205,11 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
         if not _is_found(value, kind == "content", conversation.messages):
             return name
     return None
+
+
+def _is_choice(name: str, value: Any) -> bool:
+    """Whether a value only chooses among things that were known before."""
+    return name in _CHOSEN and isinstance(value, str) and value.isidentifier()
 
 
 @lru_cache(512)
@@ -212,7 +225,7 @@ def _looked_at(names: tuple[str, ...], layout: RowLayout) -> tuple[tuple[str, Ki
 
 def looks_like_content(value: Any) -> bool:
     """Whether somebody wrote this: at least three words, or as many signs of a script without spaces."""
-    return any(_is_prose(text) for text in _texts(value))
+    return any(_is_prose(text) for text in texts_in(value))
 
 
 def _is_prose(text: str) -> bool:
@@ -224,7 +237,7 @@ def _is_prose(text: str) -> bool:
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """The strings in a value, at most MAX_VALUES, without keys."""
     stack, seen = [value], 0
     while stack and seen < MAX_VALUES:
@@ -247,7 +260,7 @@ def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
         value = value if isinstance(inside, str) else inside
     if isinstance(value, str) and any(value in message.content for message in messages):
         return True  # the usual case
-    texts = [text.strip() for text in _texts(value) if (named and text.strip()) or _is_prose(text)]
+    texts = [text.strip() for text in texts_in(value) if (named and text.strip()) or _is_prose(text)]
     if not texts:
         return True  # numbers: nothing that anybody said
     said = [message.content for message in messages] + [message.reasoning for message in messages if message.reasoning]

@@ -53,6 +53,9 @@ def _pair(
     question, answer = row[question_column], row[answer_column]
     if _are_said(question) and _are_said(answer) and len(question) == len(answer):
         return _dialogue(name, row, (question_column, answer_column))
+    if isinstance(answer, list) and len(answer) > 1 and all(isinstance(text, str) for text in answer):
+        kind = f"{answer_column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
+        raise RowRefused("wrong-type", f"{kind}: --columns prompt={question_column},completion={answer_column}.0")
     turns, replies = _turns(question) or spoken_prompt(question), _turns(answer)
     before = read_messages(turns, system_of(row)) if turns else list(read_system(system_of(row)))
     if not turns:

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
+from hivetune.data.rows.layouts.answers import has_completions, is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.rows.layouts.said import (
@@ -32,7 +32,7 @@ RESPONSES = (
 # Keys of a request or a response that lies flat in its row.
 FLAT = (
     *("messages", "contents", "system_instruction", "tool_config", "choices", "candidates", "message", "input"),
-    *("instructions", "output", "content", "role", "stop_reason", "type", "prompt", "usage_metadata"),
+    *("instructions", "output", "content", "role", "stop_reason", "type", "prompt", "usage_metadata", "completions"),
 )
 LISTS = ("conversations", "conversation", "chat", "dialogue", "dialog", "turns", "data", "history")
 
@@ -60,7 +60,8 @@ def _sharegpt(name: str, row: Row) -> Conversation:
     assert column is not None
     turns = parsed(row[column])
     if isinstance(turns, list) and len(turns) > 1 and all(isinstance(turn, str) for turn in turns):
-        if column == "turns" or len(turns) % 2 or any(_SPEAKER.match(turn) for turn in turns):
+        odd = len(turns) % 2 and column not in _TALKED  # the last one was not answered any more
+        if column == "turns" or odd or any(_SPEAKER.match(turn) for turn in turns):
             raise RowRefused("unknown-role", f"{column}: texts that do not say who speaks")
         turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
     return _conversation(name, read_messages(turns, system_of(row)), read_tools(tools_of(row)), (), (column,))
@@ -111,7 +112,7 @@ def _list_column(row: Row) -> str | None:
 def _sides(row: Row) -> tuple[str, str] | None:
     """(the column of the request, the column of the response), "" for the row itself; None if it is no such record."""
     answered = next((name for name in RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
-    if answered is None and (_is_list(row.get("choices")) or _is_list(row.get("candidates"))):
+    if answered is None and (_is_list(row.get("choices")) or _is_list(row.get("candidates")) or has_completions(row)):
         answered = ""
     if answered is None and isinstance(row.get("message"), dict) and "messages" in row:
         answered = ""  # Ollama's answer beside what was asked
@@ -128,6 +129,8 @@ def _asks_flat(row: Row, answered: str) -> bool:
     if any(isinstance(parsed(row.get(key)), list) for key in ("messages", "contents", "input")):
         return True
     if answered in ("", "response", "response_body") and isinstance(row.get("prompt"), str):
+        return True
+    if answered == "" and isinstance(one_of(row.get("prompt"), "text"), str):
         return True
     return answered == "output" and isinstance(row.get("input"), str) and row.get("object") == "response"
 
@@ -146,6 +149,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
+_TALKED = ("conversation", "conversations", "dialogue", "dialog")
 _SPEAKER = re.compile(r"\A\s*[^\W\d][\w .-]{0,30}:\s")  # "Amanda: I baked cookies."
 BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
 _COMMON = frozenset((*SYSTEM, *TOOLS))
@@ -158,7 +162,7 @@ LOG_SESSION = RowLayout(
 )
 REQUEST_RESPONSE = RowLayout(
     "request-response",
-    frozenset((*RESPONSES, "choices", "candidates", "message")),
+    frozenset((*RESPONSES, "choices", "candidates", "completions", "message")),
     lambda row: _sides(row) is not None,
     _request_response,
     _COMMON | {"instructions"},

@@ -42,6 +42,7 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
 # Items of OpenAI's Responses that are no messages, but stand among them.
 ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
+_RESULTS = ("result", "output", "response", "observation")  # of a call that holds its own
 BETWEEN = "\n\n"  # turns of one role that become one
 LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 
@@ -55,17 +56,27 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
     messages: list[Message] = []
     after_item = False
     called: set[str] = set()
-    for turn in turns:
+    for place, turn in enumerate(turns):
         role = turn.get("role") if isinstance(turn, dict) else None
         if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
             turn = {**turn, "role": "tool", "name": role}
-        read, item = read_turn(turn), isinstance(turn, dict) and is_item(turn)
+        read, item = _answered_last(read_turn(turn), turns[place + 1 :][:1]), isinstance(turn, dict) and is_item(turn)
         if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
         messages += read
         after_item = item
         called.update(call["function"]["name"] for message in read for call in message.tool_calls)
     return messages if messages and messages[0].role == "system" else [*read_system(system), *messages]
+
+
+def _answered_last(read: list[Message], following: Sequence[Any]) -> list[Message]:
+    """A turn whose calls hold their results: its text came when they were done, unless the turn behind goes on."""
+    if len(read) < 2 or not read[0].tool_calls or not read[0].content:
+        return read
+    name = next((one_of(turn, *ROLE_KEYS[:3]) for turn in following), None)
+    if isinstance(name, str) and ROLES.get(name.strip().lower()) in ("assistant", "tool"):
+        return read
+    return [replace(read[0], content=""), *read[1:], Message("assistant", read[0].content)]
 
 
 def is_conversation(value: list[Any]) -> bool:
@@ -139,14 +150,15 @@ def _plain_turn(role: Role, text: str) -> list[Message]:
 
 def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Message]:
     """Results of tools first, then what the role itself says with its calls."""
-    text, calls, reasoning = said.text, [*said.calls, *_own_calls(turn)], None
+    own_calls, own_results = _own_calls(turn)
+    text, calls, reasoning = said.text, [*said.calls, *own_calls], None
     if role == "assistant":
         text, more = _spoken(text, turn)
         calls += more
         reasoning = _reasoning(said, turn)
     elif calls:
         raise RowRefused("role-order", f"a tool call in a turn of {role}")
-    answers = [_result_message(*result) for result in said.results]
+    answers = [_result_message(*result) for result in (*said.results, *own_results)]
     if answers and not text and not calls and not reasoning:
         return answers
     name = turn.get("name")
@@ -184,15 +196,28 @@ def _result_message(text: str, call_id: Any, name: Any) -> Message:
     )
 
 
-def _own_calls(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """`tool_calls` of a turn, or OpenAI's older `function_call`."""
-    calls = one_of(turn, "tool_calls", "toolCalls")
+def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[tuple[str, Any, Any]]]:
+    """(`tool_calls` of a turn or OpenAI's older `function_call`, their results where the calls hold them)."""
+    calls = one_of(turn, "tool_calls", "toolCalls", "tool_invocations", "toolInvocations")
     calls = parsed(calls)
     if calls is None and isinstance(turn.get("function_call"), dict):
         calls = [turn["function_call"]]
     if calls is None and isinstance(turn.get("additional_kwargs"), dict):
         return _own_calls(turn["additional_kwargs"])
-    return [read_call(call) for call in calls] if isinstance(calls, list) else []
+    if not isinstance(calls, list):
+        return [], []
+    calls = [call for call in calls if call != {}]
+    read = [read_call(call) for call in calls]
+    results = [one_of(call, *_RESULTS) for call in calls]
+    if all(result is None for result in results):
+        return read, []
+    missing = next((call["function"]["name"] for call, r in zip(read, results, strict=True) if r is None), None)
+    if missing is not None:
+        raise RowRefused("bad-tool-call", f"the call of {missing[:40]} has no result, others of its turn have one")
+    return read, [
+        (result_text(result), call.get("id"), None if "id" in call else call["function"]["name"])
+        for call, result in zip(read, results, strict=True)
+    ]
 
 
 def _weight(turn: Mapping[str, Any]) -> float:

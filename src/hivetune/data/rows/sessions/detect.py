@@ -15,11 +15,11 @@ from hivetune.data.rows.sessions.messages import NUM_SAMPLE, message_rows, messa
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
 
 Lines = Iterator[tuple[int, str]]
-READERS: dict[str, Callable[[Lines], Iterator[PlacedRow]]] = {
-    "claude-code": claude_code_rows,
-    "codex": codex_rows,
+READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
+    "claude-code": lambda lines, _name: claude_code_rows(lines),
+    "codex": lambda lines, _name: codex_rows(lines),
     "message-log": message_rows,
-    "server-log": server_rows,
+    "server-log": lambda lines, _name: server_rows(lines),
 }
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
 _NUM_LINES = 20
@@ -36,13 +36,13 @@ def session_format(path: str, name: str, known: str) -> str:
         return known
     suffix = f".{packed}" if packed else ""
     head = open_bytes(path, suffix).read(_HEAD_BYTES)[0]
-    found = _agent(head)
+    found = _agent(head, name)
     if found is None and head.lstrip()[:1] not in (b"{", b"["):
         found = "server-log" if SERVER_REQUEST.search(open_bytes(path, suffix).read(_SERVER_HEAD_BYTES)[0]) else None
     return found + suffix if found else known
 
 
-def _agent(head: bytes) -> str | None:
+def _agent(head: bytes, name: str) -> str | None:
     """The coding agent that wrote this, or a chat application with one message a line."""
     if _CODEX_LINE.match(head):
         return "codex"
@@ -56,10 +56,10 @@ def _agent(head: bytes) -> str | None:
                 return "claude-code"
             if is_codex(event):
                 return "codex"
-    return "message-log" if _is_message_log(head) else None
+    return "message-log" if _is_message_log(head, name) else None
 
 
-def _is_message_log(head: bytes) -> bool:
+def _is_message_log(head: bytes, name: str) -> bool:
     """Whether the first lines are messages that name their session, or all lines are one conversation."""
     *lines, last = head.split(b"\n")
     whole = len(head) < _HEAD_BYTES and len(lines) < NUM_SAMPLE
@@ -76,15 +76,15 @@ def _is_message_log(head: bytes) -> bool:
         found.append(event if isinstance(event, dict) else None)
         if len(found) == MIN_MESSAGES and not all(event is None or is_event_like(event) for event in found):
             return False
-    return message_shape(found, whole=whole) is not None
+    return message_shape(found, name, whole=whole) is not None
 
 
-def convert_session(path: str, known: str, out: str) -> None:
-    """Write the conversations of a log to `out` as numbered lines; a place is the conversation's first line."""
+def convert_session(path: str, name: str, known: str, out: str) -> None:
+    """Write the conversations of a log called `name` to `out` as numbered lines. A place is its first line."""
     kind, _, packed = known.partition(".")
     stream = open_bytes(path, f".{packed}" if packed else "")
     with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-        for place, mark, text in READERS[kind](text_lines(stream)):
+        for place, mark, text in READERS[kind](text_lines(stream), name):
             file.write(f"{place}\t{mark}\t{text}\n")
 
 

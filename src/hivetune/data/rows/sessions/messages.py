@@ -6,39 +6,53 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from hivetune.data.rows.find.names import words
 from hivetune.data.rows.find.talk.branches import kept_branch
+from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.find.talk.streams import MessageShape, SaidLine, messages_shape, said_in
+from hivetune.data.rows.find.talk.turn_lists import speaker_and_text
+from hivetune.data.rows.layouts.said import names
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
 
 NUM_SAMPLE = 400
+_TALK = names("chat chats conversation conversations dialog dialogs dialogue dialogues history transcript")  # of files
 _Held = tuple[int, SaidLine]
 Event = tuple[int, dict[str, Any] | None, str]  # line, object or None, the line itself
 
 
-def message_shape(sample: Iterable[dict[str, Any] | None], *, whole: bool) -> MessageShape | None:
-    """How the messages of a log are written, by its first events; None: it is no such log."""
+def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: bool) -> MessageShape | None:
+    """How the messages of a log called `name` are written, by its first events; None: it is no such log."""
     found = list(sample)
     known = [event for event in found if event is not None]
-    return messages_shape(known, whole=whole) if 2 * len(known) >= len(found) else None
+    talk = bool(_TALK & set(words(os.path.basename(name).partition(".")[0])))
+    return messages_shape(known, whole=whole, talk=talk) if 2 * len(known) >= len(found) else None
 
 
-def message_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+def message_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[PlacedRow]:
     """One row for each session of a log in JSON Lines."""
     first, rest = _begun(events(lines))
-    shape = message_shape((event for _, event, _ in first), whole=len(first) < NUM_SAMPLE)
+    shape = message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)
     yield from _joined(itertools.chain(first, rest), shape)
 
 
-def regroup(path: str) -> bool:
-    """Whether the numbered lines of a file are messages; then they are replaced by one line for each session."""
+def regroup(path: str, name: str) -> bool:
+    """Whether the numbered lines of a file called `name` are messages; then they are replaced by one line for each
+    session.
+    """
     with open(path, encoding="utf-8", errors="surrogatepass") as file:
         first, rest = _begun(_numbered(file))
-        shape = message_shape((event for _, event, _ in first), whole=len(first) < NUM_SAMPLE)
-        if shape is None:
+        known = [event for _, event, _ in first if event is not None]
+        if len(known) == len(first) and is_openhands(known):
+            everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
+            turns = openhands_turns([event for _, event in everything])
+            joined = conversation("openhands", everything[0][0], turns, ["program-notes"])
+        elif (shape := message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)) is None:
             return False
+        else:
+            joined = _joined(itertools.chain(first, rest), shape)
         with open(f"{path}.joined", "w", encoding="utf-8", errors="surrogatepass", newline="\n") as out:
-            for place, mark, text in _joined(itertools.chain(first, rest), shape):
+            for place, mark, text in joined:
                 out.write(f"{place}\t{mark}\t{text}\n")
     os.replace(f"{path}.joined", path)
     return True
@@ -55,6 +69,8 @@ def _numbered(lines: Iterable[str]) -> Iterator[Event]:
             event = json.loads(text) if mark == "r" else None
         except (ValueError, RecursionError):
             event = None
+        if isinstance(event, str) and (spoken := speaker_and_text(event)):
+            event = {"speaker": spoken[0], "text": spoken[1]}
         yield int(place), event if isinstance(event, dict) else None, text
 
 

@@ -13,6 +13,7 @@ from hivetune.data.rows.find.talk.branches import links_of
 from hivetune.data.rows.find.talk.events import EventKinds, event_kinds, turn_of
 from hivetune.data.rows.find.talk.turn_lists import flat, roles_of
 from hivetune.data.rows.layouts.columns import CONTENT
+from hivetune.data.rows.layouts.turns import ROLES
 from hivetune.records import Role
 
 MIN_MESSAGES = 2
@@ -36,6 +37,13 @@ _GROUPS = (
     "run_id",
     "participant_id",
 )
+_EXAMPLES = frozenset(ROLES) | {
+    "agent",
+    "true",
+    "false",
+    "0",
+    "1",
+}  # who speaks in examples for a prompt; a client is somebody
 _WITH_CALLS = ("tool_calls", "function_call", "tool_call_id", "reasoning_content")
 
 
@@ -61,39 +69,52 @@ class SaidLine(NamedTuple):
     links: Mapping[str, Any]
 
 
-def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool) -> MessageShape | None:
-    """How the messages of a file are written. `whole`: `events` are all rows of the file."""
+def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bool = False) -> MessageShape | None:
+    """How the messages of a file are written. `whole`: `events` are all rows of the file; `talk`: its name says that it
+    is a conversation.
+    """
     flats = [flat(event) for event in events]
     if len(flats) < MIN_MESSAGES:
         return None
     session, time = _path(flats, _GROUPS, str | int), _path(flats, TIME, str | int | float)
     order = time or _path(flats, _ORDER, str | int | float)
+    shape, said = _of_one_kind(flats, session, order) or _of_kinds(flats, session, order) or (None, [])
+    if shape is None or session is not None:
+        return shape
+    parties = (str(one.get(shape.role)).strip().lower() for one in flats)
+    told = talk or time is not None or not (shape.kinds or _EXAMPLES.issuperset(parties))
+    return shape if whole and _is_one(said, told) else None
+
+
+_Shaped = tuple[MessageShape, list[Role]]  # with who speaks in each message
+
+
+def _of_one_kind(flats: Sequence[Mapping[str, Any]], session: str | None, order: str | None) -> _Shaped | None:
+    """Rows that are all messages."""
     for role in _role_paths(flats):
         spoken = [one for one in flats if isinstance(one.get(role), str | bool | int)]
         found = roles_of(role, [one[role] for one in spoken])
-        if found is None or len(spoken) < MESSAGE_SHARE * len(flats):
-            continue
-        content = _content(spoken, role)
-        if content is None:
-            continue
-        if session is None and not (whole and _is_one(found, time)):
-            return None
-        roles = {str(one[role]).strip(): said for one, said in zip(spoken, found, strict=True)}
-        return MessageShape(session, role, roles, content, order)
+        content = None if found is None or len(spoken) < MESSAGE_SHARE * len(flats) else _content(spoken, role)
+        if found is not None and content is not None:
+            roles = {str(one[role]).strip(): said for one, said in zip(spoken, found, strict=True)}
+            return MessageShape(session, role, roles, content, order), found
+    return None
+
+
+def _of_kinds(flats: Sequence[Mapping[str, Any]], session: str | None, order: str | None) -> _Shaped | None:
+    """Events of several kinds, some of them messages."""
     kinds = event_kinds(flats)
     if kinds is None:
         return None
     said = [kinds.roles[str(one[kinds.kind])] for one in flats if one.get(kinds.kind) in kinds.contents]
-    if session is None and not (whole and _is_one(said, time)):
-        return None
-    return MessageShape(session, "", {}, "", order, kinds)
+    return MessageShape(session, "", {}, "", order, kinds), said
 
 
-def _is_one(roles: Sequence[Role], time: str | None) -> bool:
-    """Whether the messages of a file that names no session are one conversation; without times, a system prompt or a
-    greeting they may be examples for a prompt.
+def _is_one(roles: Sequence[Role], told: bool) -> bool:
+    """Whether the messages of a file that names no session are one conversation. Where no time, no name of the file and
+    no name of who speaks has `told` so, and no system prompt or greeting stands first, they may be examples.
     """
-    return _takes_turns(roles) and (time is not None or roles[0] in ("system", "assistant"))
+    return _takes_turns(roles) and (told or roles[0] in ("system", "assistant"))
 
 
 def is_event_like(event: Mapping[str, Any]) -> bool:

@@ -12,6 +12,8 @@ from hivetune.records import Role
 _SPEAKER = re.compile(
     r"^[ \t]*[\[(<*#]{0,3} ?([^\W\d][\w .-]{0,24}?)[\])>*]{0,3}[ \t]?[:\uff1a][\])>*]{0,3}[ \t]*", re.M
 )
+# Between the turns of two people, in sets of dialogues that name nobody.
+_END_OF_UTTERANCE = re.compile(r"\s*(?:__eou__|__eot__|<eou>|\[EOU\]|<\|eou\|>|\[EOT\])\s*")
 _SPEAK = ("user", "assistant", "system")
 _MIN_SPOKEN = 2
 
@@ -20,6 +22,9 @@ def turns_in_text(text: str) -> list[dict[str, str]] | None:
     """The turns of a text that begins with a speaker; None for any other text, and where a line may be somebody's words
     and no speaker: two sides have to take turns, unless every line names its speaker.
     """
+    if _END_OF_UTTERANCE.search(text):
+        said = [piece for piece in _END_OF_UTTERANCE.split(text) if piece]
+        return _in_turn(said) if len(said) >= _MIN_SPOKEN else None
     lines = [(match, role_of(match.group(1))) for match in _SPEAKER.finditer(text)]
     found = [(match, role) for match, role in lines if role in _SPEAK]
     others = Counter(match.group(1) for match, role in lines if role not in _SPEAK)
@@ -34,6 +39,11 @@ def turns_in_text(text: str) -> list[dict[str, str]] | None:
     if not all(said) or not _take_turns(roles, each_line_speaks):
         return None
     return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
+
+
+def _in_turn(said: Sequence[str]) -> list[dict[str, str]]:
+    """Two people speak in turn: who begins is the one who asks."""
+    return [{"role": ("user", "assistant")[i % 2], "content": piece} for i, piece in enumerate(said)]
 
 
 def _take_turns(roles: Sequence[Role], each_line_speaks: bool) -> bool:

@@ -21,6 +21,7 @@ from hivetune.data.rows.find.names import (
 )
 from hivetune.data.rows.find.talk.branches import holds_replies, kept_branch, spread
 from hivetune.data.rows.find.talk.events import event_kinds, turn_of
+from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import names, objects, parsed
 from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS
@@ -28,6 +29,7 @@ from hivetune.records import Role
 
 MAX_TURN_DEPTH = 3  # of a role or a content inside its turn
 MIN_TURNS = 2
+_PROGRAMS = ("action", "event", "note", "status", "info")  # beside two people, what a program did between their words
 # Taken over with a turn as they are: layouts/turns.py knows them.
 _KEPT = (
     *("tool_calls", "toolCalls", "function_call", "tool_call_id", "toolCallId", "weight", "train", "name", "tool_name"),
@@ -36,7 +38,7 @@ _KEPT = (
     *MEDIA_KEYS,
 )
 _KEPT_SET = frozenset(_KEPT)
-_NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?:\s*(.*)\Z", re.S)
+_NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?[:\uff1a]\s*(.*)\Z", re.S)
 
 
 # What a list of turns is called; other lists may hold things that have nothing to do with each other.
@@ -74,8 +76,9 @@ def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> Found
         return None
     items = objects(value)
     if items is None:
-        spoken = _spoken(value)
-        return None if spoken is None else FoundTurns(spoken)
+        return _spoken(value)
+    if is_openhands(items):
+        return FoundTurns(openhands_turns(items), ("program-notes",))
     some_left = False
     if any(map(holds_replies, items)):
         items, some_left = spread(items)
@@ -293,18 +296,25 @@ def _are_parts(value: Any) -> bool:
     return parts is not None and all("text" in part or "type" in part for part in parts)
 
 
-def _spoken(value: Sequence[Any]) -> list[dict[str, Any]] | None:
+def speaker_and_text(text: str) -> tuple[str, str] | None:
+    """(who speaks, what is said) of a text that begins with a name and a colon."""
+    found = _NAMED.match(text)
+    return (found.group(1), found.group(2)) if found else None
+
+
+def _spoken(value: Sequence[Any]) -> FoundTurns | None:
     """Texts that begin with who speaks, or pairs of speaker and text."""
     if all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in value):
         pieces = [(item[0].strip(), item[1]) for item in value]
     elif all(isinstance(item, str) for item in value):
-        found = [_NAMED.match(item) for item in value]
-        pieces = [(match.group(1), match.group(2)) for match in found if match]
+        pieces = [found for item in value if (found := speaker_and_text(item))]
     else:
         return None
     if len(pieces) < max(MIN_TURNS, len(value)):
         return None
-    roles = _agreed([name for name, _ in pieces], {name: role_of(name) for name, _ in pieces})
-    if roles is None or not all(isinstance(text, str) for _, text in pieces):
+    people = [(name, text) for name, text in pieces if name.strip().lower() not in _PROGRAMS]
+    roles = _agreed([name for name, _ in people], {name: role_of(name) for name, _ in people})
+    if roles is None or not all(isinstance(text, str) for _, text in people):
         return None
-    return [{"role": role, "content": text} for role, (_, text) in zip(roles, pieces, strict=True)]
+    turns = [{"role": role, "content": text} for role, (_, text) in zip(roles, people, strict=True)]
+    return FoundTurns(turns, ("program-notes",) if len(people) < len(pieces) else ())
