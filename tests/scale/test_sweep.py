@@ -19,7 +19,8 @@ from gguf_families import write_model
 
 from hivetune.base.disk import write_manifest
 from hivetune.config import parse_config
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.process.cluster import ClusterNode, ClusterView
 from hivetune.records import Metric, Verdict
 from hivetune.run.record import read_record
 from hivetune.scale import sweep as station
@@ -38,8 +39,12 @@ import yaml
 run = Path(sys.argv[1])
 config = yaml.safe_load((run / "config.resolved.yaml").read_text())["config"]
 rate, stop = config["learning_rate"], []
+(run / "options").write_text(" ".join(sys.argv[2:]))
 if rate == 0.5:
     sys.exit(7)
+if rate == 0.25:
+    print("hivetune: left\\nhint: none\\nhivetune: no device is left\\nhint: mend that")
+    sys.exit(4)
 signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 def lines(name):
     path = run / name
@@ -169,6 +174,21 @@ def test_a_run_that_fails_takes_no_other_along(config: Any) -> None:
     assert "exit code 7" in document["runs"][1]["why"]
     with pytest.raises(HivetuneError, match="every run failed"):
         run_sweep(config, "mine", ["learning_rate=0.5", "lora.r=4,8"], "all", told.append)
+
+
+def test_on_a_cluster_each_device_takes_runs(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = ClusterView("10.0.0.5:6479", (ClusterNode("a", "10.0.0.5", True, 2), ClusterNode("b", "", True, 1)), 3)
+    monkeypatch.setattr(station, "ask_cluster", lambda address: view)
+    told: list[str] = []
+    document = run_sweep(config, "mine", ["learning_rate=1e-3,3e-3"], "all", told.append, cluster="10.0.0.5:6479")
+    assert "2 runs, 3 at a time" in told and document["best"] == "learning_rate=3e-3"
+    assert {(Path(line["run"]) / "options").read_text() for line in document["runs"]} == {"--on 10.0.0.5:6479"}
+    monkeypatch.setattr(station, "own_address", lambda address: "10.0.0.1")
+    with pytest.raises(MachineNotFit, match=r"^no device is left$"):
+        run_sweep(config, "mine", ["learning_rate=0.25,3e-3"], "all", told.append, cluster="10.0.0.5:6479")
+    bound = config.model_copy(update={"workers": 2})
+    with pytest.raises(UsageError, match="choose one of them"):
+        run_sweep(bound, "mine", ["learning_rate=1e-3,3e-3"], "all", told.append, cluster="10.0.0.5:6479")
 
 
 def test_keep_best_deletes_the_others_when_all_is_done(config: Any) -> None:

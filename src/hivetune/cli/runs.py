@@ -25,6 +25,7 @@ from hivetune.run.find import find_run, known_runs
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
 from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run
 from hivetune.run.tell import tell_event
+from hivetune.scale.cluster.carry import carry_run
 from hivetune.walk.open import load_run
 
 
@@ -119,9 +120,19 @@ def resume(
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
     unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd user unit that does it.")] = False,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="HOST:PORT", help="On a free device of this cluster.")
+    ] = None,
 ) -> None:
     """Go on with a run that was stopped, failed or interrupted, from its newest good checkpoint."""
     folder = find_run(run)
+    if on is not None:
+        if overrides or detach or unit:
+            raise UsageError("--on goes with none of --set, --detach and --unit")
+        summary = carry_run(load_run(folder), on, say)
+        show_training(summary)
+        emit(summary)
+        return
     if unit:
         text = systemd_unit(folder)
         display(text)

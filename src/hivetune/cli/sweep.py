@@ -21,6 +21,9 @@ def sweep(
         typer.Option("--over", metavar="KEY=A,B", help="Try each value.", autocompletion=complete_setting),
     ] = None,
     keep: Annotated[str, typer.Option("--keep", metavar="all|best", help="best: delete the other runs.")] = "all",
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="HOST:PORT", help="Train on all devices of this cluster.")
+    ] = None,
     model: ModelOption = None,
     overrides: SetOption = None,
 ) -> None:
@@ -30,7 +33,7 @@ def sweep(
     loaded, name = read_settings(config, model, overrides or [])
     with progress("training", "steps") as report:
         document = run_sweep(
-            loaded, name, [*(over or []), *(more or [])], "best" if keep == "best" else "all", say, report
+            loaded, name, [*(over or []), *(more or [])], "best" if keep == "best" else "all", say, report, on
         )
     show_sweep(document)
     emit(document)
@@ -48,11 +51,12 @@ def show_sweep(document: dict[str, Any]) -> None:
             f"{line['steps']} of {line['steps_planned']}",
             number(line["validation_loss"]),
             _above(line["above_best"]),
+            ", ".join(line.get("machines", ())),  # an earlier version did not tell
             line["why"],
         )
         for line in document["runs"]
     ]
-    columns = ("settings", "state", "steps", "validation loss", "above the best", "why")
+    columns = ("settings", "state", "steps", "validation loss", "above the best", "machine", "why")
     table("", columns, rows, numeric=("steps", "validation loss", "above the best"))
     best, verdict = document["runs"][0], document["verdict"]
     show(f"best: {document['best']}, verdict on the test rows: {verdict['verdict']}")

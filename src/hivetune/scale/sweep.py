@@ -18,13 +18,15 @@ from hivetune.base.journal import read_journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.statistics import Estimate
 from hivetune.machine.inventory import Machine, read_machine
+from hivetune.process.cluster import ask_cluster, own_address
 from hivetune.records import Progress, silent
 from hivetune.run.chart import curves_chart
-from hivetune.run.folder import ROW_LOSSES
+from hivetune.run.folder import EVENTS, ROW_LOSSES, SUPERVISOR_LOG
 from hivetune.run.status import loss_curve, run_status
+from hivetune.scale.cluster.carry import check_carried
 from hivetune.scale.race import LOOK_SHARES, RowLosses, above, losers
 from hivetune.scale.variants import Variant, make_variants
 from hivetune.walk.evaluate import evaluate_run
@@ -56,11 +58,32 @@ class Entrant:
         return len(self.run.plan.steps)
 
 
+@dataclass(frozen=True)
+class _Field:
+    """Where runs go on side by side: `places` as the queue has them, of this machine or of the cluster at `cluster`."""
+
+    places: Sequence[Mapping[str, str]]
+    cluster: str | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return () if self.cluster is None else ("--on", self.cluster)
+
+
 def run_sweep(
-    config: RunConfig, name: str, over: Sequence[str], keep: Keep, tell: Teller, progress: Progress = silent
+    config: RunConfig,
+    name: str,
+    over: Sequence[str],
+    keep: Keep,
+    tell: Teller,
+    progress: Progress = silent,
+    cluster: str | None = None,
 ) -> dict[str, Any]:
-    """The document of `sweep --json`. Raises UsageError for settings that can't be tried, Busy while another process
-    sweeps the same, HivetuneError when every run failed."""
+    """The document of `sweep --json`. `cluster`: the address of one whose devices train instead of this machine's.
+
+    Raises UsageError for settings that can't be tried, Busy while another process sweeps the same, HivetuneError when
+    every run failed, MachineNotFit for a cluster that does not answer, or has no device that can go on.
+    """
     variants = make_variants(config, over)
     folder = home() / "sweeps" / f"{name}-{_hash(config, over)}"
     make_folder(folder)
@@ -68,11 +91,23 @@ def run_sweep(
         if (folder / RESULT).exists() and read_json(folder / RESULT)["status"] == "done":
             return {**read_json(folder / RESULT), "already_done": True}
         entrants = [_open(variant, name, number) for number, variant in enumerate(variants, 1)]
+        if cluster is not None:
+            for entrant in entrants:
+                check_carried(entrant.run)
         _recall(folder, entrants)
-        machine = read_machine(folder=folder)
-        tell(f"{len(entrants)} runs, {len(places_of(config, machine))} at a time")
-        _race(folder, config, entrants, machine, tell, progress)
+        field = _field(config, cluster, read_machine(folder=folder))
+        tell(f"{len(entrants)} runs, {len(field.places)} at a time")
+        _race(folder, entrants, field, tell, progress)
         return _finish(folder, entrants, keep, tell)
+
+
+def _field(config: RunConfig, cluster: str | None, machine: Machine) -> _Field:
+    if cluster is None:
+        return _Field(places_of(config, machine))
+    devices = ask_cluster(cluster).devices
+    if not devices:
+        raise MachineNotFit(f"the cluster at {cluster} offers no device", hint="see: hivetune cluster status")
+    return _Field([{}] * devices, cluster)
 
 
 def _open(variant: Variant, name: str, number: int) -> Entrant:
@@ -85,25 +120,21 @@ def _open(variant: Variant, name: str, number: int) -> Entrant:
     return Entrant(variant, run)
 
 
-def _race(
-    folder: Path, config: RunConfig, entrants: Sequence[Entrant], machine: Machine, tell: Teller, progress: Progress
-) -> None:
+def _race(folder: Path, entrants: Sequence[Entrant], field: _Field, tell: Teller, progress: Progress) -> None:
     one_snapshot = len({entrant.run.snapshot.hash for entrant in entrants}) == 1
     if not one_snapshot:
         tell("the settings change which rows are held out: no run is stopped early")
     for share in (*(LOOK_SHARES if one_snapshot else ()), None):
         if share is not None and sum(entrant.racing for entrant in entrants) < 2:
             continue  # nobody is left to be compared with
-        _forward(config, [entrant for entrant in entrants if entrant.racing], share, machine, progress)
+        _forward([entrant for entrant in entrants if entrant.racing], share, field, progress)
         _note_failures(entrants, tell)
         if share is not None:
             _stop_losers(entrants, share, tell)
         _write(folder, entrants, "racing")
 
 
-def _forward(
-    config: RunConfig, entrants: Sequence[Entrant], share: float | None, machine: Machine, progress: Progress
-) -> None:
+def _forward(entrants: Sequence[Entrant], share: float | None, field: _Field, progress: Progress) -> None:
     """All of `entrants` to their first validation from `share` of the steps on; None: to their end."""
     total = sum(entrant.steps for entrant in entrants)
 
@@ -111,11 +142,22 @@ def _forward(
         progress(sum(run_status(entrant.run.folder).step for entrant in entrants), total)
 
     queue = [Going(entrant.run.folder, _pause(entrant, share)) for entrant in entrants if not _is_there(entrant, share)]
-    codes = run_queue(queue, places_of(config, machine), look)
+    codes = run_queue(queue, field.places, look, field.options)
+    if field.cluster is not None and any(codes.values()):
+        own_address(field.cluster)  # without its head a cluster ends whoever spoke to it: no run has failed
     for entrant in entrants:
         code = codes.get(entrant.run.folder, 0)
+        if field.cluster is not None and code == MachineNotFit.exit_code:
+            raise MachineNotFit(_last_words(entrant.run.folder), hint="mend that; the same command goes on")
         if code:
             entrant.failed = why_failed(entrant.run.folder, code)
+
+
+def _last_words(run: Path) -> str:
+    """Why no device of a cluster goes on with a run: the end of what its process said, hint left out."""
+    text = (run / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")
+    said = f"\n{text}".rpartition("\nhivetune: ")[2]
+    return said.partition("\nhint: ")[0].strip()
 
 
 def _pause(entrant: Entrant, share: float | None) -> Callable[[], bool] | None:
@@ -192,6 +234,12 @@ def _finish(folder: Path, entrants: Sequence[Entrant], keep: Keep, tell: Teller)
     chart = curves_chart(curves, title=f"{folder.name}: validation loss, nats per token", best=best.variant.label)
     write_atomic(folder / CURVES, chart.encode())
     described = _described(entrants, best)
+    kinds = {kind: host for entrant in entrants for host, kind in _computed_by(entrant.run.folder).items()}
+    if len(kinds) > 1:
+        tell(
+            f"computed by {len(kinds)} kinds of machines (such as {', '.join(sorted(kinds.values()))}): "
+            "between them results are equal up to rounding, not bit for bit"
+        )
     if keep == "best":
         with closing(open_database()) as database:
             for entrant in entrants:
@@ -225,10 +273,17 @@ def _described(entrants: Sequence[Entrant], best: Entrant) -> list[dict[str, Any
                 "steps_planned": entrant.steps,
                 "validation_loss": min(losses, default=None),
                 "above_best": None if estimate is None else asdict(estimate),
+                "machines": list(_computed_by(entrant.run.folder)),
                 "why": entrant.failed or entrant.stopped,
             }
         )
     return sorted(told, key=lambda line: (line["run"] != str(best.run.folder), line["state"] != "done", _key(line)))
+
+
+def _computed_by(run: Path) -> dict[str, str]:
+    """The names of the machines that a run was on, in order; each with the fingerprint of what computed."""
+    starts = [entry for entry in read_journal(run / EVENTS) if entry["event"] == "supervisor_started"]
+    return {entry["host"]: entry["fingerprint"] for entry in starts if "host" in entry}
 
 
 def _key(line: Mapping[str, Any]) -> float:

@@ -125,6 +125,7 @@ class _Supervisor:
         self.job.events.append(
             "supervisor_started",
             boot_id=boot_id(),
+            host=os.uname().nodename,
             hivetune=__version__,
             fingerprint=self.machine.fingerprint,
             versions=dict(self.machine.versions),

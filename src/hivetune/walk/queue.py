@@ -62,10 +62,14 @@ def why_failed(run: Path, code: int) -> str:
 
 
 def run_queue(
-    queue: Sequence[Going], places: Sequence[Mapping[str, str]], on_look: Callable[[], None]
+    queue: Sequence[Going],
+    places: Sequence[Mapping[str, str]],
+    on_look: Callable[[], None],
+    options: Sequence[str] = (),
 ) -> dict[Path, int]:
     """All of it, as many at once as there are places; the exit code of each, 0 for one that paused or is done.
 
+    `options`: of `hivetune resume`, such as the cluster whose devices go on with the runs; a place is then one of them.
     `on_look` is called twice a second. When it raises, the runs are asked to stop and waited for.
     """
     waiting, codes = list(queue), dict[Path, int]()
@@ -75,7 +79,7 @@ def run_queue(
             for place, environment in enumerate(places):
                 if place not in running and waiting:
                     going = waiting.pop(0)
-                    running[place] = (going, _start(going.run, environment), False)
+                    running[place] = (going, _start(going.run, environment, options), False)
             for place, (going, process, asked) in list(running.items()):
                 code = process.poll()
                 if code is not None:
@@ -91,12 +95,12 @@ def run_queue(
     return codes
 
 
-def _start(run: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def _start(run: Path, environment: Mapping[str, str], options: Sequence[str]) -> "subprocess.Popen[bytes]":
     """A run that still goes on, since this process was killed, is asked to end first. Raises Busy when it does not."""
     stop_run(run, PAUSE_TIMEOUT_S)
     with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
         return subprocess.Popen(
-            resume_command(run),
+            [*resume_command(run), *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from programs import require_module
 from safetensors.torch import load_file
 from supervise.tiny_run import SUPERVISOR, Progress, make_run
 
-from hivetune.base.disk import MANIFEST, sha256_file, write_manifest
+from hivetune.base.disk import MANIFEST, home, manifest_problems, sha256_file, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.config import SuperviseConfig
 from hivetune.errors import MachineNotFit
 from hivetune.process.cluster import Order, ask_cluster
 from hivetune.run.choices import NO_CHOICES
-from hivetune.scale.cluster.machine import Membership, make_token, token_path, write_membership
+from hivetune.run.record import read_record, write_record
+from hivetune.scale.cluster.machine import Membership, make_token, read_membership, token_path, write_membership
 from hivetune.scale.cluster.node import HOME_MARK, end_node, mark_of_home
 from hivetune.scale.cluster.ray import DEVICE, ray_environment
 from hivetune.supervise.workers.cluster import ClusterPlaces
@@ -57,6 +59,7 @@ def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Pa
         again = hivetune("cluster", "up", "--json")
         assert again.returncode == 75
         _place_and_kill(address, tmp_path)
+        _carry_a_run(address, tmp_path)
         token_path().write_text("0" * 64)
         with pytest.raises(MachineNotFit, match="does not know this machine's token"):
             ask_cluster(address)
@@ -94,6 +97,27 @@ def _place_and_kill(address: str, folder: Path) -> None:
         assert outcome is not None and outcome.signal == signal.SIGKILL
     finally:
         places.close()
+
+
+def _carry_a_run(address: str, folder: Path) -> None:
+    """A whole run to a device of the cluster and home again: to the second one of this machine, by Ray."""
+    make_run(folder / "whole", 20)
+    run = folder / "whole/run"
+    about = {"model": str(folder / "whole/model"), "snapshot": str(folder / "whole/snapshot")}
+    write_record(run, {"name": "whole", "created": 1.0, "status": "new", **about})
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).with_name("guest_run.py")}" "$@"\n')
+    python.chmod(0o700)
+    membership = read_membership()
+    assert membership is not None
+    write_membership(replace(membership, python=str(python)))
+    (home() / "finish").touch()
+    carried = hivetune("resume", str(run), "--on", address, "--json")
+    assert carried.returncode == 0, carried.stderr
+    assert json.loads(carried.stdout)["run"] == str(run) and "goes on at" in carried.stderr
+    record = read_record(run)
+    assert (record["status"], record["model"]) == ("done", about["model"]) and not manifest_problems(run)
+    assert not list((home() / "cluster/runs").iterdir())
 
 
 class Machines:

@@ -68,7 +68,7 @@ class Agent:
         if membership is None or claimed is None:
             raise OSError(f"every device that {self._host} offers is held by another agent")
         self._device, _ = claimed
-        model = _find_model(order, self._host)
+        model = find_model(order.model, order.model_folder, order.model_hash, self._host)
         return start_child(
             ComputePacks(model, order.number, order.meeting, self._device, order.changes),
             home() / "cluster" / "workers" / f"{order.run}-{order.number}",
@@ -86,28 +86,28 @@ class Agent:
         return json.dumps(to_plain(replace(sign, outcome=outcome and replace(outcome, beat=None))))
 
 
-def _find_model(order: Order, host: str) -> Path:
-    """The model of the same bytes: where the run's machine has it, or where this machine has it by its name.
+def find_model(model: str, folder: Path, model_hash: str, host: str) -> Path:
+    """The model of the same bytes: where the run's machine has it (`folder`), or where this machine has it by its name.
 
     Raises MachineNotFit.
     """
-    if _is_model(order.model_folder, order):
-        return order.model_folder
-    hint = f"prepare it there: hivetune fetch {order.model}"
+    if _is_model(folder, model_hash):
+        return folder
+    hint = f"prepare it there: hivetune fetch {model}"
     try:
-        prepared = find_prepared(order.model)
+        prepared = find_prepared(model)
     except UsageError:
         prepared = None
     if prepared is None:
-        raise MachineNotFit(f"{host} does not have the model {order.model}", hint=hint)
-    if not _is_model(prepared.folder, order):
-        raise MachineNotFit(f"the model {order.model} of {host} has other bytes than the run's", hint=hint)
+        raise MachineNotFit(f"{host} does not have the model {model}", hint=hint)
+    if not _is_model(prepared.folder, model_hash):
+        raise MachineNotFit(f"the model {model} of {host} has other bytes than the run's", hint=hint)
     return prepared.folder
 
 
-def _is_model(folder: Path, order: Order) -> bool:
+def _is_model(folder: Path, model_hash: str) -> bool:
     manifest = folder / MANIFEST
-    return manifest.exists() and sha256_file(manifest) == order.model_hash
+    return manifest.exists() and sha256_file(manifest) == model_hash
 
 
 def _own_environment(device: str) -> dict[str, str | None]:
