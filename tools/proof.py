@@ -71,6 +71,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "environment (HIVETUNE_OTHER_PYTHON: of another torch) takes part in one run",
         ["-m", "proof", "tests/scale/cluster/test_cluster.py"],
     ),
+    "cluster-sweep": (
+        "a sweep of two variants on two machines of a real local Ray cluster, a real run on each, one machine killed "
+        "without notice: the adapters of a sweep without a cluster, byte for byte",
+        ["-m", "proof", "tests/scale/cluster/test_sweep_on_cluster.py"],
+    ),
     "streaming": (
         "frozen layers streamed by a reader of a known rate: the knee of a step's time over tokens is within 20 % of "
         "T* = b F / (2 B), every loss and gradient has the bits of layers that stay, and the process's peak is that of "

@@ -184,7 +184,7 @@ def test_on_a_cluster_each_device_takes_runs(config: Any, monkeypatch: pytest.Mo
     assert "2 runs, 3 at a time" in told and document["best"] == "learning_rate=3e-3"
     assert {(Path(line["run"]) / "options").read_text() for line in document["runs"]} == {"--on 10.0.0.5:6479"}
     monkeypatch.setattr(station, "own_address", lambda address: "10.0.0.1")
-    with pytest.raises(MachineNotFit, match=r"^no device is left$"):
+    with pytest.raises(MachineNotFit, match=r"^no device is left\nhint: mend that; the same"):
         run_sweep(config, "mine", ["learning_rate=0.25,3e-3"], "all", told.append, cluster="10.0.0.5:6479")
     bound = config.model_copy(update={"workers": 2})
     with pytest.raises(UsageError, match="choose one of them"):

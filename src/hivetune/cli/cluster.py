@@ -37,6 +37,7 @@ def up(
     if membership.head and listen is not None:
         show(f"others join with {token_path()} copied to them: hivetune cluster up --join {membership.address}")
     show(f"a run uses it with: hivetune train CONFIG --set workers={membership.address}")
+    show(f"whole runs, one on each device: hivetune sweep CONFIG --over KEY=A,B --on {membership.address}")
     emit({**asdict(membership), "warnings": list(warnings)})
 
 

@@ -131,5 +131,5 @@ def own_address(address: str) -> str:
 def no_answer(address: str, why: str) -> MachineNotFit:
     return MachineNotFit(
         f"the cluster at {address} does not answer: {why}",
-        hint="start it on its head: hivetune cluster up; or train without it: --set workers=auto",
+        hint="start it on its head: hivetune cluster up; or go on without it, on this machine alone",
     )

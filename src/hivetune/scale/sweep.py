@@ -26,7 +26,7 @@ from hivetune.records import Progress, silent
 from hivetune.run.chart import curves_chart
 from hivetune.run.folder import EVENTS, ROW_LOSSES, SUPERVISOR_LOG
 from hivetune.run.status import loss_curve, run_status
-from hivetune.scale.cluster.carry import check_carried
+from hivetune.scale.cluster.carry import Teller, check_carried
 from hivetune.scale.race import LOOK_SHARES, RowLosses, above, losers
 from hivetune.scale.variants import Variant, make_variants
 from hivetune.walk.evaluate import evaluate_run
@@ -37,7 +37,6 @@ from hivetune.walk.verdict import judge_run, verdict_document
 
 RESULT, CURVES = "sweep.json", "sweep.svg"
 Keep = Literal["all", "best"]
-Teller = Callable[[str], None]
 
 
 @dataclass

@@ -25,7 +25,7 @@ def main(run: Path) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     home = Path(os.environ["HIVETUNE_HOME"])
     if (home / "refuses").exists():
-        return 4
+        return int((home / "refuses").read_text())
     done = max((entry["step"] for entry in read_journal(run / METRICS) if entry["event"] == "step"), default=0)
     with Journal(run / METRICS) as metrics, Journal(run / EVENTS) as events:
         events.append("supervisor_started", host=home.name, fingerprint="same")

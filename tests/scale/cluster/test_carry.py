@@ -2,6 +2,7 @@
 run on a machine is a real process, `guest_run.py`."""
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -16,12 +17,12 @@ from data.models import make_model
 from hivetune.base.disk import MANIFEST, lock_holder, manifest_problems, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
-from hivetune.errors import HivetuneError, MachineNotFit, Stopped, UsageError
+from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.run.checkpoints import newest_good
 from hivetune.run.folder import EVENTS, METRICS
 from hivetune.run.record import read_record
 from hivetune.run.status import run_status
-from hivetune.scale.cluster import carry
+from hivetune.scale.cluster import carry, host
 from hivetune.scale.cluster.carry import bring_home, carry_run, check_carried
 from hivetune.scale.cluster.machine import Membership, write_membership
 from hivetune.scale.cluster.ray import DEVICE
@@ -52,6 +53,7 @@ class Ray:
         self.homes = {name: folder / name for name in names}
         self.before_look: Callable[[str], None] = lambda name: None
         self.used: list[str] = []
+        self.busy = False
         python = folder / "python"
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{GUEST}" "$@"\n')
         python.chmod(0o700)
@@ -77,6 +79,9 @@ class Ray:
             actor.host._end()
 
     def wait(self, calls: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        if self.busy:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return [], calls
         return calls, []
 
     def get(self, call: Callable[[], Any]) -> Any:
@@ -134,7 +139,7 @@ def run(tmp_path: Path, write_rows: Callable[..., Path], monkeypatch: pytest.Mon
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ray:
     here = Ray(tmp_path, "one", "two")
     monkeypatch.setattr(carry, "connect_ray", lambda address: here)
-    monkeypatch.setattr(carry, "LOOK_S", 0.01)
+    monkeypatch.setattr(carry, "FOLLOW_EVERY_S", 0.01)
     return here
 
 
@@ -206,7 +211,7 @@ def test_what_is_made_comes_home_now_and_then(run: Run, ray: Ray, monkeypatch: p
 
 
 def test_a_machine_that_is_not_fit_is_given_up_and_named(run: Run, ray: Ray) -> None:
-    (ray.homes["one"] / "refuses").touch()
+    (ray.homes["one"] / "refuses").write_text("4")
     (ray.homes["two"] / "finish").touch()
     told: list[str] = []
     carry_run(run, "10.0.0.5:6479", told.append)
@@ -218,6 +223,12 @@ def test_a_model_of_other_bytes_is_no_model(run: Run, ray: Ray, monkeypatch: pyt
     with pytest.raises(MachineNotFit, match=r"does not have the model .*; .* does not have the model"):
         carry_run(run, "10.0.0.5:6479", lambda text: None)
     assert ray.used == ["one", "two"] and run_status(run.folder).state == "new" and nothing_is_left(ray, run)
+
+
+def test_another_version_of_hivetune_is_not_fit(run: Run, ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "__version__", "0.0.1")
+    with pytest.raises(MachineNotFit, match=r"has Hivetune 0\.0\.1, the run's own machine"):
+        carry_run(run, "10.0.0.5:6479", lambda text: None)
 
 
 def test_a_signal_asks_for_the_clean_end_and_brings_the_run_home(run: Run, ray: Ray) -> None:
@@ -234,6 +245,40 @@ def test_a_signal_asks_for_the_clean_end_and_brings_the_run_home(run: Run, ray: 
     assert stopped.value.exit_code == 143
     assert run_status(run.folder).state == "stopped" and newest_good(run.folder).step == 20
     assert nothing_is_left(ray, run)
+
+
+def test_who_waits_for_a_device_can_be_stopped(run: Run, ray: Ray) -> None:
+    ray.busy = True
+    with pytest.raises(Stopped, match="while it waited for a device"):
+        carry_run(run, "10.0.0.5:6479", lambda text: None)
+
+
+def test_a_full_disk_here_loses_nothing_that_was_made_there(
+    run: Run, ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ray.homes["one"] / "finish").touch()
+    monkeypatch.setattr(carry, "COUNT_EVERY_S", 0.0)
+    refused: list[Path] = []
+
+    def unpack(parcel: Path, target: Path) -> None:
+        if len(refused) < 3:
+            refused.append(parcel)
+            raise OSError(errno.ENOSPC, "no space")
+        real(parcel, target)
+
+    real = carry.unpack
+    monkeypatch.setattr(carry, "unpack", unpack)
+    told: list[str] = []
+    carry_run(run, "10.0.0.5:6479", told.append)
+    assert len(refused) == 3 and sum("is full" in text for text in told) == 1
+    assert run.record["status"] == "done" and nothing_is_left(ray, run)
+
+
+def test_a_run_that_fits_on_no_machine_says_so(run: Run, ray: Ray) -> None:
+    for home in ray.homes.values():
+        (home / "refuses").write_text("5")
+    with pytest.raises(DoesNotFit, match=r"exit code 5; .*exit code 5"):
+        carry_run(run, "10.0.0.5:6479", lambda text: None)
 
 
 def test_another_run_does_not_take_its_place(run: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ own folder stays locked by this process meanwhile, and follows: its journals at 
 a machine is lost, the run goes on from there on another one.
 """
 
+import functools
 import glob
 import os
 import shutil
@@ -15,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import MANIFEST, lock, sha256_file, write_manifest
+from hivetune.base.disk import FULL_DISK, MANIFEST, lock, sha256_file, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.base.private import open_plain
 from hivetune.errors import (
@@ -33,20 +34,20 @@ from hivetune.run.choices import read_resolved
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG
 from hivetune.run.record import read_record
 from hivetune.run.status import hold_run
-from hivetune.scale.cluster.host import FOLLOWED, PIECE_BYTES, RUN, SNAPSHOT, Growth, Guest, RunHost
+from hivetune.scale.cluster.host import CARRIED_BYTES, FOLLOWED, RUN, SNAPSHOT, Growth, Guest, RunHost
 from hivetune.scale.cluster.parcel import pack, replace_folder, unpack
 from hivetune.scale.cluster.ray import DEVICE, connect_ray, offered_by
 from hivetune.walk.open import Run, update_record
 
-LOOK_S = 0.5
+FOLLOW_EVERY_S = 0.5
 # All of a run comes home so often, and that much of the time is spent on it at most: what a lost machine costs.
 HOME_EVERY_S, HOME_SHARE = 600.0, 0.02
 # Somebody should know why a run does not go on.
 WAITS_S, COUNT_EVERY_S = 60.0, 5.0
 # A machine whose agent dies so often without a word gets the run no more.
 LOSSES = 3
-# With these codes a run's end is the machine's: it is not fit, or busy. A signal's is negative.
-_OF_THE_MACHINE = (4, 75)
+# With these codes a run's end is the machine's: it is not fit, too small, or busy. A signal's is negative.
+_OF_THE_MACHINE = (4, 5, 75)
 _ERRORS = {each.exit_code: each for each in (UsageError, DataRefused, DoesNotFit, RecoveryExhausted)}
 _ANY = "any machine"
 
@@ -106,11 +107,13 @@ class _Carrier:
         self._counted = 0.0
         self._homes = 0
         self._said = b""
+        self._too_small = False
+        self._full_told = False
 
     def finish(self) -> int:
         """The exit code of the run's process, on whatever machine it ended; 0: it is done."""
         while not self._stop.count:
-            actor, node, host = None, _ANY, "a machine"
+            actor, node, host = None, _ANY, ""
             try:
                 actor, node = self._place()
                 host, device = self._ask(actor.admit.remote(self._guest()))
@@ -119,14 +122,15 @@ class _Carrier:
                 code = self._accompany(actor, host)
                 if code not in _OF_THE_MACHINE and code >= 0:
                     return code
+                self._too_small = self._too_small or code == DoesNotFit.exit_code
                 self._give_up(node, f"{host}: {_why(self._run.folder, code)}")
             except _Lost as error:
                 self._losses[node] += 1
-                self._tell(f"{host} is lost: {error}; {self._run.folder.name} goes on from what is here")
+                self._tell(f"{host or 'a machine'} is lost: {error}; {self._run.folder.name} goes on from what is here")
                 if self._losses[node] >= LOSSES:
-                    self._give_up(node, f"{host} was lost {LOSSES} times")
+                    self._give_up(node, f"{host or 'a machine'} was lost {LOSSES} times")
             except _Refused as error:
-                self._give_up(node, str(error))
+                self._give_up(node, f"{host}: {error}" if host else str(error))
             finally:
                 if actor is not None:
                     self._dismiss(actor)
@@ -163,6 +167,8 @@ class _Carrier:
         def look() -> None:
             nonlocal waits
             self._left()
+            if self._stop.count:
+                raise Stopped("stopped while it waited for a device", signal_number=self._stop.number)
             if time.monotonic() > waits:
                 waits = float("inf")
                 self._tell(f"{self._run.folder.name} waits for a device of the cluster: none is free")
@@ -174,14 +180,15 @@ class _Carrier:
             raise
 
     def _left(self) -> None:
-        """Raises MachineNotFit when no machine can take the run."""
+        """Raises MachineNotFit when no machine can take the run, DoesNotFit when one was too small for it."""
         if time.monotonic() < self._counted + COUNT_EVERY_S and _ANY not in self._given_up:
             return
         self._counted = time.monotonic()
         nodes = [node for node in self._ray.nodes() if node["NodeID"] not in self._given_up]
         if not offered_by(nodes) or _ANY in self._given_up:
             why = "; ".join(self._given_up.values()) or "none of its machines offers one"
-            raise MachineNotFit(
+            kind = DoesNotFit if self._too_small else MachineNotFit
+            raise kind(
                 f"no device of the cluster at {self._address} can go on with {self._run.folder.name}: {why}",
                 hint=f"mend that, or go on here: hivetune resume {self._run.folder}",
             )
@@ -192,7 +199,7 @@ class _Carrier:
         try:
             pack(folders, parcel, leave_out=(f"{RUN}/{SUPERVISOR_LOG}",))
             with open(parcel, "rb") as file:
-                while piece := file.read(PIECE_BYTES):
+                while piece := file.read(CARRIED_BYTES):
                     self._ask(actor.receive.remote(piece))
         finally:
             parcel.unlink(missing_ok=True)
@@ -200,29 +207,48 @@ class _Carrier:
 
     def _accompany(self, actor: Any, host: str) -> int:
         """Until the run ends there, or is paused, and is at home again: its exit code."""
-        asked, home_at, share_s = False, time.monotonic() + HOME_EVERY_S, 0.0
+        asked, home_at = False, time.monotonic() + HOME_EVERY_S
         while True:
             news = self._ask(actor.look.remote())
             for growth in news.growth:
-                _follow(self._run.folder, growth)
+                self._with_room(functools.partial(_follow, self._run.folder, growth))
             *lines, self._said = (self._said + news.said).split(b"\n")
             for line in lines:
                 self._tell(f"{host}: {line.decode(errors='replace')}")
             if news.code is not None:
-                self._fetch(actor, self._ask(actor.gather.remote()))
+                packed = self._ask(actor.gather.remote())
+                while not self._with_room(functools.partial(self._fetch, actor, packed)):
+                    self._ask(actor.where.remote())  # it is kept there as long as that answers
+                    time.sleep(COUNT_EVERY_S)
                 return int(news.code)
             self._exporters.look()
             if self._stop.count and not asked:
                 asked = True
                 self._ask(actor.pause.remote())
             if not asked and time.monotonic() >= home_at:
-                began = time.monotonic()
-                packed = self._ask(actor.gather.remote())
-                if packed is not None:
-                    self._fetch(actor, packed)
-                    share_s = (time.monotonic() - began) / HOME_SHARE
-                home_at = time.monotonic() + max(HOME_EVERY_S, share_s)
-            time.sleep(LOOK_S)
+                home_at = time.monotonic() + max(HOME_EVERY_S, self._visit_home(actor) / HOME_SHARE)
+            time.sleep(FOLLOW_EVERY_S)
+
+    def _visit_home(self, actor: Any) -> float:
+        """All of the run as it is now comes home, while it goes on there; how long that took, in seconds."""
+        began = time.monotonic()
+        packed = self._ask(actor.gather.remote())
+        if packed is not None:
+            self._with_room(functools.partial(self._fetch, actor, packed))
+        return time.monotonic() - began
+
+    def _with_room(self, write: Callable[[], object]) -> bool:
+        """Whether there was room on this machine's disk for what `write` does; said once where there was none."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            if not self._full_told:
+                self._tell(f"the disk of {self._run.folder} is full: what is made there waits until there is room")
+            self._full_told = True
+            return False
+        return True
 
     def _fetch(self, actor: Any, size_bytes: int) -> None:
         """The run as it is there takes the place of the folder here, when all of it has come."""
@@ -248,7 +274,7 @@ class _Carrier:
     def _ask(self, call: Any, look: Callable[[], None] = lambda: None) -> Any:
         """What the agent answers. Raises _Lost when it is gone, _Refused when it can't do it, Stopped when a second
         signal comes meanwhile."""
-        while not self._ray.wait([call], timeout=LOOK_S)[0]:
+        while not self._ray.wait([call], timeout=FOLLOW_EVERY_S)[0]:
             look()
             if self._stop.count > 1:
                 raise Stopped("ended at once; the run here is as it last came home", signal_number=self._stop.number)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from hivetune import __version__
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import JournalPlace, read_after
 from hivetune.base.private import make_folder, open_plain
@@ -35,7 +36,7 @@ RUN, SNAPSHOT = "run", "snapshot"
 # What tells how a run is doing, and is followed while it is away.
 FOLLOWED = (METRICS, EVENTS, ROW_LOSSES, AMENDMENTS)
 # A piece of a parcel in one call: far below the shared memory that Ray has (node.OBJECT_STORE_BYTES).
-PIECE_BYTES = 4 << 20
+CARRIED_BYTES = 4 << 20
 _IN, _OUT, _LOG, _KEPT = "in", "out", "log", "kept"
 _YOUNG_S, _CLAIM_S = 60.0, 5.0
 _NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
@@ -51,6 +52,7 @@ class Guest:
     model_folder: Path
     model_hash: str
     device: str
+    version: str = __version__
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class RunHost:
     def admit(self, guest: Guest) -> tuple[str, str]:
         """The names of this machine and of the device that the run gets. Raises MachineNotFit."""
         host, membership = platform.node(), read_membership()
+        if guest.version != __version__:
+            raise MachineNotFit(f"{host} has Hivetune {__version__}, the run's own machine {guest.version}")
         device = None if membership is None else _claim(membership.devices, guest.device)
         if membership is None or device is None:
             raise MachineNotFit(f"{host} has no free device that computes on {guest.device}")
@@ -144,7 +148,7 @@ class RunHost:
         growth = tuple(grown for name in FOLLOWED if (grown := self._grown(name)) is not None)
         with open(self._room.folder / _LOG, "rb") as file:
             file.seek(self._said)
-            said = file.read(PIECE_BYTES)
+            said = file.read(CARRIED_BYTES)
         self._said += len(said)
         return News(growth, said, None if growth or said else code)
 
@@ -171,7 +175,7 @@ class RunHost:
         """The piece of the packed run at `offset`."""
         with open(self._room.folder / _OUT, "rb") as file:
             file.seek(offset)
-            return file.read(PIECE_BYTES)
+            return file.read(CARRIED_BYTES)
 
     def leave(self) -> None:
         """The run is at home again, or will not come back: keep nothing of it."""
