@@ -17,7 +17,7 @@ from hivetune.base.disk import sha256_file
 from hivetune.base.journal import read_journal
 from hivetune.run.folder import ADAPTER, EVENTS, METRICS
 from hivetune.scale.cluster.machine import Membership, make_token, write_membership
-from hivetune.scale.cluster.node import end_node
+from hivetune.scale.cluster.node import HOME_MARK, end_node, mark_of_home
 from hivetune.scale.cluster.ray import DEVICE, ray_environment
 
 require_module("ray", "cluster")
@@ -34,7 +34,7 @@ validate_every: 300
 patience: null
 eval: {prompts: 2}
 """
-# In the environment of every process of the test's Ray: by it they are ended, whatever became of them (node.end_node).
+# The same number on both sides: it decides how some products are rounded.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
@@ -43,7 +43,8 @@ class Machines:
 
     def __init__(self, folder: Path):
         make_token()
-        os.environ.update({**ray_environment("elsewhere:1"), **ONE_THREAD})
+        # The mark by which `end_node` finds all of it, whatever became of it.
+        os.environ.update({**ray_environment("elsewhere:1"), **ONE_THREAD, HOME_MARK: mark_of_home()})
         from ray.cluster_utils import Cluster
 
         self.folder = folder
@@ -62,14 +63,16 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+def machines(tmp_path: Path, own_home: Path) -> Iterator[Machines]:
     before = dict(os.environ)
-    here = Machines(tmp_path)
-    yield here
-    here.cluster.shutdown()
-    end_node()
-    os.environ.clear()
-    os.environ.update(before)
+    try:
+        here = Machines(tmp_path)
+        yield here
+        here.cluster.shutdown()
+    finally:
+        end_node()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def sweep(folder: Path, home: Path, *options: str) -> "subprocess.Popen[str]":
