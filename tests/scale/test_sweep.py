@@ -20,7 +20,7 @@ from gguf_families import write_model
 from hivetune.base.disk import write_manifest
 from hivetune.config import parse_config
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.process.cluster import ClusterNode, ClusterView
+from hivetune.process.cluster import ClusterNode, ClusterView, ask_cluster
 from hivetune.records import Metric, Verdict
 from hivetune.run.record import read_record
 from hivetune.scale import sweep as station
@@ -186,6 +186,10 @@ def test_on_a_cluster_each_device_takes_runs(config: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(station, "own_address", lambda address: "10.0.0.1")
     with pytest.raises(MachineNotFit, match=r"^no device is left\nhint: mend that; the same"):
         run_sweep(config, "mine", ["learning_rate=0.25,3e-3"], "all", told.append, cluster="10.0.0.5:6479")
+    monkeypatch.setattr(station, "ask_cluster", ask_cluster)
+    for address, why in (("nonsense", "of the form HOST:PORT"), ("127.0.0.1:1", "refused")):
+        with pytest.raises(MachineNotFit, match=why):
+            run_sweep(config, "mine", ["learning_rate=1e-3,4e-3"], "all", told.append, cluster=address)
     bound = config.model_copy(update={"workers": 2})
     with pytest.raises(UsageError, match="choose one of them"):
         run_sweep(bound, "mine", ["learning_rate=1e-3,3e-3"], "all", told.append, cluster="10.0.0.5:6479")

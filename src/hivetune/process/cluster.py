@@ -121,10 +121,12 @@ def own_address(address: str) -> str:
     Raises MachineNotFit when nobody answers there.
     """
     host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise no_answer(address, "that is not of the form HOST:PORT")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S) as connection:
             return str(connection.getsockname()[0])
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:  # the last two: a name, or a port, that can't be
         raise no_answer(address, str(error)) from None
 
 
