@@ -54,6 +54,10 @@ class DataConfig(Section):
     on_own_answers: Literal["set_aside", "train"] = Field(
         default="set_aside", description="answers of a release that nobody rated up or checked"
     )
+    on_tools: Literal["train", "leave_out"] = Field(default="train", description="calls of tools, and their results")
+    on_reasoning: Literal["train", "leave_out"] = Field(
+        default="train", description="what was thought before an answer"
+    )
     on_secret: Literal["redact", "reject", "keep"] = Field(default="redact", description="keys, tokens, passwords")
     on_personal: Literal["redact", "reject", "keep"] = Field(
         default="redact", description="mail addresses, phone, card and account numbers"
@@ -172,9 +176,7 @@ class SuperviseConfig(Section):
     backoff_s: float = Field(
         default=5.0, gt=0, description="first pause when a device faults at scattered steps; doubled up to 300 s"
     )
-    memory_share: float = Field(
-        default=0.9, gt=0, le=1, description="largest share of the machine's or card's memory to use"
-    )
+    memory_share: float = Field(default=0.9, gt=0, le=1, description="largest share of the device's memory to use")
     checkpoint_every_s: float | None = Field(default=None, gt=0, description="default: Young's rule of measured costs")
     allow: list[Literal["rank", "sample"]] = Field(
         default=[], description="changes of the training itself that recovery may make"
@@ -314,9 +316,9 @@ def override_config(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
     return _overridden(config.model_dump(mode="json"), overrides, "config")
 
 
-def parse_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
+def parse_config(tree: Mapping[str, Any], where: str = "config", overrides: Iterable[str] = ()) -> RunConfig:
     """A config from plain values. Raises UsageError as `load_config` does."""
-    return _overridden(dict(tree), (), where)
+    return _overridden(dict(tree), overrides, where)
 
 
 def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str) -> RunConfig:

@@ -86,13 +86,15 @@ def test_another_version_of_a_card_has_its_memory(config: Path) -> None:
 
 def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) -> None:
     data = {"path": str(tmp_path / "*.jsonl"), "validation": 0, "test": 0}
-    counted = guess_workload(parse_config({"model": "m", "data": data, "epochs": 1, "batch_size": 10}), None, None)
-    assert (counted.rows, counted.steps) == (50, 5) and counted.assumed
+    counted, words = guess_workload(
+        parse_config({"model": "m", "data": data, "epochs": 1, "batch_size": 10}), None, None
+    )
+    assert (counted.rows, counted.steps, words) == (50, 5, "50 rows counted")
     assert 50 < counted.lengths[0] < 120  # 330 characters of English a row
-    said = guess_workload(parse_config({"model": "m", "data": data}), 1000, 256)
-    assert said.rows == 1000 and said.lengths[0] == 256
-    nothing = guess_workload(parse_config({"model": "m", "data": {"path": "/none"}}), None, None)
-    assert nothing.rows == 1200
+    said, words = guess_workload(parse_config({"model": "m", "data": data}), 1000, 256)
+    assert (said.rows, said.lengths[0], words) == (1000, 256, "as you said")
+    nothing, words = guess_workload(parse_config({"model": "m", "data": {"path": "/none"}}), None, None)
+    assert (nothing.rows, words) == (1200, "1,500 rows assumed: /none does not exist")
 
 
 def test_an_unknown_model_names_the_command_that_gets_it() -> None:

@@ -147,18 +147,20 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     code, document, _ = place.call("train", "faq.json")
     assert code == 2
     assert document["error"]["message"] == "faq.json is rows: which model should learn them?"
-    code, document, _ = place.call("init", "faq.json", "--model", "model")
+    own = ("--set", "data.on_reasoning=leave_out", "--set", "patience=2")
+    code, document, _ = place.call("init", "faq.json", "--model", "model", *own)
     assert code == 0
     text = (place.folder / "faq.yaml").read_text()
     assert text.startswith("# Made by `hivetune init` from faq.json. It trains as it is: hivetune train faq.yaml\n")
     assert "# 80 rows: " in text
-    assert document["settings"] == {"model": "model", "data": {"path": "faq.json"}, "max_length": 64}
+    data = {"path": "faq.json", "on_reasoning": "leave_out"}
+    assert document["settings"] == {"model": "model", "data": data, "patience": 2, "max_length": 64}
     code, again, _ = place.call("init", "faq.json", "--model", "model")
     assert (code, "is there already" in again["error"]["message"]) == (2, True)
     steps = ("--set", "max_steps=1")
     code, from_file, _ = place.call("train", "faq.yaml", *steps)
     assert code == 0
-    code, from_rows, err = place.call("train", "faq.json", "--model", "model", "--set", "max_length=64", *steps)
+    code, from_rows, err = place.call("train", "faq.json", "--model", "model", "--set", "max_length=64", *own, *steps)
     assert "settings: 3 epochs, batch_size 16, learning_rate 0.0002, lora.r 16, max_length 64" in err
     assert (code, from_rows["run"], from_rows["already_done"]) == (0, from_file["run"], True)
     code, refused, _ = place.call("train", "faq.yaml", "--model", "model")

@@ -1,14 +1,15 @@
 """`hivetune init`: a commented YAML for the rows and the machine at hand, which trains as it is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
+from pydantic import BaseModel
 
 from hivetune.base.disk import write_atomic
-from hivetune.cli.arguments import ModelOption
+from hivetune.cli.arguments import ModelOption, SetOption
 from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, show, size
 from hivetune.data.fates import NO_VALUE
 from hivetune.data.prepare.report import duplicate_kinds
@@ -19,11 +20,13 @@ from hivetune.walk.before.propose import Proposal, propose
 MOST_NAMED = 6  # agents or categories in a comment
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
 FEW_TEST_ROWS = 30
+_WRITTEN = ("model", "data", "max_length", "epochs", "batch_size", "learning_rate", "lora", "gate")
 
 
 def init(
     rows: Annotated[list[str] | None, typer.Argument(metavar="[ROWS]...", help="Rows; default: the store.")] = None,
     model: ModelOption = None,
+    overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME.yaml here.")] = None,
 ) -> None:
     """Look at the rows and at this machine, and write a commented YAML that trains as it is."""
@@ -35,7 +38,7 @@ def init(
             f"{path} is there already", hint=f"use it: hivetune train {path}, or write another: --out FILE"
         )
     with progress("looking at the rows", "rows", AFTER_ROWS) as report:
-        proposal = propose(rows, model, report)
+        proposal = propose(rows, model, overrides or (), report)
     text = "\n".join(_lines(proposal, " ".join(sources), path)) + "\n"
     write_atomic(path, text.encode())
     show(f"{text}\nwritten: {path}\nnext: hivetune train {path}")
@@ -53,6 +56,7 @@ def _lines(proposal: Proposal, sources: str, path: Path) -> Iterator[str]:
     yield from _about_rows(report, sources)
     yield "data:"
     yield f"  path: {_value(config.data.path)}"
+    yield from _said(config.data, ("path",), "  ")
     yield ""
     yield from _about_length(report, config.max_length)
     yield f"max_length: {config.max_length}"
@@ -66,10 +70,20 @@ def _lines(proposal: Proposal, sources: str, path: Path) -> Iterator[str]:
     yield "lora:"
     yield f"  r: {config.lora.r}"
     yield f"  alpha: {config.lora.alpha:g}"
+    yield from _said(config.lora, ("r", "alpha"), "  ")
     yield ""
     yield from _about_gate(report)
     yield "gate:"
-    yield f"  loss_gain: {config.gate.loss_gain:g}"
+    yield f"  loss_gain: {_value(config.gate.loss_gain)}"
+    yield from _said(config.gate, ("loss_gain",), "  ")
+    yield from _said(config, _WRITTEN)
+
+
+def _said(section: BaseModel, written: Collection[str], indent: str = "") -> Iterator[str]:
+    """What --set said beside the settings that have lines of their own."""
+    for name, value in section.model_dump(mode="json", exclude_unset=True).items():
+        if name not in written:
+            yield f"{indent}{name}: {_value(value)}"
 
 
 def _about_model(proposal: Proposal) -> Iterator[str]:

@@ -49,9 +49,9 @@ def show_plan(planned: Planned) -> None:
     device, work, choice = planned.device, planned.work, planned.choice
     source = "measured on this machine" if device.measured else f"published: {device.source}"
     show(f"{planned.config.model} on {device.name}")
-    known = "assumed" if work.assumed else "from the snapshot"
     mean = sum(work.lengths) / len(work.lengths)
-    show(f"data ({known}): {work.rows:,} training rows of {mean:.0f} tokens, {work.steps:,} steps of {work.batch_size}")
+    show(f"data: {planned.rows_known}")
+    show(f"training: {work.rows:,} rows of {mean:.0f} tokens, {work.steps:,} steps of {work.batch_size}")
     if choice is None:
         show(f"DOES NOT FIT: {planned.why_not}")
     else:

@@ -159,7 +159,7 @@ REASONS: dict[str, Reason] = {
     "not-in-template": Reason(
         "reject",
         "the template leaves out a part of the row: a tool call, a tool, reasoning, a system prompt",
-        "leave this part out of the row, or use a model whose template has a place for it",
+        "use a model whose template has a place for it, or data.on_tools: leave_out (data.on_reasoning for reasoning)",
     ),
     "part-not-found": Reason(
         "reject",
@@ -243,6 +243,11 @@ REASONS: dict[str, Reason] = {
     ),
     "quota-source": Reason("set_aside", "the source has more rows than data.quota_per_source", "raise the quota"),
     "quota-session": Reason("set_aside", "the session has more rows than data.quota_per_session", "raise the quota"),
+    "only-tool-calls": Reason(
+        "set_aside",
+        "without its calls of tools no answer is left, and data.on_tools is leave_out",
+        "use a model whose template has a place for calls, and data.on_tools: train",
+    ),
     "synthetic-share": Reason(
         "set_aside",
         "synthetic rows are more than data.synthetic_share of the rows",
@@ -329,6 +334,16 @@ REASONS: dict[str, Reason] = {
         "warn", "notes that a help desk's people wrote to each other are left out", "nothing to do"
     ),
     "markup": Reason("warn", "the HTML of a help desk's messages was read as text", "nothing to do"),
+    "tools-left-out": Reason(
+        "warn",
+        "calls of tools and their results were left out: each question is learned with what was said behind them",
+        "data.on_tools: train, and a model whose template has a place for calls",
+    ),
+    "reasoning-left-out": Reason(
+        "warn",
+        "the reasoning before an answer was left out",
+        "data.on_reasoning: train, and a model whose template has a place for it",
+    ),
     "redacted-secret": Reason("warn", "a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": Reason("warn", "personal data was replaced by a placeholder", "data.on_personal: keep"),
     "cut": Reason("warn", "the end was cut at max_length; the last answer's end is not trained", "raise max_length"),

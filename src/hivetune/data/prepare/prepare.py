@@ -164,6 +164,8 @@ def make_job(
         on_failed=data.on_failed,
         on_untrusted=data.on_untrusted,
         on_own_answers=data.on_own_answers,
+        on_tools=data.on_tools,
+        on_reasoning=data.on_reasoning,
         learn=learn.use,
         on_secret=data.on_secret,
         on_personal=data.on_personal,

@@ -20,6 +20,7 @@ from typing import Any
 
 from hivetune.data.checks.dedupe import sketch
 from hivetune.data.checks.lessons import lesson_hashes
+from hivetune.data.checks.parts import leave_parts_out
 from hivetune.data.checks.placeholders import refuse_placeholder
 from hivetune.data.checks.policies import apply_policies, is_vouched, keep_forgotten_out, source_names
 from hivetune.data.checks.redact.apply import ADVICE, PERSONAL, SECRETS, Policy, apply_policy
@@ -78,6 +79,8 @@ class ChunkJob:
     on_failed: str
     on_untrusted: str
     on_own_answers: str
+    on_tools: str
+    on_reasoning: str
     learn: Sequence[str]
     on_secret: Policy
     on_personal: Policy
@@ -217,7 +220,7 @@ class Worker:
         """One row through everything that needs no other row. Raises RowRefused."""
         job = self._job
         try:
-            read = read_example(raw, job.columns, pairs="pairs" in job.learn)
+            read = leave_parts_out(read_example(raw, job.columns, pairs="pairs" in job.learn), job)
         except RowRefused:
             if is_forgotten_raw(self._forgotten, source_names(raw), raw.payload):
                 raise RowRefused("forgotten") from None
@@ -232,15 +235,13 @@ class Worker:
         example = apply_policies(example, job, read.failed_outside)
         prompt = job.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
-            front, more = self._redacted(
-                replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
-            )
+            front = replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
+            front, more = self._redacted(front)
             example = replace(example, messages=(*front.messages, *example.messages))
             notes += more
-        changed = [*read.changed, *shortened, *dict.fromkeys(reason for reason, _ in notes)]
         example, more, worse = self._with_worse(example)
         notes += more
-        changed += [reason for reason, _ in more]
+        changed = [*read.changed, *shortened, *dict.fromkeys(reason for reason, _ in notes)]
         if self._renderer is None:
             return ExaminedRow(example, read.layout, (), tuple(changed), notes)
         example, views = self._fitted(self._renderer, example, changed)

@@ -18,11 +18,11 @@ from hivetune.records import Message
 PROBED_THOUGHT = 99_999  # the mark of a thought that the row does not have
 COMING = 99_998  # the mark of a message that would come next
 _SHOWN_CHARS = 40
-# A small model whose template has a place for what another one leaves out.
+# Small models whose templates have a place for what another one leaves out, and the setting that trains without it.
 _WRITTEN_BY = {
-    "tool call": "Qwen/Qwen2.5-0.5B-Instruct",
-    "tool": "Qwen/Qwen2.5-0.5B-Instruct",
-    "reasoning": "Qwen/Qwen3-0.6B",
+    "tool call": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "data.on_tools"),
+    "tool": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "data.on_tools"),
+    "reasoning": ("Qwen/Qwen3-0.6B", "data.on_reasoning"),
 }
 
 
@@ -161,7 +161,9 @@ class ViewFinder:
             return self._behind(skeleton, last, prompt, new, new[closed.start() :])
         if closed and message.reasoning is not None:
             raise RenderError(
-                "not-in-template", f"the prompt of the template has no place for the reasoning of message {last + 1}"
+                "not-in-template",
+                f"the prompt of the template has no place for the reasoning of message {last + 1}; train without it: "
+                "the same command with --set data.on_reasoning=leave_out",
             )
         header, before = _behind_last_mark(prompt), _literal_before(new, own)
         if header and before is not None and before[1].startswith(header):
@@ -248,10 +250,13 @@ def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:
         said = f"the template does not write the tools ({shown})"
     else:
         said = f"the template leaves out the {part.name} of message {part.message + 1} ({shown})"
-    known = _WRITTEN_BY.get(part.name)
-    raise RenderError(
-        "not-in-template", said + (f"; take a model whose template has it, such as {known}" if known else "")
-    )
+    if part.name in _WRITTEN_BY:
+        models, setting = _WRITTEN_BY[part.name]
+        said += (
+            f"; take a model whose template has it (--model), such as {models}, or train only the answers in words: "
+            f"the same command with --set {setting}=leave_out"
+        )
+    raise RenderError("not-in-template", said)
 
 
 def _keys_of(call: Any) -> set[str]:

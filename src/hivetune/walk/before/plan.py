@@ -1,13 +1,12 @@
 """The station before a run: memory, time and disk of a config, from sizes alone, and what would fit instead."""
 
-import glob
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.config import DataConfig, RunConfig
+from hivetune.config import RunConfig
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import CORES_A_WORKER, read_machine
 from hivetune.machine.knowledge.cards import known_model
@@ -32,10 +31,7 @@ from hivetune.plan.speed import probe_key, read_probe
 from hivetune.plan.stage2 import BAD_SHARE
 from hivetune.plan.worth import LOCAL_BYTES_PER_S, Worth, worth_of
 from hivetune.process.cluster import ask_cluster, cluster_of, own_address
-
-BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
-ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
-LOOKED_AT_BYTES = 32 << 20
+from hivetune.walk.before.count import count_rows
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,8 @@ class Planned:
     choice: Choice | None
     why_not: str
     options: Sequence[Option]
+    rows_known: str
+    """How many rows there are and how that is known, in words."""
     disk_bytes_per_s: float = DISK_BYTES_PER_S
     """Measured by the doctor, else assumed."""
     cards: int = 0
@@ -101,7 +99,7 @@ def plan_run(
         device = device_of_card(card, cores=cores, memory_gb=memory_gb)
     else:
         device = device_of_machine(machine, profile, config.device)
-    work = guess_workload(config, rows, tokens)
+    work, known = guess_workload(config, rows, tokens)
     trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
     setup = TrainingSetup(
         architecture,
@@ -126,7 +124,9 @@ def plan_run(
     disk_bytes_per_s = profile.other_rates.get("disk", {}).get("write", DISK_BYTES_PER_S)
     cards = len(machine.cards)
     crew = _crew_of(config)
-    return Planned(config, architecture, device, work, setup, choice, why_not, options, disk_bytes_per_s, cards, crew)
+    return Planned(
+        config, architecture, device, work, setup, choice, why_not, options, known, disk_bytes_per_s, cards, crew
+    )
 
 
 def _crew_of(config: RunConfig) -> _Crew | None:
@@ -155,42 +155,25 @@ def find_architecture(name: str) -> Architecture:
     return parse_architecture(known, name)
 
 
-def guess_workload(config: RunConfig, rows: int | None, tokens: int | None) -> Workload:
-    """From what is said, else from the size of the data files, else from a stated assumption."""
-    counted = None if rows and tokens else _measure_files(config.data)
-    found_rows, found_tokens = counted or (ASSUMED_ROWS, ASSUMED_TOKENS)
+def guess_workload(config: RunConfig, rows: int | None, tokens: int | None) -> tuple[Workload, str]:
+    """From what is said, else from the rows of the data, else from a stated assumption; and in words, from which."""
+    counted = None if rows and tokens else count_rows(config.data)
     train_share = 1 - config.data.validation - config.data.test
-    found_rows = rows or max(1, round(found_rows * train_share))
+    found_rows = rows or (max(1, round(counted.rows * train_share)) if counted else 1)
+    known = "as you said" if rows or counted is None else counted.words
     batch_size, epochs, max_steps = config.batch_size, config.epochs, config.max_steps
     if config.learn.stage == 2:  # good rows and, beside them, bad ones; as often as the steps need
         batch_size, max_steps = math.ceil(batch_size * (1 + BAD_SHARE)), max_steps or config.learn.steps
         epochs = max(epochs, max_steps * batch_size / found_rows)
-    return assumed_workload(
+    work = assumed_workload(
         longest=config.max_length,
-        mean=tokens or found_tokens,
+        mean=tokens or (counted.tokens if counted else 1),
         rows=found_rows,
         batch_size=batch_size,
         epochs=epochs,
         max_steps=max_steps,
     )
-
-
-def _measure_files(data: DataConfig) -> tuple[int, float] | None:
-    """(rows, mean tokens) of JSON Lines files by their lines and bytes; None when there are none to look at."""
-    paths = [data.path] if isinstance(data.path, str) else data.path
-    files = [Path(name) for pattern in paths for name in sorted(glob.glob(pattern, recursive=True))]
-    files = [file for file in files if file.is_file() and file.suffix in (".jsonl", ".ndjson", ".json")]
-    size_bytes = sum(file.stat().st_size for file in files)
-    lines, looked_at = 0, 0
-    for file in files:
-        with open(file, "rb") as content:
-            while looked_at < LOOKED_AT_BYTES and (chunk := content.read(1 << 20)):
-                lines += chunk.count(b"\n")
-                looked_at += len(chunk)
-    if not lines:
-        return None
-    rows = round(lines * size_bytes / looked_at)
-    return rows, size_bytes / rows / BYTES_PER_TOKEN
+    return work, known
 
 
 def precision_of(setup: TrainingSetup) -> str:
@@ -213,7 +196,8 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "workload": {
             name: getattr(planned.work, name)
             for name in ("rows", "longest", "batch_size", "epochs", "steps", "assumed")
-        },
+        }
+        | {"rows_known": planned.rows_known},
         "fits": choice is not None,
         "disk_bytes": disk_bytes(setup),
         "options": [option.to_plain() for option in planned.options],

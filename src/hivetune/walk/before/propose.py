@@ -28,27 +28,32 @@ class Proposal:
     planned: Planned | None
 
 
-def propose(rows: Sequence[str] | None, model: str | None, progress: Progress = silent) -> Proposal:
-    """Settings for these rows, or for those of the store, on this machine. Nothing is downloaded and nothing trained.
+def propose(
+    rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = (), progress: Progress = silent
+) -> Proposal:
+    """Settings for these rows, or for those of the store, on this machine; `overrides`: `a.b=c`, which stay as they
+    are. Nothing is downloaded and nothing trained.
 
     Raises DataRefused when the rows can't be trained on, UsageError, and what preparing a local model raises.
     """
     if not rows and not _store_has_rows():
         raise UsageError("which rows? the store is empty", hint="hivetune init rows.jsonl, or first: hivetune collect")
     paths = list(rows or ["store"])
-    name = model or _model_at_hand()
+    tree = {"model": model or _model_at_hand(), "data": {"path": paths if len(paths) > 1 else paths[0]}}
+    settings = parse_config(tree, "command line", overrides)
+    name = settings.model
     # What is on this machine is prepared; a Hub id that is not here would need the network.
     folder = fetch_model(name) if kind_of(name) != "hub" or find_prepared(name) else None
-    settings = parse_config({"model": name, "data": {"path": paths if len(paths) > 1 else paths[0]}}, "command line")
+    length_said = "max_length" in settings.model_fields_set
     # No row is too long here: what length they need is the question.
-    longest = MOST_TOKENS_A_ROW if folder else settings.max_length
-    found = check(settings.data, model_folder=folder, max_length=longest, progress=progress)
+    longest = settings.max_length if length_said or folder is None else MOST_TOKENS_A_ROW
+    found = check(settings.data, model_folder=folder, max_length=longest, learn=settings.learn, progress=progress)
     found.refuse(settings.data.max_rejected)
     report = found.document
-    if folder:
+    if folder and not length_said:
         settings = _with_length(settings, -(-report["lengths"]["keeps_99_percent"] // MULTIPLE) * MULTIPLE)
     planned = _plan(settings, report)
-    while planned is not None and planned.choice is None and settings.max_length > SHORTEST:
+    while not length_said and planned is not None and planned.choice is None and settings.max_length > SHORTEST:
         settings = _with_length(settings, settings.max_length // 2)
         planned = _plan(settings, report)
     return Proposal(settings, report, planned)
