@@ -4,7 +4,6 @@ What a setting *means* belongs to the room that uses it. Derived and measured va
 by the plan and written to `config.resolved.yaml` of the run.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from hivetune.base.paths import OTHER_PATH
+from hivetune.base.refused import key_of, why_refused
 from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
 
@@ -55,9 +56,7 @@ class DataConfig(Section):
         default="set_aside", description="answers of a release that nobody rated up or checked"
     )
     on_tools: Literal["train", "leave_out"] = Field(default="train", description="calls of tools, and their results")
-    on_reasoning: Literal["train", "leave_out"] = Field(
-        default="train", description="what was thought before an answer"
-    )
+    on_reasoning: Literal["train", "leave_out"] = Field(default="train", description="thoughts before an answer")
     on_secret: Literal["redact", "reject", "keep"] = Field(default="redact", description="keys, tokens, passwords")
     on_personal: Literal["redact", "reject", "keep"] = Field(
         default="redact", description="mail addresses, phone, card and account numbers"
@@ -277,7 +276,7 @@ class RunConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="auto: by a measured GEMM"
     )
-    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1")
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:1")
     workers: Annotated[int | str | None, BeforeValidator(_known_workers)] = Field(
         default=None,
         description="processes that compute a step together, one a card; auto: as many as fit this machine; HOST:PORT: "
@@ -305,7 +304,8 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     try:
         tree = read_yaml(path)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="give the path of a YAML config") from None
+        hint = OTHER_PATH.get(error.errno or 0, "give the path of a YAML config")
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     if not isinstance(tree, dict):
         raise UsageError(f"{path} has no settings", hint="start with two lines: 'model: ...' and 'data: {path: ...}'")
     return _overridden(tree, overrides, str(path))
@@ -331,7 +331,8 @@ def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str) -> R
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise UsageError("\n".join(_explain(problem, where, given) for problem in error.errors())) from None
+        told = dict.fromkeys(_explain(problem, where, given) for problem in error.errors())
+        raise UsageError("\n".join(told)) from None
 
 
 def _expand_short(tree: dict[str, Any]) -> None:
@@ -390,13 +391,7 @@ def _override(tree: dict[str, Any], override: str) -> str:
 
 def _explain(problem: Mapping[str, Any], file: str, given: Mapping[str, str]) -> str:
     """`given`: dotted name to the --set that set it."""
-    parts = [str(part) for part in problem["loc"]]
-    key = ".".join(parts)
-    where = next((said for name, said in given.items() if key == name or key.startswith(f"{name}.")), file)
-    if problem["type"] == "extra_forbidden":
-        keys = known_keys()
-        near = difflib.get_close_matches(key, keys, 1) or [k for k in keys if k.split(".")[-1] == parts[-1]]
-        return f"{where}: unknown setting '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
-    if problem["type"] == "missing":
-        return f"{where}: '{key}' is missing"
-    return f"{where}: '{key}': {problem['msg'].removeprefix('Value error, ')}, got {problem['input']!r}"
+    key = key_of(problem)
+    where = next((said for name, said in given.items() if f"{key}.".startswith(f"{name}.")), file)
+    where = next((said for name, said in given.items() if name.startswith(f"{key}.")), where)
+    return f"{where}: {why_refused(problem, {each.key: each.meaning for each in known_settings()})}"

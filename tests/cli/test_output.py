@@ -113,3 +113,19 @@ def test_a_table_holds_on_a_narrow_terminal(columns: str, monkeypatch: pytest.Mo
     assert max(map(len, lines)) <= int(columns)
     text = "".join(line.split("│")[-2].strip() + " " for line in lines if "│" in line)
     assert " ".join(text.split()) == why
+
+
+def test_the_time_left_is_that_of_the_items_and_not_of_loading_the_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    report = output.plain_progress("answering", "items")
+    for now[0], done, total in ((100.0, 1, 11), (120.0, 3, 11), (300.0, 1, 5), (320.0, 2, 5)):
+        report(done, total)
+    assert capsys.readouterr().err.splitlines() == [
+        "answering: 1 of 11 items",
+        "answering: 3 of 11 items, 80 s left",
+        "answering: 1 of 5 items",
+        "answering: 2 of 5 items, 60 s left",
+    ]

@@ -71,7 +71,7 @@ def test_a_run_whose_supervisor_vanished_says_how_to_go_on(tmp_path: Path) -> No
     finished = hivetune("watch", str(run))
     assert finished.returncode == 0
     assert (
-        f"interrupted, step 2 of 20, loss 2.000, validation 2.500, 1 restarts, go on with: hivetune resume {run}"
+        f"interrupted, step 2 of 20, loss 2.000, validation 2.500, 1 restarts, go on with: hivetune resume {run.name}"
         in (finished.stderr)
     )
 

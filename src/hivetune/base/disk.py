@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +21,7 @@ from typing import IO, Any
 import platformdirs
 
 from hivetune.base.private import check_own, make_folder, open_plain
-from hivetune.errors import Busy
+from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"  # says who holds a folder now; no part of what it holds
@@ -61,9 +61,12 @@ DISK = Disk()
 
 def home() -> Path:
     """`$HIVETUNE_HOME`, else the XDG data folder, without symbolic links: what lies below has one name. Not created
-    here."""
+    here. Raises UsageError where it is a file."""
     chosen = os.environ.get("HIVETUNE_HOME")
-    return Path(chosen or platformdirs.user_data_dir("hivetune")).expanduser().resolve()
+    path = Path(chosen or platformdirs.user_data_dir("hivetune")).expanduser().resolve()
+    if path.is_file():
+        raise UsageError(f"the home {path} is a file", hint="set HIVETUNE_HOME to a folder")
+    return path
 
 
 def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> None:
@@ -96,6 +99,15 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
+    """`path`, said before the work is done. Raises UsageError where no file can get this name, or an input has it."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint="give the name of a file")
+    if any(os.path.realpath(path) == os.path.realpath(each) for each in inputs):
+        raise UsageError(f"{path} is read here: it would be overwritten", hint="give another name")
+    return path
 
 
 def write_json(path: Path, value: Any, *, disk: Disk = DISK) -> None:

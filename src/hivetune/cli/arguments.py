@@ -76,6 +76,8 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] | Non
     Raises UsageError.
     """
     path = Path(config)
+    if path.is_dir() and path.suffix.lower() in (".yaml", ".yml"):
+        raise UsageError(f"{config} is a folder", hint="give a YAML file, or rows together with --model")
     if model is None and not names_rows(config):
         return load_config(path, overrides or ()), path.stem
     if path.suffix.lower() in (".yaml", ".yml"):

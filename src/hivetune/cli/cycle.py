@@ -12,6 +12,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.private import make_folder
 from hivetune.base.typed import to_plain
+from hivetune.cli.model import model_folder
 from hivetune.cli.output import emit, plain_progress, say, show, table
 from hivetune.config import RunConfig, load_config
 from hivetune.cycle.decide import decide
@@ -21,7 +22,6 @@ from hivetune.cycle.observe import observe
 from hivetune.cycle.pool import Seen
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.process.detach import cycle_unit
-from hivetune.walk.fetch import fetch_model
 
 SPOKEN = ("status", "pause", "resume", "now", "admit")
 SHOWN_ACTS = 5
@@ -73,7 +73,7 @@ def _run(loop: Loop, *, once: bool) -> None:
 def _look(config: RunConfig) -> None:
     """One look and its decision; nothing is written but a snapshot of the rows."""
     name = release_name(config)
-    fetch_model(config.model)
+    model_folder(config.model)
     now = time.time()
     observed = observe(config, name, Seen(), now)
     action = decide(observed, config.cycle, now)

@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.base.disk import file_to_write
 from hivetune.cli.learn import learned_words
+from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, emit, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
+from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.clean import duplicates_path, quarantine_path
 from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare as prepare_rows
@@ -17,7 +20,6 @@ from hivetune.data.prepare.prepare import read_report
 from hivetune.data.prepare.report import duplicate_kinds, secrets_first
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, UsageError
-from hivetune.walk.fetch import fetch_model
 
 SHOWN_PROBLEMS = 10
 SHOWN_PAIRS = 3
@@ -49,6 +51,9 @@ def check(
 ) -> None:
     """What is wrong with the rows, and where. Exit code 3 when too many are rejected or none is usable."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
+    written = (clean, quarantine_path(clean), duplicates_path(clean), html) if clean is not None else (html,)
+    for path in (path for path in written if path is not None):
+        file_to_write(path, find_sources(settings.data.path))
     folder = _model_folder(settings.model) if settings.model != NO_MODEL else None
     with progress("checking", "rows", AFTER_ROWS) as report:
         found = check_rows(
@@ -131,8 +136,7 @@ def _model_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     if (folder / "tokenizer.json").exists() and (folder / "tokenizer_config.json").exists():
         return folder
-    with progress("preparing the model") as report:
-        return fetch_model(name, report)
+    return model_folder(name)
 
 
 def show_report(document: dict[str, Any]) -> None:
@@ -153,7 +157,8 @@ def show_report(document: dict[str, Any]) -> None:
     for pair in near[:SHOWN_PAIRS]:
         show(f"nearly equal: {pair['source']} is left out, {pair['same_as']} stays ({pair['share']:.0%} in common)")
     _show_groups(document)
-    show(learned_words(document["learn"]))
+    if words := learned_words(document["learn"]):
+        show(words)
     lengths = document["lengths"]
     show(
         f"length in {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "

@@ -10,6 +10,7 @@ import typer
 
 from hivetune.base.disk import home, read_json
 from hivetune.cli.judge import show_verdict
+from hivetune.cli.model import model_folder
 from hivetune.cli.output import duration, emit, progress, say, show, size, table
 from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import load_config
@@ -19,7 +20,6 @@ from hivetune.run.folder import EVALUATION
 from hivetune.serve.llama.backend import open_backend
 from hivetune.walk.demo.station import ask_some, write_inputs
 from hivetune.walk.evaluate import evaluate_run
-from hivetune.walk.fetch import fetch_model
 from hivetune.walk.open import Run, open_run
 from hivetune.walk.release.prove import prove_export, said_of
 from hivetune.walk.verdict import judge_run, verdict_document
@@ -38,8 +38,7 @@ def demo(
     config_path = write_inputs(folder)
     config = load_config(config_path)
     _station(1, "model", f"SmolLM2-135M-Instruct, prepared once below {home()}")
-    with progress("preparing the model") as report:
-        fetch_model(config.model, report)
+    model_folder(config.model)
     _station(2, "data", f"{config.data.path}: three agents answering questions about the standard library")
     with progress("checking and tokenising", "rows") as report:
         run = open_run(config, "demo", report)

@@ -7,6 +7,7 @@ import time
 import traceback
 
 from hivetune.base.disk import home
+from hivetune.base.paths import OTHER_PATH
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
 # What a person's path, link, mode or mount leads to, against a disk that is full or breaks.
@@ -34,7 +35,7 @@ def explain(error: Exception) -> HivetuneError:
     if error.errno in _READ_ONLY:
         return UsageError(what, hint="give yourself the right to it, or set HIVETUNE_HOME to a folder of your own")
     if error.errno in OF_THE_PATH:
-        return UsageError(what)
+        return UsageError(what, hint=OTHER_PATH.get(error.errno, "look at the path with ls"))
     if error.errno == errno.EIO:
         return MachineNotFit(what, hint="the disk is failing: see dmesg")
     return HivetuneError(what)

@@ -1,13 +1,16 @@
 """`hivetune frozen`: the questions that releases are judged by and none may learn."""
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
+from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show, table
 from hivetune.data.frozen import FrozenQuestion, drop_win, general_questions, names_with_wins, wins_of
 from hivetune.errors import UsageError
 from hivetune.judge.compare import last_said
+from hivetune.release.registry import find
 
 _SHOWN_CHARS = 60
 
@@ -31,6 +34,8 @@ def show_frozen(
         say(f"{drop} is no longer asked")
     wins = wins_of(name)
     if not wins:
+        with closing(open_database()) as database:
+            find(database, name)  # a name that is no release's has none for another reason
         say(f"{name} has no past wins yet; promoting a release that was evaluated makes them")
     else:
         table("", ("key", "question", "won by", "from"), [_line(win) for win in wins])

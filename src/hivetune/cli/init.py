@@ -8,14 +8,16 @@ import typer
 import yaml
 from pydantic import BaseModel
 
-from hivetune.base.disk import write_atomic
+from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.cli.arguments import ModelOption, SetOption
+from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, show, size
 from hivetune.data.fates import NO_VALUE
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
+from hivetune.models.prepared import find_prepared, kind_of
 from hivetune.walk.before.plan import Planned
-from hivetune.walk.before.propose import Proposal, propose
+from hivetune.walk.before.propose import Proposal, first_settings, propose
 
 MOST_NAMED = 6  # agents or categories in a comment
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
@@ -33,12 +35,16 @@ def init(
     sources = rows or ["store"]
     first = Path(sources[0])
     path = out or Path(f"{first.resolve().name.partition('.')[0] or 'rows'}.yaml")
-    if path.exists():
+    if file_to_write(path).exists():
         raise UsageError(
             f"{path} is there already", hint=f"use it: hivetune train {path}, or write another: --out FILE"
         )
+    settings = first_settings(rows, model, overrides or ())
+    # What is on this machine is prepared; a Hub id that is not here would need the network.
+    here = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
+    folder = model_folder(settings.model) if here else None
     with progress("looking at the rows", "rows", AFTER_ROWS) as report:
-        proposal = propose(rows, model, overrides or (), report)
+        proposal = propose(settings, folder, report)
     text = "\n".join(_lines(proposal, " ".join(sources), path)) + "\n"
     write_atomic(path, text.encode())
     show(f"{text}\nwritten: {path}\nnext: hivetune train {path}")

@@ -1,11 +1,15 @@
 """`hivetune learn`: both stages of training, and which of them ships."""
 
+from pathlib import Path
 from typing import Any
 
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.judge import show_metrics
+from hivetune.cli.model import model_folder
 from hivetune.cli.output import emit, number, progress, say, show, table
 from hivetune.cli.train import measure_and_train
+from hivetune.data.intake.files import find_sources
+from hivetune.run.find import shortest_name
 from hivetune.walk.learn.station import learn as learn_in_stages
 from hivetune.walk.open import Run
 
@@ -13,6 +17,8 @@ from hivetune.walk.open import Run
 def learn(config: ConfigArgument, model: ModelOption = None, overrides: SetOption = None) -> None:
     """Train, then learn from pairs and failures; what ships is what answers better. Finished stages are found again."""
     loaded, name = read_settings(config, model, overrides or [])
+    find_sources(loaded.data.path)
+    model_folder(loaded.model)
 
     def train(run: Run) -> dict[str, Any]:
         return measure_and_train(run)
@@ -25,7 +31,7 @@ def learn(config: ConfigArgument, model: ModelOption = None, overrides: SetOptio
 
 def show_stages(document: dict[str, Any]) -> None:
     """What was learned from, what each stage came to, and which one ships."""
-    show(learned_words(document["learned_from"]))
+    show(learned_words(document["learned_from"]) or "to learn from beside good rows: nothing")
     names = (("stage1", "stage 1"), ("stage2", "stage 2"), ("longer", "stage 1, longer"))
     rows = [
         (label, stage["steps"], stage["adapter_step"], number(stage["loss_first"]), number(stage["loss_last"]))
@@ -40,15 +46,15 @@ def show_stages(document: dict[str, Any]) -> None:
     for reason in document["reasons"]:
         show(f"  {reason}")
     show(f"ships: {document['ships']}", style="bold green")
-    show(f"next: hivetune eval {document['run']}")
+    show(f"next: hivetune eval {shortest_name(Path(document['run']))}")
 
 
 def learned_words(learned: dict[str, Any]) -> str:
-    """The report's `learn` in one line."""
+    """The report's `learn` in one line; empty where there are only good rows."""
     kinds = ("corrections", "pairs", "retries", "failures")
     parts = [f"{learned[kind]:,} {kind}" for kind in kinds if learned[kind]]
     parts += [f"{count:,} {kind} not used: learn does not name them" for kind, count in learned["not_used"].items()]
     parts += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
     if learned["no_lesson"]:
         parts.append(f"{learned['no_lesson']:,} failures by time-out, tool or network, which teach nothing")
-    return "to learn from beside good rows: " + (", ".join(parts) or "nothing")
+    return f"to learn from beside good rows: {', '.join(parts)}" if parts else ""

@@ -153,18 +153,27 @@ def progress(label: str, unit: str = "", after: str = "") -> Iterator[_Report]:
 
 
 def plain_progress(label: str, unit: str, after: str = "") -> _Report:
+    """The time left is told by what was done since the first item: before that one, models are loaded."""
     started = last = time.monotonic()
+    first = (started, 0, -1)  # when the first items of this total were done, how many they were, and the total
 
     def report(done: int, total: int | None, note: str = "") -> None:
-        nonlocal last
+        nonlocal last, first
         now = time.monotonic()
+        if done and total and total != first[2]:
+            first = (now, done, total)
         done_counting = bool(after and done and total is None)
         if now - last < PLAIN_LINE_EVERY_S and done != total and not done_counting:
             return
         if now - started < PLAIN_LINE_EVERY_S / 2:
             return
         last = now
-        left = f", {duration((now - started) / done * (total - done))} left" if total and 0 < done < total else ""
+        new = done - first[1]
+        left = (
+            f", {duration((now - first[0]) / new * (total - done))} left"
+            if total and 0 < new < total - first[1]
+            else ""
+        )
         counted = (
             f" {done:,}{f' of {total:,}' if total else ''} {unit}" if unit else f" {duration(now - started)} so far"
         )

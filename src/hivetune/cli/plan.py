@@ -9,7 +9,7 @@ import typer
 from hivetune.base.disk import home
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import duration, emit, say, show, size, table
-from hivetune.errors import DoesNotFit
+from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.plan.choose import Choice, StreamedFrom, power_loss_s
 from hivetune.plan.memory import disk_bytes, explain_memory
@@ -24,14 +24,18 @@ def plan(
     model: ModelOption = None,
     overrides: SetOption = None,
     card: Annotated[str | None, typer.Option(help="Plan for another card or CPU: R9700, H200, zen4, avx2 ...")] = None,
-    cores: Annotated[int | None, typer.Option(help="With --card of a CPU: its cores.")] = None,
+    cores: Annotated[int | None, typer.Option(min=1, help="With --card of a CPU: its cores.")] = None,
     memory: Annotated[
-        float | None, typer.Option(help="With --card: its memory in GB, where there are versions.")
+        float | None, typer.Option(min=0.1, help="With --card: its memory in GB, where there are versions.")
     ] = None,
-    rows: Annotated[int | None, typer.Option(help="Training rows; default: counted in the data files.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Mean tokens of a row; default: from the files' size.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Training rows; default: counted in the data files.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Mean tokens of a row; default: from the files' texts.")
+    ] = None,
 ) -> None:
     """Memory, time and disk of a run before anything is loaded, and what would fit instead. Needs no torch."""
+    if card is None and (cores is not None or memory is not None):
+        raise UsageError("--cores and --memory are of another machine: name its --card", hint="for example --card zen4")
     loaded, _ = read_settings(config, model, overrides)
     planned = plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens)
     show_plan(planned)

@@ -21,7 +21,7 @@ from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached, systemd_unit
 from hivetune.report.follow import reports_of
 from hivetune.run.choices import read_resolved
-from hivetune.run.find import find_run, known_runs
+from hivetune.run.find import find_run, known_runs, shortest_name
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
 from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run
 from hivetune.run.tell import tell_event
@@ -143,7 +143,7 @@ def resume(
         return
     if detach:
         start_detached(folder)
-        say(f"training goes on in the background\nfollow it: hivetune watch {folder}")
+        say(f"training goes on in the background\nfollow it: hivetune watch {shortest_name(folder)}")
         emit({"run": str(folder), "status": "started"})
         return
     for override in overrides or ():
@@ -172,7 +172,7 @@ def status_line(status: RunStatus) -> str:
     if status.problem:
         parts.append(status.problem)
     if status.state == "interrupted":
-        parts.append(f"go on with: hivetune resume {status.run}")
+        parts.append(f"go on with: hivetune resume {shortest_name(status.run)}")
     return ", ".join(parts)
 
 

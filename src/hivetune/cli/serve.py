@@ -1,5 +1,6 @@
 """`hivetune serve`: the OpenAI API of the champions in the registry, on this machine, with capture and rollback."""
 
+import re
 from contextlib import closing
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -10,6 +11,8 @@ from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
+from hivetune.errors import UsageError
+from hivetune.release.registry import desired
 from hivetune.report.prometheus import HomeCollector
 from hivetune.serve.gateway.clients import clients, make_client
 from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open, run_gateway
@@ -42,6 +45,8 @@ def serve(  # noqa: PLR0913 (each is an option)
 
     A promotion or a rollback in the registry takes effect while it runs, and no request is lost to it.
     """
+    if card and not re.fullmatch(r"cuda(:\d+)?", card):
+        raise UsageError(f"--card {card}: no card", hint="give cuda:0, cuda:1, ...; hivetune doctor lists them")
     settings = GatewaySettings(
         names=tuple(names or ()),
         host=host,
@@ -56,6 +61,8 @@ def serve(  # noqa: PLR0913 (each is an option)
         card=card,
     )
     token = _first_token(settings)
+    if not names and not _is_promoted():
+        say("nothing is promoted, so nothing is served yet: hivetune register RUN --as NAME, hivetune promote NAME@1")
     run_gateway(settings, lambda url: _tell(url, token), [HomeCollector()], dashboard_addition)
 
 
@@ -65,6 +72,11 @@ def _first_token(settings: GatewaySettings) -> str | None:
         known = [client for client in clients(database) if client.revoked is None]
         refuse_open(settings, len(known))
         return None if known else make_client(database, DEFAULT_CLIENT)
+
+
+def _is_promoted() -> bool:
+    with closing(open_database()) as database:
+        return bool(desired(database))
 
 
 def _tell(url: str, token: str | None) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.base.disk import file_to_write
 from hivetune.cli.output import emit, progress, say, show, table
 from hivetune.errors import UsageError
 from hivetune.synth.maker import sources_of
@@ -53,6 +54,7 @@ def synth(
     if out is None:
         _list(packs, places)
         return
+    file_to_write(out)
     if ask is not None:
         settings = AskSettings(ask, rows, seed, budget, tuple(against or ()))
         with progress("asking", "rows") as report:

@@ -8,10 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, show, size, table
+from hivetune.data.intake.files import find_sources
 from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
 from hivetune.report.targets import what_is_missing
+from hivetune.run.find import shortest_name
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses
 from hivetune.supervise.attempt import Terms
@@ -38,16 +41,18 @@ def train(
     """Train an adapter. The same command goes on with a run that stopped, and trains nothing when it is done."""
     chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
     loaded, name = read_settings(config, model, [*(overrides or []), *chunks])
-    with progress("preparing model and data", "rows", AFTER_ROWS) as report:
+    find_sources(loaded.data.path)  # a name that is nothing is said before a model is prepared
+    model_folder(loaded.model)
+    with progress("preparing the rows", "rows", AFTER_ROWS) as report:
         run = open_run(loaded, name, report, _waiting())
     if detach:
         start_detached(run.folder)
-        say(f"training goes on in the background\nfollow it: hivetune watch {run.folder}")
+        say(f"training goes on in the background\nfollow it: hivetune watch {shortest_name(run.folder)}")
         emit({"run": str(run.folder), "status": "started"})
         return
     summary = measure_and_train(run)
     show_training(summary)
-    show(f"next: hivetune eval {run.folder}")
+    show(f"next: hivetune eval {shortest_name(run.folder)}")
     emit(summary)
 
 

@@ -1,7 +1,9 @@
 """Which run is meant: every command takes a folder, a name, the beginning of one, or `last`."""
 
+import difflib
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from hivetune.base.database import open_database
@@ -13,8 +15,9 @@ from hivetune.run.status import RunStatus, run_status
 LAST = "last"
 
 
-def find_run(name: str) -> Path:
-    """The folder of a run by path, name, unique beginning of a name, or `last` (the newest).
+def find_run(name: str, or_else: str = "") -> Path:
+    """The folder of a run by path, name, unique beginning of a name, or `last` (the newest). `or_else`: what else the
+    name could have meant, for the message.
 
     Raises UsageError naming what is near.
     """
@@ -34,7 +37,20 @@ def find_run(name: str) -> Path:
     if meant:
         which = ", ".join(str(run) if exact else run.name for run in meant)
         raise UsageError(f"{name!r} could mean {len(meant)} runs", hint=f"choose one of: {which}")
-    raise UsageError(f"there is no run {name!r}", hint="see the runs: hivetune runs")
+    if not runs:
+        raise UsageError(f"there is no run{or_else} {name!r}", hint="there are none yet; begin: hivetune train CONFIG")
+    near = difflib.get_close_matches(name, [LAST, *(status.run.name for status in runs)], 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"there is no run{or_else} {name!r}", hint=f"{hint}see the runs: hivetune runs")
+
+
+def shortest_name(folder: Path) -> str:
+    """What a person types to mean this run: its name where it is the only one of it, else its folder."""
+    if not (home() / "hive.db").exists():
+        return str(folder)
+    with closing(open_database()) as database:
+        paths = [path for (path,) in database.execute("SELECT path FROM runs") if Path(path).name == folder.name]
+    return folder.name if paths == [str(folder)] else str(folder)
 
 
 def known_runs() -> Iterator[RunStatus]:

@@ -10,6 +10,7 @@ from hivetune.judge.advice import advise
 from hivetune.judge.gate import judge
 from hivetune.records import Verdict
 from hivetune.run.adapter import adapter_hash
+from hivetune.run.find import shortest_name
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.walk.compare.curve import contradictory_rows, curve_document, read_curve
 from hivetune.walk.compare.pages import write_evaluation_page
@@ -21,7 +22,8 @@ def judge_run(run: Run) -> Verdict:
     path = run.folder / EVALUATION
     evaluation = read_sealed(path) if path.exists() else None
     if evaluation is None or evaluation.get("adapter_sha256") != adapter_hash(run.folder):
-        raise UsageError(f"{run.folder} has no evaluation of its present adapter", hint=f"hivetune eval {run.folder}")
+        name = shortest_name(run.folder)
+        raise UsageError(f"{name} has no evaluation of its present adapter", hint=f"hivetune eval {name}")
     verdict, curve = judge(evaluation, run.config.gate), read_curve(run)
     found = advise(curve, evaluation, evaluation.get("rank"), contradictory_rows(run.snapshot), verdict.metrics)
     verdict = replace(verdict, advice=found)

@@ -56,6 +56,9 @@ def _of_file(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[s
         found = paths.setdefault(read.layout, {kind: Counter() for kind in TOLD_KINDS})
         for kind, path in traced:
             found[kind][path] += 1
+    for some in paths.values():  # what is read of one row and left out of another (a last turn) is read
+        for path in [path for path in some["left_out"] if any(path in some[kind] for kind in _KINDS.values())]:
+            del some["left_out"][path]
     at = place_name(chunks[0].inside)
     return [
         {

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
+from hivetune.base.paths import OTHER_PATH
 from hivetune.data.rows.csv_table import csv_rows
 from hivetune.data.rows.encodings import Transcoded, wide_encoding
 from hivetune.data.rows.json_document import json_rows
@@ -64,20 +65,49 @@ class _Stream:
         return b"".join(pieces), None
 
 
+# What files of other kinds begin with, what they are, and how their rows become readable.
+_FOREIGN = (
+    (
+        b"SQLite format 3\0",
+        "an SQLite database",
+        "hivetune collect 'sqlite:{name}?table=TABLE', then train from: store",
+    ),
+    (b"%PDF-", "a PDF", "rows are made from documents by: hivetune data synth, of texts and not of PDFs"),
+    (b"GGUF", "a model in GGUF", "give it as the model: --model {name}"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel or Word file", "save each sheet as CSV"),
+    (b"PK\x03\x04", "an Excel workbook or another ZIP archive", "save each sheet as CSV, or unpack the archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it"),
+    (b"Rar!\x1a\x07", "a RAR archive", "unpack it"),
+    (b"BZh9", "compressed by bzip2", "unpack it (bunzip2); .gz and .zst are read as they are"),
+    (b"\xfd7zXZ\0", "compressed by xz", "unpack it (unxz); .gz and .zst are read as they are"),
+    (b"\x89PNG\r\n", "a picture", "only text can be learned"),
+    (b"\xff\xd8\xff", "a picture", "only text can be learned"),
+)
+
+
+def refuse_foreign(head: bytes, name: str) -> None:
+    """Raises UsageError where a file that begins so is of a kind that holds no rows."""
+    for begins, what, instead in _FOREIGN:
+        if head.startswith(begins):
+            raise UsageError(f"{name} is {what}, not a file of rows", hint=instead.format(name=name))
+
+
 def file_format(path: str, name: str) -> str:
     """One of jsonl, json, csv, tsv, parquet; behind it .utf-16-le or the like, and .gz or .zst.
 
     Content beats the suffix.
-    Raises UsageError when the file can't be read.
+    Raises UsageError when the file can't be read, or is of a kind that holds no rows.
     """
     lower = name.lower()
     try:
         with open(path, "rb") as file:
             head = file.read(4096)
     except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+        hint = OTHER_PATH.get(error.errno or 0, "look at the path with ls")
+        raise UsageError(f"cannot read {name}: {error.strerror}", hint=hint) from None
     if head.startswith(b"PAR1"):
         return "parquet"
+    refuse_foreign(head, name)
     compression = ""
     if head.startswith(b"\x1f\x8b"):
         compression = ".gz"

@@ -1,8 +1,10 @@
 """How many rows the files of a config hold, before any is checked: counted where they are small, else from a part."""
 
+import contextlib
+import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,21 +16,24 @@ from hivetune.config import DataConfig
 from hivetune.data.intake.files import COMPRESSED, Chunk, find_sources, plan_inputs
 from hivetune.data.intake.places import is_pipe
 from hivetune.data.prepare.understand import place_rows
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.formats import parquet_rows_and_bytes
-from hivetune.data.rows.read import read_rows
+from hivetune.data.rows.read import RawRow, read_example, read_rows
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.records import Example
 
-BYTES_PER_TOKEN = 4.5  # JSON of chats in English, keys and quotes included
+# Of English prose, by the vocabularies of SmolLM2 and Qwen2.5; and what templates write around a message.
+CHARS_PER_TOKEN, TOKENS_A_MESSAGE = 4.4, 5
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
 COUNTED_BYTES = 20_000_000  # a CSV file of it takes 1.6 s of processor time, JSON Lines 0.2 s
 PART_BYTES = 8_000_000
-STORED_SAMPLE = 2000  # rows of the store whose lengths are looked at
-PACKED = 8  # a part of a compressed file is so many times smaller
+_PACKED = 8  # a part of a compressed file is so many times smaller
+SAMPLED, SAMPLED_OF_MORE = 300, 50  # rows that are read as conversations: the first, and of the others one in so many
 
 
 @dataclass(frozen=True)
 class CountedRows:
-    """`tokens`: mean of a row, from its bytes. `words`: how many rows, and how that is known."""
+    """`tokens`: mean of a row, from the characters that are said in it. `words`: how many rows, how that is known."""
 
     rows: int
     tokens: float
@@ -37,10 +42,10 @@ class CountedRows:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows and the bytes of their JSON, found in `read_bytes` of a file's bytes."""
+    """Rows that were found in `read_bytes` of the files, and about how many tokens they have."""
 
     rows: int
-    row_bytes: int
+    tokens: float
     read_bytes: int
 
 
@@ -53,58 +58,75 @@ def count_rows(data: DataConfig) -> CountedRows:
         files = [name for name in sources if name != "store"]
         total_bytes = sum(map(os.path.getsize, files))
         part = _count(files, data) if total_bytes <= COUNTED_BYTES else _first_part(files, data)
-        stored, stored_bytes = _stored() if len(files) < len(sources) else (0, 0)
+        stored = _stored() if len(files) < len(sources) else _Part(0, 0, 0)
     except (UsageError, MachineNotFit) as error:
         return _assumed(error.message)
     except OSError as error:
         return _assumed(f"{error.filename}: {error.strerror}")
     share = part.read_bytes / total_bytes if total_bytes else 1.0
-    rows = round(part.rows / share) + stored
+    rows = round(part.rows / share) + stored.rows
     if not rows:
         return _assumed("no row was found" + ("" if share == 1 else f" in the first {size(part.read_bytes)}"))
-    tokens = (part.row_bytes / share + stored_bytes) / rows / BYTES_PER_TOKEN
+    tokens = (part.tokens / share + stored.tokens) / rows
     if share == 1:
         return CountedRows(rows, tokens, f"{rows:,} rows counted")
     return CountedRows(rows, tokens, f"about {float(f'{rows:.2g}'):,.0f} rows, from the first {size(part.read_bytes)}")
-
-
-def _stored() -> tuple[int, int]:
-    """Rows of the store, and about how many bytes they have."""
-    if not (home() / "hive.db").exists():
-        return 0, 0
-    with closing(open_database()) as database:
-        [rows] = database.execute("SELECT count(*) FROM interactions").fetchone()
-        sample = "SELECT row FROM interactions LIMIT ?"
-        [mean] = database.execute(f"SELECT avg(length(row)) FROM ({sample})", (STORED_SAMPLE,)).fetchone()
-    return rows, round(rows * (mean or 0))
 
 
 def _assumed(why: str) -> CountedRows:
     return CountedRows(ASSUMED_ROWS, ASSUMED_TOKENS, f"{ASSUMED_ROWS:,} rows assumed: {why}")
 
 
+def _stored() -> _Part:
+    """The rows of the store."""
+    path = home() / "hive.db"
+    if not path.exists():
+        return _Part(0, 0, 0)
+    with closing(open_database(path)) as database:
+        rows, first = database.execute("SELECT count(*), min(rowid) FROM interactions").fetchone()
+    if not rows:
+        return _Part(0, 0, 0)
+    sample = Chunk("store", str(path), "store", first, first + SAMPLED, 1, rows <= SAMPLED, SAMPLED)
+    return _Part(rows, rows * _mean_tokens(read_rows(sample), {})[1], 0)
+
+
 def _count(sources: Sequence[str], data: DataConfig) -> _Part:
     """All rows of these files, as `data check` finds them. Raises what `plan_inputs` does."""
-    rows = row_bytes = 0
     with tempfile.TemporaryDirectory(prefix="hivetune-count-") as spill:
-        for chunk in place_rows(plan_inputs(sources, Path(spill)), data.columns).chunks:
-            for length in _lengths(chunk):
-                rows, row_bytes = rows + 1, row_bytes + length
-    return _Part(rows, row_bytes, sum(map(os.path.getsize, sources)))
+        chunks = place_rows(plan_inputs(sources, Path(spill)), data.columns).chunks
+        rows, mean = _mean_tokens(itertools.chain.from_iterable(map(read_rows, chunks)), data.columns)
+    return _Part(rows, rows * mean, sum(map(os.path.getsize, sources)))
 
 
-def _lengths(chunk: Chunk) -> Iterator[int]:
-    return (len(row.payload) for row in read_rows(chunk) if row.problem is None)
+def _mean_tokens(found: Iterable[RawRow], columns: Mapping[str, str]) -> tuple[int, float]:
+    """How many rows there are, and about how many tokens one of them has."""
+    rows = 0
+    sampled: list[float] = []
+    for raw in found:
+        if raw.problem is not None:
+            continue
+        rows += 1
+        if rows <= SAMPLED or rows % SAMPLED_OF_MORE == 0:
+            with contextlib.suppress(RowRefused, RecursionError):  # the checks say why; it is not trained
+                sampled.append(_tokens(read_example(raw, columns).example))
+    return rows, sum(sampled) / len(sampled) if sampled else ASSUMED_TOKENS
+
+
+def _tokens(example: Example) -> float:
+    said = sum(
+        len(m.content) + len(m.reasoning or "") + sum(map(len, map(str, m.tool_calls))) for m in example.messages
+    )
+    return said / CHARS_PER_TOKEN + TOKENS_A_MESSAGE * len(example.messages)
 
 
 def _first_part(sources: Sequence[str], data: DataConfig) -> _Part:
     """The rows of the first PART_BYTES. Parquet says how many it has, so such files are counted whole."""
-    rows = row_bytes = read_bytes = 0
+    rows, tokens, read_bytes = 0, 0.0, 0
     with tempfile.TemporaryDirectory(prefix="hivetune-count-") as folder:
         for number, name in enumerate(sources):
             known = parquet_rows_and_bytes(name)
             if known is not None:
-                found = _Part(*known, os.path.getsize(name))
+                found = _Part(known[0], known[1] / CHARS_PER_TOKEN, os.path.getsize(name))
             elif read_bytes < PART_BYTES:
                 part = Path(folder) / str(number) / os.path.basename(name)
                 part.parent.mkdir()
@@ -112,16 +134,15 @@ def _first_part(sources: Sequence[str], data: DataConfig) -> _Part:
                 found = replace(_count([str(part)], data), read_bytes=copied)
             else:
                 continue
-            rows, row_bytes = rows + found.rows, row_bytes + found.row_bytes
-            read_bytes += found.read_bytes
-    return _Part(rows, row_bytes, max(read_bytes, 1))
+            rows, tokens, read_bytes = rows + found.rows, tokens + found.tokens, read_bytes + found.read_bytes
+    return _Part(rows, tokens, max(read_bytes, 1))
 
 
 def _copy_beginning(name: str, part: Path, most_bytes: int) -> int:
     """Copies whole lines, at most `most_bytes` of them; the bytes that were copied."""
     packed = name.lower().endswith(COMPRESSED)
     with open(name, "rb") as file, open(part, "wb") as out:
-        content = file.read(max(1, most_bytes // (PACKED if packed else 1)))
+        content = file.read(max(1, most_bytes // (_PACKED if packed else 1)))
         if not packed and file.read(1):
             content = content[: content.rfind(b"\n") + 1] or content
         out.write(content)

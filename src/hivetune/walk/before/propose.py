@@ -3,17 +3,18 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.config import MOST_TOKENS_A_ROW, RunConfig, parse_config
+from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import UsageError
-from hivetune.models.prepared import PACKAGED, find_prepared, kind_of, prepared_names
+from hivetune.models.prepared import PACKAGED, prepared_names
 from hivetune.records import Progress, silent
 from hivetune.walk.before.plan import Planned, plan_run
-from hivetune.walk.fetch import fetch_model
 
 MULTIPLE = 64  # token counts are padded to multiples of it
 SHORTEST = 256  # a row of a question and an answer; below it the memory is needed by the model and not by the rows
@@ -28,22 +29,22 @@ class Proposal:
     planned: Planned | None
 
 
-def propose(
-    rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = (), progress: Progress = silent
-) -> Proposal:
-    """Settings for these rows, or for those of the store, on this machine; `overrides`: `a.b=c`, which stay as they
-    are. Nothing is downloaded and nothing trained.
-
-    Raises DataRefused when the rows can't be trained on, UsageError, and what preparing a local model raises.
-    """
+def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """What is said, and the model at hand where none is. `rows`: None means the store. Raises UsageError."""
     if not rows and not _store_has_rows():
         raise UsageError("which rows? the store is empty", hint="hivetune init rows.jsonl, or first: hivetune collect")
     paths = list(rows or ["store"])
+    find_sources(paths)
     tree = {"model": model or _model_at_hand(), "data": {"path": paths if len(paths) > 1 else paths[0]}}
-    settings = parse_config(tree, "command line", overrides)
-    name = settings.model
-    # What is on this machine is prepared; a Hub id that is not here would need the network.
-    folder = fetch_model(name) if kind_of(name) != "hub" or find_prepared(name) else None
+    return parse_config(tree, "command line", overrides)
+
+
+def propose(settings: RunConfig, folder: Path | None, progress: Progress = silent) -> Proposal:
+    """Settings for these rows on this machine; what was said stays as it is. `folder`: of the prepared model, None
+    where it is not here and its sizes alone may be known. Nothing is downloaded and nothing trained.
+
+    Raises DataRefused when the rows can't be trained on.
+    """
     length_said = "max_length" in settings.model_fields_set
     # No row is too long here: what length they need is the question.
     longest = settings.max_length if length_said or folder is None else MOST_TOKENS_A_ROW

@@ -78,7 +78,7 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
         return _gguf(side, run, quant)
     if side.kind == "release":
         return _release(side.name, quant)
-    folder = find_run(side.name)
+    folder = find_run(side.name, ", release, GGUF file or URL#MODEL")
     opened = load_run(folder)
     adapter_hash(folder)
     adapter = export_run(folder, "gguf-adapter").path

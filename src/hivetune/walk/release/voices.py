@@ -35,7 +35,7 @@ def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path |
     if release is not None:
         base = base_gguf(release.model, release.model_sha256, quant, progress)
         return Voice(release.label, base, load_release(release).adapter), None
-    run = find_run(name)
+    run = find_run(name, ", release or GGUF file")
     return Voice(run.name, export_run(run, "gguf", quant=quant, progress=progress).path), run
 
 

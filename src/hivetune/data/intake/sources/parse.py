@@ -1,6 +1,7 @@
 """The command line's names of sources, and the reader of each: paths, sqlite:, redis://, redis+cluster://."""
 
 import difflib
+import os
 import socket
 import urllib.parse
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from hivetune.data.intake.sources.jsonl import JsonlReader
 from hivetune.data.intake.sources.redis_server import load_redis, parse_server
 from hivetune.data.intake.sources.redis_stream import CLAIM_AFTER_S, RedisReader
 from hivetune.data.intake.sources.sqlite import SqliteReader
+from hivetune.data.rows.formats import refuse_foreign
 from hivetune.errors import UsageError
 
 REDIS_SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "unix://")
@@ -58,6 +60,9 @@ def _path(source: str) -> list[Reader]:
         )
     if source == "-":
         return [DocumentReader(source)]
+    if os.path.isfile(source):
+        with open(source, "rb") as file:
+            refuse_foreign(file.read(16), source)
     logs = JsonlReader(source)
     documents: list[Reader] = [DocumentReader(path) for path in logs.documents()]
     return [*documents, logs] if logs.has_files() or not documents else documents

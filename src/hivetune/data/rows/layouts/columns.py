@@ -103,6 +103,7 @@ _WRITTEN_AS = ("json", "str", "list", "raw", "dict")  # how a table keeps it: `s
 _CHOSEN = names("persona story scenario knowledge profile mode style tone")
 
 CHOICE = re.compile(r"\A(?:(?:option|opt|op|choice|answer_option)_?)?([a-j])\Z")  # one of several, by its letter
+_MOST_NAMED = 8  # columns in a message
 MIN_WORDS = 3
 MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
@@ -140,16 +141,31 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
         if field in NAMED_ROLES:
             mapped[field] = column  # no column: what the turns call who speaks
             continue
-        value: Any = row
-        for part in (column,) if column in row else tuple(column.split(".")):
-            value = parsed(value)
-            if isinstance(value, list):
-                value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
-            else:
-                value = value.get(part) if isinstance(value, Mapping) else None
+        value = _value_of(row, column)
         if value is not None:
             mapped[field] = value
     return mapped
+
+
+def _value_of(row: Row, column: str) -> Any:
+    value: Any = row
+    for part in (column,) if column in row else tuple(column.split(".")):
+        value = parsed(value)
+        if isinstance(value, list):
+            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
+        else:
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def missing_columns(row: Row, columns: Mapping[str, str]) -> str:
+    """Which of the user's columns a row does not have, and what it has; empty where it has them all."""
+    missing = [name for field, name in columns.items() if field not in NAMED_ROLES and _value_of(row, name) is None]
+    if not missing:
+        return ""
+    near = difflib.get_close_matches(missing[0], row, 1)
+    named = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:_MOST_NAMED])) or 'none'}"
+    return f"the row has no column {missing[0]!r}; {named}"
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

@@ -1,0 +1,14 @@
+"""What to do about a path that cannot be used, by the error that the system gives."""
+
+import errno
+
+_OWN = "give yourself the right to it"
+OTHER_PATH = {
+    errno.EACCES: _OWN,
+    errno.EPERM: _OWN,
+    errno.EISDIR: "a folder is there: give the name of a file",
+    errno.ENOTDIR: "a file is there where a folder should be: give another path",
+    errno.EEXIST: "something else is there: give another path",
+    errno.ENOTEMPTY: "give an empty or a new folder",
+    errno.ENAMETOOLONG: "give a shorter name",
+}

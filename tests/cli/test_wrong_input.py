@@ -1,0 +1,124 @@
+"""Wrong input of every kind, as people give it: one message with what, where and what next, and the documented code."""
+
+import gzip
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_damage import make_home, raise_it
+
+from hivetune.base.database import open_database
+from hivetune.cli import main as cli
+from hivetune.cli.output import MODE
+
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """(exit code, what was said) of a command line in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hivetune.cli.explain._bug", raise_it)
+
+    def ask(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["hivetune", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        MODE.json = False
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.err + told.out
+
+    return ask
+
+
+def make_files(folder: Path) -> None:
+    rows = [{"prompt": f"What is {i}?", "completion": f"The number after {i - 1}."} for i in range(12)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (folder / "mine.yaml").write_text("model: smollm2-135m\ndata: rows.jsonl\n")
+    (folder / "folder.yaml").mkdir()
+    (folder / "here").mkdir()
+    (folder / "no.yaml").write_text("model: [" + "x, " * 200 + "x]\n")
+    (folder / "lost.yaml").write_text("model: smollm2-135m\ndata: rowz.jsonl\n")
+    (folder / "odd.csv").write_text("colour,weight\nred,1\n")
+    (folder / "empty.jsonl").write_text("")
+    (folder / "book.xlsx").write_bytes(b"PK\x03\x04" + bytes(90))
+    (folder / "paper.pdf").write_bytes(b"%PDF-1.7\n%\xe2\xe3\n")
+    (folder / "model.gguf").write_bytes(b"GGUF\3\0\0\0")
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(b"SQLite format 3\0"))
+    with sqlite3.connect(folder / "app.db") as database:
+        database.execute("CREATE TABLE chats (question, answer)")
+    database.close()
+
+
+WRONG = [
+    # configs and settings
+    ("train folder.yaml", 2, "folder.yaml is a folder"),
+    ("train no.yaml", 2, "'model': Input should be a valid string, got ['x', 'x'"),
+    ("train lost.yaml", 2, "rowz.jsonl does not exist"),
+    ("train mine.yaml --set lora=3", 2, "'lora': it has settings of its own, such as lora.r, got 3"),
+    ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs, folders"),
+    ("train mine.yaml --set device=tpu", 2, "'device': choose one of: auto, cpu, cuda, cuda:1; got 'tpu'"),
+    ("train mine.yaml --set lorra.r=8", 2, "--set lorra.r=8: unknown setting 'lorra', did you mean 'lora.r'?"),
+    ("init rows.jsonl --set lora.r=x", 2, "--set lora.r=x: 'lora.r'"),
+    ("init rowz.jsonl", 2, "rowz.jsonl does not exist"),
+    ("init rows.jsonl --out here", 2, "here is a folder"),
+    # plans
+    ("plan mine.yaml --rows -5", 2, "Invalid value for '--rows'"),
+    ("plan mine.yaml --tokens 0", 2, "Invalid value for '--tokens'"),
+    ("plan mine.yaml --card zen4 --cores -3", 2, "Invalid value for '--cores'"),
+    ("plan mine.yaml --card MI50 --memory -1", 2, "Invalid value for '--memory'"),
+    ("plan mine.yaml --cores 4", 2, "name its --card"),
+    # files that hold no rows
+    ("data check book.xlsx", 2, "an Excel workbook or another ZIP archive, not a file of rows\nhint: save each sheet"),
+    ("data check paper.pdf", 2, "paper.pdf is a PDF"),
+    ("data check model.gguf", 2, "hint: give it as the model: --model model.gguf"),
+    ("data check app.db", 2, "hint: hivetune collect 'sqlite:app.db?table=TABLE'"),
+    ("collect app.db", 2, "hint: hivetune collect 'sqlite:app.db?table=TABLE'"),
+    ("data check empty.jsonl", 3, "there are no rows"),
+    ("data check odd.csv --columns prompt=color,completion=weight", 3, "no column 'color'; did you mean 'colour'?"),
+    ("data check odd.csv --columns prompt=x,completion=weight", 3, "no column 'x'; it has colour, weight"),
+    # what would be overwritten, or cannot be written
+    ("data check rows.jsonl --clean rows.jsonl", 2, "rows.jsonl is read here: it would be overwritten"),
+    ("data check rows.jsonl --html rows.jsonl", 2, "rows.jsonl is read here"),
+    ("data check rows.jsonl --clean here", 2, "here is a folder"),
+    ("data check rows.jsonl --html here", 2, "here is a folder"),
+    ("data synth --out here", 2, "here is a folder"),
+    # what is served
+    ("serve --card foo", 2, "--card foo: no card\nhint: give cuda:0"),
+    ("frozen nosuch", 2, "no release is called 'nosuch'"),
+    # runs
+    ("show last", 2, "there is no run 'last'\nhint: there are none yet; begin: hivetune train CONFIG"),
+    ("chat helpdesk", 2, "there is no run, release or GGUF file 'helpdesk'"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "words"), WRONG)
+def test_what_is_wrong_is_said_with_what_to_do(line: str, code: int, words: str, tmp_path: Path, call: Call) -> None:
+    make_files(tmp_path)
+    before = (tmp_path / "rows.jsonl").read_bytes()
+    found, said = call(*line.split())
+    assert (found, words in said) == (code, True), said
+    assert "Traceback" not in said
+    assert (tmp_path / "rows.jsonl").read_bytes() == before
+
+
+def test_a_home_that_is_a_file_is_said(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "file"))
+    assert call("runs") == (
+        2,
+        f"hivetune: the home {tmp_path / 'file'} is a file\nhint: set HIVETUNE_HOME to a folder\n",
+    )
+
+
+def test_a_name_that_is_nearly_a_runs_name(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
+    run = make_home(tmp_path / "home")
+    with open_database() as database:
+        database.execute("UPDATE runs SET path = ?", (str(run.rename(run.with_name("helpdesk-2f3a"))),))
+    database.close()
+    assert "did you mean helpdesk-2f3a? see the runs: hivetune runs" in call("show", "helpdsk-2f3a")[1]
+    assert "did you mean last?" in call("show", "lasst")[1]
