@@ -17,7 +17,7 @@ def test_a_falling_curve_falls_from_its_highest_to_its_lowest_line() -> None:
     assert rows[-1].rindex("·") == TEXT_WIDTH - 1
     assert sum(row.count("●") for row in rows) == 2
     assert lines[TEXT_HEIGHT].endswith("step 200")
-    assert max(map(len, lines)) <= 72
+    assert max(map(len, lines)) <= 60
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """A loss curve as lines of text, for a terminal."""
 
-TEXT_WIDTH, TEXT_HEIGHT = 60, 10
+TEXT_WIDTH, TEXT_HEIGHT = 48, 10
 _MARKS = {"step": "·", "validation": "●"}
 
 
 def text_chart(points: list[tuple[int, float, str]]) -> list[str]:
-    """The curve as TEXT_HEIGHT lines of at most 72 columns, the mean of each column's steps; none without points."""
+    """The curve as TEXT_HEIGHT lines of at most 60 columns, the mean of each column's steps; none without points."""
     if not points:
         return []
     last_step = max(step for step, _, _ in points)
