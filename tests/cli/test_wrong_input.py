@@ -13,6 +13,7 @@ from test_damage import make_home, raise_it
 from hivetune.base.database import open_database
 from hivetune.cli import main as cli
 from hivetune.cli.output import MODE
+from hivetune.run.find import known_runs
 
 Call = Callable[..., tuple[int, str]]
 
@@ -122,3 +123,17 @@ def test_a_name_that_is_nearly_a_runs_name(tmp_path: Path, call: Call, monkeypat
     database.close()
     assert "did you mean helpdesk-2f3a? see the runs: hivetune runs" in call("show", "helpdsk-2f3a")[1]
     assert "did you mean last?" in call("show", "lasst")[1]
+
+
+def test_the_last_run_is_the_last_one_when_it_is_damaged_too(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a damaged run.json does not say any more is in the database: another run must not be taken for it."""
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
+    run = make_home(tmp_path / "home")
+    (run / "run.json").write_text("{")
+    with open_database() as database:
+        database.execute("UPDATE runs SET created = 1.7e9")
+    database.close()
+    assert [status.created for status in known_runs()] == [1.7e9]
+    assert "2023-11-" in call("status")[1]

@@ -4,6 +4,7 @@ import difflib
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from hivetune.base.database import open_database
@@ -58,12 +59,13 @@ def known_runs() -> Iterator[RunStatus]:
     if not (home() / "hive.db").exists():
         return
     with open_database() as database:
-        paths = [Path(path) for (path,) in database.execute("SELECT path FROM runs")]
-    for path in paths:
+        known = database.execute("SELECT path, created FROM runs").fetchall()
+    for path, created in known:
         try:
-            yield run_status(path)
+            status = run_status(Path(path))
         except UsageError:  # deleted by a person; a damaged one is listed as such
             continue
+        yield status if status.created else replace(status, created=created)
 
 
 def running_runs(database: sqlite3.Connection) -> list[Path]:
