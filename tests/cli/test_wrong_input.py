@@ -3,11 +3,13 @@
 import gzip
 import json
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_disk import fill
 from test_damage import make_home, raise_it
 
 from hivetune.base.database import open_database
@@ -104,6 +106,30 @@ def test_what_is_wrong_is_said_with_what_to_do(line: str, code: int, words: str,
     assert (found, words in said) == (code, True), said
     assert "Traceback" not in said
     assert (tmp_path / "rows.jsonl").read_bytes() == before
+
+
+def test_a_full_disk_is_the_one_that_is_named(
+    tmp_path: Path, call: Call, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_files(tmp_path)
+    fill(small_disk)
+    code, said = call("data", "check", "rows.jsonl", "--clean", str(small_disk / "clean.jsonl"))
+    assert (code, f"{small_disk / 'clean.jsonl'} cannot be written: No space left" in said) == (5, True), said
+    monkeypatch.setenv("HIVETUNE_HOME", str(small_disk / "home"))
+    code, said = call("collect", "rows.jsonl")
+    assert (code, "is full" in said or "No space left" in said, "damaged" in said) == (5, True, False), said
+
+
+def test_output_on_a_full_disk_is_said() -> None:
+    """Python flushes it at its end, and would end with 120 and words of its own."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "hivetune", "config"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, "the disk is full" in ended.stderr, "Exception" in ended.stderr) == (5, True, False)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as read:
+        assert read.stdout is not None and read.stderr is not None
+        read.stdout.close()
+        assert read.stderr.read() == ""
 
 
 def test_a_home_that_is_a_file_is_said(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import traceback
 from hivetune.base.disk import home
 from hivetune.base.paths import OTHER_PATH
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
+from hivetune.machine.inventory import disk_free_bytes
 
 # What a person's path, link, mode or mount leads to, against a disk that is full or breaks.
 OF_THE_PATH = frozenset(
@@ -18,6 +19,7 @@ OF_THE_PATH = frozenset(
 # Packages that the base installation does without and a command asks for as it is loaded.
 _OF_SERVE = frozenset({"starlette", "uvicorn", "httpx2", "prometheus_client"})
 _READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_ROOM_BYTES = 1 << 20  # SQLite's log and shared memory need less
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -51,6 +53,10 @@ def _database(error: sqlite3.DatabaseError) -> HivetuneError:
         return UsageError(
             f"the store can't be written to: {text}", hint="set HIVETUNE_HOME to a folder that you may write to"
         )
+    if "disk I/O error" in text:  # also what SQLite says where its file of shared memory gets no room
+        if disk_free_bytes(home()) < _ROOM_BYTES:
+            return DoesNotFit(f"the disk of {home()} is full", hint="free some space, then give the same command again")
+        return MachineNotFit(f"the disk of {home()} fails: {text}", hint="see dmesg")
     return UsageError(f"a database is damaged: {text}", hint="restore hive.db, or the snapshot, from a copy")
 
 

@@ -3,6 +3,7 @@
 Only the module of the command that was asked for is imported, so `hivetune --help` answers in about 0.15 s.
 """
 
+import errno
 import functools
 import importlib
 import os
@@ -130,7 +131,10 @@ def main() -> None:
     arguments = os.environ.get("_TYPER_COMPLETE_ARGS", "").split()[1:] or arguments or ["status"]
     try:
         # Under --json typer's own errors come here; else typer prints them, with the usage of the command.
-        sys.exit(_app(arguments)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))
+        try:
+            sys.exit(_app(arguments)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))
+        finally:
+            _flush()
     except Stopped as error:
         _fail(_with_left_behind(error, arguments))
     except _Signalled as signalled:
@@ -143,6 +147,19 @@ def main() -> None:
         _fail(UsageError(error.format_message(), hint=f"see: {_asked_for(arguments)} --help"))
     except Exception as error:  # noqa: BLE001 (the last one to meet it: told, and the traceback of a bug is kept)
         _fail(_explain(error))
+
+
+def _flush() -> None:
+    """Writes what is left of the output while an error of it can still be told: Python itself ends with 120 and words
+    of its own. Raises OSError."""
+    if sys.stdout is None:  # closed by who started this
+        return
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is tried again at the end
+        if error.errno != errno.EPIPE:  # who reads has seen enough
+            raise
 
 
 def _app(arguments: list[str]) -> typer.Typer:

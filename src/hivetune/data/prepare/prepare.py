@@ -146,6 +146,8 @@ def told_when_full(folder: Path, hint: str) -> Iterator[None]:
     """A full disk as DoesNotFit, whoever met it: this process, SQLite or a worker that died of it."""
     try:
         yield
+    except DoesNotFit:  # says which disk it was
+        raise
     except (OSError, sqlite3.OperationalError, HivetuneError) as error:
         met = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if met or (not isinstance(error, OSError) and FULL.search(str(error))):
