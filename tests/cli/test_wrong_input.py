@@ -108,6 +108,14 @@ def test_what_is_wrong_is_said_with_what_to_do(line: str, code: int, words: str,
     assert (tmp_path / "rows.jsonl").read_bytes() == before
 
 
+def test_a_command_that_is_proposed_can_be_pasted(tmp_path: Path, call: Call) -> None:
+    make_files(tmp_path)
+    (tmp_path / "rows.jsonl").rename(tmp_path / "FAQ (final).jsonl")
+    (tmp_path / "FAQ (final).yaml").write_text("")
+    assert "hint: hivetune train 'FAQ (final).jsonl' --model" in call("train", "FAQ (final).jsonl")[1]
+    assert "hint: use it: hivetune train 'FAQ (final).yaml'" in call("init", "FAQ (final).jsonl")[1]
+
+
 def test_a_full_disk_is_the_one_that_is_named(
     tmp_path: Path, call: Call, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

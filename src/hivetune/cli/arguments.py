@@ -1,5 +1,6 @@
 """What several commands take: a run, a config or rows with a model, settings; and how a shell completes them."""
 
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -75,19 +76,19 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] | Non
 
     Raises UsageError.
     """
-    path = Path(config)
+    path, quoted = Path(config), shlex.quote(config)
     if path.is_dir() and path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(f"{config} is a folder", hint="give a YAML file, or rows together with --model")
     if model is None and not names_rows(config):
         return load_config(path, overrides or ()), path.stem
     if path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(
-            f"--model {model}: {config} names its model itself", hint=f"hivetune train {config} --set model={model}"
+            f"--model {model}: {config} names its model itself", hint=f"hivetune train {quoted} --set model={model}"
         )
     if model is None:
         raise UsageError(
             f"{config} is rows: which model should learn them?",
-            hint=f"hivetune train {config} --model smollm2-135m, or write a config first: hivetune init {config}",
+            hint=f"hivetune train {quoted} --model smollm2-135m, or write a config first: hivetune init {quoted}",
         )
     settings = override_config(
         parse_config({"model": model, "data": {"path": config}}, "command line"), overrides or ()

@@ -1,5 +1,6 @@
 """`hivetune init`: a commented YAML for the rows and the machine at hand, which trains as it is."""
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +38,8 @@ def init(
     path = out or Path(f"{first.resolve().name.partition('.')[0] or 'rows'}.yaml")
     if file_to_write(path).exists():
         raise UsageError(
-            f"{path} is there already", hint=f"use it: hivetune train {path}, or write another: --out FILE"
+            f"{path} is there already",
+            hint=f"use it: hivetune train {shlex.quote(str(path))}, or write another: --out FILE",
         )
     settings = first_settings(rows, model, overrides or ())
     # What is on this machine is prepared; a Hub id that is not here would need the network.
@@ -45,15 +47,16 @@ def init(
     folder = model_folder(settings.model) if here else None
     with progress("looking at the rows", "rows", AFTER_ROWS) as report:
         proposal = propose(settings, folder, report)
-    text = "\n".join(_lines(proposal, " ".join(sources), path)) + "\n"
+    train = f"hivetune train {shlex.quote(str(path))}"
+    text = "\n".join(_lines(proposal, shlex.join(sources), train)) + "\n"
     write_atomic(path, text.encode())
-    show(f"{text}\nwritten: {path}\nnext: hivetune train {path}")
+    show(f"{text}\nwritten: {path}\nnext: {train}")
     emit({"config": str(path), "settings": proposal.config.model_dump(mode="json", exclude_unset=True)})
 
 
-def _lines(proposal: Proposal, sources: str, path: Path) -> Iterator[str]:
+def _lines(proposal: Proposal, sources: str, train: str) -> Iterator[str]:
     config, report = proposal.config, proposal.report
-    yield f"# Made by `hivetune init` from {sources}. It trains as it is: hivetune train {path}"
+    yield f"# Made by `hivetune init` from {sources}. It trains as it is: {train}"
     yield "# Every other setting, its default and the reason for it: hivetune config"
     yield ""
     yield from _about_model(proposal)
