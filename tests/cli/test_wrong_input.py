@@ -15,7 +15,7 @@ from test_damage import make_home, raise_it
 from hivetune.base.database import open_database
 from hivetune.cli import main as cli
 from hivetune.cli.output import MODE
-from hivetune.run.find import known_runs
+from hivetune.run.find import known_runs, shortest_name
 
 Call = Callable[..., tuple[int, str]]
 
@@ -157,6 +157,8 @@ def test_a_name_that_is_nearly_a_runs_name(tmp_path: Path, call: Call, monkeypat
     database.close()
     assert "did you mean helpdesk-2f3a? see the runs: hivetune runs" in call("show", "helpdsk-2f3a")[1]
     assert "did you mean last?" in call("show", "lasst")[1]
+    assert shortest_name(run.with_name("helpdesk-2f3a")) == "helpdesk-2f3a"
+    assert shortest_name(tmp_path / "FAQ (final)-2f3a") == f"'{tmp_path / 'FAQ (final)-2f3a'}'"
 
 
 def test_the_last_run_is_the_last_one_when_it_is_damaged_too(

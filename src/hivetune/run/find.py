@@ -1,6 +1,7 @@
 """Which run is meant: every command takes a folder, a name, the beginning of one, or `last`."""
 
 import difflib
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -46,12 +47,12 @@ def find_run(name: str, or_else: str = "") -> Path:
 
 
 def shortest_name(folder: Path) -> str:
-    """What a person types to mean this run: its name where it is the only one of it, else its folder."""
+    """What a person types to mean this run: its name where it is the only one of it, else its folder; quoted."""
     if not (home() / "hive.db").exists():
-        return str(folder)
+        return shlex.quote(str(folder))
     with closing(open_database()) as database:
         paths = [path for (path,) in database.execute("SELECT path FROM runs") if Path(path).name == folder.name]
-    return folder.name if paths == [str(folder)] else str(folder)
+    return shlex.quote(folder.name if paths == [str(folder)] else str(folder))
 
 
 def known_runs() -> Iterator[RunStatus]:
