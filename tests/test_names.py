@@ -72,7 +72,7 @@ FOREIGN_PAGES = {"docs/gguf.md"}  # in ggml-org/ggml
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 # Files of a user that examples name.
 EXAMPLES = re.compile(
-    r"(my|run|config|chats?|rows|good|helpdesk|support|agent|questions|tickets|conversations|fragen|codex|claude-projects|v3|figures|whole_job)(\.quarantine|\.duplicates|[-.]\d+)?\.(ya?ml|jsonl?)|(hivetune\.schema|vocab)\.json"
+    r"(my|run|config|chats?|rows|good|helpdesk|support|agent|questions|tickets|conversations|fragen|codex|claude-projects|v3|figures|whole_job|chat_history)(\.quarantine|\.duplicates|[-.]\d+)?\.(ya?ml|jsonl?)|(hivetune\.schema|vocab)\.json"
 )
 
 
