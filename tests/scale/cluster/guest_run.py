@@ -15,7 +15,7 @@ from hivetune.base.disk import write_manifest
 from hivetune.base.journal import Journal, read_journal
 from hivetune.run.checkpoints import STATE, TENSORS, commit
 from hivetune.run.folder import EVENTS, METRICS
-from hivetune.walk.open import update_record
+from hivetune.run.record import read_record, write_record
 
 STEPS = 40
 
@@ -45,7 +45,7 @@ def main(run: Path) -> int:
     numbers = dict.fromkeys(("loss_first", "loss_last", "tokens_per_second", "train_seconds"), 1.0)
     counts = dict.fromkeys(("adapter_step", "peak_memory_bytes", "restarts"), 1)
     result: dict[str, Any] = {"run": str(run), "steps": STEPS, "rows": {}, "quarantined": [], **numbers, **counts}
-    update_record(run, status="done", result=result)
+    write_record(run, {**read_record(run), "status": "done", "result": result})
     write_manifest(run, {"kind": "run"})
     print(json.dumps(result), flush=True)
     return 0
