@@ -76,7 +76,7 @@ def measure(model: LoraModel, rows: int, tokens: int, rounds: int) -> dict[str, 
     documents = [
         Document(row, torch.randint(3, 40_000, (tokens,), generator=generator), trained_L) for row in range(rows)
     ]
-    optimizer = AdamW(model.master_N, weight_decay=0.0)
+    optimizer = AdamW(model.master_N, weight_decay=0.0, kernels=model.kernels)
     seconds = []
     for number in range(rounds + 1):
         started = time.perf_counter()

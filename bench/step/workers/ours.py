@@ -46,7 +46,8 @@ def main() -> None:
         else:
             for parameter, view in model.adapter.items():
                 view.copy_(initial[parameter])
-        optimizer = AdamW(model.master_N, weight_decay=0.0)
+        norm = torch.zeros((), dtype=torch.float64)
+        optimizer = AdamW(model.master_N, weight_decay=0.0, kernels=model.kernels)
         clock.tell(ready=name, dtype=settled.dtype, bare_bytes=BARE_BYTES, path=model.path)
         for number, step in enumerate(sets[name]["steps"]):
             started = clock.wait()
@@ -61,9 +62,13 @@ def main() -> None:
             nll = model.backward(documents, 1 / trained)
             optimizer.update(model.grad_N, rate=job["rate"], number=number + 1)
             loss = nll.item() / trained
-            norm = float(torch.linalg.vector_norm(model.grad_N, dtype=torch.float64))
+            optimizer.norm(model.grad_N, norm)
             clock.tell(
-                step=number, loss=loss, grad_norm=norm, seconds=time.perf_counter() - started, peak_bytes=peak_bytes()
+                step=number,
+                loss=loss,
+                grad_norm=norm.item(),
+                seconds=time.perf_counter() - started,
+                peak_bytes=peak_bytes(),
             )
 
 

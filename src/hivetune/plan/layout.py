@@ -21,8 +21,11 @@ from hivetune.config import LoraConfig
 # Below this many shared tokens one more segment costs more in small attention calls than it saves (docs/log.md).
 MIN_SHARED_TOKENS = 16
 # New token counts are not free: a card searches for its fastest kernel, and on some the only crashes that are left are
-# in rare shapes; on a CPU, oneDNN's products are compiled for each and keep 5 MB of it (docs/log.md).
+# in rare shapes.
 TOKEN_MULTIPLE = 64
+# On a CPU, oneDNN's products are compiled for each (15 ms) and keep 5 MB of it; 473 tokens take as long as 512, 480 of
+# them 7 % less (docs/log.md).
+COMPILED_MULTIPLE = 32
 
 
 # Packs of a usual step: two to four for each of a few workers, so that nobody waits long for the last one.
@@ -57,7 +60,9 @@ def bucketed(size: int) -> int:
 def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
     """The multiple that the token count of a micro-batch is padded to; `device` as torch.device.type names it,
     `products` as in the run's choices."""
-    return TOKEN_MULTIPLE if device != "cpu" or compiles_products(dtype, products) else 1
+    if device != "cpu":
+        return TOKEN_MULTIPLE
+    return COMPILED_MULTIPLE if compiles_products(dtype, products) else 1
 
 
 def compiles_products(dtype: str, products: str | None) -> bool:

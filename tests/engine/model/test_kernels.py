@@ -16,7 +16,8 @@ from hivetune.engine.model.fast.attention import TorchAttention, segment_tables
 from hivetune.engine.model.fast.kernels import build
 from hivetune.engine.model.fast.kernels.native import PART_KEYS, NativeAttention, NativeOps
 from hivetune.engine.model.fast.model import FastModel
-from hivetune.engine.model.fast.ops import TorchOps
+from hivetune.engine.model.fast.ops import TorchOps, wide_of
+from hivetune.engine.model.fast.weights.matrices import Group, Member
 from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.engine.model.products import at_hand
 from hivetune.errors import MachineNotFit
@@ -147,6 +148,43 @@ def test_attention_over_many_pieces(window: int | None, softcap: float | None, d
         results.append((out, dqkv[:, :32]))
     for found, expected in zip(*results, strict=True):
         same(found, expected, dtype)
+
+
+def thin_products(
+    ops: Any, rows: int, inputs: int, sizes: list[int], rank: int, given: torch.dtype, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """dB and dA, then y and dy, of a matrix with an adapter for each of `sizes`, from numbers of the dtype `given`."""
+    outputs, width = sum(sizes) + 1, sum(sizes) + 1 + rank * len(sizes) + 3
+    wide = wide_of(dtype)
+    d_downs, d_ups = torch.ones(len(sizes) * rank, inputs, dtype=wide), torch.ones(sum(sizes), rank, dtype=wide)
+    members, start = [], 1  # the first column is nobody's
+    for number, size in enumerate(sizes):
+        one = Member(f"m{number}", start, size, number * rank)
+        one.d_down_RK, one.d_up_NR = d_downs[number * rank :][:rank], d_ups[start - 1 :][:size]
+        one.scaled_up_RN = randn(rank, size, dtype=given).to(dtype)
+        members.append(one)
+        start += size
+    weight, bias = torch.zeros(width, inputs, dtype=dtype), randn(outputs, dtype=given).to(dtype)
+    group = Group(weight, tuple(members), bias, outputs, tuple(members), d_downs, d_downs)
+    y, dy = randn(rows, width, dtype=given).to(dtype), randn(rows, width + 2, dtype=given).to(dtype)[:, :width]
+    ops.up_gradient(dy, y[:, outputs:], group, 0.5)
+    ops.down_gradient(dy[:, outputs:], randn(rows, inputs, dtype=given).to(dtype), group, 0.5)
+    ops.adapt(y, group, adapter=True)
+    ops.adapt_backward(dy, group)
+    return [d_ups, d_downs, y, dy]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "sizes", "rank"),
+    [(1, 1, [1], 1), (33, 40, [24, 7, 50], 3), (70, 96, [64], 16), (600, 33, [65, 32], 33), (40, 16, [18, 3], 70)],
+)
+def test_thin_products(rows: int, inputs: int, sizes: list[int], rank: int, dtype: torch.dtype) -> None:
+    """Against the plain forms in fp64 on the same numbers. Gradients are summed in fp32: to its rounding."""
+    found = thin_products(NativeOps(dtype), rows, inputs, sizes, rank, dtype, dtype)
+    expected = thin_products(TorchOps(), rows, inputs, sizes, rank, dtype, torch.float64)
+    for one, other, precision in zip(found, expected, [torch.float32] * 2 + [dtype] * 2, strict=True):
+        same(one, other, precision)
 
 
 @pytest.mark.parametrize("rows", [1, 37])

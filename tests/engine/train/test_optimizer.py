@@ -24,6 +24,25 @@ def test_fifty_updates_equal_torch(weight_decay: float) -> None:
     assert torch.allclose(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_one_pass_equals_torch_in_fp32() -> None:
+    """An odd number of weights, larger than a task of the kernel; some gradients of 1e-9, as large as epsilon."""
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.randn(40_001, generator=generator)
+    theirs = torch.nn.Parameter(ours.double())
+    optimizer = AdamW(ours, weight_decay=0.1, kernels="native")
+    reference = torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.1)
+    norm = torch.zeros((), dtype=torch.float64)
+    for number in range(1, 21):
+        gradient = torch.randn(40_001, generator=generator)
+        gradient[::7] *= 1e-9
+        theirs.grad = gradient.double()
+        optimizer.norm(gradient, norm)
+        assert norm.item() == pytest.approx(float(theirs.grad.norm()), rel=1e-14)
+        optimizer.update(gradient, rate=1e-2, number=number)
+        reference.step()
+    assert torch.allclose(ours.double(), theirs.detach(), rtol=1e-5, atol=1e-6)  # 20 roundings of fp32
+
+
 def test_schedules_begin_with_warm_up_and_end_at_zero() -> None:
     rates = {}
     for kind in ("cosine", "linear", "constant"):

@@ -10,10 +10,12 @@ from hivetune.engine.train.optimizer import AdamW
 from hivetune.engine.train.updater import Updater
 
 
-def made(*, clip: float = 0.0, loss_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, AdamW, Updater]:
+def made(
+    *, clip: float = 0.0, loss_scale: float = 1.0, kernels: str = "torch"
+) -> tuple[torch.Tensor, torch.Tensor, AdamW, Updater]:
     generator = torch.Generator().manual_seed(0)
     master_N, grad_N = torch.randn(8, generator=generator), torch.zeros(8)
-    optimizer = AdamW(master_N, weight_decay=0.1)
+    optimizer = AdamW(master_N, weight_decay=0.1, kernels=kernels)
     return master_N, grad_N, optimizer, Updater(grad_N, optimizer, clip=clip, loss_scale=loss_scale)
 
 
@@ -24,9 +26,13 @@ def step(grad_N: torch.Tensor, updater: Updater, number: int, *, value: float = 
     return updater.answer().read()
 
 
+KERNELS = ["torch", "native"]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("most", "norm"), [(0.0, 5.0), (1.0, 1.0), (10.0, 5.0)])
-def test_clipping_scales_the_whole_gradient(most: float, norm: float) -> None:
-    _, grad_N, _, updater = made(clip=most)
+def test_clipping_scales_the_whole_gradient(most: float, norm: float, kernels: str) -> None:
+    _, grad_N, _, updater = made(clip=most, kernels=kernels)
     grad_N[:2] = torch.tensor([3.0, 4.0])
     updater.begin(rate=0.1, number=1, trained_tokens=1)
     updater.apply(torch.tensor([1.0]))
@@ -36,9 +42,12 @@ def test_clipping_scales_the_whole_gradient(most: float, norm: float) -> None:
 
 @pytest.mark.parametrize(("value", "loss"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, -math.inf)])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_what_is_not_finite_changes_nothing_until_it_is_known(value: float, loss: float, clip: float) -> None:
-    master_N, grad_N, optimizer, updater = made(clip=clip)
-    plain_N, plain_grad_N, _, plain = made(clip=clip)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_what_is_not_finite_changes_nothing_until_it_is_known(
+    value: float, loss: float, clip: float, kernels: str
+) -> None:
+    master_N, grad_N, optimizer, updater = made(clip=clip, kernels=kernels)
+    plain_N, plain_grad_N, _, plain = made(clip=clip, kernels=kernels)
     assert step(grad_N, updater, 1) == step(plain_grad_N, plain, 1)
     held = [tensor.clone() for tensor in (master_N, optimizer.exp_avg_N, optimizer.exp_avg_sq_N)]
     bad = step(grad_N, updater, 2, value=value, loss=loss)

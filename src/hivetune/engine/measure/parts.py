@@ -213,7 +213,7 @@ def _optimizer(given: _Given, sizes: Sizes) -> Compute:
     spec = sizes.spec
     count = sizes.rank * (4 * spec.hidden + spec.qkv_width + spec.q_width + 3 * spec.ffn)
     before_N, grad_N = given("master", count, wide=True), given("grad", count, wide=True)
-    optimizer = AdamW(before_N.clone(), weight_decay=0.01)
+    optimizer = AdamW(before_N.clone(), weight_decay=0.01, kernels=given.backend.ops.name)
 
     def run() -> tuple[Tensor, ...]:
         optimizer.master_N.copy_(before_N)

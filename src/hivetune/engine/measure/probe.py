@@ -167,8 +167,9 @@ def measure(
     """A step on each of these lists of rows, smallest first."""
     setup = replace(setup, path=model.path, streamed=model.num_streamed)
     load_peak_bytes = peak_memory_bytes(model.device)
-    optimizer = AdamW(model.master_N, weight_decay=0.0)  # its buffers are part of the peak
+    optimizer = AdamW(model.master_N, weight_decay=0.0, kernels=model.kernels)  # its buffers are part of the peak
     optimizer.update(model.grad_N, rate=0.0, number=1)
+    norm = torch.zeros((), dtype=torch.float64, device=model.device)
     documents = [read_documents(snapshot, rows) for rows in steps]
     peaks = []
     for step in documents:
@@ -186,7 +187,8 @@ def measure(
             started = time.perf_counter()
             model.grad_N.zero_()
             model.backward(step, 0.0)
-            float(torch.linalg.vector_norm(model.grad_N, dtype=torch.float64))  # waits for the device
+            optimizer.norm(model.grad_N, norm)
+            norm.item()  # waits for the device
             optimizer.update(model.grad_N, rate=0.0, number=1)
             took_s = time.perf_counter() - started
             read.append(model.streamed())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hivetune.config import RunConfig
+from hivetune.engine.model.fast.kernels.update import native_adamw, native_norm
 from hivetune.engine.model.fast.workspace import to_device
 
 
@@ -16,21 +17,25 @@ class AdamW:
     """Adam with decoupled weight decay (arXiv:1711.05101), in place. Equals torch.optim.AdamW up to rounding.
 
     An update is two halves, so that a graph can hold the second one: `begin` brings what differs from update to update
-    to the device, `apply` reads it there. No step of `apply` waits for the device or allocates anything.
+    to the device, `apply` reads it there. No step of `apply` waits for the device or allocates anything. `kernels`: as
+    the model names its own; with "native" ones an update is a single pass over the weights.
     """
 
     beta1, beta2, epsilon = 0.9, 0.999, 1e-8
 
-    def __init__(self, master_N: Tensor, *, weight_decay: float):
+    def __init__(self, master_N: Tensor, *, weight_decay: float, kernels: str = "torch"):
         self.master_N = master_N
         self.weight_decay = weight_decay
+        self._native = kernels == "native"
         self.exp_avg_N = torch.zeros_like(master_N)
         self.exp_avg_sq_N = torch.zeros_like(master_N)
-        self._scratch_N = torch.empty_like(master_N)
+        self._scratch_N = torch.empty_like(master_N[:0] if self._native else master_N)
         # Shares of the new gradient and of the old square, the square root's correction, decay, rate: of this update,
         # of one that changes nothing, and of the one that is made.
         self._own, self._made = torch.empty(2, 5, dtype=master_N.dtype, device=master_N.device)
         self._idle = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0], dtype=master_N.dtype, device=master_N.device)
+        self._whole = torch.ones((), dtype=torch.float64, device=master_N.device)
+        self._ok, self._bad = (torch.ones((), dtype=torch.bool, device=master_N.device) for _ in "12")
 
     def update(self, grad_N: Tensor, *, rate: float, number: int) -> None:
         """One update; `number` counts updates from 1 and corrects the averages' bias."""
@@ -44,9 +49,30 @@ class AdamW:
         to_device(self._own, given)
 
     @torch.no_grad()
-    def apply(self, grad_N: Tensor, ok: Tensor | None = None) -> None:
-        """The update that `begin` told of. Where `ok` (a bool on the device) is false, nothing changes; the gradient
-        has to be finite all the same."""
+    def norm(self, grad_N: Tensor, out: Tensor) -> None:
+        """The gradient's norm into `out`, summed in fp64."""
+        if self._native:
+            native_norm(grad_N, out)
+        else:
+            torch.linalg.vector_norm(grad_N, dtype=torch.float64, out=out)
+
+    @torch.no_grad()
+    def apply(self, grad_N: Tensor, ok: Tensor | None = None, shrink: Tensor | None = None) -> None:
+        """The update that `begin` told of, by `shrink` (fp64) times the gradient, which is left so.
+
+        Where `ok` (a bool on the device) is false, nothing changes but the gradient, which becomes zero.
+        """
+        if self._native:
+            flat = (self.master_N, grad_N, self.exp_avg_N, self.exp_avg_sq_N)
+            constants = (1 - self.beta2, self.epsilon)
+            native_adamw(
+                flat, self._own, constants, self._whole if shrink is None else shrink, self._ok if ok is None else ok
+            )
+            return
+        if shrink is not None:
+            grad_N.mul_(shrink)
+        if ok is not None:
+            grad_N.masked_fill_(torch.logical_not(ok, out=self._bad), 0.0)
         made = self._own if ok is None else torch.where(ok, self._own, self._idle, out=self._made)
         share, kept, root, decay, rate = (made[at] for at in range(5))
         self.exp_avg_N.lerp_(grad_N, share)

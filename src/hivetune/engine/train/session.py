@@ -144,7 +144,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     stage2 = config.learn.stage == 2
     held_out = snapshot.good_rows("validation", LEAST_GUARDS) if stage2 else snapshot.rows("validation")
     metrics = Journal(folder / METRICS)
-    optimizer = AdamW(model.master_N, weight_decay=config.weight_decay)
+    optimizer = AdamW(model.master_N, weight_decay=config.weight_decay, kernels=model.kernels)
     return Session(
         folder=folder,
         model_folder=task.model,

@@ -55,7 +55,7 @@ class Updater:
         self._tokens = torch.empty(1, dtype=torch.float64, device=device)
         self._told = torch.zeros(NUM_TOLD, dtype=torch.float64, device=device)
         self._sum, self._shrink = (torch.zeros((), dtype=torch.float64, device=device) for _ in "12")
-        self._finite, self._bad = (torch.zeros((), dtype=torch.bool, device=device) for _ in "12")
+        self._finite = torch.zeros((), dtype=torch.bool, device=device)
         self._ok = torch.ones((), dtype=torch.bool, device=device)
 
     def begin(self, *, rate: float, number: int, trained_tokens: int) -> None:
@@ -74,16 +74,13 @@ class Updater:
         self._told[: NUM_TOLD - 1].div_(self._tokens)
         if self._loss_scale != 1:
             self._grad_N.div_(self._loss_scale)
-        torch.linalg.vector_norm(self._grad_N, dtype=torch.float64, out=norm)
+        self._optimizer.norm(self._grad_N, norm)
         torch.sum(self._told, 0, out=self._sum)
         torch.eq(self._sum.sub_(self._sum), 0, out=self._finite)  # inf - inf is not a number
         self._ok.logical_and_(self._finite)
         if self._clip > 0:  # the gradient as a whole, down to this norm
             torch.reciprocal(norm, out=self._shrink).mul_(self._clip).clamp_(max=1.0)
-            self._grad_N.mul_(self._shrink)
-        torch.logical_not(self._ok, out=self._bad)
-        self._grad_N.masked_fill_(self._bad, 0.0)
-        self._optimizer.apply(self._grad_N, self._ok)
+        self._optimizer.apply(self._grad_N, self._ok, self._shrink if self._clip > 0 else None)
 
     def answer(self) -> StepAnswer:
         return StepAnswer(self._told)

@@ -80,7 +80,10 @@ def sandwich(
 def sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Kept, dy_SW: Tensor) -> None:
     """Gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
     dy_SD = dy_SW[:, : walk.spec.hidden]
-    torch.mul(dx_SD, walk.spec.delta_scale, out=dy_SD)
+    if walk.spec.delta_scale == 1.0:
+        dy_SD.copy_(dx_SD)  # which torch rounds four times as fast as a product
+    else:
+        torch.mul(dx_SD, walk.spec.delta_scale, out=dy_SD)
     if name in walk.spec.family.norms:
         dy_SD.copy_(_inner_norm_backward(walk, index, name, dy_SD, kept))
 

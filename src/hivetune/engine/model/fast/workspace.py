@@ -15,20 +15,26 @@ class Workspace:
     def __init__(self, device: torch.device):
         self.device = device
         self._buffers: dict[str, Tensor] = {}
+        self._views: dict[str, Tensor] = {}
         self.moves = 0
         """How often a buffer has got another address, or its first one."""
 
     def take(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
         """A view of the buffer `name`, grown if need be. What is in it is undefined."""
+        view = self._views.get(name)  # mostly what it was the last time
+        if view is not None and view.shape == shape and view.dtype == dtype:
+            return view
         size = math.prod(shape) * dtype.itemsize
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
             self._buffers.pop(name, None)
-            del buffer
+            self._views.pop(name, None)
+            del buffer, view
             buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
             self._buffers[name] = buffer
             self.moves += 1
-        return buffer[:size].view(dtype).view(shape)
+        view = self._views[name] = buffer[:size].view(dtype).view(shape)
+        return view
 
     @property
     def size_bytes(self) -> int:

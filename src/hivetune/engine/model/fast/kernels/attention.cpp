@@ -59,7 +59,7 @@ struct Block {
 // A thread's buffers; they stay. _a row-wise, _b pair-wise (units.h), _t turned.
 template <class U> struct Scratch {
     typedef typename U::unit unit;
-    std::vector<float> memory;
+    Room memory;
     float *scores, *dscores, *out, *top, *total, *delta, *level;
     std::vector<Piece> pieces;
     std::vector<Block> blocks;
@@ -67,8 +67,7 @@ template <class U> struct Scratch {
     void reserve(long queries, long width) {
         long rows = (queries + Q - 1) / Q * Q, span = std::min(rows, SPAN), scored = KEYS * Q;
         size_t size = (PIECE + KEYS) * Q + 4 * scored + span * width + 4 * rows + Q * width + 4 * rows * width;
-        if (memory.size() < size) memory.resize(size);
-        float* at = memory.data();
+        float* at = memory.take(size);
         auto take = [&](long n) { return at += n, at - n; };
         scores = take((PIECE + KEYS) * Q), dscores = take(scored), out = take(span * width);
         for (float** x : {&top, &total, &delta, &level}) *x = take(rows);
@@ -88,18 +87,23 @@ template <class U> struct Packs {
     typedef typename U::unit unit;
     std::vector<long> at;  // first row of each segment
     long rows = 0, width;
-    std::vector<unit> memory;
+    Room memory;
     unit *keys_a, *keys_b, *values_a, *values_b;
     void reserve(const Layout& l, const Shape& s, long wide) {
         rows = 0, width = wide, at.resize(l.num_segments);
         for (long k = 0; k < l.num_segments; k++) at[k] = rows, rows += (l.segments[k].size + 1) / 2 * 2;
         size_t all = s.kv_heads * rows * width / U::P;
-        if (memory.size() < 2 * U::P * all) memory.resize(2 * U::P * all);
-        keys_a = memory.data(), values_a = keys_a + all;
+        keys_a = (unit*)memory.take(2 * U::P * all), values_a = keys_a + all;
         keys_b = U::P == 1 ? keys_a : values_a + all, values_b = U::P == 1 ? values_a : keys_b + all;
     }
     long first(long group, const Piece& piece) const { return (group * rows + piece.row) * width / U::P; }
-    template <class T> void fill(const Layout& l, const Shape& s, const T* qkv, long segment, long group) {
+    // By all threads of the region that it is called in.
+    template <class T> void fill(const Layout& l, const Shape& s, const T* qkv) {
+#pragma omp for schedule(dynamic) collapse(2)
+        for (long segment = 0; segment < l.num_segments; segment++)
+            for (long group = 0; group < s.kv_heads; group++) fill_one(l, s, qkv, segment, group);
+    }
+    template <class T> void fill_one(const Layout& l, const Shape& s, const T* qkv, long segment, long group) {
         const Segment& g = l.segments[segment];
         long height = (g.size + 1) / 2 * 2, to = (group * rows + at[segment]) * width / U::P;
         const T* from = qkv + g.start * s.stride + (s.heads + group) * s.head_dim;
@@ -337,9 +341,7 @@ static void forward(const Layout& l, const Shape& s, const T* qkv, T* out, float
 #pragma omp parallel
     {
         scratch<U>().reserve(SPAN, width);
-#pragma omp for schedule(dynamic) collapse(2)
-        for (long k = 0; k < l.num_segments; k++)
-            for (long group = 0; group < s.kv_heads; group++) shared.fill(l, s, qkv, k, group);
+        shared.fill(l, s, qkv);
 #pragma omp for schedule(dynamic) collapse(2)
         for (long i = (long)spans.size() - 1; i >= 0; i--)  // a row's last queries see most: they come first
             for (long group = 0; group < s.kv_heads; group++) {
@@ -389,9 +391,7 @@ static void backward(const Layout& l, const Shape& s, const T* dout, const T* qk
 #pragma omp parallel
     {
         scratch<U>().reserve(largest, width);
-#pragma omp for schedule(dynamic) collapse(2)
-        for (long k = 0; k < l.num_segments; k++)
-            for (long group = 0; group < s.kv_heads; group++) shared.fill(l, s, qkv, k, group);
+        shared.fill(l, s, qkv);
 #pragma omp for schedule(dynamic) collapse(3)
         for (long tree = 0; tree < l.num_trees; tree++)
             for (long head = 0; head < s.heads; head++)

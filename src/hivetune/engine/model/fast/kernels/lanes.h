@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -61,6 +62,17 @@ static inline void store(bf16* p, vf x) {  // to nearest, ties to even
 #endif
     std::memcpy(p, &half, 32);
 }
+
+// Memory that stays and grows, aligned to cache lines: a load of 64 bytes that crosses one costs two.
+class Room {
+    std::vector<float> memory;
+
+public:
+    float* take(size_t size) {  // what is in it is undefined
+        if (memory.size() < size + LANES) memory.resize(size + LANES);
+        return (float*)(((uintptr_t)memory.data() + 63) / 64 * 64);
+    }
+};
 
 // The first n of 16 (none below 1); the rest reads as zero and is not written.
 template <class T> static inline vf load(const T* p, long n) {

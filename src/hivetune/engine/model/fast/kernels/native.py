@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.model.fast.kernels.build import NoKernels, library
-from hivetune.engine.model.fast.ops import Drop, TorchOps, drop_below
+from hivetune.engine.model.fast.ops import Drop, drop_below
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.weights.matrices import Group
 from hivetune.engine.model.fast.workspace import Workspace
@@ -20,10 +20,6 @@ from hivetune.plan.layout import Layout
 
 KERNEL_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 LANES = 16
-# From this rank on, y += S B' and dS = dY B' are the matrix library's: at 64, 960 rows and 2 threads they took half
-# (bf16) to three quarters (fp32) of the kernels' time, at 8 and 16 the kernels were as fast. Both sum in fp32 and round
-# once. Gradients stay with the kernels: a product of the library would round them to bf16.
-LIBRARY_RANK = 32
 # Attention's backward pass is divided by heads and, in longer rows, by parts of the keys, so that few heads keep many
 # cores busy. It follows from the rows alone: sums have the same order on any machine.
 PART_KEYS, MOST_PARTS = 1024, 4
@@ -36,7 +32,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "glu_backward": (POINTER, POINTER, LONG, POINTER, LONG, POINTER, INT, LONG, LONG),
     "drop": (POINTER, POINTER, LONG, LONG, FLOAT, POINTER, LONG, LONG),
     "cross_entropy": (*[POINTER] * 3, FLOAT, POINTER, INT, LONG, LONG),
-    "adapt": (POINTER, *[LONG] * 3, POINTER, POINTER, LONG, LONG),
+    "adapt": (POINTER, *[LONG] * 3, POINTER, POINTER, LONG),
     "adapt_backward": (POINTER, *[LONG] * 4, POINTER, LONG),
     "up_gradient": (POINTER, LONG, POINTER, LONG, LONG, POINTER, LONG, FLOAT),
     "down_gradient": (POINTER, LONG, POINTER, LONG, LONG, POINTER, LONG, FLOAT),
@@ -91,7 +87,7 @@ class NativeOps:
     name = "native"
 
     def __init__(self, dtype: torch.dtype, multiply: Multiply = by_torch):
-        self._kernels, self._library, self.multiply = kernels_for(dtype), TorchOps(), multiply
+        self._kernels, self.multiply = kernels_for(dtype), multiply
         # With the group itself: while it is held, no other one can get its id.
         self._members: dict[int, tuple[Group, ctypes.Array[MemberArguments]]] = {}
 
@@ -139,22 +135,13 @@ class NativeOps:
         )  # fmt: skip
 
     def adapt(self, y_TW: Tensor, group: Group, *, adapter: bool) -> None:
-        if adapter and _is_wide(group):
-            self._library.adapt(y_TW, group, adapter=True)
-            return
         bias = None if group.bias_N is None else group.bias_N.data_ptr()
         members = self._arguments(group) if adapter else (MemberArguments * 0)()
         if bias is None and not len(members):
             return
-        ranks = group.width - group.outputs
-        self._kernels["adapt"](
-            y_TW.data_ptr(), y_TW.stride(0), len(y_TW), group.outputs, bias, members, len(members), ranks
-        )
+        self._kernels["adapt"](y_TW.data_ptr(), y_TW.stride(0), len(y_TW), group.outputs, bias, members, len(members))
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
-        if _is_wide(group):
-            self._library.adapt_backward(dy_TW, group)
-            return
         members = self._arguments(group)
         if len(members):
             self._kernels["adapt_backward"](
@@ -215,11 +202,6 @@ class NativeOps:
             place.d_down, place.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()
         self._members[id(group)] = (group, found)
         return found
-
-
-def _is_wide(group: Group) -> bool:
-    first = group.adapted[0].scaled_up_RN if group.adapted else None
-    return first is not None and len(first) >= LIBRARY_RANK
 
 
 class NativeAttention:

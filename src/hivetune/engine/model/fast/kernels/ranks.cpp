@@ -1,11 +1,9 @@
 // The adapters' thin products: y += S B', dS = dY B', dA += dS^T X, dB += dY^T S. One parallel region for all modules of
 // a merged matrix, because the call would cost more than the work. Strides are in elements.
-#include <omp.h>
-
-#include <algorithm>
-#include <vector>
-
-#include "lanes.h"
+//
+// All go through the tiles of units.h: bf16 is multiplied as bf16 where the processor can, and summed in fp32. What is
+// summed has the same order whatever the number of threads.
+#include "units.h"
 
 // Mirrored by native.MemberArguments.
 struct Member {
@@ -15,173 +13,214 @@ struct Member {
     float* d_up;     // [size, rank]
 };
 
-// y[ROWS, i : i + 32] += s[ROWS, rank] up[rank, i : i + 32]
-template <int ROWS, class T>
-static inline void update_block(T* y, long stride, const float* s, long ranks, const Member& m, long i) {
-    const T* up = (const T*)m.up + i;
-    long width = m.size - i;
-    vf acc[ROWS][2];
-    for (int t = 0; t < ROWS; t++)
-        for (int v = 0; v < 2; v++) acc[t][v] = load(y + t * stride + i + v * LANES, width - v * LANES);
-    for (long j = 0; j < m.rank; j++) {
-        vf b[2];
-        for (int v = 0; v < 2; v++) b[v] = load(up + j * m.size + v * LANES, width - v * LANES);
-        for (int t = 0; t < ROWS; t++)
-            for (int v = 0; v < 2; v++) acc[t][v] += s[t * ranks + j] * b[v];
-    }
-    for (int t = 0; t < ROWS; t++)
-        for (int v = 0; v < 2; v++) store(y + t * stride + i + v * LANES, acc[t][v], width - v * LANES);
+constexpr long COLUMNS = 2 * LANES;  // of a chunk, whose packed rows stay in L1
+constexpr long ROWS = 32;            // of a block, of y and dY
+
+static inline long whole(long n, long part) { return (n + part - 1) / part * part; }
+static inline long num_chunks(long columns) { return (columns + COLUMNS - 1) / COLUMNS; }
+
+// Of a thread, and of the thread that calls for its whole team.
+static thread_local Room own, shared;
+
+// Rows [0, rows) of n numbers pair-wise, zeros up to `width`.
+template <class U, class T>
+static void pack_pairs(const T* from, long stride, long rows, long n, long width, typename U::unit* to) {
+    for (long r = 0; r < rows; r += U::P)
+        for (long i = 0; i < width; i += LANES) {
+            const T* row = from + r * stride + i;
+            U::pack_pair(row, r + 1 < rows ? row + stride : nullptr, n - i, to + r / U::P * width + i);
+        }
 }
 
-constexpr long UPDATE_ROWS = WIDE ? 6 : 2;
-
+// y += bias, then each member's columns += S B'; S lies in the rank columns of y itself.
 template <class T>
-static void adapt(T* y, long stride, long rows, long outputs, const T* bias, const Member* members, long count,
-                  long ranks) {
+static void adapt(T* y, long stride, long rows, long outputs, const T* bias, const Member* members, long count) {
+    typedef typename Units<T>::type U;
+    typedef typename U::unit unit;
+    long packed = 0, widest = 0;  // units of B' pair-wise, the most rank columns of a member
+    for (const Member* m = members; m < members + count; m++) {
+        packed += whole(m->rank, U::P) / U::P * whole(m->size, COLUMNS);
+        widest = std::max(widest, whole(m->rank, LANES));
+    }
+    unit* up_b = (unit*)shared.take(packed);
 #pragma omp parallel
     {
-        std::vector<float> s(UPDATE_ROWS * std::max(ranks, 1L));
+        unit* at = up_b;
+        for (const Member* m = members; m < members + count; m++) {
+            long width = whole(m->size, COLUMNS);
+#pragma omp for schedule(static) nowait
+            for (long j = 0; j < m->rank; j += U::P)
+                pack_pairs<U>((const T*)m->up + j * m->size, m->size, std::min<long>(U::P, m->rank - j), m->size, width,
+                              at + j / U::P * width);
+            at += whole(m->rank, U::P) / U::P * width;
+        }
+#pragma omp barrier
+        unit* s_a = (unit*)own.take(ROWS * widest + ROWS * COLUMNS);
+        float* rest = (float*)s_a + ROWS * widest;
 #pragma omp for schedule(static)
-        for (long t = 0; t < rows; t += UPDATE_ROWS) {
-            long height = std::min(UPDATE_ROWS, rows - t);
-            for (long r = 0; r < height; r++) {
-                T* row = y + (t + r) * stride;
-                for (long j = 0; j < ranks; j++) s[r * ranks + j] = scalar(row[outputs + j]);
-                for (long i = 0; bias && i < outputs; i += LANES)
-                    store(row + i, load(row + i, outputs - i) + load(bias + i, outputs - i), outputs - i);
-            }
-            for (const Member* m = members; m < members + count; m++)
-                for (long i = 0; i < m->size; i += 2 * LANES) {
-                    T* at = y + t * stride + m->start;
-                    const float* from = s.data() + m->rank_at;
-                    if (height == UPDATE_ROWS)
-                        update_block<UPDATE_ROWS>(at, stride, from, ranks, *m, i);
-                    else
-                        for (long r = 0; r < height; r++)
-                            update_block<1>(at + r * stride, stride, from + r * ranks, ranks, *m, i);
+        for (long t = 0; t < rows; t += ROWS) {
+            long height = std::min(ROWS, rows - t);
+            T* block = y + t * stride;
+            for (long r = 0; bias && r < height; r++)
+                for (long i = 0; i < outputs; i += LANES) {
+                    T* to = block + r * stride + i;
+                    store(to, load(to, outputs - i) + load(bias + i, outputs - i), outputs - i);
                 }
+            const unit* b = up_b;
+            for (const Member* m = members; m < members + count; m++) {
+                long width = whole(m->size, COLUMNS), wide = whole(m->rank, LANES), depth = (m->rank + U::P - 1) / U::P;
+                pack_rows<U>(block + outputs + m->rank_at, stride, height, height, m->rank, wide, s_a);
+                for (long i = 0; i < m->size; i += COLUMNS) {
+                    T* to = block + m->start + i;
+                    if (i + COLUMNS <= m->size) {
+                        product<U, true>(height, COLUMNS, depth, s_a, wide / U::P, 1, b + i, width, to, stride);
+                        continue;
+                    }
+                    product<U, false>(height, COLUMNS, depth, s_a, wide / U::P, 1, b + i, width, rest, COLUMNS);
+                    for (long r = 0; r < height; r++)
+                        for (long v = 0; v < COLUMNS; v += LANES) {
+                            long n = m->size - i - v;
+                            vf sums = load(to + r * stride + v, n) + load(rest + r * COLUMNS + v);
+                            store(to + r * stride + v, sums, n);
+                        }
+                }
+                b += depth * width;
+            }
         }
     }
 }
 
-// ds[ROWS, RANKS] = dy[ROWS, size] . up[RANKS, size]
-template <int ROWS, int RANKS, class T>
-static inline void project_block(const T* dy, long stride, const T* up, long size, T* ds) {
-    typedef Dot<T> D;
-    vf acc[ROWS][RANKS] = {};
-    for (long i = 0; i < size; i += D::W) {
-        typename D::vec a[ROWS];
-        for (int t = 0; t < ROWS; t++) a[t] = D::get(dy + t * stride + i, size - i);
-        for (int j = 0; j < RANKS; j++) {
-            typename D::vec b = D::get(up + j * size + i, size - i);
-            for (int t = 0; t < ROWS; t++) acc[t][j] = D::mac(acc[t][j], a[t], b);
-        }
-    }
-    for (int t = 0; t < ROWS; t++) {
-        vf sums{};
-        for (int j = 0; j < RANKS; j++) sums[j] = sum(acc[t][j]);
-        store(ds + t * stride, sums, RANKS);
-    }
-}
-
+// The rank columns of dy become dS = dY B', the padding behind them zero.
 template <class T>
 static void adapt_backward(T* dy, long stride, long rows, long outputs, long width, const Member* members, long count) {
-    constexpr long R = WIDE ? 4 : 2, J = WIDE ? 4 : 2;
-#pragma omp parallel for schedule(static)
-    for (long t = 0; t < rows; t += R) {
-        long height = std::min(R, rows - t);
-        T* at = dy + t * stride;
-        for (long r = 0; r < height; r++)
-            for (long j = outputs; j < width; j++) at[r * stride + j] = T{};
+    typedef typename Units<T>::type U;
+    typedef typename U::unit unit;
+    long packed = 0, longest = 0, widest = 0;
+    for (const Member* m = members; m < members + count; m++) {
+        long depth = whole(m->size, LANES) / U::P;
+        packed += depth * whole(m->rank, LANES);
+        longest = std::max(longest, depth), widest = std::max(widest, whole(m->rank, LANES));
+    }
+    unit* up_t = (unit*)shared.take(packed);
+#pragma omp parallel
+    {
+        unit* dy_a = (unit*)own.take(ROWS * longest + LANES * longest + ROWS * widest);
+        unit* up_a = dy_a + ROWS * longest;
+        float* ds = (float*)up_a + LANES * longest;
+        unit* at = up_t;
         for (const Member* m = members; m < members + count; m++) {
-            const T *from = at + m->start, *up = (const T*)m->up;
-            T* to = at + outputs + m->rank_at;
-            for (long j = 0; j < m->rank;) {
-                bool whole = height == R && j + J <= m->rank;
-                if (whole)
-                    project_block<R, J>(from, stride, up + j * m->size, m->size, to + j);
-                else
-                    for (long r = 0; r < height; r++)
-                        project_block<1, 1>(from + r * stride, stride, up + j * m->size, m->size, to + r * stride + j);
-                j += whole ? J : 1;
+            long depth = whole(m->size, LANES) / U::P, ranks = whole(m->rank, LANES);
+#pragma omp for schedule(static) nowait
+            for (long j = 0; j < ranks; j += LANES) {
+                const T* from = (const T*)m->up + j * m->size;
+                pack_rows<U>(from, m->size, std::min<long>(LANES, m->rank - j), LANES, m->size, depth * U::P, up_a);
+                for (long k = 0; k < depth; k++)
+                    for (long r = 0; r < LANES; r++) at[k * ranks + j + r] = up_a[r * depth + k];
             }
+            at += depth * ranks;
         }
-    }
-}
-
-// A thread's part of out[j, i] += scale * sum_t p[t, j] q[t, i]: a range of columns i, all rows, in the same order
-// whatever the number of threads. Sums of a block of rows stay in L2 while q is read once.
-template <int RANKS, class T>
-static void outer_block(const T* p, long p_stride, const T* q, long q_stride, long rows, long first, long last, long n,
-                        float* sums) {
-    constexpr long BLOCK = 64;
-    float weight[BLOCK * RANKS];
-    long range = (last - first + 2 * LANES - 1) / (2 * LANES) * 2 * LANES;
-    std::fill(sums, sums + RANKS * range, 0.0f);
-    for (long t0 = 0; t0 < rows; t0 += BLOCK) {
-        long height = std::min(BLOCK, rows - t0);
-        for (long t = 0; t < height; t++)
-            for (int j = 0; j < RANKS; j++) weight[t * RANKS + j] = scalar(p[(t0 + t) * p_stride + j]);
-        for (long i = first; i < last; i += 2 * LANES) {
-            vf acc[RANKS][2];
-            float* kept = sums + i - first;
-            for (int j = 0; j < RANKS; j++)
-                for (int v = 0; v < 2; v++) acc[j][v] = load(kept + j * range + v * LANES);
-            for (long t = 0; t < height; t++) {
-                const T* row = q + (t0 + t) * q_stride + i;
-                vf a = load(row, n - i), b = load(row + LANES, n - i - LANES);
-                for (int j = 0; j < RANKS; j++) {
-                    acc[j][0] += weight[t * RANKS + j] * a;
-                    acc[j][1] += weight[t * RANKS + j] * b;
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (long t = 0; t < rows; t += ROWS) {
+            long height = std::min(ROWS, rows - t);
+            T* block = dy + t * stride;
+            for (long r = 0; r < height; r++) std::fill(block + r * stride + outputs, block + r * stride + width, T{});
+            const unit* b = up_t;
+            for (const Member* m = members; m < members + count; m++) {
+                long depth = whole(m->size, LANES) / U::P, ranks = whole(m->rank, LANES);
+                const unit* from = (const unit*)(block + m->start);
+                long step = stride / U::P;
+                bool as_it_lies = sizeof(T) * U::P == sizeof(unit) && stride % U::P == 0 && m->start % U::P == 0 &&
+                                  m->size % LANES == 0;
+                if (!as_it_lies) {
+                    pack_rows<U>(block + m->start, stride, height, height, m->size, depth * U::P, dy_a);
+                    from = dy_a, step = depth;
                 }
+                product<U, false>(height, ranks, depth, from, step, 1, b, ranks, ds, ranks);
+                for (long r = 0; r < height; r++)
+                    for (long j = 0; j < m->rank; j += LANES)
+                        store(block + r * stride + outputs + m->rank_at + j, load(ds + r * ranks + j), m->rank - j);
+                b += depth * ranks;
             }
-            for (int j = 0; j < RANKS; j++)
-                for (int v = 0; v < 2; v++) store(kept + j * range + v * LANES, acc[j][v]);
         }
     }
 }
 
+// out[j, i] += scale * sum_t p[t, first + j] q[t, i], for `ranks` columns j of p and n of q.
+template <class T> struct Outer {
+    long first, ranks;
+    const T* q;
+    long n;
+    float* out;
+    long out_j, out_i;
+};
+
+// By chunks of columns of q, all rows of it.
 template <class T>
-static void outer(const T* p, long p_stride, long ranks, const T* q, long q_stride, long rows, long n, float* out,
-                  long out_j, long out_i, float scale) {
-    constexpr long R = WIDE ? 8 : 2;
-    long blocks = (n + 2 * LANES - 1) / (2 * LANES), threads = omp_get_num_threads(), me = omp_get_thread_num();
-    long first = blocks * me / threads * 2 * LANES, last = std::min(n, blocks * (me + 1) / threads * 2 * LANES);
-    if (first >= last) return;
-    long range = (last - first + 2 * LANES - 1) / (2 * LANES) * 2 * LANES;
-    static thread_local std::vector<float> sums;
-    sums.resize(std::max((long)sums.size(), R * range));
-    for (long j = 0; j < ranks;) {
-        long taken = j + R <= ranks ? R : 1;
-        if (taken == R)
-            outer_block<R>(p + j, p_stride, q, q_stride, rows, first, last, n, sums.data());
-        else
-            outer_block<1>(p + j, p_stride, q, q_stride, rows, first, last, n, sums.data());
-        for (long i = first; i < last; i++)
-            for (long k = 0; k < taken; k++) out[(j + k) * out_j + i * out_i] += scale * sums[k * range + i - first];
-        j += taken;
+static void outer(const T* p, long p_stride, long all_ranks, long q_stride, long rows, const std::vector<Outer<T>>& parts,
+                  float scale) {
+    typedef typename Units<T>::type U;
+    typedef typename U::unit unit;
+    constexpr long DEEP = 256 * U::P;
+    long chunks = 0, most = 0;
+    for (const Outer<T>& part : parts) chunks += num_chunks(part.n), most = std::max(most, part.ranks);
+    long wide = whole(all_ranks, LANES);
+    unit* p_b = (unit*)shared.take(whole(rows, U::P) / U::P * wide);
+#pragma omp parallel
+    {
+        float* sums = own.take(most * COLUMNS + DEEP / U::P * COLUMNS);
+        unit* q_b = (unit*)sums + most * COLUMNS;
+#pragma omp for schedule(static)
+        for (long t = 0; t < rows; t += U::P)
+            pack_pairs<U>(p + t * p_stride, p_stride, std::min<long>(U::P, rows - t), all_ranks, wide,
+                          p_b + t / U::P * wide);
+#pragma omp for schedule(static)
+        for (long chunk = 0; chunk < chunks; chunk++) {
+            const Outer<T>* part = parts.data();
+            long at = chunk;
+            for (; at >= num_chunks(part->n); part++) at -= num_chunks(part->n);
+            long i = at * COLUMNS, n = std::min(COLUMNS, part->n - i);
+            std::fill(sums, sums + part->ranks * COLUMNS, 0.0f);
+            for (long t = 0; t < rows; t += DEEP) {
+                long height = std::min(DEEP, rows - t);
+                pack_pairs<U>(part->q + t * q_stride + i, q_stride, height, n, COLUMNS, q_b);
+                product<U, true>(part->ranks, COLUMNS, whole(height, U::P) / U::P, p_b + t / U::P * wide + part->first, 1,
+                                 wide, q_b, COLUMNS, sums, COLUMNS);
+            }
+            float* out = part->out + i * part->out_i;
+            if (part->out_i == 1)
+                for (long j = 0; j < part->ranks; j++)
+                    for (long k = 0; k < n; k++) out[j * part->out_j + k] += scale * sums[j * COLUMNS + k];
+            else
+                for (long k = 0; k < n; k++)
+                    for (long j = 0; j < part->ranks; j++)
+                        out[k * part->out_i + j * part->out_j] += scale * sums[j * COLUMNS + k];
+        }
     }
 }
 
 template <class T>
 static void up_gradient(const T* dy, long stride, const T* s, long s_stride, long rows, const Member* members,
                         long count, float scale) {
-#pragma omp parallel
-    for (const Member* m = members; m < members + count; m++)
-        outer(s + m->rank_at, s_stride, m->rank, dy + m->start, stride, rows, m->size, m->d_up, 1, m->rank, scale);
+    std::vector<Outer<T>> parts;
+    long ranks = 0;
+    for (const Member* m = members; m < members + count; m++) {
+        parts.push_back({m->rank_at, m->rank, dy + m->start, m->size, m->d_up, 1, m->rank});
+        ranks = std::max<long>(ranks, m->rank_at + m->rank);
+    }
+    outer(s, s_stride, ranks, stride, rows, parts, scale);
 }
 
 template <class T>
 static void down_gradient(const T* ds, long stride, const T* x, long inputs, long rows, const Member* members,
                           long ranks, float scale) {
-#pragma omp parallel
-    outer(ds, stride, ranks, x, inputs, rows, inputs, members->d_down, inputs, 1, scale);
+    outer(ds, stride, ranks, inputs, rows, std::vector<Outer<T>>{{0, ranks, x, inputs, members->d_down, inputs, 1}}, scale);
 }
 
 #define RANKS(T, suffix)                                                                                               \
     HIVETUNE_API void adapt_##suffix(T* y, long stride, long rows, long outputs, const T* bias, const Member* m,       \
-                                     long count, long ranks) {                                                         \
-        adapt(y, stride, rows, outputs, bias, m, count, ranks);                                                        \
+                                     long count) {                                                                     \
+        adapt(y, stride, rows, outputs, bias, m, count);                                                               \
     }                                                                                                                  \
     HIVETUNE_API void adapt_backward_##suffix(T* dy, long stride, long rows, long outputs, long width,                 \
                                               const Member* m, long count) {                                           \

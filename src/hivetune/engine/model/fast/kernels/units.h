@@ -17,6 +17,7 @@ struct Full {
     template <class T> static inline void pack(const T* row, long n, unit* to) { store(to, load(row, n)); }
     static inline void put(unit* to, vf x) { store(to, x); }
     static inline void put_pair(unit* to, vf x, vf) { store(to, x); }
+    template <class T> static inline void pack_pair(const T* row, const T*, long n, unit* to) { store(to, load(row, n)); }
     static inline void put_both(unit* row, unit*, unit* pair, vf x, vf) { store(row, x), store(pair, x); }
 };
 
@@ -35,6 +36,13 @@ struct Half {
             std::memcpy(to, row, LANES * sizeof(bf16));
         else
             store((bf16*)to, load(row, n));
+    }
+    // 16 numbers of two rows; no second row: zeros.
+    static inline void pack_pair(const bf16* row, const bf16* next, long n, unit* to) {
+        if (n < LANES || !next) return put_pair(to, load(row, n), next ? load(next, n) : vf{});
+        vh a, b;
+        std::memcpy(&a, row, 32), std::memcpy(&b, next, 32);
+        put_pair(to, a, b);
     }
     static inline void put(unit* to, vf x) { store((bf16*)to, x); }
     static inline void put_pair(unit* to, vf x, vf y) { put_pair(to, half(x), half(y)); }
@@ -64,10 +72,11 @@ template <> struct Units<bf16> {
 };
 #endif
 
-// c[M, N] (+)= a[M, K] b[K, N], K in units; a is read at a[m * am + k * ak], N is NV vectors.
-template <class U, int M, int NV, bool ADD>
-static inline void tile(long K, const typename U::unit* a, long am, long ak, const typename U::unit* b, long bk,
-                        float* c, long cm) {
+// c[M, N] (+)= a[M, K] b[K, N], K in units; a is read at a[m * am + k * ak], N is NV vectors. C may be bf16: one
+// rounding at the end.
+template <class U, int M, int NV, bool ADD, class C>
+static inline void tile(long K, const typename U::unit* a, long am, long ak, const typename U::unit* b, long bk, C* c,
+                        long cm) {
     vf acc[M][NV];
     for (int m = 0; m < M; m++)
         for (int v = 0; v < NV; v++) acc[m][v] = ADD ? load(c + m * cm + v * LANES) : vf{};
@@ -81,20 +90,21 @@ static inline void tile(long K, const typename U::unit* a, long am, long ak, con
         for (int v = 0; v < NV; v++) store(c + m * cm + v * LANES, acc[m][v]);
 }
 
-template <class U, int NV, bool ADD>
+template <class U, int NV, bool ADD, class C>
 static inline void strip(long M, long K, const typename U::unit* a, long am, long ak, const typename U::unit* b,
-                         long bk, float* c, long cm) {
-    constexpr int T = WIDE ? 8 : 4;  // rows of accumulators that fit the registers
+                         long bk, C* c, long cm) {
+    constexpr int T = WIDE ? 16 / NV : 4;  // rows of accumulators that fit the registers, and hide each other's wait
     long m = 0;
     for (; m + T <= M; m += T) tile<U, T, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
+    for (; T > 8 && m + 8 <= M; m += 8) tile<U, 8, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
     for (; m + 2 <= M; m += 2) tile<U, 2, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
     for (; m < M; m++) tile<U, 1, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
 }
 
 // N any multiple of 16.
-template <class U, bool ADD>
+template <class U, bool ADD, class C>
 static void product(long M, long N, long K, const typename U::unit* a, long am, long ak, const typename U::unit* b,
-                    long bk, float* c, long cm) {
+                    long bk, C* c, long cm) {
     long n = 0;
     for (; WIDE && n + 32 <= N; n += 32) strip<U, 2, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
     for (; n < N; n += 16) strip<U, 1, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
