@@ -72,7 +72,7 @@ def test_a_step_is_cut_and_filled_up_as_the_engine_does_it() -> None:
         return [shape.tokens for shape in micro_batch_shapes(setup, rows, budget, share=True)]
 
     setup = a_setup(kind="cpu", dtype="bfloat16")
-    assert tokens(setup) == [256, 256, 128]
+    assert tokens(setup) == [224, 224, 128]
     assert tokens(replace(setup, dtype="float32")) == [200, 200, 100]
     assert tokens(replace(setup, path="general")) == [200, 200, 100]
     assert tokens(replace(setup, dtype="float32"), 1) == [100] * 5
