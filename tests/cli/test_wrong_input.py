@@ -94,6 +94,11 @@ WRONG = [
     ("frozen nosuch", 2, "no release is called 'nosuch'"),
     # runs
     ("show last", 2, "there is no run 'last'\nhint: there are none yet; begin: hivetune train CONFIG"),
+    (
+        "chat none.gguf --prompt hi",
+        2,
+        "none.gguf: No such file or directory\nhint: look at the path with ls",
+    ),
     ("chat helpdesk", 2, "there is no run, release or GGUF file 'helpdesk'"),
 ]
 

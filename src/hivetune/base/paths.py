@@ -3,7 +3,7 @@
 import errno
 
 _OWN = "give yourself the right to it"
-OTHER_PATH = {
+_TO_DO = {
     errno.EACCES: _OWN,
     errno.EPERM: _OWN,
     errno.EISDIR: "a folder is there: give the name of a file",
@@ -12,3 +12,8 @@ OTHER_PATH = {
     errno.ENOTEMPTY: "give an empty or a new folder",
     errno.ENAMETOOLONG: "give a shorter name",
 }
+
+
+def what_to_do(error: OSError, otherwise: str = "look at the path with ls") -> str:
+    """The hint for a person whose path led to this error."""
+    return _TO_DO.get(error.errno or 0, otherwise)

@@ -7,7 +7,7 @@ import time
 import traceback
 
 from hivetune.base.disk import home
-from hivetune.base.paths import OTHER_PATH
+from hivetune.base.paths import what_to_do
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 
@@ -37,7 +37,7 @@ def explain(error: Exception) -> HivetuneError:
     if error.errno in _READ_ONLY:
         return UsageError(what, hint="give yourself the right to it, or set HIVETUNE_HOME to a folder of your own")
     if error.errno in OF_THE_PATH:
-        return UsageError(what, hint=OTHER_PATH.get(error.errno, "look at the path with ls"))
+        return UsageError(what, hint=what_to_do(error))
     if error.errno == errno.EIO:
         return MachineNotFit(what, hint="the disk is failing: see dmesg")
     return HivetuneError(what)

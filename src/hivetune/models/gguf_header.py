@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hivetune.base.paths import what_to_do
 from hivetune.base.private import open_plain
 from hivetune.errors import UsageError
 
@@ -71,7 +72,7 @@ def read_header(path: Path) -> Header:
         with open(open_plain(path, links=True), "rb") as file:
             return _Reader(file, path.stat().st_size).header()
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=what_to_do(error)) from None
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is not a GGUF file, or is damaged: {error}", hint="copy or download it again"

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
-from hivetune.base.paths import OTHER_PATH
+from hivetune.base.paths import what_to_do
 from hivetune.data.rows.csv_table import csv_rows
 from hivetune.data.rows.encodings import Transcoded, wide_encoding
 from hivetune.data.rows.json_document import json_rows
@@ -103,8 +103,7 @@ def file_format(path: str, name: str) -> str:
         with open(path, "rb") as file:
             head = file.read(4096)
     except OSError as error:
-        hint = OTHER_PATH.get(error.errno or 0, "look at the path with ls")
-        raise UsageError(f"cannot read {name}: {error.strerror}", hint=hint) from None
+        raise UsageError(f"cannot read {name}: {error.strerror}", hint=what_to_do(error)) from None
     if head.startswith(b"PAR1"):
         return "parquet"
     refuse_foreign(head, name)
