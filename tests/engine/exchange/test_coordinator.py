@@ -177,6 +177,10 @@ def test_any_number_of_workers_gives_the_same_bits(stage: Stage, alone: tuple[by
         stage.worker(number)
     stage.wait_for("worker_joined", workers)
     assert stage.step() == alone
+    stage.packs.close()
+    computed = next(fields["workers"] for event, fields in stage.told if event == "packs_computed")
+    assert sum(computed.values()) == len(stage.model.micro_batches(documents_of()))
+    assert set(computed) <= {str(number) for number in range(workers + 1)}
 
 
 def test_an_overflow_repeats_the_step_on_a_wider_grid(stage: Stage, alone: tuple[bytes, float, int]) -> None:

@@ -1,11 +1,13 @@
 """An agent with real children, called as Ray calls it; no Ray."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import fill
 
 from hivetune.base.disk import MANIFEST, sha256_file, write_manifest
 from hivetune.base.typed import from_plain, to_plain
@@ -13,7 +15,7 @@ from hivetune.config import SuperviseConfig
 from hivetune.process.cluster import AgentSign, Order
 from hivetune.process.protocol import Meeting
 from hivetune.scale.cluster.agent import Agent
-from hivetune.scale.cluster.machine import Membership, write_membership
+from hivetune.scale.cluster.machine import Membership, claim_device, write_membership
 
 WORKER = str(Path(__file__).with_name("tiny_worker.py"))
 
@@ -111,3 +113,23 @@ def test_a_worker_of_another_environment(tmp_path: Path, python: str) -> None:
 def test_a_machine_that_is_in_no_cluster_starts_nothing(tmp_path: Path) -> None:
     sign = sign_of(Agent().start(order_of(tmp_path / "waits")))
     assert sign.outcome is not None and sign.outcome.error is not None
+
+
+def test_a_full_disk_is_told_with_the_machine(
+    tmp_path: Path, small_disk: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIVETUNE_HOME", str(small_disk))
+    member(python, "cpu")
+    claimed = claim_device(("cpu",))  # its folder is there
+    assert claimed is not None
+    os.close(claimed[1])
+    other = fill(small_disk)
+    agent = Agent()
+    sign = sign_of(agent.start(order_of(tmp_path / "waits")))
+    assert sign.host and sign.outcome is not None and sign.outcome.error is not None
+    assert "No space left on device" in sign.outcome.error.message
+    other.unlink()
+    again = Agent()
+    del agent
+    assert sign_of(again.start(order_of(tmp_path / "waits"))).pid > 0
+    again._child.kill()  # type: ignore[union-attr]

@@ -235,6 +235,7 @@ def test_machines_and_the_head_die_and_the_bits_stay(
     hashes = {sha256_file(each / "run/adapter_model.safetensors") for each in (tmp_path / "alone", folder)}
     record_property("adapter hashes of one worker and of the cluster", len(hashes))
     record_property("steps", len(told(folder, "step")))
+    record_property("packs of each worker", told(folder, "packs_computed")[-1]["workers"])
     record_property("workers that joined", len(told(folder, "worker_joined")))
     record_property("connections lost", len(told(folder, "worker_lost")))
     record_property("attempts of the run's own worker", len(told(folder, "attempt", "events")))
@@ -261,6 +262,9 @@ def test_another_environment_computes_in_the_same_run(
     differs = joins[0].get("differs", "")
     assert (f"torch {torch.stdout.strip()} instead of" in differs) == ("HIVETUNE_OTHER_PYTHON" in os.environ)
     record_property("what differs in the other environment", differs or "nothing")
+    packs = told(folder, "packs_computed")[-1]["workers"]
+    record_property("packs of the run's own worker and of the other one", list(packs.values()))
+    assert packs["1"] > 0
     record_property("workers called wrong", len(told(folder, "worker_wrong")))
     one, mixed = (load_file(each / "run/adapter_model.safetensors") for each in (tmp_path / "alone", folder))
     off = max(float((one[name] - mixed[name]).norm() / one[name].norm().clamp_min(1e-12)) for name in one)

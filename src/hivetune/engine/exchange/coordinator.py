@@ -11,6 +11,7 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,7 @@ class Coordinator:
         self._good: dict[int, int] = {}
         self._untold: list[tuple[str, dict[str, Any]]] = []
         self._paces = Paces()
+        self._computed: Counter[int] = Counter()
         self._round: _Round | None = None
         self._rounds = 0
         self._step = 0
@@ -128,6 +130,8 @@ class Coordinator:
         with self._changed:
             self._closed = True
             self._wake()
+        computed = {str(worker): packs for worker, packs in sorted(self._computed.items())}
+        self._tell("packs_computed", {"step": self._step, "workers": computed})
         with contextlib.suppress(OSError):  # wakes the thread that accepts, which a close alone does not
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -185,6 +189,7 @@ class Coordinator:
                 if result.integers_N is not None:
                     current.sum_N.add_(result.integers_N)
                 current.figures[number] = result.figures
+                self._computed[worker] += isinstance(current.works[number], Gradient)
                 if checked and self._classes[worker] != self._classes[OWN]:
                     current.foreign[number] = (worker, result.kept())
             self._good.setdefault(worker, current.step)
