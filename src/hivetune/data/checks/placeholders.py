@@ -45,8 +45,11 @@ _ERROR_TEXT = re.compile(
     r"[.!]{0,3}(?: please (?:try|wait)[^.]{0,80}[.!]?)?"
 )
 _ERROR_START = re.compile(
-    r"error code: [45][0-9]{2}\b|rate limit (?:exceeded|reached) (?:for|on|in)\b|you exceeded your current quota\b"
-    r"|this model's maximum context length is\b|the server is (?:currently )?overloaded\b"
+    r"(?:sorry,? )?(?:i|we) (?:encountered|ran into) an? (?:\w+ )?error\b.{0,120}\Z"
+    r"|(?:sorry,? )?something went wrong\b.{0,120}\Z|an (?:\w+ )?error (?:has )?occurred\b.{0,120}\Z"
+    r"|error code: [45][0-9]{2}\b|rate limit (?:exceeded|reached) (?:for|on|in)\b"
+    r"|you exceeded your current quota\b|this model's maximum context length is\b"
+    r"|the server is (?:currently )?overloaded\b"
     r"|(?:openai|anthropic)\.[a-z.]*error\b|<!doctype html>.{0,200}<title>\s*[45][0-9]{2}\b",
     re.S,
 )

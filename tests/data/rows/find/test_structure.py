@@ -108,7 +108,7 @@ SQUAD = {"context": "The depot is in Bonn.", "qas": [{"question": ASKED, "answer
         ({"one": EXAMPLE, "two": {"question": "Who is it?", "answer": "She is."}}, "[]"),
         ({"set": [SQUAD]}, "set[].qas[]"),
         ({"cases": [EXAMPLE, {"question": "Who is it?", "answer": "She is."}]}, "cases[]"),
-        ({"id": [1, 2], "question": [ASKED, "Who is it?"], "truth": [ANSWERED, "It is her."]}, "columns"),
+        ({"id": [1, 2], "question": [ASKED, "Who is it?"], "truth": [ANSWERED, "It is her."]}, "{columns}"),
         ({"conversation": turns("role", "content", "user", "assistant")}, ""),
         ({"conversation": [{"user": ASKED, "image": "a.png", "reply": ANSWERED}] * 3}, ""),  # no turn is a row alone
     ],

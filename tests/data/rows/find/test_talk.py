@@ -321,3 +321,64 @@ def test_completions_of_ai21() -> None:
     row["completions"][0]["finishReason"] = {"reason": "length"}  # type: ignore[index]
     with pytest.raises(RowRefused, match="cut-off-answer"):
         told(row)
+
+
+def test_a_prompt_that_a_template_wrote_is_no_question() -> None:
+    """Learned as it stands, the model would read its own answer before it gives it."""
+    asked = "<start_of_turn>user\nWhere is it?<end_of_turn>\n<start_of_turn>model\n"
+    row = {"instruction": "Where is it?", "input": "", "output": "There."}
+    assert told({**row, "prompt": asked + "There.<end_of_turn>"}) == TOLD
+    assert told({"prompt": asked, "completion": "There."}) == TOLD
+
+
+def test_a_call_with_its_result_among_events(tmp_path: Path) -> None:
+    events = [
+        {"timestamp": "2026-01-01T10:00:00Z", "type": "user_message", "text": "Where is it?"},
+        {
+            "timestamp": "2026-01-01T10:00:01Z",
+            "type": "mcp_call",
+            "tool": "look",
+            "arguments": {"a": "b"},
+            "result": "x",
+        },
+        {"timestamp": "2026-01-01T10:00:02Z", "type": "assistant_message", "text": "There."},
+    ]
+    called = [TOLD[0], ("assistant", "", 1), ("tool", "x", 0), TOLD[1]]
+    assert rows_of(written(tmp_path / "events.json", json.dumps(events))) == [called]
+    with pytest.raises(RowRefused, match="one-message"):
+        told(events[0])  # one message is no text to learn whole
+
+
+TURNS = [ASKS, {"role": "assistant", "content": "There."}]
+OTHERS = [{"role": "user", "content": "Who is it?"}, {"role": "assistant", "content": "It is she."}]
+
+
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [
+        ({"u1": TURNS, "u2": [], "u3": OTHERS}, "[]"),
+        ({"a": {"title": "x", "messages": TURNS}, "b": {"title": "y", "messages": TURNS, "id": 1}}, "[]"),
+        ({"sessions": [{"messages": TURNS}, *({"messages": []},) * 9]}, "sessions[]"),
+        ({"questions": [{"question": "Where is it?", "answer": "There."}] * 2}, "questions[]"),
+        ({f"Where is it, the {i}?": "It is over there." for i in range(4)}, "{questions}"),
+        ({"name": "a b", "city": "c", "street": "d e", "note": "It was over there."}, ""),
+    ],
+)
+def test_places_of_conversations(record: dict[str, Any], place: str) -> None:
+    assert place_name(place_of_rows([record])) == place
+    if place:
+        assert read_conversation(split_record(record, place_of_rows([record]))[0]).messages[-1].role == "assistant"
+
+
+def test_no_conversation_is_lost_below_numbered_names() -> None:
+    """They were taken for names with one prefix, and without it all of them had one name."""
+    with pytest.raises(RowRefused, match="unknown-layout"):
+        told({"u1": TURNS, "u2": OTHERS})
+
+
+def test_weak_names_of_answers() -> None:
+    assert told({"question": "Where is it?", "friendlyBotReply": "There."}) == TOLD
+    assert told({"issue_description": "Where is it?", "resolution": "There."}) == TOLD
+    assert told({"ticket": "Where is it?", "category": "There."}) == TOLD
+    with pytest.raises(RowRefused):
+        told({"ticket": "Where is it?", "category": "There.", "priority": "high"})  # fields of a ticket

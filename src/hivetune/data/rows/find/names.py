@@ -34,10 +34,11 @@ PARTIES: dict[str, Role] = (
 )
 # Spreadsheets are in their people's language: German, Spanish, Italian, Portuguese, Dutch, Polish and Swedish too.
 _ASKED = names(
-    "q question query prompt instruction request problem inquiry enquiry ask queries questions prompts definition"
+    "q question query prompt instruction request problem inquiry enquiry ask queries questions prompts definition "
+    "issue ticket complaint"
 ) | names("frage fragen pregunta preguntas domanda domande pergunta perguntas vraag vragen pytanie fråga")
 _ANSWERED = names(
-    "a label target truth gold golden answer response reply completion output solution generation"
+    "a label target truth gold golden answer response reply completion output solution generation resolution"
 ) | names(
     "antwort antworten respuesta respuestas risposta risposte resposta respostas réponse reponse antwoord "
     "odpowiedź svar"
@@ -71,6 +72,7 @@ _ABOUT_WITH = names("unit case cases answer correct final detailed short long po
 _OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone first_name last_name display_name")
 _KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
 _FILLERS = names(
+    "description "
     "ground approved correct right expected reference ideal best standard canonical preferred chosen the final main "
     "last full raw of for to in on is first current actual real new my str string value key letter"
 )
@@ -161,6 +163,12 @@ def _noun(said: frozenset[str]) -> Literal["asked", "answered"] | None:
     if answered and not asked:
         return None if "input" in said else "answered"
     return "asked" if said in ({"input"}, {"utterance"}, {"input", "text"}) else None
+
+
+def answers_somehow(name: str) -> bool:
+    """Whether the last word of a name is one for an answer, whatever words qualify it: `genAlphaReply`."""
+    *qualifiers, last = words(name) or ("",)
+    return last in ("reply", "response", "answer") and not set(qualifiers) & (_OTHER | _GIVEN | _ABOUT | _ASKED)
 
 
 def role_of(value: str) -> Role | None:

@@ -10,17 +10,20 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.names import words
-from hivetune.data.rows.find.talk.turn_lists import TALK
+from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
+from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import objects, parsed
 
 RowPlace = tuple[str, ...]  # keys; EACH: every item of a list, or every value of an object whose values are alike
 EACH = "[]"
-BY_COLUMNS = "columns"  # a record that is a table: a list for each column
+BY_COLUMNS = "{columns}"  # a record that is a table: a list for each column
+BY_QUESTIONS = "{questions}"  # a record whose names are questions and whose values are the answers
 MAX_PLACE_DEPTH = 5
 MAX_PLACES = 40
 MAX_TRIED_ROWS = 30  # tried at one place
 USABLE_SHARE = 0.5
 MIN_ALIKE = 2
+MIN_QUESTIONS = 4
 
 
 def place_of_rows(records: Sequence[Any]) -> RowPlace:
@@ -30,6 +33,8 @@ def place_of_rows(records: Sequence[Any]) -> RowPlace:
         return ()
     if all(is_table(record) for record in records):
         return (BY_COLUMNS,) if _share(_rows(records, (BY_COLUMNS,))) >= USABLE_SHARE else ()
+    if len(records) == 1 and _are_questions(records[0]):
+        return (BY_QUESTIONS,)
     best: tuple[float, RowPlace] = (0.0, ())
     for place in _places(records):
         share = _share(_rows(records, place))
@@ -70,7 +75,8 @@ def _rows(records: Sequence[Any], place: RowPlace) -> list[dict[str, Any]]:
 
 
 def _share(rows: Sequence[Any]) -> float:
-    """How many of these rows are read."""
+    """How many of these rows are read; a conversation that nobody began tells nothing."""
+    rows = [row for row in rows if not (isinstance(row, dict) and row.get("messages") == [])]
     return sum(_is_read(row) for row in rows) / max(1, len(rows))
 
 
@@ -129,18 +135,44 @@ def _is_talk(key: str, value: Any) -> bool:
 
 
 def _are_alike(value: Any) -> bool:
-    """Whether an object is a table by name: all its values are objects with the same keys."""
-    if not isinstance(value, dict) or len(value) < MIN_ALIKE or not all(isinstance(v, dict) for v in value.values()):
+    """Whether an object is a table by name: its values are objects that share most of their keys, or lists, most of
+    them of turns.
+    """
+    if not isinstance(value, dict) or len(value) < MIN_ALIKE:
         return False
-    kinds = {tuple(sorted(one)) for one in value.values()}
-    return len(kinds) == 1 and () not in kinds
+    if _are_talks(value):
+        return True
+    if not all(isinstance(v, dict) for v in value.values()):
+        return False
+    kinds = [frozenset(one) for one in value.values()]
+    shared = frozenset.intersection(*kinds)
+    return bool(shared) and len(shared) * 2 > min(map(len, kinds))
+
+
+def _are_talks(value: dict[str, Any]) -> bool:
+    """Whether an object holds a conversation under each of its names, as a list of turns."""
+    lists = [one for one in value.values() if one != []]
+    if not lists or not all(objects(one) is not None for one in lists):
+        return False
+    return 2 * sum(as_turns(one, "messages") is not None for one in lists) >= len(lists)
+
+
+def _are_questions(record: Any) -> bool:
+    """Whether the names of a record are questions that somebody asked, and its values what was answered."""
+    if not isinstance(record, dict) or len(record) < MIN_QUESTIONS:
+        return False
+    if not all(isinstance(value, str) for value in record.values()):
+        return False
+    asked = sum(len(key.split()) > 1 for key in record)
+    answered = sum(looks_like_content(value) for value in record.values())
+    return 2 * min(asked, answered) >= len(record)
 
 
 def is_table(record: Any) -> bool:
     """Whether a record is a whole table: lists of one length under each of its names."""
     if not isinstance(record, dict) or len(record) < MIN_ALIKE:
         return False
-    if not all(isinstance(value, list) for value in record.values()):
+    if not all(isinstance(value, list) for value in record.values()) or _are_talks(record):
         return False
     sizes = {len(value) for value in record.values()}
     return len(sizes) == 1 and sizes.pop() >= MIN_ALIKE
@@ -152,6 +184,10 @@ def _below(value: Any, place: RowPlace, beside: Mapping[str, Any]) -> Iterator[d
     if not place:
         if isinstance(value, dict):
             yield {**beside, **value}
+        elif objects(value) is not None:
+            yield {**beside, "messages": value}
+    elif place[0] == BY_QUESTIONS:
+        yield from ({"question": key, "answer": one} for key, one in value.items())
     elif place[0] == BY_COLUMNS:
         if is_table(value):
             yield from (dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True))

@@ -8,7 +8,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import named_choice, with_given
 from hivetune.data.rows.find.leaves import at, nodes
-from hivetune.data.rows.find.names import is_a_models, is_note, part_of, words
+from hivetune.data.rows.find.names import answers_somehow, is_a_models, is_note, part_of, words
 from hivetune.data.rows.find.talk.turn_lists import TALK, both_sides
 from hivetune.data.rows.layouts.answers import is_response
 from hivetune.data.rows.layouts.columns import looks_like_content
@@ -40,7 +40,7 @@ class FoundPair(NamedTuple):
 
 def read_pair(row: Row) -> FoundPair:
     """The only question and the only answer; other answers are counted. Raises RowRefused."""
-    asked, answered = sides_of(row)
+    asked, answered = _sides(row)
     to_learn = _to_learn(answered)
     asked, to_learn = _with_code(row, asked, to_learn or named_choice(row))
     task, asked = _task_of(asked)
@@ -59,6 +59,20 @@ def read_pair(row: Row) -> FoundPair:
     used = tuple(tuple(path.split(".")) for path in (asked[0], to_learn[0], *judged, *([task] if task else [])))
     changed = ("other-answers",) if judged or (several and len(answer) > 1) else ()
     return FoundPair(messages, used, changed, to_learn[0], learned)
+
+
+def _sides(row: Row) -> tuple[list[str], list[str]]:
+    """As `sides_of`; where no name says plainly which text is the answer, one that says it weakly."""
+    asked, answered = sides_of(row)
+    return asked, answered or (_weakly_answered(row) if asked else [])
+
+
+def _weakly_answered(row: Row) -> list[str]:
+    """Paths of answers by the last word of their names; else, in a row of a text and its class alone, the class."""
+    found = [path for path, value in open_paths(row).items() if isinstance(value, str) and answers_somehow(path)]
+    if found or len(row) != 2:
+        return found
+    return [name for name in row if plain_name(name) in LABELS and isinstance(row[name], str)]
 
 
 def _with_code(row: Row, asked: list[str], answered: list[str]) -> tuple[list[str], list[str]]:

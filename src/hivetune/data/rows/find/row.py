@@ -94,7 +94,9 @@ def without_prefix(value: Any) -> Any:
     word = first.pop() if len(first) == 1 else ()
     shared = bool(word) and len(value) > 1 and says_nothing(word[0])
     size = len(word[0]) + 1 if shared else 0
-    return {(key[size:] if shared else key): without_prefix(inner) for key, inner in value.items()}
+    if len({key[size:] for key in value} - {""}) < len(value):
+        size = 0  # `u1` and `u2` are names, and no prefix of anything
+    return {key[size:]: without_prefix(inner) for key, inner in value.items()}
 
 
 def turn_spots(row: Row, given: NamedParties) -> list[Spot]:

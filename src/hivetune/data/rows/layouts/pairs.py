@@ -53,13 +53,14 @@ def _pair(
     question, answer = row[question_column], row[answer_column]
     if _are_said(question) and _are_said(answer) and len(question) == len(answer):
         return _dialogue(name, row, (question_column, answer_column))
-    if isinstance(answer, list) and len(answer) > 1 and all(isinstance(text, str) for text in answer):
+    if _are_said(answer) and len(answer) > 1:
         kind = f"{answer_column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
         raise RowRefused("wrong-type", f"{kind}: --columns prompt={question_column},completion={answer_column}.0")
     turns, replies = _turns(question) or spoken_prompt(question), _turns(answer)
-    before = read_messages(turns, system_of(row)) if turns else list(read_system(system_of(row)))
-    if not turns:
-        before += _history(row.get("history") or row.get("chat_history"))
+    if turns:
+        before = _without_answer(read_messages(turns, system_of(row)), answer)
+    else:
+        before = [*read_system(system_of(row)), *_history(row.get("history") or row.get("chat_history"))]
         before.append(Message("user", _question(row, question_column, question, extra)))
     if replies:
         after = read_messages(replies, None)
@@ -69,6 +70,12 @@ def _pair(
     messages, changed = in_order([*before, *after])
     read = (*((question_column,) if turns else ()), *((answer_column,) if replies else ()))
     return Conversation(name, messages, read_tools(tools_of(row)), changed=changed, explained=read)
+
+
+def _without_answer(before: list[Message], answer: Any) -> list[Message]:
+    """The turns of a prompt; where it is the whole row as a template wrote it, without the answer at its end."""
+    last = before[-1]
+    return before[:-1] if last.role == "assistant" and last.content.strip() == str(answer).strip() else before
 
 
 def _are_said(value: Any) -> bool:
@@ -95,6 +102,8 @@ def spoken_prompt(prompt: Any) -> list[dict[str, str]] | None:
     speakers do not take turns.
     """
     turns = asked_turns(prompt) if isinstance(prompt, str) else None
+    if turns is None and isinstance(prompt, str) and is_rendered(prompt):
+        turns = turns_of(prompt)  # None: the marks stand in a text, or nobody can tell its turns
     if turns == []:
         raise RowRefused("rendered-text")
     return turns

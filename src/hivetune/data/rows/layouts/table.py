@@ -38,6 +38,9 @@ LAYOUTS: tuple[RowLayout, ...] = (
 )
 # Columns of a chat's single message, with its text; a text beside one of them is no document.
 _SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
+_MESSAGE_KIND = re.compile(
+    r"(?:user|human|assistant|ai|bot|agent|customer)[_. -]?(?:message|msg|utterance|input|output|response)?", re.I
+)
 _SPOKEN = ("text", "content", "message", "body", "value")
 
 
@@ -100,7 +103,9 @@ def _refuse_preference(row: Row) -> None:
 def _refuse_single_message(layout: RowLayout | None, row: Row) -> None:
     if layout is not None and layout is not pairs.TEXT:
         return
-    speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), None)
+    kind = row.get("type")
+    speaks = isinstance(kind, str) and _MESSAGE_KIND.fullmatch(kind) is not None
+    speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), "type" if speaks else None)
     spoken = next((name for name in _SPOKEN if isinstance(row.get(name), str)), None)
     if speaker and spoken:
         raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")

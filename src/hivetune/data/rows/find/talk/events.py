@@ -14,7 +14,7 @@ from hivetune.data.rows.layouts.said import names, one_of, parsed
 from hivetune.records import Role
 
 KIND_SHARE = 0.9  # of the events, that must name their kind
-_TOOLS = names("tool tools function functions action actions command observation")
+_TOOLS = names("mcp tool tools function functions action actions command observation")
 _CALLS = names("call calls use uses invoke invoked invocation action actions command execute")
 _SYSTEM_PROMPT = names("prompt message instruction instructions")
 # A part of something, or that it began: the whole stands in another event.
@@ -110,21 +110,24 @@ def turn_of(flat: Mapping[str, Any], kinds: EventKinds) -> dict[str, Any] | None
 
 
 def call_in(flat: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The call of a tool that an event is: its name and its arguments, and no result."""
+    """The call of a tool that an event is: its name, its arguments, and its result where that is there too."""
     plain = {plain_name(path.rpartition(".")[2]): value for path, value in flat.items()}
     name = _tool_name(plain)
     given = next((plain[key] for key in ("arguments", "args", "input", "parameters", "params") if key in plain), None)
-    if given is None:  # `flat` has opened the object
-        given = _opened(flat)
-    if name is None or not isinstance(parsed(given), dict) or any(plain.get(key) for key in ("result", "output")):
+    if given is None:
+        given = _opened(flat, "arguments", "args", "input", "parameters", "params")
+    if name is None or not isinstance(parsed(given), dict):
         return None
     call = {"name": name, "arguments": parsed(given)}
+    result = one_of(plain, "result", "output") or _opened(flat, "result", "output")
+    call |= {"result": result} if result else {}
     call_id = one_of(plain, "call_id", "tool_call_id", "tool_use_id")
     return {**call, "id": call_id} if isinstance(call_id, str) else call
 
 
-def _opened(flat: Mapping[str, Any]) -> dict[str, Any] | None:
-    for key in ("arguments", "args", "input", "parameters", "params"):
+def _opened(flat: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
+    """An object of one of these names, which `flat` has opened."""
+    for key in names:
         mark = f"{key}."
         found = {
             path.partition(mark)[2]: value
