@@ -10,16 +10,16 @@ import pytest
 import yaml
 from engine.runs import learnable_rows, make_run
 
-from hivetune.base.disk import write_manifest
+from hivetune.base.disk import lock, write_manifest
 from hivetune.data.snapshot import open_snapshot
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import Busy, HivetuneError, UsageError
 from hivetune.release.export import export_run
-from hivetune.run.choices import read_resolved
-from hivetune.run.record import write_record
+from hivetune.run.choices import read_resolved, write_resolved
+from hivetune.run.record import read_record, write_record
 from hivetune.serve.llama.backend import ServerSettings, check_files
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.identity import identity_of
-from hivetune.walk.open import load_run
+from hivetune.walk.open import load_run, with_workers
 from hivetune.walk.verdict import judge_run
 
 
@@ -40,6 +40,22 @@ def run(tmp_path: Path) -> Path:
     (folder / "adapter_model.safetensors").write_bytes(bytes(64))
     write_manifest(folder, {"kind": "run"})
     return folder
+
+
+def test_a_run_goes_on_with_the_workers_that_are_asked_for_now(run: Path) -> None:
+    """A cluster that does not answer must not be the run's for ever; a run that is done stays what it is."""
+    config, choices = read_resolved(run)
+    began = config.model_copy(update={"workers": "127.0.0.1:9"})
+    write_resolved(run, began, choices)
+    record = read_record(run)
+    identity = identity_of(began, open_snapshot(Path(record["snapshot"])), Path(record["model"]))
+    write_record(run, {**record, "identity": identity})
+    assert with_workers(load_run(run), 3).config.workers == "127.0.0.1:9"
+    write_record(run, {**record, "identity": identity, "status": "interrupted"})
+    assert with_workers(load_run(run), 3).config.workers == 3
+    assert load_run(run).config.workers == 3 and read_resolved(run)[1] == choices
+    with lock(run), pytest.raises(Busy):
+        with_workers(load_run(run), 2)
 
 
 def flip(path: Path) -> None:

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hivetune import __version__
 from hivetune.base.database import open_database
-from hivetune.base.disk import LOCK, home
+from hivetune.base.disk import LOCK, home, lock
 from hivetune.base.private import check_own, make_folder
 from hivetune.base.whole import problems_once
 from hivetune.config import RunConfig
@@ -57,7 +57,7 @@ def open_run(
     folder = folder.resolve()
     if (folder / RECORD).exists():
         refuse_other(folder, identity)
-        return load_run(folder)
+        return with_workers(load_run(folder), config.workers)
     if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
     plan = plan_of(config, snapshot, settings_hash)
@@ -102,6 +102,18 @@ def load_run(folder: Path) -> Run:
     if "identity" in record:
         refuse_changed(folder, record["identity"], identity_of(config, snapshot, model))
     return Run(folder, config, model, snapshot, read_plan(folder))
+
+
+def with_workers(run: Run, workers: int | str | None) -> Run:
+    """A run that is not done goes on with these: their number and place are no part of what it is. Raises Busy while
+    another process trains it."""
+    if workers == run.config.workers or run.record["status"] == "done":
+        return run
+    with lock(run.folder):
+        config, choices = read_resolved(run.folder)
+        config = config.model_copy(update={"workers": workers})
+        write_resolved(run.folder, config, choices)
+    return replace(run, config=config)
 
 
 def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
