@@ -19,7 +19,8 @@ from hivetune.cli.output import MODE
 from hivetune.errors import HivetuneError, Stopped
 
 Ask = Callable[..., tuple[int, dict[str, Any], str]]
-LONG = {"demo", "doctor", "serve", "bench", "dashboard"}  # do their work without an argument
+# They do their work without an argument; `cluster up` starts a Ray that goes on (tests/scale/cluster).
+LONG = {"demo", "doctor", "serve", "bench", "dashboard", "cluster up"}
 
 
 def hivetune(*arguments: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
