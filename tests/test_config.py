@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.config import known_keys, known_settings, load_config, parse_config
+from hivetune.config import known_settings, load_config, parse_config
 from hivetune.errors import UsageError
 from hivetune.process.cluster import cluster_of
 
@@ -109,7 +109,7 @@ def test_the_values_of_a_config_read_back_equal() -> None:
 
 def test_every_setting_is_documented_with_its_reason() -> None:
     text = (DOCS / "config.md").read_text(encoding="utf-8")
-    missing = [key for key in known_keys() if f"`{key}`" not in text]
+    missing = [each.key for each in known_settings() if f"`{each.key}`" not in text]
     assert not missing, f"docs/config.md does not mention {missing}"
 
 

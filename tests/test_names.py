@@ -10,7 +10,7 @@ from pathlib import Path
 import typer.main
 
 from hivetune.cli.main import COMMANDS, _app
-from hivetune.config import known_keys
+from hivetune.config import known_settings
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hivetune"
@@ -168,7 +168,7 @@ def test_every_option_that_is_named_exists() -> None:
 
 def test_every_setting_that_is_named_exists() -> None:
     """`data.path`, `supervise.allow` and the like, wherever the first word is a section of the config."""
-    keys = set(known_keys())
+    keys = {setting.key for setting in known_settings()}
     sections = {key.split(".")[0] for key in keys if "." in key}
     pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(sorted(sections))})\.[a-z_]+\b(?![./(])")
     found = [(place, name) for place, text in texts() for name in pattern.findall(text)]

@@ -366,11 +366,6 @@ def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> li
     return found
 
 
-def known_keys() -> list[str]:
-    """Every setting as a dotted name."""
-    return [setting.key for setting in known_settings()]
-
-
 def _override(tree: dict[str, Any], override: str) -> str:
     """Sets one value in `tree`; its dotted name."""
     key, equals, text = override.partition("=")
