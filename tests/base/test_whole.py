@@ -77,7 +77,7 @@ def test_a_home_that_can_not_be_written_costs_nothing_else(
     tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "file" / "home"))
     path = tmp_path / "weights"
     path.write_bytes(bytes(whole.REMEMBERED_FROM_BYTES))
     assert sha256_once(path) == sha256_file(path)

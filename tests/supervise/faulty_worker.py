@@ -34,8 +34,8 @@ class Diverging(AdamW):
         super().begin(rate=rate, number=number)
         self.number = number
 
-    def apply(self, grad_N: torch.Tensor, ok: torch.Tensor | None = None) -> None:
-        super().apply(grad_N, ok)
+    def apply(self, grad_N: torch.Tensor, ok: torch.Tensor | None = None, shrink: torch.Tensor | None = None) -> None:
+        super().apply(grad_N, ok, shrink)
         if self.number == DIVERGE_AFTER + 1 and self.fault.exists():
             self.fault.unlink()
             self.master_N.mul_(1000)

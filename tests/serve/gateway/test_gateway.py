@@ -33,8 +33,9 @@ def test_the_official_client_and_curl_get_labelled_answers(own_home: Path, tmp_p
         )
         chunks = list(pieces)
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        whole, _, _ = texts["helpdesk"].partition("\ufffd")  # a character that the last token leaves unfinished
-        assert streamed == whole
+        # Up to bytes that are no character, or not yet: what random weights say has some.
+        whole, said = (text.partition("\ufffd")[0] for text in (texts["helpdesk"], streamed))
+        assert said == whole and whole
         assert {chunk.system_fingerprint for chunk in chunks} == {first} and len({chunk.id for chunk in chunks}) == 1
         assert client.completions.create(model="base", prompt="one two", max_tokens=2).choices[0].text is not None
         with pytest.raises(NotFoundError, match="served are: helpdesk"):
