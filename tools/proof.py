@@ -63,7 +63,7 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
     "workers": (
         "one adapter hash for 1, 2 and 4 workers and for 3 of which 20 are killed or stopped in 200 steps; for 1 to 4 "
         "processes of torchrun",
-        ["-m", "proof", "tests/supervise/test_workers.py", "tests/engine/train/test_train.py"],
+        ["-m", "proof", "tests/supervise/test_workers.py", "tests/engine/train/test_ranks.py"],
     ),
     "cluster": (
         "a run on a real local Ray cluster whose machine is killed without notice and whose head is killed with -9 "

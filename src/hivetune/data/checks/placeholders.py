@@ -107,8 +107,8 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
 
 def _is_named(word: str, before: Iterable[str]) -> bool:
     """Whether the prompt itself names what was answered; signs only in quotes, since a question has them anyway."""
-    quoted = any(c.isalnum() for c in word)
-    pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)" if quoted else rf"[\"'`“]{re.escape(word)}[\"'`”]", re.I)
+    is_word = any(c.isalnum() for c in word)
+    pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)" if is_word else rf"[\"'`“]{re.escape(word)}[\"'`”]", re.I)
     return any(pattern.search(text) for text in before)
 
 

@@ -320,7 +320,7 @@ def load_module(
 
 def _check_blocks(name: str, columns: int, device: torch.device) -> None:
     """bitsandbytes 0.50 packs 64 values after another to a block, and on a processor unpacks as if each row began one:
-    rows of 48 columns came back with up to twice the error of the rounding. Raises UsageError."""
+    rows of 48 columns came back with the scales of other rows. Raises UsageError."""
     if device.type == "cpu" and columns % BLOCK:
         raise UsageError(
             f"method: qlora: {name} has rows of {columns} values, which bitsandbytes unpacks wrongly on a processor",
