@@ -18,6 +18,7 @@ from hivetune.base.disk import (
     lock,
     lock_holder,
     manifest_problems,
+    scratch_folder,
     write_atomic,
     write_json,
     write_manifest,
@@ -135,6 +136,33 @@ def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path:
     with contextlib.closing(sqlite3.connect(path)) as reader:
         assert reader.execute("SELECT x FROM a").fetchall() == [(1,)]
     first.close()
+
+
+def test_what_a_killed_process_left_goes_before_the_next_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    script = (
+        "import sys; from hivetune.base.disk import scratch_folder\n"
+        "with scratch_folder() as folder: print(folder, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().strip())
+        (theirs / "rows").write_text("a secret")
+        with scratch_folder() as own:
+            assert (theirs / "rows").exists(), "removed while its process lives"
+            process.kill()
+            process.wait()
+            with scratch_folder() as second:
+                assert not theirs.exists()
+                assert {own, second} == {path for path in own.parent.iterdir() if path.is_dir()}
+    assert not own.exists() and not second.exists()
+    assert own.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_look_at_a_free_lock_makes_nobody_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,12 +237,21 @@ def test_the_page_of_exit_codes_has_every_code() -> None:
         ("hivetune train run.yaml --set lora.r", ["lora.r=", "lora.rslora="]),
         ("hivetune train run.yaml --set lora.rslora=", ["lora.rslora=true", "lora.rslora=false"]),
         ("hivetune plan rows.csv --model sm", ["smollm2-135m"]),
-        ("hivetune show la", ["last"]),
     ],
 )
-def test_a_shell_is_offered_what_fits(line: str, offered: list[str], tmp_path: Path) -> None:
-    asked = {"_HIVETUNE_COMPLETE": "complete_bash", "_TYPER_COMPLETE_ARGS": line, "COMP_WORDS": line}
-    environment = {**os.environ, **asked, "COMP_CWORD": str(len(line.split()) - 1), "HIVETUNE_HOME": str(tmp_path)}
+def test_bash_is_offered_what_fits(line: str, offered: list[str], tmp_path: Path) -> None:
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    assert complete("bash", asked, tmp_path).split() == offered
+
+
+def test_other_shells_are_offered_the_same(tmp_path: Path) -> None:
+    """They send the line in a variable of typer's own."""
+    asked = {"_TYPER_COMPLETE_ARGS": "hivetune show la", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert complete("fish", asked, tmp_path) == "last\n"
+
+
+def complete(shell: str, asked: dict[str, str], home: Path) -> str:
+    """With the variables that the scripts of `hivetune --show-completion` set, and no others."""
+    environment = {**os.environ, **asked, "_HIVETUNE_COMPLETE": f"complete_{shell}", "HIVETUNE_HOME": str(home)}
     command = [sys.executable, "-c", "from hivetune.cli.main import main; main()"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.stdout.split() == offered, done.stderr
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout

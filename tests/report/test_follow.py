@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from journals import make_run, make_steps, points_in
+from small_disk import fill
 from tensorboard_reader import read_by_tensorboard
 
 from hivetune.base.disk import home
-from hivetune.errors import Busy, MachineNotFit
+from hivetune.errors import Busy, DoesNotFit, MachineNotFit
 from hivetune.report.follow import LONGEST_PAUSE_S, TRIES_AFTER_END_S, report_on, report_once, reports_of
 from hivetune.report.targets import Destination
 from hivetune.run.status import hold_run
@@ -68,6 +69,45 @@ def test_a_place_that_can_not_be_written_is_told_once_and_tried_again(tmp_path: 
     assert max(world.pauses) == LONGEST_PAUSE_S
     assert reports_of(run)[0].problem == ""
     assert read_by_tensorboard(place / run.name).keys() == points_in(run).keys()
+
+
+def test_a_full_disk_is_said_and_leaves_no_torn_file(small_disk: Path, tmp_path: Path) -> None:
+    run, place = make_run(tmp_path), Destination("tensorboard", str(small_disk / "tb"))
+    make_steps(run, 1, 5)
+    report_once(run, place)
+    [file] = (small_disk / "tb" / run.name).iterdir()
+    before = file.read_bytes()
+    make_steps(run, 6, 200)
+    taken = fill(small_disk)
+    with pytest.raises(DoesNotFit, match="No space left on device"):
+        report_once(run, place)
+    assert file.read_bytes() == before
+    assert (reports_of(run)[0].points, "No space left" in reports_of(run)[0].problem) == (5, True)
+    other = make_run(tmp_path, "other")
+    make_steps(other, 1, 5)
+    with pytest.raises(DoesNotFit):
+        report_once(other, place)
+    assert {path for path in small_disk.rglob("*") if path.is_file()} == {file, taken}
+    taken.unlink()
+    report_once(run, place)
+    assert read_by_tensorboard(file.parent).keys() == points_in(run).keys()
+
+
+def test_an_exporter_goes_on_when_the_home_is_full(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIVETUNE_HOME", str(small_disk / "home"))
+    run, place = make_run(tmp_path), tmp_path / "tb"
+    make_steps(run, 1, 5)
+    with ExitStack() as held:
+        held.enter_context(hold_run(run))
+        world = World(lambda: fill(small_disk), lambda: make_steps(run, 6, 12), *[lambda: None] * 20)
+        world.happens += [(small_disk / "other-program").unlink, held.close]
+        world.report(run, place)
+    [said] = world.said
+    assert "state.json" in said and "No space left" in said
+    assert read_by_tensorboard(place / run.name).keys() == points_in(run).keys()
+    assert reports_of(run)[0].points == 13
 
 
 def test_after_the_run_it_tries_for_a_while_and_says_how_to_send_the_rest(tmp_path: Path) -> None:

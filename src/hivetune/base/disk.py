@@ -11,7 +11,9 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from typing import IO, Any
 
 import platformdirs
 
-from hivetune.base.private import check_own, make_folder, open_plain
+from hivetune.base.private import check_own, make_folder, open_plain, temporary_folder
 from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
@@ -29,6 +31,8 @@ HASH_CHUNK_BYTES = 1 << 20
 # `lock_holder` holds a free lock itself for some microseconds: whoever takes one asks again before it counts as held.
 _ASKED_TIMES, _ASKED_AGAIN_S = 4, 0.01
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+# The same in the words of a child's error, of SQLite and of libraries that have errors of their own.
+FULL_DISK_WORDS = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
 
 
 class Disk:
@@ -72,7 +76,7 @@ def home() -> Path:
 def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> None:
     """All of `data` under `path`, or what was there before: temporary name, fsync, rename, fsync of the folder.
 
-    Raises: OSError; the temporary file is gone then.
+    Raises: OSError, which names `path`; the temporary file is gone then.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -80,9 +84,10 @@ def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> 
         disk.write(temporary, data)
         disk.sync(temporary)
         disk.rename(temporary, path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        error.filename = error.filename or str(path)
         raise
     disk.sync(path.parent)
 
@@ -229,6 +234,25 @@ def lock_holder(folder: Path) -> LockHolder | None:
 
 def _is_holder(words: list[str]) -> bool:
     return len(words) == 2 and words[0].isascii() and words[0].isdigit()
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder for its user alone, gone after the block. Its path is short enough for that of a socket.
+
+    A process that is killed leaves its own, with a socket or with rows in it: the next one that needs a folder removes
+    those that nobody holds. Raises OSError, and UsageError where somebody else has planted the folder of them all.
+    """
+    room = temporary_folder("hivetune-scratch")
+    with contextlib.ExitStack() as held:
+        with open(open_plain(room / LOCK, os.O_RDWR | os.O_CREAT), "r+b") as alone:
+            fcntl.flock(alone, fcntl.LOCK_EX)  # waits: a folder is locked before another process looks at it
+            for left in room.iterdir():
+                if left.is_dir() and lock_holder(left) is None:
+                    shutil.rmtree(left, ignore_errors=True)
+            made = held.enter_context(tempfile.TemporaryDirectory(dir=room, ignore_cleanup_errors=True))
+            held.enter_context(lock(Path(made)))
+        yield Path(made)
 
 
 def boot_id() -> str:

@@ -6,7 +6,7 @@ import sqlite3
 import time
 import traceback
 
-from hivetune.base.disk import home
+from hivetune.base.disk import FULL_DISK, home
 from hivetune.base.paths import what_to_do
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
@@ -20,7 +20,6 @@ OF_THE_PATH = frozenset(
 _OF_SERVE = frozenset({"starlette", "uvicorn", "httpx2", "prometheus_client"})
 _READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ROOM_BYTES = 1 << 20  # SQLite's log and shared memory need less
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def explain(error: Exception) -> HivetuneError:
@@ -32,7 +31,7 @@ def explain(error: Exception) -> HivetuneError:
     if not isinstance(error, OSError) or error.errno is None:
         return _bug(error)
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-    if error.errno in _FULL:
+    if error.errno in FULL_DISK:
         return DoesNotFit(f"the disk is full: {what}", hint="free some space, then give the same command again")
     if error.errno in _READ_ONLY:
         return UsageError(what, hint="give yourself the right to it, or set HIVETUNE_HOME to a folder of your own")

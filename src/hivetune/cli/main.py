@@ -127,8 +127,10 @@ def main() -> None:
         signal.signal(number, _stop)
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
-    # A shell that completes a command line asks with the line in the environment (typer's own variable).
-    arguments = os.environ.get("_TYPER_COMPLETE_ARGS", "").split()[1:] or arguments or ["status"]
+    if "_HIVETUNE_COMPLETE" in os.environ:  # a shell asks what fits; typer has bash's line in another variable
+        line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+        arguments = line.split()[1:]
+    arguments = arguments or ["status"]
     try:
         # Under --json typer's own errors come here; else typer prints them, with the usage of the command.
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune import errors
-from hivetune.base.disk import read_json, write_json
+from hivetune.base.disk import FULL_DISK_WORDS, read_json, write_json
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.folder import TASK
@@ -370,6 +370,9 @@ class Outcome:
         if self.status in ("done", "stopped"):
             return self.result
         if self.error is not None:
+            if self.error.exit_code == 1 and FULL_DISK_WORDS.search(self.error.message):
+                hint = "free some space, then give the same command again"
+                raise errors.DoesNotFit(f"the disk is full: {what}: {self.error.message}", hint=hint)
             kind = _ERRORS.get(self.error.exit_code, errors.HivetuneError)
             prefix = "" if self.error.exit_code != 1 else f"{what} failed: {self.error.type}: "
             raise kind(prefix + self.error.message, hint=self.error.hint)

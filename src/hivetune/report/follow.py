@@ -1,15 +1,16 @@
 """One report: what the journal says and a tool has not is sent, once or as long as the run goes on."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hivetune.base.disk import home, lock, lock_holder, sha256_bytes, write_json
+from hivetune.base.disk import FULL_DISK_WORDS, home, lock, lock_holder, sha256_bytes, write_json
 from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import from_plain
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.report.points import Held, JournalReader, first_difference, missing
 from hivetune.report.sink import Sink, Subject, subject_of
 from hivetune.report.targets import Destination, open_sink
@@ -83,7 +84,7 @@ class Exporter:
 
 def report_once(run: Path, destination: Destination) -> ReportState:
     """All of a run's points, now. Raises Busy while another process reports the same, MachineNotFit when the tool can't
-    be reached."""
+    be reached, DoesNotFit when its disk is full."""
     with lock(_folder(run, destination), hint="it goes on by itself while the run does"):
         exporter = Exporter(subject_of(run), destination)
         try:
@@ -91,7 +92,7 @@ def report_once(run: Path, destination: Destination) -> ReportState:
             state = run_status(run).state
             exporter.finish(state)
         except Exception as error:  # noqa: BLE001 (each tool's library has errors of its own)
-            _write(run, destination, exporter, _words(error))
+            _write_problem(run, destination, exporter, error)
             raise _unreachable(destination, error) from None
         return _write(run, destination, exporter)
 
@@ -117,20 +118,20 @@ def report_on(
                 if not running:
                     exporter.finish(run_status(run).state)
                     return _write(run, destination, exporter)
+                if problem or clock() - written >= _WRITE_EVERY_S:
+                    _write(run, destination, exporter)
+                    written = clock()
             except Exception as error:  # noqa: BLE001 (each tool's library has errors of its own)
                 exporter.lose()
                 if _words(error) != problem:
                     problem = _words(error)
                     say(f"{destination.target} at {destination.place}: {problem}: trying again")
-                    _write(run, destination, exporter, problem)
+                    _write_problem(run, destination, exporter, error)
                 if clock() - ended > TRIES_AFTER_END_S:
                     raise _unreachable(destination, error) from None
                 sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
-            if problem or clock() - written >= _WRITE_EVERY_S:
-                _write(run, destination, exporter)
-                written = clock()
             pause_s, problem = _FIRST_PAUSE_S, ""
             sleep(_LOOK_S)
 
@@ -162,10 +163,16 @@ def _write(run: Path, destination: Destination, exporter: Exporter, problem: str
     return report
 
 
+def _write_problem(run: Path, destination: Destination, exporter: Exporter, error: Exception) -> None:
+    with contextlib.suppress(OSError):  # the home may be what is full: the problem is said by who calls this
+        _write(run, destination, exporter, _words(error))
+
+
 def _unreachable(destination: Destination, error: Exception) -> HivetuneError:
     if isinstance(error, HivetuneError):
         return error
-    return MachineNotFit(
+    kind = DoesNotFit if FULL_DISK_WORDS.search(str(error)) else MachineNotFit
+    return kind(
         f"{destination.target} at {destination.place}: {_words(error)}",
         hint="what it has is kept; the same command sends the rest",
     )

@@ -11,25 +11,23 @@ from hivetune.report.sink import Subject
 
 
 class TensorBoard:
-    """One event file a run. Its own records tell what it holds; a torn one at its end is cut off when it is opened."""
+    """One event file a run. Its own records tell what it holds; a torn one at its end is cut off: at once where the
+    disk is full, after a kill when the file is opened again."""
 
     def __init__(self, subject: Subject, folder: Path):
         created_s = subject.created_ms / 1000
         # TensorBoard reads the files of a folder in the order of their names, and goes on only with the last one.
         self.path = folder / subject.name / f"events.out.tfevents.{created_s:010.0f}.hivetune.{subject.id}"
         make_folder(self.path.parent)
-        self._file = os.fdopen(open_plain(self.path, os.O_RDWR | os.O_CREAT), "r+b")
+        self._file = os.fdopen(open_plain(self.path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         self._held: Held = {}
-        whole = self._file.read()
-        size = 0
-        for event, end in read_records(whole):
+        self._size_bytes = 0
+        for event, end in read_records(self._file.read()):
             self._note(event)
-            size = end
-        self._file.truncate(size)
-        self._file.seek(size)
-        if not size:
-            self._file.write(first_record(created_s))
-            self._file.flush()
+            self._size_bytes = end
+        self._cut()
+        if not self._size_bytes:
+            self._append(first_record(created_s))
 
     def held(self) -> Held:
         return dict(self._held)
@@ -37,21 +35,37 @@ class TensorBoard:
     def take_back(self, step: int, held: Held) -> Held:
         """A session that starts at `step`: readers forget what they have from there on."""
         newest_ms = max(held.values(), default=0)
-        self._write(LoggedEvent(newest_ms / 1000, step, start=True))
-        self._file.flush()
+        self._write([LoggedEvent(newest_ms / 1000, step, start=True)])
         return dict(self._held)
 
     def add(self, points: Sequence[RunPoint]) -> None:
-        for point in points:
-            self._write(LoggedEvent(point.time_ms / 1000, point.step, point.values))
-        self._file.flush()
+        self._write([LoggedEvent(point.time_ms / 1000, point.step, point.values) for point in points])
 
     def finish(self, status: str) -> None:
-        self._file.flush()
+        pass
 
-    def _write(self, event: LoggedEvent) -> None:
-        self._file.write(record_of(event))
-        self._note(event)
+    def _write(self, events: Sequence[LoggedEvent]) -> None:
+        """All of them or none."""
+        self._append(b"".join(map(record_of, events)))
+        for event in events:
+            self._note(event)
+
+    def _append(self, data: bytes) -> None:
+        """Raises OSError; the file holds what it held before then, and is gone when that was nothing."""
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._cut()
+            if not self._size_bytes:
+                self.path.unlink()
+            raise
+        self._size_bytes += len(data)
+
+    def _cut(self) -> None:
+        self._file.truncate(self._size_bytes)
+        self._file.seek(self._size_bytes)
 
     def _note(self, event: LoggedEvent) -> None:
         if event.start:

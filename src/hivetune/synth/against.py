@@ -1,9 +1,8 @@
 """Rows of the user that no made row may repeat: what is trained and what is held out."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from hivetune.base.disk import scratch_folder
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.read import read_example, read_rows
@@ -20,8 +19,8 @@ class Against:
         """(place, question and answer). Raises UsageError for a file that is not there."""
         if not self._sources:
             return
-        with tempfile.TemporaryDirectory(prefix="hivetune-synth-") as spill:
-            for chunk in plan_inputs(self._sources, Path(spill)).chunks:
+        with scratch_folder() as spill:
+            for chunk in plan_inputs(self._sources, spill).chunks:
                 for raw in read_rows(chunk):
                     try:
                         example = read_example(raw, {}).example

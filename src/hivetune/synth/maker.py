@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from hivetune.base.disk import scratch_folder
 from hivetune.records import Progress, silent
 from hivetune.synth.keep import KeptRows
 from hivetune.synth.make.draft import Draft
@@ -79,7 +79,7 @@ def make_rows(
 
     Raises MachineNotFit without bash, whose grammar decides what parses.
     """
-    with TemporaryDirectory() as folder, closing(Pool(Path(folder) / "pool.db")) as pool:
+    with scratch_folder() as folder, closing(Pool(folder / "pool.db")) as pool:
         rows = KeptRows(pool, settings.frozen, TEMPLATES, settings.seed)
         rows.remember(against)
         counts = _fill(settings, pool, progress)

@@ -12,10 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from hivetune.base.disk import write_whole
+from hivetune.base.disk import scratch_folder, write_whole
 from hivetune.data.frozen import kept_out
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.judge.compare import Prompt
@@ -77,8 +76,8 @@ def ask_rows(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with (
-            TemporaryDirectory() as folder,
-            closing(Pool(Path(folder) / "pool.db")) as pool,
+            scratch_folder() as folder,
+            closing(Pool(folder / "pool.db")) as pool,
             kept_side(side, PAIR_TOKENS, SLOTS) as kept,
             open_artefact(side, ServerSettings(slots=SLOTS)) as (asked, _),
             write_whole(out) as file,

@@ -5,7 +5,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import sqlite3
 import tempfile
@@ -19,7 +18,7 @@ import psutil
 
 from hivetune import __version__
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_json
+from hivetune.base.disk import FULL_DISK_WORDS, MANIFEST, home, lock, read_json, sha256_file, write_json
 from hivetune.base.whole import problems_once
 from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.fates import Decisions
@@ -45,7 +44,6 @@ from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
 
 # As the system and SQLite word it, in the last words of a worker too.
-FULL = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
 FORMAT = 5  # raised when the same input would give another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
@@ -150,7 +148,7 @@ def told_when_full(folder: Path, hint: str) -> Iterator[None]:
         raise
     except (OSError, sqlite3.OperationalError, HivetuneError) as error:
         met = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if met or (not isinstance(error, OSError) and FULL.search(str(error))):
+        if met or (not isinstance(error, OSError) and FULL_DISK_WORDS.search(str(error))):
             raise DoesNotFit(f"the disk of {folder} is full: working on the rows needs more room", hint=hint) from None
         raise
 

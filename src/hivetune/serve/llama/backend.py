@@ -21,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from typing import Any, Literal
 
 import psutil
 
+from hivetune.base.disk import scratch_folder
 from hivetune.base.whole import named_problems
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
@@ -91,9 +91,9 @@ def open_backend(
     settings = settings or ServerSettings()
     check_files(model, settings)
     program = find_engine(settings.engine)
-    with tempfile.TemporaryDirectory(prefix="hivetune-serve-") as scratch:
-        log = Path(scratch) / "server.log"
-        socket_path = Path(scratch) / "llama.sock"
+    with scratch_folder() as scratch:
+        log = scratch / "server.log"
+        socket_path = scratch / "llama.sock"
         if len(os.fsencode(socket_path)) > LONGEST_SOCKET_PATH:
             raise MachineNotFit(
                 f"{socket_path} is too long for the name of a socket",

@@ -1,12 +1,11 @@
 """The prompts of a comparison: a run's held-out rows, or the rows of any file that `data check` reads."""
 
 import hashlib
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from hivetune.base.disk import scratch_folder
 from hivetune.config import EvalConfig
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.reasons import RowRefused
@@ -41,8 +40,8 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
         find_checker(config.checker, "eval.checker")
     rows: list[RowInfo] = []
     refused: dict[str, int] = {}
-    with tempfile.TemporaryDirectory(prefix="hivetune-rows-") as spill:
-        for chunk in plan_inputs(list(paths), Path(spill)).chunks:
+    with scratch_folder() as spill:
+        for chunk in plan_inputs(list(paths), spill).chunks:
             for raw in read_rows(chunk):
                 try:
                     rows.append(_info(len(rows), read_example(raw, {}).example))
