@@ -18,6 +18,7 @@ from hivetune.base.disk import (
     lock,
     lock_holder,
     manifest_problems,
+    read_json,
     scratch_folder,
     write_atomic,
     write_json,
@@ -46,6 +47,13 @@ def test_json_never_holds_a_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Out of range"):
         write_json(tmp_path / "x.json", {"loss": float("nan")})
     assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "5", "[" * 100_000, '{"a": "\\ud800'])
+def test_what_is_no_json_object_is_one_kind_of_error(content: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError):
+        read_json(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "manifest"])

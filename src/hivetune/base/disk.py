@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -115,15 +115,21 @@ def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
     return path
 
 
-def write_json(path: Path, value: Any, *, disk: Disk = DISK) -> None:
+def write_json(path: Path, value: Mapping[str, Any], *, disk: Disk = DISK) -> None:
     """`value` as indented JSON, atomically. Raises ValueError for NaN and infinities: a missing number is null."""
     write_atomic(path, (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(), disk=disk)
 
 
-def read_json(path: Path) -> Any:
-    """Raises OSError, and ValueError for a file that is not JSON."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object that `write_json` wrote. Raises OSError, and ValueError for a file that holds none."""
     with open(open_plain(path), encoding="utf-8") as file:
-        return json.load(file)
+        try:
+            value = json.load(file)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
 
 
 def sha256_bytes(data: bytes | memoryview) -> str:

@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from hivetune.base.disk import MANIFEST, home, manifest_problems, read_json, sha256_file, write_atomic
 
@@ -65,10 +64,8 @@ def _identity(status: os.stat_result) -> str:
 def _read_cache() -> dict[str, str]:
     """What earlier processes hashed; nothing where the file is missing or damaged."""
     try:
-        found: Any = read_json(home() / CACHE)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
+        found = read_json(home() / CACHE)
+    except (OSError, ValueError):
         return {}
     return {key: value for key, value in found.items() if isinstance(value, str) and _HASH.fullmatch(value)}
 

@@ -85,7 +85,7 @@ def _evaluate(run: Run) -> dict[str, Any]:
     path = run.folder / EVALUATION
     if path.exists():
         say("already evaluated")
-        return dict(read_json(path))
+        return read_json(path)
     with progress("scoring and answering", "items") as report:
         return evaluate_run(run, report)
 

@@ -221,7 +221,7 @@ def open_snapshot(folder: Path) -> Snapshot:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
         raise UsageError(f"{folder} holds no snapshot", hint="hivetune data prepare SRC --out DIR") from None
-    if not isinstance(manifest, dict) or manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
+    if manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
         raise UsageError(f"{folder} holds no snapshot that this version reads", hint="prepare it again")
     try:
         for name, entry in manifest["files"].items():

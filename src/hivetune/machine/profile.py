@@ -4,7 +4,6 @@ One file a machine, `home()/profiles/FINGERPRINT.json`. The engine writes it (pr
 reads it. A changed driver, card, torch or core count is another fingerprint, so nothing here is ever stale.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -118,9 +117,9 @@ def read_profile(fingerprint: str) -> Profile:
     """What is known of the machine; empty when nothing is, or when the file is damaged: it only saves time."""
     try:
         content = read_json(profile_path(fingerprint))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return Profile(fingerprint)
-    if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+    if content.get("schema") != _SCHEMA:
         return Profile(fingerprint)
     parts = {name: content[name] for name in _PARTS if name in content}
     return Profile(fingerprint, **{name: part for name, part in parts.items() if isinstance(part, dict)})

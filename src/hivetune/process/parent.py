@@ -297,7 +297,6 @@ def _error(error: Mapping[str, Any] | None, code: int | None, folder: Path) -> C
 
 def _read_outcome(folder: Path) -> dict[str, Any]:
     try:
-        document = read_json(folder / OUTCOME)
+        return read_json(folder / OUTCOME)
     except (OSError, ValueError):
         return {}
-    return document if isinstance(document, dict) else {}

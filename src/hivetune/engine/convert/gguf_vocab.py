@@ -236,5 +236,4 @@ def _added_ends(folder: Path, bos: str | None, template: str | None) -> dict[str
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    found = read_json(path) if path.exists() else {}
-    return found if isinstance(found, dict) else {}
+    return read_json(path) if path.exists() else {}

@@ -102,15 +102,15 @@ def _served(run: Run, exported: Exported, quant: str) -> Iterator[tuple[Backend,
 def _base_told(run: Run, quant: str, passages: Sequence[Passage]) -> Sayings:
     """What the base says at a number type, kept by content: it is the same for every adapter."""
     model_sha256 = sha256_file(run.model / MANIFEST)
-    asked = repr([model_sha256, quant, TOP, to_plain(tuple(passages))])
+    asked = repr(["base", model_sha256, quant, TOP, to_plain(tuple(passages))])
     path = home() / "told" / f"{sha256_bytes(asked.encode())[:16]}.json"
     with lock(path.parent):
         if not path.is_file():
             model = base_gguf(run.config.model, model_sha256, quant)
             with open_backend(model, ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)) as backend:
                 told, _ = tell_passages(backend, passages, slots=_SLOTS, top=TOP)
-            write_json(path, plain_told(told))
-    return read_told(read_json(path))
+            write_json(path, {"base": plain_told(told)})
+    return read_told(read_json(path)["base"])
 
 
 def _told(
