@@ -31,6 +31,18 @@ def test_what_is_given_belongs_to_the_question(beside: dict[str, Any], added: st
     assert said({"question": ASKED, **beside, "answer": ANSWERED}) == (f"{ASKED}\n{added}", ANSWERED)
 
 
+@pytest.mark.parametrize(
+    "beside", [{"gold_passages": ["town-guide"]}, {"context": "guides/towns.txt"}, {"options": ["A", "B"]}]
+)
+def test_what_is_only_named_is_not_written_into_the_question(beside: dict[str, Any]) -> None:
+    assert said({"query": f"{ASKED} A or B?", **beside, "truth": ANSWERED}) == (f"{ASKED} A or B?", ANSWERED)
+
+
+def test_objects_as_a_program_shows_them_are_no_text() -> None:
+    with pytest.raises(RowRefused):
+        read_conversation({"questions": ASKED, "retrieved_docs": "[Document(id=1, content='x y')]", "truth": ANSWERED})
+
+
 def test_choices_in_columns_of_their_own() -> None:
     row = {"question": ASKED, "A": "Bonn", "B": "Aachen", "C": "", "answer": "A"}
     assert said(row) == (f"{ASKED}\nA. Bonn\nB. Aachen", "A")

@@ -56,6 +56,7 @@ def test_turns_under_any_name(row: dict[str, Any]) -> None:
     "row",
     [
         {"ticket": {"customer_message": ASKED, "agent_reply": ANSWERED}, "region": "EU"},
+        {"query": ASKED, "response": {"answer": ANSWERED, "sources": ["a.md"]}, "label": "parcels"},
         {"question": ASKED, "truth": ANSWERED},
         {"question": ASKED, "standard_answer": ANSWERED, "model_output": "I do not know, sorry."},
         {"toy_input": ASKED, "toy_output": ANSWERED},
@@ -82,6 +83,9 @@ def test_the_only_question_and_answer(row: dict[str, Any]) -> None:
         {"question": ASKED, "outputs_list": [ANSWERED, "It is lost."]},  # lines of one answer, or two answers
         {"log": turns("speaker", "text", "user", "agent"), "persona": "You are a rude clerk."},
         {"log": turns("speaker", "text", "user", "agent"), "image": "cat.png"},
+        {"input": ASKED, "output": {"name": "find", "arguments": {"thing": "the parcel"}}},  # a part of an answer
+        {"class": "post", "prompt": "You are a judge. Give a mark from 0 to 1."},  # what a prompt is about
+        {"review_id": "r", "answer1_id": "a", "answer2_id": "b", "text": "Both answers are right."},
     ],
 )
 def test_doubt_is_a_refusal(row: dict[str, Any]) -> None:
@@ -110,6 +114,7 @@ SQUAD = {"context": "The depot is in Bonn.", "qas": [{"question": ASKED, "answer
         ({"cases": [EXAMPLE, {"question": "Who is it?", "answer": "She is."}]}, "cases[]"),
         ({"id": [1, 2], "question": [ASKED, "Who is it?"], "truth": [ANSWERED, "It is her."]}, "{columns}"),
         ({"conversation": turns("role", "content", "user", "assistant")}, ""),
+        ({"query": ASKED, "response": {"answer": ANSWERED, "sources": [{"n": 1}, {"n": 2}]}}, ""),  # one row, not two
         ({"conversation": [{"user": ASKED, "image": "a.png", "reply": ANSWERED}] * 3}, ""),  # no turn is a row alone
     ],
 )

@@ -4,13 +4,15 @@ What was given belongs to the question: passages as they are, choices each on a 
 answer is left out and counted.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.names import part_of, words
+from hivetune.data.rows.find.names import is_reference, part_of, words
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content
+from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row, names, objects, one_of, parsed
 
 _LETTERS = "ABCDEFGHIJ"
@@ -18,6 +20,8 @@ _CHOICES = ("option", "options", "choice", "choices", "candidates")
 _OF_AN_AGENT = names(
     "action actions observation observations step steps call calls called result results event events trajectory"
 )
+_OBJECTS = re.compile(r"\s*\[?\s*[A-Z]\w*\(\w+=")  # [Document(id=..., content=...
+_LETTER_ALONE = re.compile(r"\(?[A-J]\)?")
 SHARED_WORDS = 0.6  # of an answer's words, found in another column: it may be where the answer comes from
 
 
@@ -71,11 +75,13 @@ def _holders(row: Row, path: str) -> list[Mapping[str, Any]]:
 def _text(name: str, value: Any, answer: Any) -> str | None:
     """What is given as text; None for what nobody would know how to write."""
     if isinstance(value, str):
-        return value.strip() or None
+        if _OBJECTS.match(value):
+            raise RowRefused("unexplained-column", f"{name[:60]!r} holds objects as a program shows them")
+        return None if is_reference(name, value) else value.strip() or None
     if any(name.lower().endswith(word) for word in _CHOICES):
         return _choices(value, answer)
     if isinstance(value, list) and all(isinstance(piece, str) for piece in value):
-        return "\n".join(value)
+        return "\n".join(piece for piece in value if not is_reference(name, piece)) or None
     texts = [piece.get("text") for piece in objects(value) or []]
     return "\n".join(map(str, texts)) if texts and all(isinstance(text, str) for text in texts) else None
 
@@ -89,6 +95,8 @@ def _choices(value: Any, answer: Any) -> str | None:
         return None
     if len(labels) == len(texts) and all(isinstance(label, str) for label in labels):
         return "\n".join(f"{label}. {text}" for label, text in zip(labels, texts, strict=True))
+    if all(_LETTER_ALONE.fullmatch(str(text).strip()) for text in texts):
+        return None  # the question names them
     said = str(answer).strip()
     if said in map(str, texts):
         return "\n".join(map(str, texts))
@@ -117,6 +125,8 @@ def is_about(row: Row, path: Sequence[str], value: str, answered: str | None, an
     """
     if any(part_of(name) == "about" for name in path if name != "[]"):
         return True
+    if plain_name(path[-1]) in LABELS and not looks_like_content(value):
+        return True  # which kind of question it is
     if answered is None or not isinstance(answer, str):
         return False
     *above, name = answered.split(".")

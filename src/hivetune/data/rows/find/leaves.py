@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.names import is_note, is_of_a_person, names_role, part_of, role_of
+from hivetune.data.rows.find.names import is_note, is_of_a_person, is_reference, names_role, part_of, role_of
 from hivetune.data.rows.find.talk.turn_lists import names_party
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import Row, Tools, is_json_text, parsed
@@ -77,6 +77,8 @@ def _has_to_be_said(path: tuple[str, ...], value: str, used: Sequence[tuple[str,
     if above and ((names_role(path[-1]) and names_party(value)) or role_of(value) is not None):
         return False  # who speaks
     parts = [part_of(name) for name in named]
+    if is_reference(path[-1] if path[-1] != "[]" else path[-2], value):
+        return False
     if "media" in parts:
         raise RowRefused("unsupported-content", f"{'.'.join(path)[:60]}: only text can be learned")
     return _matters(value, parts, nested=len(path) > 1)

@@ -63,6 +63,8 @@ _GIVEN = names(
     "retrieved retrieval scenario hint hints facts evidence evidences rule rules policy policies guideline guidelines "
     "constraint constraints requirement requirements profile"
 )
+_DOCUMENTS = names("context contexts passage passages document documents evidence evidences article articles retrieved")
+_REFERENCE = re.compile(r"(?=\S*[A-Za-z])(?=\S*[\d_./:#-])[\w./:#@%+-]+", re.ASCII)
 _ABOUT = names(
     "analysis rationale rationales explanation explanations justification justifications critique reflection "
     "reflections rubric rubrics test tests testcase testcases test_list judgement judgment verdict verification "
@@ -192,6 +194,11 @@ def is_note(path: Sequence[str]) -> bool:
 def is_of_a_person(path: Sequence[str]) -> bool:
     """Whether a path leads to what somebody is called or reached by: `requester.email`, `agent.name`."""
     return len(path) > 1 and plain_name(path[-1]) in _OF_A_PERSON and bool((ASKERS | ANSWERERS) & set(words(path[-2])))
+
+
+def is_reference(name: str, value: str) -> bool:
+    """Whether the document of this name is only named: `page_12`, `guides/returns.txt`."""
+    return bool(_DOCUMENTS & set(words(name))) and _REFERENCE.fullmatch(value.strip()) is not None
 
 
 def says_nothing(word: str) -> bool:

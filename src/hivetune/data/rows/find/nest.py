@@ -3,6 +3,7 @@
 A row below a record takes along what the record says beside it, so that nothing written there is left out unseen.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ def place_of_rows(records: Sequence[Any]) -> RowPlace:
     best: tuple[float, RowPlace] = (0.0, ())
     for place in _places(records):
         share = _share(_rows(records, place))
-        if share >= USABLE_SHARE and share > best[0]:
+        if share >= USABLE_SHARE and share > best[0] and not _stands_beside(records, place):
             best = (share, place)
     return best[1]
 
@@ -46,7 +47,7 @@ def place_of_rows(records: Sequence[Any]) -> RowPlace:
 def split_record(record: Any, place: RowPlace) -> list[dict[str, Any]]:
     """The rows of one record; the record itself where it has none at that place."""
     value = parsed(record)
-    rows = list(_below(value, place, {}))
+    rows = [{**beside, **row} for beside, row in _below(value, place, {})]
     return rows or ([value] if isinstance(value, dict) else [])
 
 
@@ -78,6 +79,12 @@ def _share(rows: Sequence[Any]) -> float:
     """How many of these rows are read; a conversation that nobody began tells nothing."""
     rows = [row for row in rows if not (isinstance(row, dict) and row.get("messages") == [])]
     return sum(_is_read(row) for row in rows) / max(1, len(rows))
+
+
+def _stands_beside(records: Sequence[Any], place: RowPlace) -> bool:
+    """Whether the conversations stand beside what lies at `place`, and not in it: each would be read many times."""
+    beside = [one for record in records[:MAX_TRIED_ROWS] for one, _ in itertools.islice(_below(record, place, {}), 1)]
+    return any(map(_is_read, beside))
 
 
 def _is_row(record: Any) -> bool:
@@ -178,19 +185,22 @@ def is_table(record: Any) -> bool:
     return len(sizes) == 1 and sizes.pop() >= MIN_ALIKE
 
 
-def _below(value: Any, place: RowPlace, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows at `place` of `value`, each with what stands beside it on the way."""
+def _below(
+    value: Any, place: RowPlace, beside: Mapping[str, Any]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """(what stands beside it on the way, a row) for each row at `place` of `value`."""
     value = parsed(value)
     if not place:
         if isinstance(value, dict):
-            yield {**beside, **value}
+            yield beside, value
         elif objects(value) is not None:
-            yield {**beside, "messages": value}
+            yield beside, {"messages": value}
     elif place[0] == BY_QUESTIONS:
-        yield from ({"question": key, "answer": one} for key, one in value.items())
+        yield from ((beside, {"question": key, "answer": one}) for key, one in value.items())
     elif place[0] == BY_COLUMNS:
         if is_table(value):
-            yield from (dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True))
+            cells = zip(*value.values(), strict=True)
+            yield from ((beside, dict(zip(value, row, strict=True))) for row in cells)
     elif place[0] == EACH:
         items = value if isinstance(value, list) else list(value.values()) if _are_alike(value) else []
         for item in items:

@@ -13,7 +13,7 @@ from hivetune.data.rows.find.talk.turn_lists import TALK, both_sides
 from hivetune.data.rows.layouts.answers import is_response
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
-from hivetune.data.rows.layouts.said import Row
+from hivetune.data.rows.layouts.said import Row, names
 from hivetune.data.rows.layouts.turns import read_messages, read_system
 from hivetune.records import Message
 
@@ -21,6 +21,7 @@ QUESTION_WORDS = 2  # of a question that is known by its place alone
 _QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE|MATCH|PREFIX)\s", re.I)
 _NEXT_QUERY = re.compile(r";\s*(?:SELECT|WITH)\s", re.I)
 _TASKS = ("instruction", "instructions", "definition", "task_description", "task_definition", "task_instruction")
+_CLASSED = names("issue ticket complaint problem inquiry enquiry")  # of a question or a prompt its topic is no answer
 _CONTEXTS = ("context", "contexts")  # of a dialogue, or of a question that nobody wrote down apart
 # JSON, JSON in JSON, or how Python shows an object.
 _CODE = re.compile(r"""\s*"?[\[{]\s*\\?["'{\[]""")
@@ -70,7 +71,7 @@ def _sides(row: Row) -> tuple[list[str], list[str]]:
 def _weakly_answered(row: Row) -> list[str]:
     """Paths of answers by the last word of their names; else, in a row of a text and its class alone, the class."""
     found = [path for path, value in open_paths(row).items() if isinstance(value, str) and answers_somehow(path)]
-    if found or len(row) != 2:
+    if found or len(row) != 2 or not any(_CLASSED & set(words(name)) for name in row):
         return found
     return [name for name in row if plain_name(name) in LABELS and isinstance(row[name], str)]
 
@@ -114,7 +115,7 @@ def _is_about(path: str) -> bool:
 
 def _refuse_doubt(asked: str, answered: str, question: Any, answer: Any) -> None:
     """Raises RowRefused where a question and an answer by name may be none."""
-    if _named_depth(asked, "asked") != _named_depth(answered, "answered"):
+    if max(_named_depths(asked, "asked")) not in _named_depths(answered, "answered"):
         raise RowRefused("unknown-layout", f"{asked} and {answered} are parts of different things")
     if isinstance(question, str) and len(question.split()) < QUESTION_WORDS and question.isascii():
         raise RowRefused("unknown-layout", f"{asked} is one word: nothing says that it is the question")
@@ -139,7 +140,8 @@ def _thoughts(row: Row) -> dict[str, str]:
 def sides_of(row: Row) -> tuple[list[str], list[str]]:
     """(paths of questions, paths of answers) by their names, each text once."""
     asked, answered = both_sides(open_paths(row))
-    return _different(row, _nearest(row, asked)), _different(row, answered)
+    written = [path for path in answered if plain_name(path) not in LABELS]  # beside an answer, a class is about it
+    return _different(row, _nearest(row, asked)), _different(row, written or answered)
 
 
 def _nearest(row: Row, paths: list[str]) -> list[str]:
@@ -155,9 +157,10 @@ def _to_learn(paths: list[str]) -> list[str]:
     return others if len(others) == 1 else paths
 
 
-def _named_depth(path: str, part: str) -> int:
-    """How deep the name stands that says what a path holds."""
-    return max((i for i, name in enumerate(path.split(".")) if part_of(name) == part), default=path.count("."))
+def _named_depths(path: str, part: str) -> set[int]:
+    """How deep the names stand that say what a path holds."""
+    names = path.split(".")
+    return {i for i, name in enumerate(names) if part_of(name) == part} or {len(names) - 1}
 
 
 def _different(row: Row, paths: Sequence[str]) -> list[str]:

@@ -61,7 +61,7 @@ NAMED_ROLES = ("user_role", "assistant_role")
 
 MEDIA = names(
     "image images image_url image_urls image_path image_paths image_file img photo picture pictures audio audios "
-    "audio_path audio_url speech video videos video_path video_url pdf pixel_values"
+    "audio_path audio_url speech music video videos video_path video_url pdf pixel_values"
 )
 CONTENT = frozenset(
     (*SYSTEM, *ASKED, *ANSWERED, *CONTEXT, *THOUGHTS, *TURNS, "command", "tool_used", "text", "content", "answers")

@@ -25,7 +25,10 @@ QUESTION = ("user_query", "user_request", "input", "query")
 RESULT = ("result", "output")
 TASK = ("task", "input", "prompt", "query")
 # A text with one of these is a question or an answer whose other half stands elsewhere.
-HALVES = ("question_id", "answer_id", "prompt_id", "response_id", "completion_id", "reply_to")
+HALVES = (
+    *("question_id", "answer_id", "prompt_id", "response_id", "completion_id", "reply_to"),
+    *("review_id", "reviewer_id", "answer1_id", "answer2_id"),
+)
 LABELS = (
     *("label", "labels", "target", "class", "sentiment", "intent", "category", "stars", "rating", "emotion"),
     *("entities", "ner", "ner_tags", "spans", "aspects"),

@@ -272,12 +272,16 @@ def _side_of(path: str) -> str | None:
     *above, _ = path.split(".")
     if any(part_of(name) in ("given", "about") and name != "context" for name in above):
         return None
+    below = False
     for name in reversed(path.split(".")):
         part = part_of(name)
+        if part == "answered" and below:
+            return None  # one of the things that an answer holds is not the whole of it
         if part in ("asked", "answered"):
             return part
         if part not in ("unknown", "content") or (part == "content" and plain_name(name) not in _TRANSPARENT):
             return None
+        below = below or plain_name(name) not in _TRANSPARENT
     return None
 
 
