@@ -187,8 +187,11 @@ def test_on_a_cluster_each_device_takes_runs(config: Any, monkeypatch: pytest.Mo
     with pytest.raises(MachineNotFit, match=r"^no device is left\nhint: mend that; the same"):
         run_sweep(config, "mine", ["learning_rate=0.25,3e-3"], "all", told.append, cluster="10.0.0.5:6479")
     monkeypatch.setattr(station, "ask_cluster", ask_cluster)
-    for address, why in (("nonsense", "of the form HOST:PORT"), ("127.0.0.1:1", "refused")):
-        with pytest.raises(MachineNotFit, match=why):
+    for address, kind, why in (
+        ("nonsense", UsageError, "of the form HOST:PORT"),
+        ("127.0.0.1:1", MachineNotFit, "refused"),
+    ):
+        with pytest.raises(kind, match=why):
             run_sweep(config, "mine", ["learning_rate=1e-3,4e-3"], "all", told.append, cluster=address)
     bound = config.model_copy(update={"workers": 2})
     with pytest.raises(UsageError, match="choose one of them"):

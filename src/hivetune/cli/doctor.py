@@ -67,7 +67,8 @@ def _show_variables(seen: Look, job: Demand) -> None:
     advised = advised_variables(seen, proven_environment(profile, "cuda:0" if seen.cards else "cpu", job.dtype))
     if not advised:
         say("no variable is known to help this machine")
-    show(as_shell(advised))
+    else:
+        show(as_shell(advised))
     emit({"variables": [{"name": one.name, "value": one.value, "why": one.why} for one in advised]})
 
 

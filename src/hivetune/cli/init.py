@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel
 
 from hivetune.base.disk import file_to_write, write_atomic
-from hivetune.cli.arguments import ModelOption, SetOption
+from hivetune.cli.arguments import SetOption, complete_model
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, show, size
 from hivetune.data.fates import NO_VALUE
@@ -28,7 +28,12 @@ _WRITTEN = ("model", "data", "max_length", "epochs", "batch_size", "learning_rat
 
 def init(
     rows: Annotated[list[str] | None, typer.Argument(metavar="[ROWS]...", help="Rows; default: the store.")] = None,
-    model: ModelOption = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="M", help="Model to train; else the one at hand.", autocompletion=complete_model
+        ),
+    ] = None,
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME.yaml here.")] = None,
 ) -> None:

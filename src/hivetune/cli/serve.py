@@ -2,6 +2,7 @@
 
 import re
 from contextlib import closing
+from sqlite3 import Connection
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from hivetune.dashboard.app import dashboard_addition
 from hivetune.errors import UsageError
 from hivetune.release.registry import desired
 from hivetune.report.prometheus import HomeCollector
-from hivetune.serve.gateway.clients import clients, make_client
+from hivetune.serve.gateway.clients import Client, clients, make_client
 from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open, run_gateway
 
 DEFAULT_CLIENT = "default"
@@ -60,18 +61,22 @@ def serve(  # noqa: PLR0913 (each is an option)
         threads=threads,
         card=card,
     )
-    token = _first_token(settings)
+    with closing(open_database()) as database:
+        refuse_open(settings, len(_clients_with_tokens(database)))
     if not names and not _is_promoted():
         say("nothing is promoted, so nothing is served yet: hivetune register RUN --as NAME, hivetune promote NAME@1")
-    run_gateway(settings, lambda url: _tell(url, token), [HomeCollector()], dashboard_addition)
+    run_gateway(settings, _tell, [HomeCollector()], dashboard_addition)
 
 
-def _first_token(settings: GatewaySettings) -> str | None:
-    """A token for whoever starts a gateway for the first time; None when there are clients already."""
+def _clients_with_tokens(database: Connection) -> list[Client]:
+    return [client for client in clients(database) if client.revoked is None]
+
+
+def _first_token() -> str | None:
+    """A token for whoever starts a gateway for the first time; None when there are clients already. Made when the
+    gateway listens: one that could not begin would never show it."""
     with closing(open_database()) as database:
-        known = [client for client in clients(database) if client.revoked is None]
-        refuse_open(settings, len(known))
-        return None if known else make_client(database, DEFAULT_CLIENT)
+        return None if _clients_with_tokens(database) else make_client(database, DEFAULT_CLIENT)
 
 
 def _is_promoted() -> bool:
@@ -79,7 +84,8 @@ def _is_promoted() -> bool:
         return bool(desired(database))
 
 
-def _tell(url: str, token: str | None) -> None:
+def _tell(url: str) -> None:
+    token = _first_token()
     show(f"listening on {url}/v1")
     if is_loopback(urlsplit(url).hostname or ""):
         show(f"dashboard: {url}{BELOW}/login?token={dashboard_token()}")

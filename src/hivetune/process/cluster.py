@@ -118,11 +118,14 @@ def ask_cluster(address: str) -> ClusterView:
 def own_address(address: str) -> str:
     """The address of this machine that the cluster's other machines reach it by: the one that reaches its head.
 
-    Raises MachineNotFit when nobody answers there.
+    Raises UsageError for what is no address, MachineNotFit when nobody answers there.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise no_answer(address, "that is not of the form HOST:PORT")
+        raise errors.UsageError(
+            f"{address}: the address of a cluster is not of the form HOST:PORT",
+            hint="for example 10.0.0.5:6479; hivetune cluster status shows yours",
+        )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S) as connection:
             return str(connection.getsockname()[0])

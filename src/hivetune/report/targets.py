@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hivetune.base.disk import home
 from hivetune.config import ReportTarget
-from hivetune.errors import UsageError
+from hivetune.errors import MachineNotFit
 from hivetune.report.sink import Sink, Subject
 
 # The package that has to be there; TensorBoard's file is written here.
@@ -29,10 +29,10 @@ class Destination:
 
 
 def destination_of(target: ReportTarget, place: str | None) -> Destination:
-    """`place`, else what the tool's own variable says, else below the home. Raises UsageError when the tool's package
-    is missing."""
+    """`place`, else what the tool's own variable says, else below the home. Raises MachineNotFit when the package of the
+    tool is missing."""
     if problem := what_is_missing(target):
-        raise UsageError(problem, hint=f"pip install 'hivetune[{target}]'")
+        raise MachineNotFit(problem, hint=f"pip install 'hivetune[{target}]'")
     if target == "mlflow":
         return Destination(target, place or os.environ.get("MLFLOW_TRACKING_URI") or str(home() / "mlflow"))
     variable = {"trackio": "TRACKIO_DIR", "wandb": "WANDB_DIR"}.get(target, "")

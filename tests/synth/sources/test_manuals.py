@@ -172,6 +172,9 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
     found = list(Places(help_of=("combtool",)).find_help("combtool"))
     assert found == [DocSource("help", "combtool", program)]
     assert "--depth" in read_source(found[0]).options
+    monkeypatch.setattr("hivetune.synth.sources.places.MOST_HELP_BYTES", len(HELP) - 1)
+    with pytest.raises(NotUnderstood, match="prints more than"):  # not with the last option's words cut
+        read_source(found[0])
 
 
 def test_pages_are_found_by_pattern_and_aliases_once(places: Places) -> None:

@@ -36,6 +36,7 @@ from hivetune.serve.swap.live import Live
 from hivetune.serve.swap.wanted import Checks, Deployment, Wanted, wanted
 from hivetune.serve.swap.watch import Watch
 
+_OTHER_SERVES = "it serves this home already, and takes up promotions by itself; see: hivetune status"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHUTDOWN_S = 10
 
@@ -84,7 +85,7 @@ def run_gateway(
     """
     with closing(open_database()) as database:
         wanted(database, settings.names)
-    with lock(gateway_folder()), closing(listen_on(settings.host, settings.port)) as listening:
+    with lock(gateway_folder(), hint=_OTHER_SERVES), closing(listen_on(settings.host, settings.port)) as listening:
         tell = partial(tell_loaded, settings.names)
         tell(())
         port = listening.getsockname()[1]

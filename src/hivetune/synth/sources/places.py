@@ -157,7 +157,10 @@ def _help_of(command: Sequence[str]) -> str:
             )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotUnderstood(f"{' '.join(command)} --help: {error}") from None
-    return (done.stdout or done.stderr)[:MOST_HELP_BYTES].decode("utf-8", "replace")
+    printed = done.stdout or done.stderr
+    if len(printed) > MOST_HELP_BYTES:  # a part would end within what one option does
+        raise NotUnderstood(f"{' '.join(command)} --help: it prints more than {MOST_HELP_BYTES >> 10} KiB")
+    return printed.decode("utf-8", "replace")
 
 
 def _read_info(source: DocSource) -> DocPage:

@@ -66,7 +66,7 @@ def choose_stage(
 def why_no_stage2(bad_rows: int, least: int, validation_rows: Sequence[int], use: Sequence[str]) -> str:
     """Why there is nothing that a stage 2 could learn or be guarded by; empty: there is."""
     if not {"pairs", "failures"} & set(use):
-        return "learn names neither pairs nor failures"
+        return "learn names neither pairs nor failures; with them: learn: [sft, corrections, pairs, failures]"
     if bad_rows < least:
         return f"{bad_rows} bad answers are left to learn from, learn.least_bad asks for {least}"
     if not validation_rows:
