@@ -29,8 +29,8 @@ class Destination:
 
 
 def destination_of(target: ReportTarget, place: str | None) -> Destination:
-    """`place`, else what the tool's own variable says, else below the home. Raises MachineNotFit when the package of the
-    tool is missing."""
+    """`place`, else what the tool's own variable says, else below the home. Raises MachineNotFit when the package
+    of the tool is missing."""
     if problem := what_is_missing(target):
         raise MachineNotFit(problem, hint=f"pip install 'hivetune[{target}]'")
     if target == "mlflow":
