@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.process.parent import ENVIRONMENT
+from hivetune.process.launch import ENVIRONMENT
 from hivetune.run.choices import NO_CHOICES, Choices
 
 os.environ.update(ENVIRONMENT)  # as a run has it; torch's OpenMP reads it when it is loaded

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.process.parent import ENVIRONMENT
+from hivetune.process.launch import ENVIRONMENT
 
 # torch first and of the very version that is measured here, so that no resolver brings another build with CUDA.
 TRL = ("trl==1.16.0", "peft==0.21.2", "transformers==5.23.0")

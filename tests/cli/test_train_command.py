@@ -110,7 +110,7 @@ def test_a_signal_stops_after_a_checkpoint_and_train_goes_on(place: Place, numbe
     arguments = ("train", "mine.yaml", "--set", "epochs=2000", "--set", "patience=null", "--set", f"output={output}")
     process = place.start(*arguments)
     deadline = time.monotonic() + 120
-    while not (output / "metrics.jsonl").exists() or b'"step"' not in (output / "metrics.jsonl").read_bytes():
+    while not (output / "metrics.jsonl").exists() or b'"event": "step"' not in (output / "metrics.jsonl").read_bytes():
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.1)  # a border of two processes: there is nothing to wait on but the file

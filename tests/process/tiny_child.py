@@ -54,7 +54,7 @@ def main(task: Play | Train, heartbeat: Heartbeat) -> dict[str, object]:
         case "allocate":
             return {"bytes": len(bytearray(1 << 30))}
         case "write":
-            os.write(task.handle, b"hello")
+            print(f"wrote {os.write(task.handle, b'hello')} bytes", file=sys.stderr)
     return {}
 
 

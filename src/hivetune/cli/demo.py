@@ -14,6 +14,7 @@ from hivetune.cli.model import model_folder
 from hivetune.cli.output import duration, emit, progress, say, show, size, table
 from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import load_config
+from hivetune.process.launch import Ahead
 from hivetune.release.export import export_run
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.run.folder import EVALUATION
@@ -40,11 +41,13 @@ def demo(
     _station(1, "model", f"SmolLM2-135M-Instruct, prepared once below {home()}")
     model_folder(config.model)
     _station(2, "data", f"{config.data.path}: three agents answering questions about the standard library")
-    with progress("checking and tokenising", "rows") as report:
-        run = open_run(config, "demo", report)
-    _show_data(run)
-    _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
-    summary = measure_and_train(run)
+    with Ahead() as ahead:
+        ahead.start()
+        with progress("checking and tokenising", "rows") as report:
+            run = open_run(config, "demo", report)
+        _show_data(run)
+        _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
+        summary = measure_and_train(run, ahead)
     show_training(summary)
     _station(4, "evaluation", "base and tuned model on rows that neither training nor its stopping has seen")
     evaluation = _evaluate(run)

@@ -9,6 +9,7 @@ from hivetune.cli.model import model_folder
 from hivetune.cli.output import emit, number, progress, say, show, table
 from hivetune.cli.train import measure_and_train
 from hivetune.data.intake.files import find_sources
+from hivetune.process.launch import Ahead
 from hivetune.run.find import shortest_name
 from hivetune.walk.learn.station import learn as learn_in_stages
 from hivetune.walk.open import Run
@@ -21,7 +22,8 @@ def learn(config: ConfigArgument, model: ModelOption = None, overrides: SetOptio
     model_folder(loaded.model)
 
     def train(run: Run) -> dict[str, Any]:
-        return measure_and_train(run)
+        with Ahead() as ahead:
+            return measure_and_train(run, ahead)
 
     with progress("comparing the stages", "items") as comparing:
         document = learn_in_stages(loaded, name, train=train, say=say, comparing=comparing)

@@ -19,6 +19,7 @@ from hivetune.cli.train import measure_and_train, show_training
 from hivetune.config import override_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached, systemd_unit
+from hivetune.process.launch import Ahead
 from hivetune.report.follow import reports_of
 from hivetune.run.choices import read_resolved
 from hivetune.run.find import find_run, known_runs, shortest_name
@@ -149,8 +150,10 @@ def resume(
     for override in overrides or ():
         if not override.startswith(("supervise.", "report_to=")):
             raise UsageError(f"--set {override}: only supervise.* and report_to can be changed for a run that exists")
-    opened = load_run(folder)
-    summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())))
+    with Ahead() as ahead:
+        ahead.start()
+        opened = load_run(folder)
+        summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())), ahead)
     show_training(summary)
     emit(summary)
 

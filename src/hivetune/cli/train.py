@@ -13,6 +13,7 @@ from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, sa
 from hivetune.data.intake.files import find_sources
 from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
+from hivetune.process.launch import Ahead
 from hivetune.report.targets import what_is_missing
 from hivetune.run.find import shortest_name
 from hivetune.run.folder import LOSS_CURVE
@@ -43,14 +44,17 @@ def train(
     loaded, name = read_settings(config, model, [*(overrides or []), *chunks])
     find_sources(loaded.data.path)  # a name that is nothing is said before a model is prepared
     model_folder(loaded.model)
-    with progress("preparing the rows", "rows", AFTER_ROWS) as report:
-        run = open_run(loaded, name, report, _waiting())
-    if detach:
-        start_detached(run.folder)
-        say(f"training goes on in the background\nfollow it: hivetune watch {shortest_name(run.folder)}")
-        emit({"run": str(run.folder), "status": "started"})
-        return
-    summary = measure_and_train(run)
+    with Ahead() as ahead:
+        if not detach:
+            ahead.start()
+        with progress("preparing the rows", "rows", AFTER_ROWS) as report:
+            run = open_run(loaded, name, report, _waiting())
+        if detach:
+            start_detached(run.folder)
+            say(f"training goes on in the background\nfollow it: hivetune watch {shortest_name(run.folder)}")
+            emit({"run": str(run.folder), "status": "started"})
+            return
+        summary = measure_and_train(run, ahead)
     show_training(summary)
     show(f"next: hivetune eval {shortest_name(run.folder)}")
     emit(summary)
@@ -70,8 +74,9 @@ def _waiting() -> Callable[[Busy], None]:
     return wait
 
 
-def measure_and_train(run: Run) -> dict[str, Any]:
-    """Train under the supervisor, with a bar; returns the document of `train --json`."""
+def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
+    """Train under the supervisor, with a bar; returns the document of `train --json`. `ahead`: may have a child that
+    imports already."""
     total = len(run.plan.steps)
     for target in run.config.report_to:
         if problem := what_is_missing(target):
@@ -83,18 +88,19 @@ def measure_and_train(run: Run) -> dict[str, Any]:
         say(proven)
     tried: list[DryExport] = []
 
-    def try_exports() -> None:
+    def meanwhile() -> None:
         if run.record["status"] != "done":
+            ahead.start()  # the training's worker imports while the probe compares itself
             tried.append(dry_export(run))
 
     with progress("two measured steps on this machine, to choose precision and micro-batch") as report:
-        variables = probe_run(run, report, try_exports)
+        variables = probe_run(run, report, meanwhile, ahead.launch)
     for one in tried:
         say(f"exports: {what_can_be_exported(one)}")
     for variable in variables:
         say(f"for the worker: {variable.words}")
     with progress("training", "steps") as report:
-        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder))))
+        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder)), start=ahead.launch))
 
 
 def _losses(run: Path) -> str:

@@ -8,10 +8,13 @@ torch, so that the guards stand before it is loaded.
 import contextlib
 import ctypes
 import faulthandler
+import importlib
+import json
 import os
 import resource
 import select
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -24,13 +27,21 @@ from typing import Any, NoReturn
 from hivetune.base.disk import FULL_DISK, write_json
 from hivetune.base.private import keep_private, make_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, Envelope, read_task
+from hivetune.process.protocol import (
+    EXIT_FULL_DISK,
+    RESERVED_HANDLES,
+    SAVES_WHEN_STOPPED,
+    Beat,
+    Envelope,
+    read_task,
+)
 from hivetune.run.folder import OUTCOME, RANKS
 
 PR_SET_PDEATHSIG = 1
 # The kernel kills the fattest process when memory runs out; this makes it the worker, never the desktop.
 OOM_SCORE = 500
 EXIT_ORPHANED = 70
+_MESSAGE_BYTES = 65_536
 _RANKS_HINT = "start it with torchrun; else: unset WORLD_SIZE RANK"
 
 
@@ -79,6 +90,36 @@ def guard() -> None:
             file.write(str(OOM_SCORE))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+
+def wait_for_task(handle: int, imported: str) -> tuple[str, str]:
+    """In a child that was started ahead: import a module, then wait at the socket `handle` for a task: module and file.
+
+    The open files that come with them (process/launch.py sends all) are in their places then, standard output and error
+    too. Ends the process when the other end closes.
+    """
+    reserved = _reserve_handles()
+    with contextlib.suppress(Exception):  # the task's own module meets it again, where it is reported
+        importlib.import_module(imported)
+    with socket.socket(fileno=handle) as parent:
+        said, files, _, _ = socket.recv_fds(parent, _MESSAGE_BYTES, RESERVED_HANDLES)
+    if not said:
+        os._exit(0)
+    message = json.loads(said)
+    for file, number in zip(files, message["handles"], strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    for number in set(reserved) - set(message["handles"]):
+        os.close(number)
+    return message["module"], message["task"]
+
+
+def _reserve_handles() -> list[int]:
+    """Fill the numbers below RESERVED_HANDLES, so that nothing that is imported opens a file there."""
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    while opened[-1] < RESERVED_HANDLES:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+    return opened
 
 
 def limit_memory(limit_bytes: int | None) -> None:

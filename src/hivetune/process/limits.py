@@ -12,7 +12,7 @@ STEPS_REMEMBERED = 64
 # Nine of ten steps are shorter: long documents make some steps several times longer than the median.
 QUANTILE = 0.9
 # Silence after these lasts as long as compilers and disks take.
-LOADING = (Beat.STARTING, Beat.PREPARING)
+LOADING = (Beat.STARTING, Beat.PREPARING, Beat.MEASURED)
 
 
 class Limits(Protocol):

@@ -10,17 +10,17 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import home, read_json
+from hivetune.base.disk import read_json
 from hivetune.base.private import make_folder, open_plain
+from hivetune.process.launch import Launch, launch_child
 from hivetune.process.limits import FixedLimits, Limits
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
-from hivetune.process.still import join_standstill, moving_s
+from hivetune.process.still import moving_s
 from hivetune.run.folder import OUTCOME, WORKER_LOG
 
 _BEATS = {beat.value[0]: beat for beat in Beat}
@@ -34,17 +34,6 @@ STACKS_S = 1.0
 GRACE_S = 10.0
 # A killed process that is still there after this long sits in an uninterruptible driver call.
 REAP_S = 30.0
-ENVIRONMENT = {
-    # Idle OpenMP threads that spin long make a step five times as slow on busy cores; those that sleep at once cost 15
-    # to 27 % of it on idle ones, where they are woken for each product. GNU's runtime knows a middle way (docs/log.md).
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "GOMP_SPINCOUNT": "1000",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONFAULTHANDLER": "1",
-}
 
 
 @dataclass
@@ -181,14 +170,14 @@ def start_child(
     environment: Mapping[str, str | None] | None = None,
     pass_fds: Sequence[int] = (),
     memory_limit_bytes: int | None = None,
-    python: str | None = None,
+    start: Launch = launch_child,
 ) -> Child:
     """Start the child that does `task` (process/protocol.py), in its own session; `folder` gets its files and its log.
 
     `module` does it instead of the one in `ENTRIES`: a dotted name, or the path of a script. A variable that is None
     in `environment` is removed. `pass_fds` stay open under the same numbers. Above `memory_limit_bytes` an allocation
-    of the child fails. `python`: of another environment, which has the same Hivetune. Call it from a thread that lives
-    as long as the child: the kernel ties the child to it.
+    of the child fails. `start`: how its process comes to be (process/launch.py). Call it from a thread that lives as
+    long as the child: the kernel ties the child to it.
     """
     make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
@@ -197,21 +186,12 @@ def start_child(
     try:
         path = write_task(task, folder, heartbeat_fd=writer, memory_limit_bytes=memory_limit_bytes)
         with open(open_plain(folder / WORKER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
-            process = subprocess.Popen(
-                [python or sys.executable, "-m", "hivetune.engine", module or ENTRIES[type(task)], str(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=_environment(environment or {}),
-                pass_fds=(writer, *pass_fds),
-                start_new_session=True,
-            )
+            process = start(module or ENTRIES[type(task)], str(path), log, (writer, *pass_fds), environment or {})
     except BaseException:
         os.close(reader)
         raise
     finally:
         os.close(writer)
-    join_standstill(process)
     return Child(process, folder, limits or FixedLimits(), reader, log_start_bytes)
 
 
@@ -239,16 +219,12 @@ def run_task(
     return see_off(child, on_beat)
 
 
-def see_off(
-    child: Child, on_beat: Callable[[Beat], None] = lambda beat: None, meanwhile: Callable[[], None] = lambda: None
-) -> Outcome:
+def see_off(child: Child, on_beat: Callable[[Beat], None] = lambda beat: None) -> Outcome:
     """Wait for the child's end and say how it ended; it never raises for what the child did (`Outcome.check` does).
 
-    `meanwhile` is done first, while the child computes; `on_beat` gets each beat. Whatever is raised here, Ctrl-C too,
-    ends the child first (SIGTERM, then SIGKILL).
+    `on_beat` gets each beat. Whatever is raised here, Ctrl-C too, ends the child first (SIGTERM, then SIGKILL).
     """
     try:
-        meanwhile()
         while not child.ended:
             for beat in child.wait_beats():
                 on_beat(beat)
@@ -261,12 +237,6 @@ def see_off(
         raise
     child.kill()  # what it may have left running in its session
     return child.outcome()
-
-
-def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    compiled = str(home() / "kernels" / "triton")  # a child writes nowhere else
-    merged: dict[str, str | None] = {"TRITON_CACHE_DIR": compiled, **os.environ, **ENVIRONMENT, **changes}
-    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _prepare_log(path: Path) -> int:

@@ -19,6 +19,8 @@ from hivetune.run.folder import TASK
 
 # A child that can't even write its outcome, since the disk is full, says so by this exit code (sysexits: EX_CANTCREAT).
 EXIT_FULL_DISK = 73
+# A child that waits for its task keeps the numbers below free for files, which have the same number in its parent.
+RESERVED_HANDLES = 64
 
 Status = Literal["done", "stopped", "failed", "hung", "died"]
 
@@ -30,6 +32,8 @@ class Beat(Enum):
     """About to import and load."""
     PREPARING = b"k"
     """About to load, compile or measure: silence may last as long as at the start."""
+    MEASURED = b"m"
+    """What is timed has been timed: the machine may do other things too. Preparing goes on."""
     ITEM = b"t"
     """One item (an optimizer step, a row, a tensor) is finished."""
     WAITING = b"w"

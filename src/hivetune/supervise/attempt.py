@@ -13,6 +13,7 @@ from hivetune.config import SuperviseConfig
 from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
 from hivetune.process.cluster import Order
+from hivetune.process.launch import Launch, launch_child
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import Child, start_child
 from hivetune.process.protocol import Beat, Meeting, Outcome, Train
@@ -38,13 +39,14 @@ class Terms:
     """What whoever started a run asks of it while it goes on; every function is called about four times a second.
 
     `on_step` is told the number of finished steps. While `stand_still` is true the worker computes nothing. `ends`: 0,
-    1 for an end after a checkpoint, 2 for an end now. `on_look` has nothing to tell.
+    1 for an end after a checkpoint, 2 for an end now. `on_look` has nothing to tell. `start` makes a worker's process.
     """
 
     on_step: Callable[[int], None] = lambda done: None
     stand_still: Callable[[], bool] = lambda: False
     ends: Callable[[], int] = lambda: 0
     on_look: Callable[[], None] = lambda: None
+    start: Launch = launch_child
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ def _start(
         environment=environment,
         pass_fds=handles,
         memory_limit_bytes=told.memory_limit_bytes,
+        start=job.terms.start,
     )
 
 

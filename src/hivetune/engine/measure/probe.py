@@ -96,6 +96,7 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
             documents,
             lambda model: measure(model, first.setup, work, snapshot, rows, heartbeat),
         )
+    heartbeat.beat(Beat.MEASURED)
     settled = measured.changes.over(settled)
     probed = measured.setup
     correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in measured.points])
@@ -199,6 +200,8 @@ def measure(
         micro_batch_shapes(setup, layout_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps
     ]
     points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
+    if model.device.type == "cpu":  # a card's steps are timed again when they are replayed
+        heartbeat.beat(Beat.MEASURED)
     read_s, read_bytes = sum(part.read_s for part in read), sum(part.size_bytes for part in read)
     read_bytes_per_s = read_bytes / read_s if read_s else None
     return Measured(setup, points, load_peak_bytes, statistics.median(rates), read_bytes_per_s=read_bytes_per_s)

@@ -7,6 +7,7 @@ calls its methods one after the other, from one thread. Orders and signs are JSO
 import json
 import platform
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hivetune.base.disk import MANIFEST, home, sha256_file
@@ -20,6 +21,7 @@ from hivetune.machine.profile import read_profile
 from hivetune.machine.telemetry import process_tree
 from hivetune.models.prepared import find_prepared
 from hivetune.process.cluster import AgentSign, Order
+from hivetune.process.launch import launch_child
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import Child, start_child
 from hivetune.process.protocol import ChildError, ComputePacks, Outcome
@@ -75,7 +77,7 @@ class Agent:
             module=order.module,
             limits=LearnedLimits(SuperviseConfig(**order.supervise)),
             environment={**_own_environment(self._device), **order.environment},
-            python=membership.python,
+            start=partial(launch_child, python=membership.python),
         )
 
     def _sign(self, outcome: Outcome | None = None, child: Child | None = None) -> str:
