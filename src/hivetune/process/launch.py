@@ -101,10 +101,10 @@ class Ahead:
             )
         join_standstill(self._process)
 
-    def launch_child(
+    def launch(
         self, module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
     ) -> "subprocess.Popen[bytes]":
-        """As `launch_child`: the child that waits, if it can do it, else one that is started now. No child waits afterwards.
+        """As `launch_child`: the child that waits, if it can do it, else one that is started now. None waits then.
 
         Libraries read their variables when they are loaded, so one that waits must have been started with the same.
         """
