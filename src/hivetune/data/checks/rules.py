@@ -22,6 +22,9 @@ ZLIB_OVERHEAD_BYTES = 12
 LOOP_MIN_CHARS = 100
 LOOP_MIN_REPEATS = 6
 LOOP_MAX_PERIOD = 300
+# A loop over half of a text holds the characters in front of the middle or those behind it, and a copy of them at most
+# one period away. With more of them the copy may lie outside: two periods and these are never more than a loop is long.
+LOOP_PROBE_CHARS = 32
 LOOP_WINDOW = 8192  # characters to each side of the middle of a long text, looked at before all of it
 MAX_CHARS_WITHOUT_MODEL = 200_000  # about 50,000 tokens
 
@@ -111,6 +114,8 @@ def check_answers(messages: Messages) -> None:
 
 def has_loop(text: str) -> bool:
     """Whether one piece, repeated at least six times in a row, makes up half of `text` (or all of its end)."""
+    if not _middle_comes_again(text):
+        return False
     encoded = text.encode("utf-8", "surrogatepass")
     if len(zlib.compress(encoded, 1)) - ZLIB_OVERHEAD_BYTES > LOOP_RATIO * len(encoded):
         return False
@@ -119,6 +124,18 @@ def has_loop(text: str) -> bool:
         return False
     for period in range(1, min(LOOP_MAX_PERIOD, len(text) // LOOP_MIN_REPEATS) + 1):
         if _longest_repeat(text, period) >= max(len(text) // 2, period * LOOP_MIN_REPEATS, LOOP_MIN_CHARS):
+            return True
+    return False
+
+
+def _middle_comes_again(text: str) -> bool:
+    """Whether there is a copy of what stands beside the middle within the longest period: a twentieth of the time of
+    compressing the text."""
+    middle = len(text) // 2
+    for start in (middle - LOOP_PROBE_CHARS, middle + 1):
+        probe = text[start : start + LOOP_PROBE_CHARS]
+        before = text.find(probe, max(0, start - LOOP_MAX_PERIOD), start + LOOP_PROBE_CHARS - 1)
+        if before >= 0 or text.find(probe, start + 1, start + LOOP_MAX_PERIOD + LOOP_PROBE_CHARS) >= 0:
             return True
     return False
 

@@ -5,6 +5,7 @@ control token cuts the text before anything else looks at it: what stands betwee
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer
@@ -32,6 +33,11 @@ class Borders:
         self.can_tell = bool(
             self._pattern and plain and tokenizer.normalizer is None and isinstance(tokenizer.decoder, ByteLevel)
         )
+        others = [token.content for token in added if token.content not in self._ids]
+        # The tokenizer takes out added tokens first; between control tokens that no other one touches lie whole texts.
+        self._can_part = self._pieces.can_cut and not any(
+            _may_overlap(control, other) for control in self._ids for other in others
+        )
 
     def tokens_of(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]] | None:
         """(tokens, (first, last) token of each span); None where control tokens alone can't tell.
@@ -41,26 +47,53 @@ class Borders:
         """
         assert self._pattern is not None
         marks = list(self._pattern.finditer(text))
-        heads = [_last_before(marks, start) for start, _ in spans]
-        for head, (start, _) in zip(heads, spans, strict=True):
-            if head is None or start - marks[head].start() > LONGEST_HEAD_CHARS:
-                return None
-        tokens = self._pieces.tokens_of(text)
-        places = [i for i, token in enumerate(tokens) if token in self._controls]
-        if [tokens[i] for i in places] != [self._ids[mark.group()] for mark in marks]:
+        ends = [mark.end() for mark in marks]
+        heads = [bisect_right(ends, start) - 1 for start, _ in spans]  # the last one in front of each span
+        if any(
+            head < 0 or start - marks[head].start() > LONGEST_HEAD_CHARS
+            for head, (start, _) in zip(heads, spans, strict=True)
+        ):
             return None
-        ends = {mark.end(): place for mark, place in zip(marks, places, strict=True)}
+        encoded = self._between(text, marks) if self._can_part else self._whole(text, marks)
+        if encoded is None:
+            return None
+        tokens, places = encoded
+        place_of = dict(zip(ends, places, strict=True))
         found = []
         for head, (start, end) in zip(heads, spans, strict=True):
-            assert head is not None
             before = self._alone(text[marks[head].start() : start])
-            first, last = places[head] + len(before), ends.get(end)
+            first, last = places[head] + len(before), place_of.get(end)
             if last is None or first > last or tokens[places[head] : first] != before:
                 return None
             found.append((first, last))
         return tokens, found
 
+    def _between(self, text: str, marks: Sequence[re.Match[str]]) -> tuple[list[int], list[int]]:
+        """(tokens, places of the control tokens) of what stands between `marks`, piece by piece."""
+        tokens: list[int] = []
+        places = []
+        position = 0
+        for mark in marks:
+            if mark.start() > position:
+                tokens += self._pieces.tokens_of(text[position : mark.start()])
+            places.append(len(tokens))
+            tokens.append(self._ids[mark.group()])
+            position = mark.end()
+        if position < len(text):
+            tokens += self._pieces.tokens_of(text[position:])
+        return tokens, places
 
-def _last_before(marks: Sequence[re.Match[str]], start: int) -> int | None:
-    """The number of the last mark that ends at `start` or before."""
-    return next((i for i in range(len(marks) - 1, -1, -1) if marks[i].end() <= start), None)
+    def _whole(self, text: str, marks: Sequence[re.Match[str]]) -> tuple[list[int], list[int]] | None:
+        """As `_between`; None where other control tokens are there than `marks` say."""
+        tokens = self._pieces.tokens_of(text)
+        places = [i for i, token in enumerate(tokens) if token in self._controls]
+        if [tokens[i] for i in places] != [self._ids[mark.group()] for mark in marks]:
+            return None
+        return tokens, places
+
+
+def _may_overlap(one: str, other: str) -> bool:
+    """Whether an end of one text, or all of it, is a beginning or a part of the other."""
+    longest = min(len(one), len(other))
+    ends = any(one[-size:] == other[:size] or other[-size:] == one[:size] for size in range(1, longest))
+    return ends or one in other or other in one

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from hivetune.data.checks.redact.contact import CONTACT_RULES, PHONE_RULES
@@ -10,6 +11,7 @@ from hivetune.data.checks.redact.keyed import KEYED_RULES
 from hivetune.data.checks.redact.numbers import NUMBER_RULES
 from hivetune.data.checks.redact.rules import RuleSet, replace_finds
 from hivetune.data.checks.redact.secrets import LAST_RULES, SECRET_RULES
+from hivetune.data.checks.redact.words import TellingWords
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 
@@ -17,12 +19,14 @@ Policy = Literal["redact", "reject", "keep"]
 PLACES = {"system": "the system prompt", "user": "the question", "assistant": "the answer", "tool": "a tool's result"}
 NOT_TEXT = ("role", "weight")
 TEXT_FIELDS = tuple(field.name for field in fields(Message) if field.name not in NOT_TEXT)
+_fields_of = attrgetter(*TEXT_FIELDS)
 BORDER = "\n\0\n"  # no find crosses it: a row without tools is looked at in one piece, and most have nothing to find
 # Names of values that tell rows apart: a name such as session_id makes no secret of what stands behind it.
 ROW_NAMES = re.compile(r"(?:id|ids|session|user|uuid|hash|digest|checksum|time|timestamp)\Z")
 ADVICE = {"secret": "revoke it", "personal": "check that the row still makes sense"}
 SECRETS = RuleSet((*SECRET_RULES, *KEYED_RULES, *LAST_RULES))
 PERSONAL = RuleSet((*CONTACT_RULES, *NUMBER_RULES, *PHONE_RULES))
+TELLING = TellingWords((*SECRETS.rules, *PERSONAL.rules))
 MAX_NOTES = 5  # kinds of finds told of one row; more of them are counted
 
 
@@ -32,7 +36,10 @@ def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) 
     The very same example when there was nothing to do. Covers messages with all their fields, tool definitions and the
     checker (whose expected value must go the way of the answer's). Raises RowRefused(reason) under "reject".
     """
-    if policy == "keep" or (_is_plain(example) and not rules.find(BORDER.join(_texts(example)))):
+    if policy == "keep":
+        return example, ()
+    text = _plain_text(example)
+    if text is not None and not rules.find(text, TELLING.of(text)):
         return example, ()
     walk = _Walk(rules)
     messages = [walk.message(message, number) for number, message in enumerate(example.messages, start=1)]
@@ -46,14 +53,12 @@ def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) 
     return replace(example, messages=tuple(messages), tools=tuple(tools), checker=checker), notes
 
 
-def _is_plain(example: Example) -> bool:
-    """Whether all that reaches tokens is text, without names that say what a value is."""
-    values = [getattr(message, name) for message in example.messages for name in TEXT_FIELDS]
-    return not example.tools and not example.checker and all(not value or isinstance(value, str) for value in values)
-
-
-def _texts(example: Example) -> list[str]:
-    return [value for message in example.messages for name in TEXT_FIELDS if (value := getattr(message, name))]
+def _plain_text(example: Example) -> str | None:
+    """All that reaches tokens, if it is text without names that say what a value is."""
+    if example.tools or example.checker:
+        return None
+    values = [value for message in example.messages for value in _fields_of(message) if value]
+    return BORDER.join(values) if all([isinstance(value, str) for value in values]) else None
 
 
 def redact_value(value: Any, rules: RuleSet) -> Any:

@@ -74,56 +74,89 @@ class RuleSet:
         self.rules = tuple(rules)
         behind = {gate: _Markers(rules, gate) for gate in GATES}
         self._behind = {gate: markers for gate, markers in behind.items() if markers}
+        self._spaced = _spaced_markers(rules)
+        self._always = frozenset(i for i, rule in enumerate(rules) if rule.gate == "none" and not rule.markers)
 
-    def find(self, text: str) -> list[Find]:
-        """All that matches and holds: in order, none overlapping."""
+    def find(self, text: str, telling: str | None = None) -> list[Find]:
+        """All that matches and holds: in order, none overlapping. `telling`: those of its words that may matter, as
+        `TellingWords` has them; without it all do.
+        """
         lower = fold(text)
-        wanted: set[int] = set()
-        for gate, markers in self._behind.items():
-            if part := GATES[gate](text):
-                wanted |= markers.wanted(part, lower if part is text else part.lower())
-        spans = _Spans()
+        wanted = self._wanted(text, lower, text if telling is None else telling)
+        if not wanted:
+            return []
+        spans, places = _Spans(), _Places()
         for i in sorted(wanted):
             rule = self.rules[i]
-            for match in _matches(rule, lower if rule.folded else text):
+            for match in _matches(rule, lower if rule.folded else text, places):
                 start, end = match.span(rule.group)
                 if start < end and (rule.holds is None or rule.holds(text, start, end)):
                     spans.put(start, end, rule)
         return spans.finds
 
+    def _wanted(self, text: str, lower: str, telling: str) -> set[int]:
+        """The rules that may match."""
+        wanted = set(self._always)
+        if not telling:
+            return wanted
+        for gate, markers in self._behind.items():
+            if part := GATES[gate](text, telling):
+                wanted |= markers.wanted(part, lower if part is text else part.lower())
+        words = telling.lower()
+        wanted.update(
+            *[
+                rules
+                for part, marker, rules, folded in self._spaced
+                if part in words and marker in (lower if folded else text)
+            ]
+        )
+        return wanted
 
-def _before_digits(text: str) -> str:
+
+def _before_digits(text: str, telling: str) -> str:
     """What stands in front of the first few numbers, where their names are; the whole text when there are many."""
+    if CODED.search(telling) is None:
+        return ""
     numbers = [match.start() for match in islice(DIGITS.finditer(text), FEW_NUMBERS + 1)]
     if len(numbers) > FEW_NUMBERS:
         return text
     return "\n".join([text[max(0, start - NAME_CHARS) : start] for start in numbers])
 
 
-def _coded_words(text: str) -> str:
+def _with_number(text: str, telling: str) -> str:
+    return text if CODED.search(telling) and DIGITS.search(text) and NUMBER.search(text) else ""
+
+
+def _with_address(text: str, telling: str) -> str:
+    return text if ADDRESS.search(telling) else ""
+
+
+def _coded_words(text: str, telling: str) -> str:
     """The whole text, when a long enough word holds a digit: the name stands in front of it."""
-    if CODED.search(text) is None:
+    if CODED.search(telling) is None:
         return ""
-    return text if any(len(word) >= CODED_WORD_CHARS and CODED.search(word) for word in text.split()) else ""
+    return text if any(len(word) >= CODED_WORD_CHARS and CODED.search(word) for word in telling.split()) else ""
 
 
-def _long_words(text: str) -> str:
-    return " ".join([word for word in text.split() if len(word) >= LONG_WORD_CHARS])
+def _long_words(_text: str, telling: str) -> str:
+    return " ".join([word for word in telling.split() if len(word) >= LONG_WORD_CHARS])
 
 
-def _mixed_words(text: str) -> str:
+def _mixed_words(text: str, telling: str) -> str:
     """The whole text, when a long word has a digit and letters of both cases."""
-    long = [word for word in text.split() if len(word) >= LONG_WORD_CHARS]
+    if CODED.search(telling) is None:
+        return ""
+    long = [word for word in telling.split() if len(word) >= LONG_WORD_CHARS]
     mixed = any(CODED.search(word) and not word.islower() and not word.isupper() for word in long)
     return text if mixed else ""
 
 
 # The part of a text in which the markers of a gate are looked for; empty: none of its rules can match.
-GATES: dict[Gate, Callable[[str], str]] = {
-    "none": lambda text: text,
+GATES: dict[Gate, Callable[[str, str], str]] = {
+    "none": lambda _text, telling: telling,
     "digits": _before_digits,
-    "number": lambda text: text if DIGITS.search(text) and NUMBER.search(text) else "",
-    "address": lambda text: text if ADDRESS.search(text) else "",
+    "number": _with_number,
+    "address": _with_address,
     "coded-word": _coded_words,
     "long-word": _long_words,
     "mixed-word": _mixed_words,
@@ -131,13 +164,17 @@ GATES: dict[Gate, Callable[[str], str]] = {
 
 
 class _Markers:
-    """The markers of all rules behind one gate, each once, with the rules that have it."""
+    """The markers of all rules behind one gate, each once, with the rules that have it.
+
+    Behind no gate only those that words hold: the others are `_spaced_markers`.
+    """
 
     def __init__(self, rules: Sequence[Rule], gate: Gate):
         mine = [(i, rule) for i, rule in enumerate(rules) if rule.gate == gate]
         self._unmarked = frozenset(i for i, rule in mine if not rule.markers)
-        exact = _table((marker, i) for i, rule in mine if not rule.folded for marker in rule.markers)
-        folded = _table((marker, i) for i, rule in mine if rule.folded for marker in rule.markers)
+        marked = [(m, i, rule.folded) for i, rule in mine for m in rule.markers if gate != "none" or not is_spaced(m)]
+        exact = _table((marker, i) for marker, i, is_folded in marked if not is_folded)
+        folded = _table((marker, i) for marker, i, is_folded in marked if is_folded)
         self._exact = _by_piece(exact)
         self._folded = _by_piece({marker: found for marker, found in folded.items() if marker.isascii()})
         self._beyond_ascii = _by_piece({marker: found for marker, found in folded.items() if not marker.isascii()})
@@ -186,18 +223,54 @@ def _table(pairs: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
     return table
 
 
-def _matches(rule: Rule, text: str) -> Iterator[re.Match[str]]:
+def is_spaced(marker: str) -> bool:
+    return any(c.isspace() for c in marker)
+
+
+def longest_part(marker: str) -> str:
+    """Of a marker with white space in it, which a word then holds."""
+    return max(marker.split(), key=len)
+
+
+def _spaced_markers(rules: Sequence[Rule]) -> tuple[tuple[str, str, tuple[int, ...], bool], ...]:
+    """(part of it in lower case, marker, rules, whether they are folded) of markers behind no gate."""
+    return tuple(
+        (longest_part(marker).lower(), marker, numbers, folded)
+        for folded in (False, True)
+        for marker, numbers in _table(
+            (m, i)
+            for i, r in enumerate(rules)
+            if r.gate == "none" and r.folded == folded
+            for m in r.markers
+            if is_spaced(m)
+        ).items()
+    )
+
+
+# Where each of some markers stands in a text, in lower case or not: several rules ask for the same ones.
+_Places = dict[tuple[bool, tuple[str, ...]], list[tuple[int, int]]]
+
+
+def _matches(rule: Rule, text: str, places: _Places) -> Iterator[re.Match[str]]:
     if rule.tried == "anywhere":
         yield from rule.pattern.finditer(text)
         return
-    for marker in rule.markers:
+    key = rule.folded, rule.markers
+    if key not in places:
+        places[key] = list(_places_of(rule.markers, text))
+    for place, end in places[key]:
+        if rule.tried != "behind-word" or _is_word(text, place, end):
+            match = rule.pattern.match(text, place if rule.tried == "at-marker" else end)
+            if match:
+                yield match
+
+
+def _places_of(markers: Sequence[str], text: str) -> Iterator[tuple[int, int]]:
+    for marker in markers:
         place = text.find(marker)
         while place >= 0:
             end = place + len(marker)
-            if rule.tried != "behind-word" or _is_word(text, place, end):
-                match = rule.pattern.match(text, place if rule.tried == "at-marker" else end)
-                if match:
-                    yield match
+            yield place, end
             place = text.find(marker, end)
 
 
