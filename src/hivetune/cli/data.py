@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.disk import file_to_write
-from hivetune.cli.learn import learned_words
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, emit, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
@@ -173,6 +172,17 @@ def show_report(document: dict[str, Any]) -> None:
     left = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - told
     if left > 0:
         say(f"... and {left:,} more: --clean OUT writes each with its place, --html shows them")
+
+
+def learned_words(learned: dict[str, Any]) -> str:
+    """The report's `learn` in one line; empty where there are only good rows."""
+    kinds = ("corrections", "pairs", "retries", "failures")
+    parts = [f"{learned[kind]:,} {kind}" for kind in kinds if learned[kind]]
+    parts += [f"{count:,} {kind} not used: learn does not name them" for kind, count in learned["not_used"].items()]
+    parts += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
+    if learned["no_lesson"]:
+        parts.append(f"{learned['no_lesson']:,} failures by time-out, tool or network, which teach nothing")
+    return f"to learn from beside good rows: {', '.join(parts)}" if parts else ""
 
 
 def say_places(places: Sequence[Mapping[str, str]]) -> int:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.cli.data import learned_words
 from hivetune.cli.judge import show_metrics
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import emit, number, progress, say, show, table
@@ -49,14 +50,3 @@ def show_stages(document: dict[str, Any]) -> None:
         show(f"  {reason}")
     show(f"ships: {document['ships']}", style="bold green")
     show(f"next: hivetune eval {shortest_name(Path(document['run']))}")
-
-
-def learned_words(learned: dict[str, Any]) -> str:
-    """The report's `learn` in one line; empty where there are only good rows."""
-    kinds = ("corrections", "pairs", "retries", "failures")
-    parts = [f"{learned[kind]:,} {kind}" for kind in kinds if learned[kind]]
-    parts += [f"{count:,} {kind} not used: learn does not name them" for kind, count in learned["not_used"].items()]
-    parts += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
-    if learned["no_lesson"]:
-        parts.append(f"{learned['no_lesson']:,} failures by time-out, tool or network, which teach nothing")
-    return f"to learn from beside good rows: {', '.join(parts)}" if parts else ""

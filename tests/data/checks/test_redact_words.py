@@ -14,7 +14,22 @@ from hivetune.data.checks.redact.words import TellingWords
 RULES = (*SECRETS.rules, *PERSONAL.rules)
 MARKERS = sorted({marker for rule in RULES for marker in rule.markers})
 LABELLED = [one.text for one in load("development")]
-PROSE = ["the", "quick", "Fox,", "it's", "ΚΩΔΙΚΌΣ", "İ", "\n\0\n", "\u3000", "12", "4.5.6.7", "a:b:c", "=", "-", "x" * 25]
+PROSE = [
+    "the",
+    "quick",
+    "Fox,",
+    "it's",
+    "ΚΩΔΙΚΌΣ",
+    "İ",
+    "\n\0\n",
+    "\u3000",
+    "12",
+    "4.5.6.7",
+    "a:b:c",
+    "=",
+    "-",
+    "x" * 25,
+]
 
 
 @settings(max_examples=150, deadline=None)

@@ -22,7 +22,7 @@ class Borders:
     def __init__(self, tokenizer: Tokenizer, control_tokens: Sequence[str], alone: Callable[[str], list[int]]):
         self._tokenizer = tokenizer
         self._alone = alone
-        self._ids = {token: tokenizer.token_to_id(token) for token in control_tokens}
+        self._ids: dict[str, int] = {token: tokenizer.token_to_id(token) for token in control_tokens}  # type: ignore[misc]
         self._controls = frozenset(self._ids.values())
         longest_first = sorted(control_tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if control_tokens else None

@@ -11,7 +11,7 @@ from hivetune.data.checks.redact.rules import ADDRESS, CODED, LONG_WORD_CHARS, R
 
 MAX_WORDS = 10_000  # of each kind; 1 MB
 MOST_NEW = 64  # words of one text that are looked at; with more of them the text is looked at as a whole
-LONGEST_CHARS = 60  # longer ones do not come again
+LONGEST_REMEMBERED = 60  # longer ones do not come again
 LONGER_LOWER = "\u0130"  # the one character whose lower case has another length: `fold` then reads a text otherwise
 
 
@@ -51,7 +51,7 @@ class TellingWords:
         if max(len(self._quiet), len(self._telling)) + len(new) > MAX_WORDS:
             self._quiet.clear()
             self._telling.clear()
-        plain = {word for word in new if len(word) <= LONGEST_CHARS and CODED.search(word) is None}
+        plain = {word for word in new if len(word) <= LONGEST_REMEMBERED and CODED.search(word) is None}
         quiet = {word for word in plain if not self._may_match(word)} if self._may_match(" ".join(plain)) else plain
         self._quiet |= quiet
         self._telling |= plain - quiet  # words with digits do not come again
