@@ -888,7 +888,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a chain with context": (
         {
             "run_type": "chain",
-            "inputs": {"question": "q", "retrieved": "a long piece of text that was found"},
+            "inputs": {"question": "q", "lookup": "a long piece of text that was found"},
             "outputs": {"output": "y"},
         },
         "unexplained-column",

@@ -57,6 +57,11 @@ def test_turns_under_any_name(row: dict[str, Any]) -> None:
     [
         {"ticket": {"customer_message": ASKED, "agent_reply": ANSWERED}, "region": "EU"},
         {"query": ASKED, "response": {"answer": ANSWERED, "sources": ["a.md"]}, "label": "parcels"},
+        {"user": ASKED, "agent": ANSWERED, "intent": "parcels"},
+        {"question": ASKED, "rag_answer": "I do not know, sorry.", "expected_answer": ANSWERED},
+        {"Câu hỏi": ASKED, "Trả lời": ANSWERED},
+        {"prompt_utilisateur": ASKED, "réponse": ANSWERED},
+        {"คำถาม": ASKED, "คำตอบ": ANSWERED},
         {"question": ASKED, "truth": ANSWERED},
         {"question": ASKED, "standard_answer": ANSWERED, "model_output": "I do not know, sorry."},
         {"toy_input": ASKED, "toy_output": ANSWERED},
@@ -103,6 +108,21 @@ def test_the_line_that_is_advised_reads_the_row() -> None:
 
 EXAMPLE = {"question": ASKED, "answer": ANSWERED}
 SQUAD = {"context": "The depot is in Bonn.", "qas": [{"question": ASKED, "answers": [{"text": ANSWERED}]}]}
+
+
+def test_a_question_by_name_may_be_one_word() -> None:
+    assert said({"question": "Parcel?", "truth": ANSWERED}) == [("user", "Parcel?"), PAIR[1]]
+
+
+def test_what_was_written_about_an_answer_in_a_script_without_spaces_is_left_out() -> None:
+    row = {
+        "question": "荷物はどこですか？",
+        "truth": "倉庫の二階に置いてあります。",
+        "focus": "否定の質問は検索では見つからない。",
+    }
+    found = read_conversation(row)
+    assert [m.content for m in found.messages] == [row["question"], row["truth"]]
+    assert found.changed == ("left-out-columns",)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +226,8 @@ def test_a_sheet_is_read_in_its_peoples_language(asked: str, answered: str) -> N
 
 
 def test_a_sheet_in_any_other_language_is_asked_about_with_the_line_that_reads_it() -> None:
-    row = {"nro": "1", "kysymys": ASKED, "vastaus": ANSWERED}
+    row = {"nr": "1", "küsimus": ASKED, "vastus": ANSWERED}
     with pytest.raises(RowRefused):
         said(row)
-    assert columns_for(row) == {"prompt": "kysymys", "completion": "vastaus"}
-    assert columns_for({**row, "lisätieto": "Something else that somebody wrote"}) is None, "three: nobody can tell"
+    assert columns_for(row) == {"prompt": "küsimus", "completion": "vastus"}
+    assert columns_for({**row, "lisa": "Something else that somebody wrote"}) is None, "three: nobody can tell"

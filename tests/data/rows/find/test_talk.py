@@ -382,3 +382,13 @@ def test_weak_names_of_answers() -> None:
     assert told({"ticket": "Where is it?", "category": "There."}) == TOLD
     with pytest.raises(RowRefused):
         told({"ticket": "Where is it?", "category": "There.", "priority": "high"})  # fields of a ticket
+
+
+def test_messages_whose_columns_are_named_in_another_language_or_not_at_all(tmp_path: Path) -> None:
+    for role, content in (("tipo", "mensagem"), ("rôle", "texte"), ("who_it_was", "what_it_was")):
+        lines = [{"when": 1.0, role: one["role"], content: f"{one['content']} And why so?"} for one in TURNS * 3]
+        for name, text in (("chat.json", json.dumps(lines)), ("chat.jsonl", "\n".join(map(json.dumps, lines)))):
+            told_rows = rows_of(written(tmp_path / name, text))
+            assert [(m[0], m[1]) for m in told_rows[0]] == [
+                (m["role"], f"{m['content']} And why so?") for m in TURNS * 3
+            ]

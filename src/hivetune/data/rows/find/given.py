@@ -22,6 +22,7 @@ _OF_AN_AGENT = names(
 )
 _OBJECTS = re.compile(r"\s*\[?\s*[A-Z]\w*\(\w+=")  # [Document(id=..., content=...
 _LETTER_ALONE = re.compile(r"\(?[A-J]\)?")
+CHARS_A_WORD = 20  # on average at most, where words have spaces between them
 SHARED_WORDS = 0.6  # of an answer's words, found in another column: it may be where the answer comes from
 
 
@@ -144,18 +145,28 @@ def is_about(row: Row, path: Sequence[str], value: str, answered: str | None, an
 
 def _may_hold(value: str, answer: str) -> bool:
     """Whether an answer may have been taken from a text."""
-    said = {word.strip(".,;:!?\"'()").lower() for word in answer.split()} - {""}
-    if not looks_like_content(answer) or not value.isascii():
-        return True  # a word or a number may come from anywhere; scripts without spaces have no words to compare
-    there = {word.strip(".,;:!?\"'()").lower() for word in value.split()}
+    if not looks_like_content(answer):
+        return True  # a word or a number may come from anywhere
+    said, there = _pieces(answer), _pieces(value)
     return len(said & there) >= SHARED_WORDS * len(said)
+
+
+def _pieces(text: str) -> set[str]:
+    """The words of a text; of a script without spaces, every two signs."""
+    if len(text.split()) * CHARS_A_WORD < len(text) and not text.isascii():
+        return {text[i : i + 2] for i in range(len(text) - 1)}
+    return {word.strip(".,;:!?\"'()").lower() for word in text.split()} - {""}
 
 
 def refuse_half_of_an_agent(row: Row, used: Sequence[tuple[str, ...]]) -> None:
     """Raises RowRefused where a question and an answer stand beside what an agent did to get from one to the other."""
     for name, value in row.items():
-        if value and isinstance(parsed(value), list) and _is_of_an_agent(name) and (name,) not in used:
+        if not (value and parsed(value) and isinstance(parsed(value), list)) or (name,) in used:
+            continue
+        if _is_of_an_agent(name):
             raise RowRefused("unexplained-column", f"{name[:60]!r}: what was done between question and answer")
+        if "history" in words(name):
+            raise RowRefused("wrong-type", f"{name[:60]!r}: what was said before, and nothing says by whom")
 
 
 def _is_of_an_agent(name: str) -> bool:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Literal
 
 from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.find.languages import in_english
 from hivetune.data.rows.layouts.columns import CONTEXT, SYSTEM, THOUGHTS, TOOLS, column_kind
 from hivetune.data.rows.layouts.said import names
 from hivetune.data.rows.layouts.turns import ROLES
@@ -32,16 +33,12 @@ PARTIES: dict[str, Role] = (
     | {"system": "system", "sys": "system", "developer": "system"}
     | ROLES
 )
-# Spreadsheets are in their people's language: German, Spanish, Italian, Portuguese, Dutch, Polish and Swedish too.
 _ASKED = names(
     "q question query prompt instruction request problem inquiry enquiry ask queries questions prompts definition "
     "issue ticket complaint"
-) | names("frage fragen pregunta preguntas domanda domande pergunta perguntas vraag vragen pytanie fråga")
+)
 _ANSWERED = names(
     "a label target truth gold golden answer response reply completion output solution generation resolution"
-) | names(
-    "antwort antworten respuesta respuestas risposta risposte resposta respostas réponse reponse antwoord "
-    "odpowiedź svar"
 )
 _SINGULARS = names("input message utterance label truth target question query prompt request problem answer") | names(
     "response reply completion output solution generation turn"
@@ -93,6 +90,7 @@ CONTENT_ORDER = (
     *("segments", "response", "output", "input", "answer"),
 )
 _ACCEPTED = names("golden gold correct acceptable accepted valid possible reference expected alias")
+_EXPECTED = names("expected reference gold golden truth correct ideal")
 _OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini")
 _HOLDERS = names("session thread conversation chat request body context trace original event object run parent span")
 # What programs say of their own work; columns.py has those that data sets use.
@@ -102,10 +100,14 @@ _NOTES = names(
 _HUMP = re.compile(r"[_\W]+")
 
 
+def _plain(name: str) -> str:
+    return in_english(plain_name(name))
+
+
 @lru_cache(8192)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name or a short value, without digits and plurals: `finalAnswers2` as ("final", "answer")."""
-    pieces = (piece.strip("0123456789") for piece in _HUMP.split(plain_name(name)))
+    pieces = (in_english(piece.strip("0123456789")) for piece in _HUMP.split(_plain(name)))
     return tuple(piece[:-1] if piece[:-1] in _SINGULARS else piece for piece in pieces if piece)
 
 
@@ -120,10 +122,27 @@ def is_a_models(path: str) -> bool:
     return bool(_OF_A_MODEL & {word for name in path.split(".") for word in words(name)})
 
 
+def is_expected(path: str) -> bool:
+    """Whether the names say that an answer is the right one."""
+    return bool(_EXPECTED & {word for name in path.split(".") for word in words(name)})
+
+
+def is_a_question(path: str) -> bool:
+    """Whether the last name says question, and nothing else."""
+    said = frozenset(words(path.rpartition(".")[2]))
+    return bool(said) and said <= _ASKED
+
+
+def is_an_answer(path: str) -> bool:
+    """Whether the last name says answer, and nothing else."""
+    said = frozenset(words(path.rpartition(".")[2]))
+    return bool(said) and said <= _ANSWERED - _EXPECTED
+
+
 @lru_cache(8192)
 def part_of(name: str) -> NamePart:
     """What a column or key of this name holds."""
-    plain = plain_name(name)
+    plain = _plain(name)
     if plain in TOOLS:
         return "tools"
     if plain in SYSTEM:
@@ -175,7 +194,7 @@ def answers_somehow(name: str) -> bool:
 
 def role_of(value: str) -> Role | None:
     """The role that a short word names: `HumanMessage`, `ROLE_USER`, `ai`, `tool_result`."""
-    plain = value.strip().lower()
+    plain = in_english(value.strip().lower().replace(" ", "_"))
     if plain in PARTIES:
         return PARTIES[plain]
     said = words(value)
@@ -193,7 +212,7 @@ def is_note(path: Sequence[str]) -> bool:
 
 def is_of_a_person(path: Sequence[str]) -> bool:
     """Whether a path leads to what somebody is called or reached by: `requester.email`, `agent.name`."""
-    return len(path) > 1 and plain_name(path[-1]) in _OF_A_PERSON and bool((ASKERS | ANSWERERS) & set(words(path[-2])))
+    return len(path) > 1 and _plain(path[-1]) in _OF_A_PERSON and bool((ASKERS | ANSWERERS) & set(words(path[-2])))
 
 
 def is_reference(name: str, value: str) -> bool:
@@ -208,18 +227,18 @@ def says_nothing(word: str) -> bool:
 
 def names_role(path: str) -> bool:
     """Whether somebody would write who speaks under the last name of `path`."""
-    plain = plain_name(path.rpartition(".")[2])
+    plain = _plain(path.rpartition(".")[2])
     return plain in _ROLE_NAMES
 
 
 def names_kind(path: str) -> bool:
     """Whether a program would write what kind of event something is under the last name of `path`."""
-    plain = plain_name(path.rpartition(".")[2])
+    plain = _plain(path.rpartition(".")[2])
     return plain in _KIND_NAMES or plain in _ROLE_NAMES
 
 
 def likely_contents(paths: Iterator[str]) -> list[str]:
     """Those paths whose last name is one for what was said, the likeliest first."""
-    known = [(plain_name(path.rpartition(".")[2]), path) for path in paths]
+    known = [(_plain(path.rpartition(".")[2]), path) for path in paths]
     ranked = [(CONTENT_ORDER.index(name), path.count("."), path) for name, path in known if name in CONTENT_ORDER]
     return [path for *_, path in sorted(ranked)]

@@ -8,7 +8,16 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import named_choice, with_given
 from hivetune.data.rows.find.leaves import at, nodes
-from hivetune.data.rows.find.names import answers_somehow, is_a_models, is_note, part_of, words
+from hivetune.data.rows.find.names import (
+    answers_somehow,
+    is_a_models,
+    is_a_question,
+    is_an_answer,
+    is_expected,
+    is_note,
+    part_of,
+    words,
+)
 from hivetune.data.rows.find.talk.turn_lists import TALK, both_sides
 from hivetune.data.rows.layouts.answers import is_response
 from hivetune.data.rows.layouts.columns import looks_like_content
@@ -21,6 +30,7 @@ QUESTION_WORDS = 2  # of a question that is known by its place alone
 _QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE|MATCH|PREFIX)\s", re.I)
 _NEXT_QUERY = re.compile(r";\s*(?:SELECT|WITH)\s", re.I)
 _TASKS = ("instruction", "instructions", "definition", "task_description", "task_definition", "task_instruction")
+_PARTIES = ("user", "agent")  # who it was; or, beside the other's words, what they said
 _CLASSED = names("issue ticket complaint problem inquiry enquiry")  # of a question or a prompt its topic is no answer
 _CONTEXTS = ("context", "contexts")  # of a dialogue, or of a question that nobody wrote down apart
 # JSON, JSON in JSON, or how Python shows an object.
@@ -46,7 +56,7 @@ def read_pair(row: Row) -> FoundPair:
     asked, to_learn = _with_code(row, asked, to_learn or named_choice(row))
     task, asked = _task_of(asked)
     asked = asked or _by_its_look(row, to_learn)
-    judged = [path for path in answered if path not in to_learn]
+    judged = _other_answers(row, answered, to_learn)
     if len(asked) != 1 or len(to_learn) != 1:
         raise RowRefused("unknown-layout", f"columns {', '.join(str(key)[:30] for key in list(row)[:8]) or 'none'}")
     question, answer = at(row, asked[0]), at(row, to_learn[0])
@@ -66,6 +76,12 @@ def _sides(row: Row) -> tuple[list[str], list[str]]:
     """As `sides_of`; where no name says plainly which text is the answer, one that says it weakly."""
     asked, answered = sides_of(row)
     return asked, answered or (_weakly_answered(row) if asked else [])
+
+
+def _other_answers(row: Row, answered: list[str], to_learn: list[str]) -> list[str]:
+    """The answers that are not learned; beside one that is said to be right, those that are weakly named too."""
+    others = _weakly_answered(row) if any(map(is_expected, to_learn)) else []
+    return [path for path in dict.fromkeys([*answered, *others]) if path not in to_learn]
 
 
 def _weakly_answered(row: Row) -> list[str]:
@@ -117,7 +133,8 @@ def _refuse_doubt(asked: str, answered: str, question: Any, answer: Any) -> None
     """Raises RowRefused where a question and an answer by name may be none."""
     if max(_named_depths(asked, "asked")) not in _named_depths(answered, "answered"):
         raise RowRefused("unknown-layout", f"{asked} and {answered} are parts of different things")
-    if isinstance(question, str) and len(question.split()) < QUESTION_WORDS and question.isascii():
+    one_word = isinstance(question, str) and len(question.split()) < QUESTION_WORDS and question.isascii()
+    if one_word and not is_a_question(asked):
         raise RowRefused("unknown-layout", f"{asked} is one word: nothing says that it is the question")
     if (isinstance(question, str) and _CODE.match(question)) or (isinstance(answer, str) and is_response(answer)):
         raise RowRefused("unknown-layout", f"{asked} is an object that was written as text")
@@ -152,9 +169,12 @@ def _nearest(row: Row, paths: list[str]) -> list[str]:
 
 
 def _to_learn(paths: list[str]) -> list[str]:
-    """The answers but those of a model that stand beside one other."""
+    """The answers but those of a model that stand beside one other; else the only one that is said to be right."""
     others = [path for path in paths if not is_a_models(path)]
-    return others if len(others) == 1 else paths
+    expected = [path for path in paths if is_expected(path)]
+    if any(is_an_answer(path) for path in paths if path not in expected):
+        expected = []  # `truth` and `answer`: either may be what was said
+    return next((some for some in (others, expected) if len(some) == 1), paths)
 
 
 def _named_depths(path: str, part: str) -> set[int]:
@@ -172,7 +192,9 @@ def open_paths(row: Row) -> dict[str, Any]:
     """The texts of a row that stand in no list and below no note."""
     found: dict[str, Any] = {}
     for path, value in nodes(row):
-        if is_note(path) or any(part_of(name) == "media" or "." in name for name in path) or "[]" in path:
+        if is_note(path) and plain_name(path[-1]) not in _PARTIES:
+            continue
+        if any(part_of(name) == "media" or "." in name for name in path) or "[]" in path:
             continue
         if isinstance(value, dict):
             continue

@@ -25,7 +25,7 @@ _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
 _NUM_LINES = 20
 _SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
 _CODEX_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
-_OF_EVENTS = tuple(f'"{name}"'.encode() for name in (*CONTENT_ORDER, "type", "event", "kind"))
+_OF_EVENTS = tuple(f'"{name}"'.encode() for name in (*CONTENT_ORDER, "type", "event", "kind", "user", "assistant"))
 _TABLES = (".csv", ".tsv", ".parquet")
 
 

@@ -8,16 +8,17 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hivetune.data.rows.fields import SESSION, TIME, as_time, plain_name
-from hivetune.data.rows.find.names import likely_contents, names_kind, names_role, part_of
+from hivetune.data.rows.find.names import likely_contents, names_kind, names_role, part_of, role_of
 from hivetune.data.rows.find.talk.branches import links_of
 from hivetune.data.rows.find.talk.events import EventKinds, event_kinds, turn_of
 from hivetune.data.rows.find.talk.turn_lists import flat, roles_of
-from hivetune.data.rows.layouts.columns import CONTENT
+from hivetune.data.rows.layouts.columns import CONTENT, looks_like_content
 from hivetune.data.rows.layouts.turns import ROLES
 from hivetune.records import Role
 
 MIN_MESSAGES = 2
 MESSAGE_SHARE = 0.9  # of the first rows, that must be messages
+MAX_ROLE_CHARS = 30
 MAX_WITHOUT_SESSION = 500  # rows of a file that is one conversation and names none
 _ORDER = (
     *("turn", "turn_id", "turn_idx", "turn_index", "turn_number", "turn_no", "utterance_idx", "utterance_id", "seq"),
@@ -119,7 +120,8 @@ def _is_one(roles: Sequence[Role], told: bool) -> bool:
 
 def is_event_like(event: Mapping[str, Any]) -> bool:
     """Whether a row could be a message or another event: a quick look before a whole sample is read."""
-    return any(map(names_kind, flat(event)))
+    one = flat(event)
+    return any(map(names_kind, one)) or any(_are_roles([value]) for value in one.values())
 
 
 def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
@@ -150,8 +152,14 @@ def as_order(value: Any) -> float | None:
 
 
 def _role_paths(flats: Sequence[Mapping[str, Any]]) -> list[str]:
-    paths = [path for path in flats[0] if names_role(path)]
-    return sorted(paths, key=lambda path: (path.rpartition(".")[2] != "role", path.count(".")))
+    """Where it may stand who speaks, the likeliest first; under a name that nobody knows, where roles alone stand."""
+    named = [path for path in flats[0] if names_role(path)]
+    others = [path for path in flats[0] if path not in named and _are_roles([one.get(path) for one in flats])]
+    return [*sorted(named, key=lambda path: (path.rpartition(".")[2] != "role", path.count("."))), *others]
+
+
+def _are_roles(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) and len(value) <= MAX_ROLE_CHARS and role_of(value) for value in values)
 
 
 def _path(flats: Sequence[Mapping[str, Any]], names: Sequence[str], kind: Any) -> str | None:
@@ -169,7 +177,8 @@ def _content(flats: Sequence[Mapping[str, Any]], role: str) -> str | None:
     """The one path with text; None where another column is written too: a row with more than a message."""
     paths = dict.fromkeys(path for one in flats for path in one if path != role)
     texts = [path for path in paths if any(isinstance(one.get(path), str | list) and one[path] for one in flats)]
-    content = next(iter(likely_contents(iter(texts))), None)
+    written = [path for path in texts if sum(looks_like_content(one.get(path)) for one in flats) * 2 > len(flats)]
+    content = next(iter(likely_contents(iter(texts))), None) or (written[0] if len(written) == 1 else None)
     if content is None:
         return None
     sides = {path for path in texts if part_of(path.rpartition(".")[2]) in ("asked", "answered") and path != content}

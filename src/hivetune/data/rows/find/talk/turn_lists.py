@@ -264,7 +264,24 @@ def both_sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
             answered.append(path)
         elif side == "asked" and not are_texts(path, value):
             asked.append(path)
+    if not (asked and answered):
+        asked, answered = _with_parties(paths, asked, answered)
     return asked, answered
+
+
+def _with_parties(paths: Mapping[str, Any], asked: list[str], answered: list[str]) -> tuple[list[str], list[str]]:
+    """The same with `user` and `agent`: alone they name somebody, but beside the other's words they hold words."""
+    spoken = {plain_name(path.rpartition(".")[2]): path for path, value in paths.items() if isinstance(value, str)}
+    user, agent = spoken.get("user"), spoken.get("agent")
+    replies = [agent] if agent is not None and looks_like_content(paths[agent]) and not answered else answered
+    asks = [user] if user is not None and not asked else asked
+    if len(asks) != 1 or len(replies) != 1 or not (_is_party(asks[0], ASKERS) and _is_party(replies[0], ANSWERERS)):
+        return asked, answered
+    return asks, replies
+
+
+def _is_party(path: str, parties: frozenset[str]) -> bool:
+    return bool(parties & set(words(path.rpartition(".")[2])))
 
 
 def _side_of(path: str) -> str | None:

@@ -1,0 +1,55 @@
+"""What people of other languages call a column, a speaker or a list of turns, as the English word of names.py."""
+
+from typing import Final
+
+# As plain_name writes them, `câu_hỏi` for "Câu hỏi". A word that means something else in another language is left out.
+_SAME: Final = {
+    "question": "pregunta preguntas pergunta perguntas domanda domande frage fragen vraag vragen pytanie "
+    "pytania fråga frågor spørgsmål spørsmål kysymys вопрос вопросы питання otázka otázky kérdés întrebare "
+    "soru sorular ερώτηση câu_hỏi cau_hoi คำถาม คําถาม pertanyaan soalan 質問 问题 問題 问 問 질문 سؤال السؤال שאלה "
+    "प्रश्न सवाल প্রশ্ন swali ikibazo",
+    "answer": "respuesta respuestas resposta respostas risposta risposte antwort antworten antwoord "
+    "antwoorden réponse réponses reponse reponses odpowiedź odpowiedz odpowiedzi svar vastaus ответ ответы "
+    "відповідь odpověď odpoveď válasz răspuns raspuns cevap cevaplar yanıt yanit απάντηση trả_lời tra_loi "
+    "câu_trả_lời cau_tra_loi đáp_án คำตอบ คําตอบ jawaban 回答 答案 答え 答 응답 답변 대답 جواب الجواب إجابة الإجابة "
+    "תשובה उत्तर जवाब উত্তর jibu igisubizo",
+    "user": "usuario usuaria usuário utente utilisateur utilisatrice benutzer nutzer gebruiker użytkownik "
+    "användare bruger bruker käyttäjä пользователь юзер користувач uživatel felhasználó utilizator kullanıcı "
+    "kullanici người_dùng nguoi_dung ผู้ใช้ pengguna ユーザー ユーザ 使用者 사용자 유저 مستخدم المستخدم משתמש उपयोगकर्ता",
+    "customer": "cliente kunde kundin клиент клієнт klient klant zákazník pelanggan müşteri musteri "
+    "khách_hàng khach_hang ลูกค้า 顧客 顾客 お客様 고객 العميل",
+    "assistant": "asistente assistente asistent assistent asystent ассистент помощник помічник asistan "
+    "asisten trợ_lý tro_ly ผู้ช่วย アシスタント 어시스턴트 مساعد المساعد עוזר सहायक",
+    "bot": "бот robô ボット 봇 บอท 机器人",
+    "message": "mensagem mensagens mensaje mensajes messaggio messaggi nachricht wiadomość wiadomosc "
+    "meddelande сообщение повідомлення zpráva üzenet mesaj μήνυμα tin_nhắn tin_nhan ข้อความ pesan メッセージ 消息 訊息 "
+    "메시지 رسالة הודעה",
+    "content": "conteúdo conteudo contenido contenuto inhalt contenu treść содержание nội_dung noi_dung "
+    "เนื้อหา 内容 內容 내용 المحتوى",
+    "text": "texto testo texte tekst текст văn_bản teks 文本 テキスト 텍스트 نص",
+    "role": "rol papel ruolo rôle rolle роль vai_trò vai_tro บทบาท peran 角色 役割 역할",
+    "sender": "remetente remitente emisor mittente absender expéditeur nadawca отправитель gönderen "
+    "người_gửi nguoi_gui pengirim 发送者 送信者",
+    "type": "tipo typ тип loại",
+    "author": "autor autore auteur автор",
+    "conversation": "conversa conversas conversación conversacion conversaciones conversazione "
+    "conversazioni gespräch rozmowa диалог диалоги разговор hội_thoại hoi_thoai การสนทนา percakapan 对话 對話 会話 "
+    "대화 محادثة",
+    "history": "historial histórico historico cronologia verlauf historique история lịch_sử lich_su riwayat 历史 履歴",
+    "context": "contexto kontext contesto contexte kontekst контекст ngữ_cảnh konteks 上下文 文脈",
+    "category": "categoria categoría kategorie kategoria категория категорія danh_mục kategori หมวดหมู่ 类别 "
+    "分类 カテゴリ 카테고리",
+    "system": "sistema système система",
+    "input": "entrada eingabe entrée 输入 入力 입력",
+    "output": "salida saída saida ausgabe sortie 输出 出力 출력",
+    "instruction": "instrucción instruccion instrução instrucao anweisung istruzione instrukcja инструкция 指令 지시",
+    "explanation": "explicación explicacion explicação explicacao erklärung spiegazione explication "
+    "объяснение 解析 解释 解説",
+    "options": "opciones opções alternativas 选项 選択肢 варианты",
+}
+_ENGLISH: Final = {word: name for name, words in _SAME.items() for word in words.split()}
+
+
+def in_english(name: str) -> str:
+    """The English word for a plain name of another language; any other name as it is."""
+    return _ENGLISH.get(name, name)
