@@ -138,7 +138,7 @@ def test_attention_over_many_pieces(window: int | None, softcap: float | None, d
     results = []
     workspace = Workspace(torch.device("cpu"))
     for attention in (
-        NativeAttention(layout, spec, dtype, workspace),
+        NativeAttention(layout, spec, NativeOps(dtype), workspace),
         TorchAttention(segment_tables(layout), spec, eager=True),
     ):
         out, lse = torch.empty_like(dout), torch.empty(layout.size, spec.heads)

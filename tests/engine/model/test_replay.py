@@ -1,7 +1,7 @@
 """Work that comes often is replayed on the same memory: the same bits as when it is not, whatever came before.
 
-On a processor nothing is recorded; the same work is done on the same memory, which is all of a graph but the card's
-part of it. No card has run that part.
+The plain kernels on a processor record nothing; the same work is done on the same memory, which is all of a graph but
+the card's part of it. No card has run that part. The native kernels' calls are kept and made again.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,8 @@ import torch
 from engine.models import random_adapter, write_model
 
 from hivetune.config import LoraConfig
+from hivetune.engine.model.fast.kernels import calls
+from hivetune.engine.model.fast.kernels.calls import Calls
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.steps.buckets import Uses, classes_of, few_of
 from hivetune.engine.model.protocol import Document
@@ -118,6 +120,97 @@ def test_recorded_work_reads_and_writes_the_same_memory(tmp_path: Path, monkeypa
     answer(model, rows(9, (200, 150)))  # buffers grow
     answer(model, rows(10))
     assert len(recorded) == 2 * pieces
+
+
+def native(folder: Path, family: str = "llama", *, keeps: bool = True, **named: Any) -> FastModel:
+    """By the kernels in C++. `keeps` False: all calls are made anew."""
+    if not (folder / "config.json").exists():
+        write_model(folder, family)
+    dtype, dropout = named.pop("dtype", torch.float32), named.pop("dropout", 0.0)
+    choices = Choices(kernels="native", **named)
+    model = FastModel(folder, LoraConfig(r=4, dropout=dropout), dtype=dtype, device=CPU, choices=choices)
+    if not keeps:
+        model._passes.calls = None
+    random_adapter(model)
+    return model
+
+
+def kept(model: FastModel) -> int:
+    assert model._passes.calls is not None
+    return model._passes.calls.kept
+
+
+@pytest.mark.parametrize(
+    ("family", "named"),
+    [
+        ("llama", {"dtype": torch.bfloat16}),
+        ("llama", {"dropout": 0.2, "streamed": 2}),
+        ("phi3", {"budget_tokens": 64}),
+        ("qwen3", {"dropout": 0.2, "dtype": torch.bfloat16}),
+        ("gemma2", {"recompute": 2}),
+        *((family, {}) for family in ("olmo2", "granite", "mistral-window", "llama-mha-biased")),
+    ],
+)
+def test_calls_that_are_made_again_give_the_same_bits(tmp_path: Path, family: str, named: dict[str, Any]) -> None:
+    """Other tokens, other scales, changed masters, validation between them, and a larger step, which moves buffers."""
+    again, anew = native(tmp_path, family, **named), native(tmp_path, family, keeps=False, **named)
+    sizes = [(9, 17, 30, 12)] * 3 + [(40, 2), (17, 9, 12, 30), (90, 120, 80, 3), (9, 17, 30, 12), (90, 120, 80, 3)]
+    for seed, some in enumerate(sizes):
+        if seed == 3:
+            assert torch.equal(again.nll(rows(7)), anew.nll(rows(7)))
+        assert_same(answer(again, rows(seed, some), 1 / (30 + seed)), answer(anew, rows(seed, some), 1 / (30 + seed)))
+        for model in (again, anew):
+            model.master_N.add_(0.01)
+    assert kept(again) > 100
+
+
+def test_of_what_has_moved_nothing_is_kept(tmp_path: Path) -> None:
+    """A buffer that grows would live twice if a kept call still knew it."""
+    model = native(tmp_path)
+    for seed in range(3):
+        answer(model, rows(seed))
+    before, moves = kept(model), model._workspace.moves
+    answer(model, rows(4, (90, 120, 80, 3)))
+    assert before > 100 and kept(model) < before and model._workspace.moves > moves
+
+
+@pytest.mark.parametrize(("family", "named"), [("mixtral", {}), ("llama", {"attention": "eager"})])
+def test_what_answers_in_memory_of_its_own_is_not_kept(tmp_path: Path, family: str, named: dict[str, Any]) -> None:
+    assert native(tmp_path, family, **named)._passes.calls is None
+
+
+def test_kept_calls_are_bounded_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    some = Calls()
+
+    def work(*numbers: int) -> int:
+        for number in numbers:
+            some.make(made.append, number)
+        return sum(numbers)
+
+    def fails() -> None:
+        some.make(made.append, 9)
+        raise ValueError
+
+    def moves() -> int:
+        some.make(made.append, 8)
+        some.forget()
+        return work(7)
+
+    monkeypatch.setattr(calls, "MOST_CALLS", 3)
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            some.again("fails", fails)
+        assert some.again("moves", moves) == 7
+    assert made == [9, 8, 7] * 2 and some.kept == 0, "half a piece was kept"
+    made.clear()
+    assert [
+        some.again("a", lambda: work(1, 2)),
+        some.again("a", lambda: work(5)),
+        some.again("b", lambda: work(3)),
+    ] == [3, 3, 3]
+    assert [some.again("c", lambda: work(4)), some.again("c", lambda: work(6))] == [4, 6], "kept beyond the bound"
+    assert made == [1, 2, 1, 2, 3, 4, 6] and some.kept == 3
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

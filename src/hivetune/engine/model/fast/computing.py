@@ -67,7 +67,7 @@ def attention_of(
     """Attention of one layout by the same kernels as `ops`, its tables on the device; `eager`: by two plain products
     and a softmax."""
     if not eager and isinstance(ops, NativeOps):
-        return NativeAttention(layout, spec, dtype, workspace)
+        return NativeAttention(layout, spec, ops, workspace)
     if not eager and not isinstance(ops, TorchOps):
         from hivetune.engine.model.fast.gpu.ops import TritonAttention, TritonOps
 

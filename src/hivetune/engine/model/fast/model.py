@@ -14,15 +14,14 @@ from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import scaling
 from hivetune.engine.model.fast.attention import says_math_path
 from hivetune.engine.model.fast.computing import attention_of, attention_tables, choose_ops
-from hivetune.engine.model.fast.layer import backward_layer, forward_layer
-from hivetune.engine.model.fast.loss import Weigh, loss_and_gradient, loss_only
+from hivetune.engine.model.fast.loss import loss_only
 from hivetune.engine.model.fast.ops import Drop, TorchOps
 from hivetune.engine.model.fast.spec import ModelSpec, read_spec
-from hivetune.engine.model.fast.state import Kept, LayerBatch, Walk
+from hivetune.engine.model.fast.state import LayerBatch, Walk
 from hivetune.engine.model.fast.steps.often import Often, can_replay
+from hivetune.engine.model.fast.steps.passes import Passes
 from hivetune.engine.model.fast.steps.tables import BatchTables, drop_keys, lay_tables
 from hivetune.engine.model.fast.weights.bind import bind_adapter
-from hivetune.engine.model.fast.weights.matrices import refresh_downs, refresh_ups
 from hivetune.engine.model.fast.weights.read import read_weights
 from hivetune.engine.model.fast.weights.stream import streaming_of
 from hivetune.engine.model.fast.workspace import Workspace, to_device
@@ -106,8 +105,17 @@ class FastModel:
         self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
         self.pack_tokens = choices.pack_tokens
         self.halvings = choices.halvings or 0
-        self.recompute = min(choices.recompute or 0, len(self.spec.layers))
-        self._workspace = Workspace(device)
+        self._scaling, self._lora = scaling(lora), lora
+        self._eager = choices.attention == "eager"
+        self._passes = Passes(
+            self.spec,
+            self.weights,
+            self._ops,
+            scaling=self._scaling,
+            recompute=min(choices.recompute or 0, len(self.spec.layers)),
+            keep_calls=not self._eager and not any(layer.experts for layer in self.spec.layers),
+        )
+        self._workspace = Workspace(device, forget=self._passes.forget)
         self._often = None
         if choices.graphs and can_replay(self.spec, self._ops, self.num_streamed):
             self._often = Often(device, self._workspace)
@@ -119,15 +127,9 @@ class FastModel:
         self._total, self._part = (torch.zeros((), dtype=self.master_N.dtype, device=device) for _ in "12")
         self._scale = torch.zeros(1, dtype=self.master_N.dtype, device=device)
         self.logit_rows = choices.logit_rows
-        self._scaling, self._lora = scaling(lora), lora
         self._share_in_scoring = choices.share_prefixes is not False
         self.share_prefixes = self._share_in_scoring and shares_prefixes(lora)
-        # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
-        self._embed_scale = self.spec.embed_scale
-        if self.spec.family.scaled_embedding:
-            self._embed_scale = torch.tensor(self.spec.embed_scale, dtype=dtype).item()
         self._ahead: dict[int, _Laid] = {}
-        self._eager = choices.attention == "eager"
         self.attention = "the choices ask for it" if self._eager else says_math_path(self.spec, dtype, device)
 
     @property
@@ -187,20 +189,20 @@ class FastModel:
         """`backward` of prepared micro-batches. Nothing here waits for the device, copies from it, or has a shape that
         depends on what it computed (tests/engine/model/test_host.py), but the routing of experts."""
         self._total.zero_()
-        self._refresh()
+        self._passes.refresh()
         for batch in batches:
             self._add_up(batch, scale)
         return self._total.clone()
 
     def _add_up(self, batch: LayerBatch, scale: float) -> None:
         """Forward and backward of one micro-batch, into the gradient and the total."""
-        nll_E = self._forward_backward(self._walk(batch, scale=scale, keep=True))
+        nll_E = self._passes.forward_backward(self._walk(batch, scale=scale, keep=True), self.logit_rows)
         self._total.add_(torch.dot(nll_E, batch.count_E, out=self._part))
 
     def _begin(self) -> None:
         self._sum_N.zero_()
         self._total.zero_()
-        self._refresh()
+        self._passes.refresh()
 
     def _add(self, tables: BatchTables) -> None:
         self._add_up(self._batch(tables), 1.0)
@@ -226,7 +228,7 @@ class FastModel:
     def compute_judged(self, batches: Iterable[JudgedBatch], scale: float, beta: float) -> Tensor:
         """`backward_judged` of prepared micro-batches; as `compute`, nothing here waits for the device."""
         losses: list[Tensor] = [torch.zeros(2, dtype=self.master_N.dtype, device=self.device)]
-        self._refresh()
+        self._passes.refresh()
         if self._often:
             self._sum_N.zero_()
         for part in batches:
@@ -237,20 +239,20 @@ class FastModel:
                 losses.append(loss)
                 return torch.zeros_like(nll_E).index_add_(0, part.entry_M, weight_B[part.owner_M])
 
-            self._forward_backward(self._walk(part.batch, scale=scale, keep=True), weigh)
+            self._passes.forward_backward(self._walk(part.batch, scale=scale, keep=True), self.logit_rows, weigh)
         if self._often:
             self.grad_N.add_(self._sum_N)
         return torch.stack(losses).sum(0)
 
     @torch.no_grad()
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
-        self._refresh()
+        self._passes.refresh()
         rows = _rows(documents)
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
         for batch in halved(split_documents(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, pad=self._pad)
             walk = self._walk(self._ready(layout), adapter=adapter)
-            nll_E = loss_only(walk, self.weights, *self._forward_only(walk), self.logit_rows)
+            nll_E = loss_only(walk, self.weights, *self._passes.forward_only(walk), self.logit_rows)
             owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
             index_M, entry_M = torch.tensor(owners, device=self.device).t()
             sums_B.index_add_(0, index_M, nll_E[entry_M])
@@ -259,10 +261,10 @@ class FastModel:
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
         """[len(tokens), V] of one document, in the dtype of the model."""
-        self._refresh()
+        self._passes.refresh()
         everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
         walk = self._walk(self._ready(make_layout([everything], share=False)), adapter=adapter)
-        x_TD, delta_TD = self._forward_only(walk)
+        x_TD, delta_TD = self._passes.forward_only(walk)
         y_TD, rstd_T = torch.empty_like(delta_TD), torch.empty_like(x_TD[:, 0])
         walk.ops.add_norm(x_TD, delta_TD, torch.empty_like(x_TD), self.weights.norm_D, self.spec.eps, y_TD, rstd_T)
         logits_TV = y_TD @ self.weights.head_VD.t()
@@ -278,66 +280,9 @@ class FastModel:
     def _layout(self, rows: Sequence[TrimmedDocument]) -> Layout:
         return make_layout(rows, share=self.share_prefixes, pad=self._pad)
 
-    def _forward_backward(self, walk: Walk, weigh: Weigh | None = None) -> Tensor:
-        x_TD, delta_TD = self._embed(walk), None
-        all_kept: list[Kept] = []
-        for index in range(len(self.weights.layers)):
-            self._enter(index, index + 1, index + 2)
-            # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
-            slot = "again" if index < self.recompute else str(index)
-            kept = forward_layer(walk, index, x_TD, delta_TD, slot)
-            all_kept.append(kept)
-            x_TD, delta_TD = kept.mid_SD, kept.delta_SD
-        nll_E, dx_SD = loss_and_gradient(walk, self.weights, x_TD, all_kept[-1].delta_SD, self.logit_rows, weigh)
-        dx: Tensor | None = dx_SD
-        for index in reversed(range(len(all_kept))):
-            self._enter(index, index - 1, index - 2)
-            kept = all_kept.pop()
-            if index < self.recompute:
-                kept = forward_layer(walk, index, kept.x_TD, None, "again")
-            if dx is not None:
-                dx = backward_layer(walk, index, kept, dx)
-        return nll_E
-
-    def _forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
-        """The stream after the last layer and the delta still to be added, at the rows that predict something."""
-        x_TD, delta_TD = self._embed(walk), None
-        layers = len(self.weights.layers)
-        for index in range(layers):
-            self._enter(index, (index + 1) % layers, (index + 2) % layers)  # the next documents begin again at 0
-            kept = forward_layer(walk, index, x_TD, delta_TD, "only")
-            x_TD, delta_TD = kept.mid_SD, kept.delta_SD
-        assert delta_TD is not None
-        return x_TD, delta_TD
-
-    def _embed(self, walk: Walk) -> Tensor:
-        x_TD = walk.buffer("x.0", len(walk.batch.tokens_T), self.spec.hidden, wide=True)
-        tokens_TD = walk.buffer("y", len(x_TD), self.spec.hidden)  # free until the first norm
-        x_TD.copy_(torch.index_select(self.weights.embedding_VD, 0, walk.batch.tokens_T, out=tokens_TD))
-        if self.spec.embed_scale != 1.0:
-            x_TD *= self._embed_scale
-        return x_TD
-
     def _draw(self, generator: torch.Generator | None = None) -> int | None:
         """What the masks of a step follow from besides its rows, from the generator that the loop seeds."""
         return int(torch.randint(2**62, (), generator=generator)) if self._lora.dropout else None
-
-    def _refresh(self) -> None:
-        """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
-
-        Once a call, not a micro-batch: the optimizer changes them between calls only. Rows below matrices that are
-        replaced come with those, see `_enter`.
-        """
-        for index, layer in enumerate(self.weights.layers):
-            refresh_ups(layer, self._scaling)
-            if index >= self.weights.num_replaced:
-                refresh_downs(layer)
-
-    def _enter(self, index: int, *following: int) -> None:
-        """What is computed next reads layer `index`; then, in this order, `following`."""
-        self.weights.enter(index, following)
-        if index < self.weights.num_replaced:
-            refresh_downs(self.weights.layers[index])
 
     def _walk(self, batch: LayerBatch, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
         return Walk(

@@ -7,8 +7,9 @@ Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, W 
 H rotated pairs of a head, C rows of logits, V tokens of the vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +46,12 @@ class Ops(Protocol):
     """What layer.py asks for; TorchOps says what each does."""
 
     name: str
-    multiply: Multiply
+
+    def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None: ...
+
+    def do(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None: ...
+
+    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None: ...
 
     def add_norm(
         self,
@@ -99,7 +105,18 @@ class TorchOps:
     name = "torch"
 
     def __init__(self, *, wide_products: bool = False, multiply: Multiply = by_torch):
-        self._wide_products, self.multiply = wide_products, multiply
+        self._wide_products, self._multiply = wide_products, multiply
+
+    def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+        self._multiply(a_MK, b_KN, out_MN)
+
+    def do(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        """`call`, which is torch's own and writes to a buffer that it is given."""
+        call(*arguments, **named)
+
+    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
+        """total += scale * product."""
+        total.add_(product, alpha=scale)
 
     def add_norm(
         self,

@@ -5,15 +5,16 @@ product, docs/log.md), and on a GPU fixed addresses are what graphs need.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 
 class Workspace:
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, forget: Callable[[], None] = lambda: None):
+        """`forget`: called before a buffer gets another address; who knows the old one must not keep it."""
+        self.device, self._forget = device, forget
         self._buffers: dict[str, Tensor] = {}
         self._views: dict[str, Tensor] = {}
         self.moves = 0
@@ -30,6 +31,7 @@ class Workspace:
             self._buffers.pop(name, None)
             self._views.pop(name, None)
             del buffer, view
+            self._forget()
             buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
             self._buffers[name] = buffer
             self.moves += 1

@@ -3,7 +3,7 @@
 Arguments are the caller's buffers as ops.py describes them; every kernel writes where the plain form writes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.steps.buckets import few_of
 from hivetune.engine.model.fast.weights.matrices import Group, Member
 from hivetune.engine.model.fast.workspace import Workspace
-from hivetune.engine.model.products import Multiply, by_torch
+from hivetune.engine.model.products import by_torch
 from hivetune.plan.layout import Layout
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
@@ -37,8 +37,16 @@ class TritonOps:
     name = "triton"
 
     def __init__(self, device: torch.device):
-        self.multiply: Multiply = by_torch
         self.wave = torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
+
+    def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+        by_torch(a_MK, b_KN, out_MN)
+
+    def do(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        call(*arguments, **named)
+
+    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
+        total.add_(product, alpha=scale)
 
     def add_norm(
         self,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.model.fast.kernels.build import NoKernels, library
+from hivetune.engine.model.fast.kernels.calls import Calls, Kernel
 from hivetune.engine.model.fast.ops import Drop, drop_below
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.weights.matrices import Group
@@ -69,27 +70,47 @@ class LayoutArguments(ctypes.Structure):
     )
 
 
-def kernels_for(dtype: torch.dtype) -> dict[str, Callable[..., None]]:
+def kernels_for(dtype: torch.dtype) -> dict[str, Kernel]:
     """The kernels of a dtype by name. Raises NoKernels."""
     if dtype not in KERNEL_SUFFIXES:
         raise NoKernels(f"the kernels support float32 and bfloat16, not {dtype}")
     loaded, found = library(), {}
-    for name, arguments in SIGNATURES.items():
-        kernel = getattr(loaded, f"{name}_{KERNEL_SUFFIXES[dtype]}")
-        kernel.argtypes, kernel.restype = arguments, None
-        found[name] = kernel
+    for name, kinds in SIGNATURES.items():
+        symbol = f"{name}_{KERNEL_SUFFIXES[dtype]}"
+        checked, bare = loaded[symbol], loaded[symbol]  # two objects for one function
+        checked.argtypes, checked.restype, bare.restype = kinds, None, None
+        found[name] = Kernel(checked, bare, kinds)
     return found
 
 
 class NativeOps:
-    """ops.TorchOps, in C++. One object for one model: it holds the addresses of its adapters."""
+    """ops.TorchOps, in C++. One object for one model: it holds the addresses of its adapters.
+
+    `calls`: of the model, all that is computed here goes through them. `layout`: of the micro-batch that attention is
+    about; it and the scales of gradients lie where kept calls read them.
+    """
 
     name = "native"
 
     def __init__(self, dtype: torch.dtype, multiply: Multiply = by_torch):
-        self._kernels, self.multiply = kernels_for(dtype), multiply
+        self._kernels, self._multiply = kernels_for(dtype), multiply
+        self.calls, self.layout = Calls(), LayoutArguments()
+        self._scale, self._up_scale = FLOAT(), FLOAT()
         # With the group itself: while it is held, no other one can get its id.
         self._members: dict[int, tuple[Group, ctypes.Array[MemberArguments]]] = {}
+
+    def run(self, kernel: str, *arguments: Any) -> None:
+        self.calls.run(self._kernels[kernel], *arguments)
+
+    def do(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        self.calls.make(call, *arguments, **named)
+
+    def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+        self.calls.make(self._multiply, a_MK, b_KN, out_MN)
+
+    def set_scales(self, scale: float, up_scale: float) -> None:
+        """What kept calls multiply gradients by from here on."""
+        self._scale.value, self._up_scale.value = scale, up_scale
 
     def add_norm(
         self,
@@ -102,35 +123,36 @@ class NativeOps:
         rstd_T: Tensor,
     ) -> None:
         delta = (None, 0) if delta_TD is None else (delta_TD.data_ptr(), delta_TD.stride(0))
-        self._kernels["add_norm"](
-            x_TD.data_ptr(), *delta, sum_TD.data_ptr(), w_D.data_ptr(), eps, y_TD.data_ptr(), rstd_T.data_ptr(),
-            *x_TD.shape,
+        self.run(
+            "add_norm", x_TD.data_ptr(), *delta, sum_TD.data_ptr(), w_D.data_ptr(), eps, y_TD.data_ptr(),
+            rstd_T.data_ptr(), *x_TD.shape,
         )  # fmt: skip
 
     def norm_backward(
         self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
     ) -> None:
         y = None if y_TD is None else y_TD.data_ptr()
-        self._kernels["norm_backward"](
-            dy_TD.data_ptr(), x_TD.data_ptr(), rstd_T.data_ptr(), w_D.data_ptr(), dx_TD.data_ptr(), y, *x_TD.shape
-        )
+        self.run(
+            "norm_backward", dy_TD.data_ptr(), x_TD.data_ptr(), rstd_T.data_ptr(), w_D.data_ptr(), dx_TD.data_ptr(), y,
+            *x_TD.shape,
+        )  # fmt: skip
 
     def rope(self, x_TN: Tensor, cos_TH: Tensor, sin_TH: Tensor, head_dim: int, *, inverse: bool) -> None:
         rows, width = x_TN.shape
-        self._kernels["rope"](
-            x_TN.data_ptr(), x_TN.stride(0), cos_TH.data_ptr(), sin_TH.data_ptr(), -1.0 if inverse else 1.0, rows,
-            width // head_dim, head_dim, cos_TH.shape[1],
+        self.run(
+            "rope", x_TN.data_ptr(), x_TN.stride(0), cos_TH.data_ptr(), sin_TH.data_ptr(), -1.0 if inverse else 1.0,
+            rows, width // head_dim, head_dim, cos_TH.shape[1],
         )  # fmt: skip
 
     def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None:
         kind = int(activation == "gelu")
-        self._kernels["glu"](gate_up_TN.data_ptr(), gate_up_TN.stride(0), h_TF.data_ptr(), kind, *h_TF.shape)
+        self.run("glu", gate_up_TN.data_ptr(), gate_up_TN.stride(0), h_TF.data_ptr(), kind, *h_TF.shape)
 
     def glu_backward(
         self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
     ) -> None:
-        self._kernels["glu_backward"](
-            dh_TF.data_ptr(), gate_up_TN.data_ptr(), gate_up_TN.stride(0), dgate_up_TN.data_ptr(),
+        self.run(
+            "glu_backward", dh_TF.data_ptr(), gate_up_TN.data_ptr(), gate_up_TN.stride(0), dgate_up_TN.data_ptr(),
             dgate_up_TN.stride(0), h_TF.data_ptr(), int(activation == "gelu"), *h_TF.shape,
         )  # fmt: skip
 
@@ -139,41 +161,42 @@ class NativeOps:
         members = self._arguments(group) if adapter else (MemberArguments * 0)()
         if bias is None and not len(members):
             return
-        self._kernels["adapt"](y_TW.data_ptr(), y_TW.stride(0), len(y_TW), group.outputs, bias, members, len(members))
+        rows, stride = len(y_TW), y_TW.stride(0)
+        self.run("adapt", y_TW.data_ptr(), stride, rows, group.outputs, bias, members, len(members))
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
-        members = self._arguments(group)
+        members, rows, stride = self._arguments(group), len(dy_TW), dy_TW.stride(0)
         if len(members):
-            self._kernels["adapt_backward"](
-                dy_TW.data_ptr(), dy_TW.stride(0), len(dy_TW), group.outputs, group.width, members, len(members)
-            )
+            self.run(
+                "adapt_backward", dy_TW.data_ptr(), stride, rows, group.outputs, group.width, members, len(members)
+            )  # fmt: skip
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
-        members = self._arguments(group)
+        members, rows, stride = self._arguments(group), len(dy_TW), dy_TW.stride(0)
+        self._up_scale.value = scale
         if len(members):
-            self._kernels["up_gradient"](
-                dy_TW.data_ptr(), dy_TW.stride(0), s_TR.data_ptr(), s_TR.stride(0), len(dy_TW), members, len(members),
-                scale,
+            self.run(
+                "up_gradient", dy_TW.data_ptr(), stride, s_TR.data_ptr(), s_TR.stride(0), rows, members, len(members),
+                self._up_scale,
             )  # fmt: skip
 
     def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
-        members = self._arguments(group)
+        members, (rows, width) = self._arguments(group), x_TK.shape
+        self._scale.value = scale
         if len(members):
-            self._kernels["down_gradient"](
-                ds_TR.data_ptr(),
-                ds_TR.stride(0),
-                x_TK.data_ptr(),
-                x_TK.shape[1],
-                len(x_TK),
-                members,
-                group.ranks,
-                scale,
-            )
+            self.run(
+                "down_gradient", ds_TR.data_ptr(), ds_TR.stride(0), x_TK.data_ptr(), width, rows, members, group.ranks,
+                self._scale,
+            )  # fmt: skip
+
+    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
+        self._scale.value = scale
+        self.do(_add_scaled, product, total, self._scale)
 
     def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None:
-        self._kernels["drop"](
-            x_TK.data_ptr(), drop.key_T.data_ptr(), salt, drop_below(drop.rate), 1 / (1 - drop.rate), out_TK.data_ptr(),
-            *x_TK.shape,
+        self.run(
+            "drop", x_TK.data_ptr(), drop.key_T.data_ptr(), salt, drop_below(drop.rate), 1 / (1 - drop.rate),
+            out_TK.data_ptr(), *x_TK.shape,
         )  # fmt: skip
 
     def cross_entropy(
@@ -186,9 +209,9 @@ class NativeOps:
         *,
         gradient: bool,
     ) -> None:
-        self._kernels["cross_entropy"](
-            logits_CV.data_ptr(), target_C.data_ptr(), count_C.data_ptr(), softcap or 0.0, nll_C.data_ptr(),
-            int(gradient), *logits_CV.shape,
+        self.run(
+            "cross_entropy", logits_CV.data_ptr(), target_C.data_ptr(), count_C.data_ptr(), softcap or 0.0,
+            nll_C.data_ptr(), int(gradient), *logits_CV.shape,
         )  # fmt: skip
 
     def _arguments(self, group: Group) -> "ctypes.Array[MemberArguments]":
@@ -204,11 +227,15 @@ class NativeOps:
         return found
 
 
-class NativeAttention:
-    """attention.TorchAttention, in C++."""
+def _add_scaled(product: Tensor, total: Tensor, scale: ctypes.c_float) -> None:
+    total.add_(product, alpha=scale.value)
 
-    def __init__(self, layout: Layout, spec: ModelSpec, dtype: torch.dtype, workspace: Workspace):
-        self._kernels, self._spec, self._workspace, self._size = kernels_for(dtype), spec, workspace, layout.size
+
+class NativeAttention:
+    """attention.TorchAttention, in C++. `parts`: of the keys, in the backward pass."""
+
+    def __init__(self, layout: Layout, spec: ModelSpec, ops: NativeOps, workspace: Workspace):
+        self._ops, self._spec, self._workspace, self._size = ops, spec, workspace, layout.size
         segments: list[tuple[int, ...]] = []
         paths: list[int] = []
         trees: list[list[int]] = []
@@ -223,25 +250,31 @@ class NativeAttention:
         self._tables = tuple(torch.tensor(table, dtype=torch.int64) for table in (segments, paths, trees))
         self._layout = LayoutArguments(*(table.data_ptr() for table in self._tables), len(segments), len(trees))
         longest = max(segment.depth + segment.size for segment in layout.segments)
-        self._parts = min(MOST_PARTS, -(-longest // PART_KEYS))
+        self.parts = min(MOST_PARTS, -(-longest // PART_KEYS))
+
+    def lay(self) -> None:
+        """Kept calls are about this layout from here on."""
+        ctypes.pointer(self._ops.layout)[0] = self._layout
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
-        self._kernels["attention"](
-            ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._layout), qkv_TW.data_ptr(), out_TN.data_ptr(),
-            lse_TH.data_ptr(),
+        self.lay()
+        self._ops.run(
+            "attention", ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._ops.layout), qkv_TW.data_ptr(),
+            out_TN.data_ptr(), lse_TH.data_ptr(),
         )  # fmt: skip
 
     def backward(
         self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
     ) -> None:
+        self.lay()
         width = -(-self._spec.head_dim // LANES) * LANES
         sums = self._workspace.take(
-            "attention_sums", self._spec.heads, 2 + self._parts, self._size, width, dtype=torch.float32
+            "attention_sums", self._spec.heads, 2 + self.parts, self._size, width, dtype=torch.float32
         )
-        self._kernels["attention_backward"](
-            ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._layout), dout_TN.data_ptr(),
-            qkv_TW.data_ptr(), out_TN.data_ptr(), lse_TH.data_ptr(), dqkv_TW.data_ptr(), dqkv_TW.stride(0),
-            sums.data_ptr(), self._size, self._parts,
+        self._ops.run(
+            "attention_backward", ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._ops.layout),
+            dout_TN.data_ptr(), qkv_TW.data_ptr(), out_TN.data_ptr(), lse_TH.data_ptr(), dqkv_TW.data_ptr(),
+            dqkv_TW.stride(0), sums.data_ptr(), self._size, self.parts,
         )  # fmt: skip
 
     def _shape(self, qkv_TW: Tensor, window: int | None) -> AttentionArguments:

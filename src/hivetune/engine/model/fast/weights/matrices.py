@@ -5,7 +5,7 @@ size, E experts.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from hivetune.engine.model.fast.weights.nf4 import PackedLayers
 from hivetune.engine.model.fast.weights.stream import LayerStream
+
+# As ops.Ops: makes a call of torch with these arguments.
+Do = Callable[..., None]
 
 
 @dataclass
@@ -69,19 +72,19 @@ class Group:
     def inputs(self) -> int:
         return int(self.weight_NRK.shape[1])
 
-    def refresh_downs(self) -> None:
+    def refresh_downs(self, do: Do) -> None:
         """A of the masters to the rows below the base's; rows of padding become zero."""
         if self.adapted:
-            self.weight_NRK[self.outputs :].zero_()
+            do(self.weight_NRK[self.outputs :].zero_)
         for member in self.adapted:
             assert member.down_RK is not None
-            self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_(member.down_RK)
+            do(self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_, member.down_RK)
 
-    def refresh_ups(self, scaling: float) -> None:
+    def refresh_ups(self, scaling: float, do: Do) -> None:
         """scale * B^T of the masters to where the thin products read it."""
         for member in self.adapted:
             assert member.up_NR is not None and member.scaled_up_RN is not None
-            torch.mul(member.up_NR.t(), scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
+            do(torch.mul, member.up_NR.t(), scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
 
     @property
     def ranks(self) -> int:
@@ -114,16 +117,16 @@ class Stack:
     up_NRE: Tensor | None = None
     d_up_NRE: Tensor | None = None
 
-    def refresh_downs(self) -> None:
+    def refresh_downs(self, do: Do) -> None:
         """A of the masters to the rows below the base's; rows of padding become zero."""
         if self.down_ERK is not None:
             rank = self.down_ERK.shape[1]
-            self.weight_EWK[:, self.outputs + rank :].zero_()
-            self.weight_EWK[:, self.outputs : self.outputs + rank].copy_(self.down_ERK)
+            do(self.weight_EWK[:, self.outputs + rank :].zero_)
+            do(self.weight_EWK[:, self.outputs : self.outputs + rank].copy_, self.down_ERK)
 
-    def refresh_ups(self, scaling: float) -> None:
+    def refresh_ups(self, scaling: float, do: Do) -> None:
         if self.up_NRE is not None and self.scaled_up_ERN is not None:
-            torch.mul(self.up_NRE.permute(2, 1, 0), scaling, out=self.scaled_up_ERN[:, : self.up_NRE.shape[1]])
+            do(torch.mul, self.up_NRE.permute(2, 1, 0), scaling, out=self.scaled_up_ERN[:, : self.up_NRE.shape[1]])
 
     def collect(self) -> None:
         """dB of all experts to the gradient, where it lies otherwise; then it is zero again for the next layer."""
@@ -171,20 +174,20 @@ class Weights:
             self.packed.unpack(layer)
 
 
-def refresh_downs(layer: Layer) -> None:
+def refresh_downs(layer: Layer, do: Do) -> None:
     """The adapters' A of all matrices: they lie below the frozen rows, and are gone when those are replaced."""
     for group in groups_of(layer):
-        group.refresh_downs()
+        group.refresh_downs(do)
     for stack in stacks_of(layer):
-        stack.refresh_downs()
+        stack.refresh_downs(do)
 
 
-def refresh_ups(layer: Layer, scaling: float) -> None:
+def refresh_ups(layer: Layer, scaling: float, do: Do) -> None:
     """The adapters' B of all matrices; they lie on their own."""
     for group in groups_of(layer):
-        group.refresh_ups(scaling)
+        group.refresh_ups(scaling, do)
     for stack in stacks_of(layer):
-        stack.refresh_ups(scaling)
+        stack.refresh_ups(scaling, do)
 
 
 def groups_of(layer: Layer) -> Iterator[Group]:
