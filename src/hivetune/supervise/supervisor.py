@@ -215,8 +215,8 @@ class _Supervisor:
             quarantined=quarantined(self.job.run),
             rungs=self.rungs,
             tried=self.tried,
-            isolated=ended.phase
-            in (Beat.VALIDATING, Beat.SAVING),  # not a training row: validation and saving are not bisected
+            # Not by a training row: validation and saving are not bisected.
+            isolated=ended.phase in (Beat.VALIDATING, Beat.SAVING),
         )
         self.history.append(failure)
         self.job.events.append("failure", **_plain(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)

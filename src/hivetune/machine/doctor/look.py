@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hivetune.machine.doctor.host import Host, read_host
 from hivetune.machine.doctor.software import Software, read_software
-from hivetune.machine.inventory import Card, Machine, describe_machine, read_machine
+from hivetune.machine.inventory import Card, Machine, describe_machine, read_machine, text_of
 from hivetune.machine.kfd import kfd_architectures
 from hivetune.machine.knowledge.facts import facts
 
@@ -96,8 +96,10 @@ def _seen_cards(cards: Sequence[Card], where: Surroundings) -> tuple[SeenCard, .
             continue
         device = _device(where.root, card.slot)
         number = order.index(card.slot) if card.slot in order else card.index
-        firmware = {path.name.removesuffix("_fw_version"): _text(path) for path in device.glob("fw_version/*_version")}
-        speed, width = _text(device / "current_link_speed"), _text(device / "current_link_width")
+        firmware = {
+            path.name.removesuffix("_fw_version"): text_of(path) for path in device.glob("fw_version/*_version")
+        }
+        speed, width = text_of(device / "current_link_speed"), text_of(device / "current_link_width")
         link = f"{speed} x{width}" if speed and width else ""
         seen.append(SeenCard(card, number, _access(where, card.slot), link, _newest(firmware)))
     return tuple(seen)
@@ -129,13 +131,6 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     known = {fact.more["name"] for fact in facts("variable")}
     shown = {name: value for name, value in environment.items() if name in known or name.startswith(_PREFIXES)}
     return {name: "(set)" if SECRET.search(name) else value for name, value in sorted(shown.items())}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def describe_look(seen: Look) -> dict[str, Any]:

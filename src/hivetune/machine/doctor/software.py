@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from hivetune.machine.inventory import text_of
+
 PACKAGES = (
     *("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy", "triton"),
     *("pytorch-triton-rocm", "triton-rocm", "bitsandbytes", "flash-attn", "xformers", "jinja2", "huggingface_hub"),
@@ -105,7 +107,7 @@ def _torch(site: Sequence[str] | None) -> TorchBuild:
 
 def _told(path: Path) -> dict[str, str]:
     """cuda, hip and rocm as torch/version.py has them; its text is read, not run."""
-    return dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", _text(path), re.MULTILINE))
+    return dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", text_of(path), re.MULTILINE))
 
 
 def _number(local: str, word: str) -> str:
@@ -119,7 +121,7 @@ def _cuda_of(local: str) -> str:
 
 
 def _rocm_at(path: Path) -> str:
-    return _text(path / ".info/version").strip().partition("-")[0]
+    return text_of(path / ".info/version").partition("-")[0]
 
 
 def _is_below(root: Path, part: str, path: Path) -> bool:
@@ -128,14 +130,7 @@ def _is_below(root: Path, part: str, path: Path) -> bool:
 
 def _cuda_toolkit(root: Path) -> str:
     for path in sorted((root / "usr/local").glob("cuda*/version.json")):
-        match = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', _text(path))
+        match = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', text_of(path))
         if match:
             return match[1]
     return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
