@@ -99,7 +99,7 @@ def cpu_workers(cores: int, threads: int | None = None) -> int:
 
 
 def kernel_release(root: Path = Path("/")) -> str:
-    return text_of(root / "proc/sys/kernel/osrelease") or platform.release()
+    return system_text(root / "proc/sys/kernel/osrelease") or platform.release()
 
 
 def disk_free_bytes(folder: Path) -> int:
@@ -112,15 +112,15 @@ def disk_free_bytes(folder: Path) -> int:
 def read_amd_cards(root: Path = Path("/")) -> list[Card]:
     """AMD GPUs from the kernel's own tree; works for every driver version and before ROCm is installed."""
     architectures = kfd_architectures(root)
-    driver = text_of(root / "sys/module/amdgpu/version") or f"kernel {kernel_release(root)}"
+    driver = system_text(root / "sys/module/amdgpu/version") or f"kernel {kernel_release(root)}"
     cards: list[Card] = []
     for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device"), key=lambda path: _number_in(path.parent)):
         total = _integer(device / "mem_info_vram_total")
-        if text_of(device / "vendor") != AMD_VENDOR or not total:
+        if system_text(device / "vendor") != AMD_VENDOR or not total:
             continue
         used = _integer(device / "mem_info_vram_used") or 0
         slot = device.resolve().name
-        name = text_of(device / "product_name") or _marketing_name(root, device)
+        name = system_text(device / "product_name") or _marketing_name(root, device)
         architecture = architectures.get(slot, "")
         cards.append(Card("rocm", len(cards), name, total, total - used, driver, architecture, slot))
     return cards
@@ -128,8 +128,8 @@ def read_amd_cards(root: Path = Path("/")) -> list[Card]:
 
 def _marketing_name(root: Path, device: Path) -> str:
     """Consumer cards do not tell their name; libdrm's list of PCI ids and revisions does, where it is installed."""
-    ids = [text_of(device / name).removeprefix("0x").upper() for name in ("device", "revision")]
-    for line in text_of(root / "usr/share/libdrm/amdgpu.ids").splitlines():
+    ids = [system_text(device / name).removeprefix("0x").upper() for name in ("device", "revision")]
+    for line in system_text(root / "usr/share/libdrm/amdgpu.ids").splitlines():
         fields = [part.strip() for part in line.split(",", 2)]
         if len(fields) == 3 and fields[:2] == [ids[0], ids[1].zfill(2)]:
             return fields[2]
@@ -143,7 +143,7 @@ def read_nvidia_cards() -> list[Card]:
 
 def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:
     fields: dict[str, str] = {}
-    for line in text_of(path).splitlines():
+    for line in system_text(path).splitlines():
         key, colon, value = line.partition(":")
         if colon:
             fields.setdefault(key.strip(), value.strip())
@@ -155,7 +155,7 @@ def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:
 def _read_memory(path: Path) -> tuple[int, int]:
     """Total and available bytes; swap counts for nothing: a training that swaps never ends."""
     sizes = {}
-    for line in text_of(path).splitlines():
+    for line in system_text(path).splitlines():
         words = line.replace(":", " ").split()
         if len(words) >= 2 and words[1].isdecimal():
             sizes[words[0]] = int(words[1]) * 1024
@@ -181,7 +181,7 @@ def _memory_limit(root: Path) -> tuple[int, int, str] | None:
 def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
     """The cgroup folders from this process's up to the top, version 2 and version 1."""
     groups = []
-    for line in text_of(root / "proc/self/cgroup").splitlines():
+    for line in system_text(root / "proc/self/cgroup").splitlines():
         _, controllers, inside = ([*line.split(":", 2), "", ""])[:3]
         if controllers == "":
             base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
@@ -198,7 +198,7 @@ def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
 
 def _reclaimable(folder: Path) -> int:
     """Page cache that the kernel gives back before it kills: counted as used by the cgroup, but not in the way."""
-    for line in text_of(folder / "memory.stat").splitlines():
+    for line in system_text(folder / "memory.stat").splitlines():
         if line.startswith(("inactive_file ", "total_inactive_file ")):
             return int(line.split()[1])
     return 0
@@ -207,7 +207,7 @@ def _reclaimable(folder: Path) -> int:
 def _usable_cores(root: Path) -> int:
     """Cores in the affinity mask, cut by the CPU quota (rounded down, at least one)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = (text_of(root / "sys/fs/cgroup/cpu.max") or "max").split()
+    quota = (system_text(root / "sys/fs/cgroup/cpu.max") or "max").split()
     if len(quota) == 2 and quota[0].isdecimal() and quota[1].strip("0").isdecimal():
         cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
     old_quota = _integer(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
@@ -228,7 +228,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def text_of(path: Path) -> str:
+def system_text(path: Path) -> str:
     """What a file of the kernel or the system says; empty where it can't be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -237,7 +237,7 @@ def text_of(path: Path) -> str:
 
 
 def _integer(path: Path) -> int | None:
-    text = text_of(path)
+    text = system_text(path)
     return int(text) if text.lstrip("-").isdecimal() and int(text) < 1 << 60 else None
 
 

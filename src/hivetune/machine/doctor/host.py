@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.disk import home
-from hivetune.machine.inventory import kernel_release, text_of
+from hivetune.machine.inventory import kernel_release, system_text
 
 REDIS_PORT, GATEWAY_PORT = 6379, 8642
 _ANSWER_S = 0.2
@@ -95,7 +95,7 @@ def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *
 
 def _meminfo(root: Path) -> dict[str, int]:
     sizes = {}
-    for line in text_of(root / "proc/meminfo").splitlines():
+    for line in system_text(root / "proc/meminfo").splitlines():
         words = line.replace(":", " ").split()
         if len(words) >= 2 and words[1].isdecimal():
             sizes[words[0]] = int(words[1]) * 1024
@@ -103,7 +103,7 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 
 def _system(root: Path) -> str:
-    for line in text_of(root / "etc/os-release").splitlines():
+    for line in system_text(root / "etc/os-release").splitlines():
         if line.startswith("PRETTY_NAME="):
             return line.partition("=")[2].strip('"')
     return ""
@@ -111,7 +111,7 @@ def _system(root: Path) -> str:
 
 def _in_container(root: Path) -> bool:
     marks = (root / ".dockerenv", root / "run/.containerenv", root / "run/systemd/container")
-    groups = text_of(root / "proc/1/cgroup")
+    groups = system_text(root / "proc/1/cgroup")
     return any(mark.exists() for mark in marks) or any(name in groups for name in ("docker", "kubepods", "lxc"))
 
 
@@ -154,7 +154,7 @@ def _port_free(port: int) -> bool:
 def _firmware_package(root: Path) -> str:
     """The date (20251125) of the package with an AMD card's firmware, by dpkg's or pacman's records; "" unknown."""
     name = ""
-    for line in text_of(root / "var/lib/dpkg/status").splitlines():
+    for line in system_text(root / "var/lib/dpkg/status").splitlines():
         if line.startswith("Package: "):
             name = line[9:]
         elif name in FIRMWARE_PACKAGES and line.startswith("Version: "):
@@ -187,7 +187,7 @@ def _read_disk(root: Path, folder: Path, environment: Mapping[str, str], *, meas
 def _mount(root: Path, folder: Path) -> tuple[str, frozenset[str]]:
     """Type and options of the file system that `folder` is on, by /proc/self/mountinfo (proc(5)); ("", none) unread."""
     best, found = -1, ("", frozenset[str]())
-    for line in text_of(root / "proc/self/mountinfo").splitlines():
+    for line in system_text(root / "proc/self/mountinfo").splitlines():
         front, dash, back = line.partition(" - ")
         fields, rest = front.split(), back.split()
         if not dash or len(fields) < 6 or len(rest) < 3:

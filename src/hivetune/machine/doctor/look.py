@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hivetune.machine.doctor.host import Host, read_host
 from hivetune.machine.doctor.software import Software, read_software
-from hivetune.machine.inventory import Card, Machine, describe_machine, read_machine, text_of
+from hivetune.machine.inventory import Card, Machine, describe_machine, read_machine, system_text
 from hivetune.machine.kfd import kfd_architectures
 from hivetune.machine.knowledge.facts import facts
 
@@ -97,9 +97,9 @@ def _seen_cards(cards: Sequence[Card], where: Surroundings) -> tuple[SeenCard, .
         device = _device(where.root, card.slot)
         number = order.index(card.slot) if card.slot in order else card.index
         firmware = {
-            path.name.removesuffix("_fw_version"): text_of(path) for path in device.glob("fw_version/*_version")
+            path.name.removesuffix("_fw_version"): system_text(path) for path in device.glob("fw_version/*_version")
         }
-        speed, width = text_of(device / "current_link_speed"), text_of(device / "current_link_width")
+        speed, width = system_text(device / "current_link_speed"), system_text(device / "current_link_width")
         link = f"{speed} x{width}" if speed and width else ""
         seen.append(SeenCard(card, number, _access(where, card.slot), link, _newest(firmware)))
     return tuple(seen)

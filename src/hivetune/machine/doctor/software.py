@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from hivetune.machine.inventory import text_of
+from hivetune.machine.inventory import system_text
 
 PACKAGES = (
     *("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy", "triton"),
@@ -107,7 +107,7 @@ def _torch(site: Sequence[str] | None) -> TorchBuild:
 
 def _told(path: Path) -> dict[str, str]:
     """cuda, hip and rocm as torch/version.py has them; its text is read, not run."""
-    return dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", text_of(path), re.MULTILINE))
+    return dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", system_text(path), re.MULTILINE))
 
 
 def _number(local: str, word: str) -> str:
@@ -121,7 +121,7 @@ def _cuda_of(local: str) -> str:
 
 
 def _rocm_at(path: Path) -> str:
-    return text_of(path / ".info/version").partition("-")[0]
+    return system_text(path / ".info/version").partition("-")[0]
 
 
 def _is_below(root: Path, part: str, path: Path) -> bool:
@@ -130,7 +130,7 @@ def _is_below(root: Path, part: str, path: Path) -> bool:
 
 def _cuda_toolkit(root: Path) -> str:
     for path in sorted((root / "usr/local").glob("cuda*/version.json")):
-        match = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', text_of(path))
+        match = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', system_text(path))
         if match:
             return match[1]
     return ""
