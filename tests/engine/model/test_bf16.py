@@ -18,24 +18,30 @@ from hivetune.engine.model.protocol import Document
 Gradients = dict[str, torch.Tensor]
 
 
-def compare(folder: Path, docs: list[Document], lora: LoraConfig, size: float, work: Path) -> None:
-    """The issue's bound: at most 1.1 times PEFT's error, over all gradients and for nearly every tensor.
+def compare(folder: Path, docs: list[Document], lora: LoraConfig, size: float, work: Path, adapters: int) -> None:
+    """At most 1.1 times PEFT's error: of the loss, over all gradients and for nearly every tensor.
 
-    Nearly: with hundreds of tensors, a few of PEFT's own errors are small by chance.
+    Nearly: with hundreds of tensors, a few of PEFT's own errors are small by chance. So may be that of one loss, which
+    is a single number: it is the root mean square over several adapters.
     """
     model = FastModel(folder, lora, dtype=torch.bfloat16, device=torch.device("cpu"))
-    random_adapter(model, size=size)
     trained = sum(int(d.trained_L.sum()) for d in docs)
-    truth, true_loss = in_fp64(folder, model, docs, trained)
-    loss = float(model.backward(docs, 1 / trained)) / trained
     start = model.master_N.data_ptr()
+    our_squares = their_squares = 0.0
+    for seed in range(adapters):
+        random_adapter(model, 3 + seed, size=size)
+        truth, true_loss = in_fp64(folder, model, docs, trained)
+        model.grad_N.zero_()
+        loss = float(model.backward(docs, 1 / trained)) / trained
+        write_adapter(work / str(seed), model.adapter, lora, str(folder), None)
+        theirs, their_loss = by_peft(folder, work / str(seed), docs, trained)
+        our_squares += (loss - true_loss) ** 2 / adapters
+        their_squares += (their_loss - true_loss) ** 2 / adapters
+    assert our_squares**0.5 <= max(1.1 * their_squares**0.5, 1e-3)
     ours = {
         name: model.grad_N[(view.data_ptr() - start) // 4 :][: view.numel()].view(view.shape).double()
         for name, view in model.adapter.items()
     }
-    write_adapter(work, model.adapter, lora, str(folder), None)
-    theirs, their_loss = by_peft(folder, work, docs, trained)
-    assert abs(loss - true_loss) <= max(1.1 * abs(their_loss - true_loss), 1e-3)
     assert error(ours, truth) <= 1.1 * error(theirs, truth)
     ratios = sorted(error({n: ours[n]}, truth) / error({n: theirs[n]}, truth) for n in truth)
     assert ratios[int(0.9 * len(ratios))] <= 1.1
@@ -78,7 +84,7 @@ def test_small_models(case: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", case)
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.to(torch.bfloat16).save_pretrained(folder)  # both sides read the same bf16 weights
-    compare(folder, documents(), LoraConfig(r=4, alpha=8), 0.1, tmp_path / "adapter")
+    compare(folder, documents(), LoraConfig(r=4, alpha=8), 0.1, tmp_path / "adapters", 6)
 
 
 @pytest.mark.slow
@@ -86,4 +92,4 @@ def test_smollm2(smollm2: Path, tmp_path: Path) -> None:
     """The real model on real text, three rows with a shared system prompt."""
     tokens = json.loads((Path(__file__).parent / "golden" / "smollm2_rows.json").read_text())
     docs = [Document(i, torch.tensor(r["tokens"]), torch.tensor(r["trained"]).bool()) for i, r in enumerate(tokens)]
-    compare(smollm2, docs, LoraConfig(r=8, alpha=16), 0.02, tmp_path)
+    compare(smollm2, docs, LoraConfig(r=8, alpha=16), 0.02, tmp_path / "adapters", 1)

@@ -14,7 +14,7 @@ from hivetune.config import LoraConfig
 from hivetune.engine.model import products
 from hivetune.engine.model.fast.attention import TorchAttention, segment_tables
 from hivetune.engine.model.fast.kernels import build
-from hivetune.engine.model.fast.kernels.native import PART_KEYS, NativeAttention, NativeOps
+from hivetune.engine.model.fast.kernels.native import PIECE_KEYS, NativeAttention, NativeOps
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.ops import TorchOps, wide_of
 from hivetune.engine.model.fast.weights.matrices import Group, Member
@@ -126,14 +126,14 @@ def test_a_weight_that_is_not_a_number_reaches_loss_and_gradient(tmp_path: Path)
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("window", [None, 150])
 def test_attention_over_many_pieces(window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
-    """Odd prefixes in prefixes, and rows of more pieces and parts than one (attention.cpp, native.PART_KEYS)."""
+    """Odd prefixes in prefixes, and rows of more pieces and parts than one (attention.cpp, native.PIECE_KEYS)."""
     widths = {"heads": 2, "kv_heads": 1, "head_dim": 8, "q_width": 16, "kv_width": 8, "qkv_width": 32}
     spec: Any = SimpleNamespace(**widths, attention_scale=0.5, attention_softcap=softcap)
     prefix, middle = range(1, 538), range(1000, 1101)
     rows = ([*prefix, 7], [*prefix, *middle, *range(2000, 2500)], [*prefix, *middle, 8, 9, 10], [*range(3000, 3033)])
     documents = [TrimmedDocument(tuple(row), ((len(row) - 1, 1),)) for row in rows]
     layout = make_layout(documents, share=True)
-    assert max(segment.depth + segment.size for segment in layout.segments) > PART_KEYS
+    assert max(segment.depth + segment.size for segment in layout.segments) > PIECE_KEYS
     qkv, dout = 2 * randn(layout.size, 40, dtype=dtype), randn(layout.size, 16, dtype=dtype)
     results = []
     workspace = Workspace(torch.device("cpu"))

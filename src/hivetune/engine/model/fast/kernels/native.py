@@ -21,9 +21,10 @@ from hivetune.plan.layout import Layout
 
 KERNEL_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 LANES = 16
-# Attention's backward pass is divided by heads and, in longer rows, by parts of the keys, so that few heads keep many
-# cores busy. It follows from the rows alone: sums have the same order on any machine.
-PART_KEYS, MOST_PARTS = 1024, 4
+# Attention's backward pass is divided by trees of segments, by heads that share keys, and by parts of the keys where
+# the others are fewer than TASKS or a row longer than LONG_KEYS, so that they keep many cores busy. It follows from the
+# rows alone: sums have the same order on any machine. A part has every so-manieth PIECE_KEYS keys (attention.h: PIECE).
+PIECE_KEYS, LONG_KEYS, TASKS, MOST_PARTS = 256, 1024, 6, 8
 POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "add_norm": (POINTER, POINTER, LONG, POINTER, POINTER, FLOAT, POINTER, POINTER, LONG, LONG),
@@ -52,7 +53,7 @@ class MemberArguments(ctypes.Structure):
 
 
 class AttentionArguments(ctypes.Structure):
-    """attention.cpp: Shape."""
+    """attention.h: Shape."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "head_dim", "stride", "window")),
@@ -62,7 +63,7 @@ class AttentionArguments(ctypes.Structure):
 
 
 class LayoutArguments(ctypes.Structure):
-    """attention.cpp: Layout."""
+    """attention.h: Layout."""
 
     _fields_ = (
         *((name, POINTER) for name in ("segments", "paths", "trees")),
@@ -250,7 +251,8 @@ class NativeAttention:
         self._tables = tuple(torch.tensor(table, dtype=torch.int64) for table in (segments, paths, trees))
         self._layout = LayoutArguments(*(table.data_ptr() for table in self._tables), len(segments), len(trees))
         longest = max(segment.depth + segment.size for segment in layout.segments)
-        self.parts = min(MOST_PARTS, -(-longest // PART_KEYS))
+        wanted = max(-(-TASKS // (len(trees) * spec.kv_heads)), longest // LONG_KEYS)
+        self.parts = min(wanted, -(-longest // PIECE_KEYS), MOST_PARTS)
 
     def lay(self) -> None:
         """Kept calls are about this layout from here on."""
@@ -267,14 +269,15 @@ class NativeAttention:
         self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
     ) -> None:
         self.lay()
-        width = -(-self._spec.head_dim // LANES) * LANES
-        sums = self._workspace.take(
-            "attention_sums", self._spec.heads, 2 + self.parts, self._size, width, dtype=torch.float32
-        )
+        sums = None
+        if self.parts > 1:
+            width = -(-self._spec.head_dim // LANES) * LANES
+            shape = self.parts, self._spec.heads, self._size, width
+            sums = self._workspace.take("attention_sums", *shape, dtype=torch.float32).data_ptr()
         self._ops.run(
             "attention_backward", ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._ops.layout),
             dout_TN.data_ptr(), qkv_TW.data_ptr(), out_TN.data_ptr(), lse_TH.data_ptr(), dqkv_TW.data_ptr(),
-            dqkv_TW.stride(0), sums.data_ptr(), self._size, self.parts,
+            dqkv_TW.stride(0), sums, self._size, self.parts,
         )  # fmt: skip
 
     def _shape(self, qkv_TW: Tensor, window: int | None) -> AttentionArguments:

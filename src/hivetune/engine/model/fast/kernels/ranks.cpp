@@ -16,21 +16,10 @@ struct Member {
 constexpr long COLUMNS = 2 * LANES;  // of a chunk, whose packed rows stay in L1
 constexpr long ROWS = 32;            // of a block, of y and dY
 
-static inline long whole(long n, long part) { return (n + part - 1) / part * part; }
 static inline long num_chunks(long columns) { return (columns + COLUMNS - 1) / COLUMNS; }
 
 // Of a thread, and of the thread that calls for its whole team.
 static thread_local Room own, shared;
-
-// Rows [0, rows) of n numbers pair-wise, zeros up to `width`.
-template <class U, class T>
-static void pack_pairs(const T* from, long stride, long rows, long n, long width, typename U::unit* to) {
-    for (long r = 0; r < rows; r += U::P)
-        for (long i = 0; i < width; i += LANES) {
-            const T* row = from + r * stride + i;
-            U::pack_pair(row, r + 1 < rows ? row + stride : nullptr, n - i, to + r / U::P * width + i);
-        }
-}
 
 // y += bias, then each member's columns += S B'; S lies in the rank columns of y itself.
 template <class T>
@@ -50,8 +39,8 @@ static void adapt(T* y, long stride, long rows, long outputs, const T* bias, con
             long width = whole(m->size, COLUMNS);
 #pragma omp for schedule(static) nowait
             for (long j = 0; j < m->rank; j += U::P)
-                pack_pairs<U>((const T*)m->up + j * m->size, m->size, std::min<long>(U::P, m->rank - j), m->size, width,
-                              at + j / U::P * width);
+                pack_pairs<U>((const T*)m->up + j * m->size, m->size, std::min<long>(U::P, m->rank - j), U::P, m->size,
+                              width, at + j / U::P * width);
             at += whole(m->rank, U::P) / U::P * width;
         }
 #pragma omp barrier
@@ -172,7 +161,7 @@ static void outer(const T* p, long p_stride, long all_ranks, long q_stride, long
         unit* q_b = (unit*)sums + most * COLUMNS;
 #pragma omp for schedule(static)
         for (long t = 0; t < rows; t += U::P)
-            pack_pairs<U>(p + t * p_stride, p_stride, std::min<long>(U::P, rows - t), all_ranks, wide,
+            pack_pairs<U>(p + t * p_stride, p_stride, std::min<long>(U::P, rows - t), U::P, all_ranks, wide,
                           p_b + t / U::P * wide);
 #pragma omp for schedule(static)
         for (long chunk = 0; chunk < chunks; chunk++) {
@@ -183,7 +172,7 @@ static void outer(const T* p, long p_stride, long all_ranks, long q_stride, long
             std::fill(sums, sums + part->ranks * COLUMNS, 0.0f);
             for (long t = 0; t < rows; t += DEEP) {
                 long height = std::min(DEEP, rows - t);
-                pack_pairs<U>(part->q + t * q_stride + i, q_stride, height, n, COLUMNS, q_b);
+                pack_pairs<U>(part->q + t * q_stride + i, q_stride, height, whole(height, U::P), n, COLUMNS, q_b);
                 product<U, true>(part->ranks, COLUMNS, whole(height, U::P) / U::P, p_b + t / U::P * wide + part->first, 1,
                                  wide, q_b, COLUMNS, sums, COLUMNS);
             }

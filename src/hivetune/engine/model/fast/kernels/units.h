@@ -8,6 +8,8 @@
 
 #include "lanes.h"
 
+static inline long whole(long n, long part) { return (n + part - 1) / part * part; }
+
 struct Full {
     typedef float unit;
     typedef vf vec;
@@ -56,7 +58,7 @@ struct Half {
 private:
     static inline vh half(vf x) { return (vh)_mm512_cvtneps_pbh((__m512)x); }
     static inline void put_pair(unit* to, vh x, vh y) {
-        vu both = widen(x) | widen(y) << 16;
+        vu both = interleave(x, y);
         std::memcpy(to, &both, 64);
     }
 };
@@ -80,6 +82,7 @@ static inline void tile(long K, const typename U::unit* a, long am, long ak, con
     vf acc[M][NV];
     for (int m = 0; m < M; m++)
         for (int v = 0; v < NV; v++) acc[m][v] = ADD ? load(c + m * cm + v * LANES) : vf{};
+    if (K < 1) __builtin_unreachable();  // else GCC 12 passes the accumulators through memory: an eighth of the time
     for (long k = 0; k < K; k++) {
         typename U::vec row[NV];
         for (int v = 0; v < NV; v++) row[v] = U::get(b + k * bk + v * LANES);
@@ -90,9 +93,10 @@ static inline void tile(long K, const typename U::unit* a, long am, long ak, con
         for (int v = 0; v < NV; v++) store(c + m * cm + v * LANES, acc[m][v]);
 }
 
+// A function of its own: in a large one the tiles would get too few registers.
 template <class U, int NV, bool ADD, class C>
-static inline void strip(long M, long K, const typename U::unit* a, long am, long ak, const typename U::unit* b,
-                         long bk, C* c, long cm) {
+__attribute__((noinline)) static void strip(long M, long K, const typename U::unit* a, long am, long ak,
+                                            const typename U::unit* b, long bk, C* c, long cm) {
     constexpr int T = WIDE ? 16 / NV : 4;  // rows of accumulators that fit the registers, and hide each other's wait
     long m = 0;
     for (; m + T <= M; m += T) tile<U, T, NV, ADD>(K, a + m * am, am, ak, b, bk, c + m * cm, cm);
@@ -106,16 +110,36 @@ template <class U, bool ADD, class C>
 static void product(long M, long N, long K, const typename U::unit* a, long am, long ak, const typename U::unit* b,
                     long bk, C* c, long cm) {
     long n = 0;
+    for (; WIDE && n + 64 <= N; n += 64) strip<U, 4, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
     for (; WIDE && n + 32 <= N; n += 32) strip<U, 2, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
     for (; n < N; n += 16) strip<U, 1, ADD>(M, K, a, am, ak, b + n, bk, c + n, cm);
 }
+
+// Rows that lie far apart come in no stream that the processor would see: each one asks for that 16 rows on.
+template <class T> static inline void ask_ahead(const T* at, long stride) { __builtin_prefetch(at + LANES * stride); }
 
 // `rows` rows of n numbers row-wise, zeros up to `width` and zero rows up to `height`.
 template <class U, class T>
 static void pack_rows(const T* from, long stride, long rows, long height, long n, long width, typename U::unit* to) {
     for (long r = 0; r < rows; r++)
-        for (long i = 0; i < width; i += LANES) U::pack(from + r * stride + i, n - i, to + (r * width + i) / U::P);
+        for (long i = 0; i < width; i += LANES) {
+            ask_ahead(from + r * stride + i, stride);
+            U::pack(from + r * stride + i, n - i, to + (r * width + i) / U::P);
+        }
     if (height > rows) std::memset(to + rows * width / U::P, 0, (height - rows) * width / U::P * 4);
+}
+
+// The same pair-wise.
+template <class U, class T>
+static void pack_pairs(const T* from, long stride, long rows, long height, long n, long width, typename U::unit* to) {
+    for (long r = 0; r < rows; r += U::P)
+        for (long i = 0; i < width; i += LANES) {
+            const T* row = from + r * stride + i;
+            for (int p = 0; p < U::P; p++) ask_ahead(row + p * stride, stride);
+            U::pack_pair(row, r + 1 < rows ? row + stride : nullptr, n - i, to + r / U::P * width + i);
+        }
+    long packed = whole(rows, U::P);
+    if (height > packed) std::memset(to + packed / U::P * width, 0, (height - packed) / U::P * width * 4);
 }
 
 // Row-wise to pair-wise, an even number of rows; floats are no pairs and stay where they are.
@@ -127,7 +151,7 @@ static inline void pair_up(const uint32_t* rows_a, long rows, long width, uint32
             vh low, high;
             std::memcpy(&low, from + r * width + i, 32);
             std::memcpy(&high, from + (r + 1) * width + i, 32);
-            vu both = widen(low) | widen(high) << 16;
+            vu both = interleave(low, high);
             std::memcpy(to + r / 2 * width + i, &both, 64);
         }
 }
@@ -138,8 +162,40 @@ static inline void copy_pairs(const uint32_t* rows_a, long rows, long width, uin
     pair_up(rows_a, rows, width, to);
 }
 
-// [rows][columns] to [columns][rows], units as they are.
-template <class unit> static void turn(const unit* from, long rows, long columns, unit* to) {
-    for (long c = 0; c < columns; c++)
-        for (long r = 0; r < rows; r++) to[c * rows + r] = from[r * columns + c];
+#ifdef __AVX512F__
+// 16 rows of 16, `stride` apart, turned.
+static inline void turn_square(const float* from, long stride, float* to, long step) {
+    __m512d two[16];
+    __m512 four[16];
+    for (int i = 0; i < 16; i += 2) {
+        __m512 a = _mm512_loadu_ps(from + i * stride), b = _mm512_loadu_ps(from + (i + 1) * stride);
+        two[i] = (__m512d)_mm512_unpacklo_ps(a, b), two[i + 1] = (__m512d)_mm512_unpackhi_ps(a, b);
+    }
+    for (int i = 0; i < 16; i += 4)  // then: column j of each quarter of rows i to i + 3
+        for (int j = 0; j < 2; j++) {
+            four[i + 2 * j] = (__m512)_mm512_unpacklo_pd(two[i + j], two[i + j + 2]);
+            four[i + 2 * j + 1] = (__m512)_mm512_unpackhi_pd(two[i + j], two[i + j + 2]);
+        }
+    for (int j = 0; j < 4; j++) {
+        __m512 even[2], odd[2];
+        for (int h = 0; h < 2; h++) {
+            even[h] = _mm512_shuffle_f32x4(four[8 * h + j], four[8 * h + 4 + j], 0x88);
+            odd[h] = _mm512_shuffle_f32x4(four[8 * h + j], four[8 * h + 4 + j], 0xdd);
+        }
+        _mm512_storeu_ps(to + j * step, _mm512_shuffle_f32x4(even[0], even[1], 0x88));
+        _mm512_storeu_ps(to + (j + 4) * step, _mm512_shuffle_f32x4(odd[0], odd[1], 0x88));
+        _mm512_storeu_ps(to + (j + 8) * step, _mm512_shuffle_f32x4(even[0], even[1], 0xdd));
+        _mm512_storeu_ps(to + (j + 12) * step, _mm512_shuffle_f32x4(odd[0], odd[1], 0xdd));
+    }
+}
+#endif
+
+// [16][columns] to [columns][16], units as they are; rows of the result are `step` apart.
+template <class unit> static void turn(const unit* from, long columns, unit* to, long step) {
+    long c = 0;
+#ifdef __AVX512F__
+    for (; c + LANES <= columns; c += LANES) turn_square((const float*)from + c, columns, (float*)to + c * step, step);
+#endif
+    for (; c < columns; c++)
+        for (long r = 0; r < LANES; r++) to[c * step + r] = from[r * columns + c];
 }
