@@ -9,15 +9,16 @@ without white space in it. Where a tokenizer has another pattern, the text is en
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 MAX_REMEMBERED = 16_000  # words; 3 MB
-# A word by itself costs 15 us, a text of 500 characters 160: text whose words are new is encoded whole.
-MOST_MISSING, LEARNED = 30, 10
+# A word by itself costs 15 us, a text of 500 characters 160: text of which more is new is encoded whole.
+CHARS_A_WORD, FEW_WORDS = 20, 5
+CHARS_A_LEARNED_WORD = 128  # of such a text: learning costs a third of encoding it
 _LONGEST_CHARS = 80  # longer ones do not come again
 _BREAK = "\0"  # marks cuts, and pieces that begin or end as no cut does
 _CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=\S)")
@@ -48,28 +49,32 @@ class WordTokens:
         # Cut at every space and line break, which takes a tenth of the pattern's time. Where that is wrong, one of the
         # pieces is empty or has more white space at an end, and no such piece is known.
         pieces = text.replace("\n", f"\n{_BREAK}").replace(" ", f"{_BREAK} ").split(_BREAK)
-        found = list(map(self._known.get, pieces))
+        known = self._known
+        found = list(map(known.get, pieces))
         if None not in found:
             return list(chain.from_iterable(found))  # type: ignore[arg-type]
-        if not all(_CUT_OUT.fullmatch(piece) for piece, ids in zip(pieces, found, strict=True) if ids is None):
-            pieces = [piece if _CUT_OUT.fullmatch(piece) else _BREAK + piece for piece in _CUT.split(text)]
-        return self._learned(pieces, text)
+        missing = {piece for piece, ids in zip(pieces, found, strict=True) if ids is None}
+        if not all(map(_CUT_OUT.fullmatch, missing)):
+            pieces = _CUT.split(text)
+            missing = {piece for piece in pieces if piece not in known and _BREAK + piece not in known}
+        return self._learned(pieces, missing, text)
 
-    def _learned(self, pieces: Sequence[str], text: str) -> list[int]:
+    def _learned(self, pieces: Sequence[str], missing: set[str], text: str) -> list[int]:
+        """The ids of a text that is cut into `pieces`, of which `missing` are not known."""
         known = self._known
-        missing = [piece for piece in dict.fromkeys(pieces) if piece not in known]
         if len(known) + len(missing) > MAX_REMEMBERED:
             known.clear()
-            missing = list(dict.fromkeys(pieces))
-        whole = self._encoded(text) if len(missing) > MOST_MISSING else None
+            missing = set(pieces)
+        whole = self._encoded(text) if len(missing) > FEW_WORDS + len(text) // CHARS_A_WORD else None
         # One by one: a batch of short texts is spread over threads, which costs more.
-        for piece in missing if whole is None else missing[:LEARNED]:
-            ids = self._encoded(piece.removeprefix(_BREAK))
-            known[piece] = tuple([self._ids.setdefault(one, one) for one in ids])
-        tokens = whole or list(chain.from_iterable(map(known.__getitem__, pieces)))
+        for piece in missing if whole is None else islice(missing, 1 + len(text) // CHARS_A_LEARNED_WORD):
+            ids = tuple([self._ids.setdefault(one, one) for one in self._encoded(piece)])
+            known[piece if _CUT_OUT.fullmatch(piece) else _BREAK + piece] = ids
+        tokens = whole or list(chain.from_iterable([known.get(piece) or known[_BREAK + piece] for piece in pieces]))
         for piece in missing:
             if len(piece) > _LONGEST_CHARS:
                 known.pop(piece, None)
+                known.pop(_BREAK + piece, None)
         return tokens
 
     def _encoded(self, text: str) -> list[int]:

@@ -6,11 +6,12 @@ are remembered, so that the markers are looked for in the few others: a quarter 
 
 import re
 from collections.abc import Collection, Sequence
+from itertools import islice
 
 from hivetune.data.checks.redact.rules import ADDRESS, CODED, LONG_WORD_CHARS, Rule, is_spaced, longest_part
 
 MAX_WORDS = 10_000  # of each kind; 1 MB
-MOST_NEW = 64  # words of one text that are looked at; with more of them the text is looked at as a whole
+MOST_NEW, LEARNED_WORDS = 64, 8  # words of one text; with more new ones the text is looked at as a whole
 LONGEST_REMEMBERED = 60  # longer ones do not come again
 LONGER_LOWER = "\u0130"  # the one character whose lower case has another length: `fold` then reads a text otherwise
 
@@ -52,9 +53,13 @@ class TellingWords:
             self._quiet.clear()
             self._telling.clear()
         plain = {word for word in new if len(word) <= LONGEST_REMEMBERED and CODED.search(word) is None}
-        quiet = {word for word in plain if not self._may_match(word)} if self._may_match(" ".join(plain)) else plain
+        # All at once; where that finds something, a few of them one by one: 2 us each.
+        looked_at, quiet = plain, plain
+        if self._may_match(" ".join(plain)):
+            looked_at = set(islice(plain, LEARNED_WORDS))
+            quiet = {word for word in looked_at if not self._may_match(word)}
         self._quiet |= quiet
-        self._telling |= plain - quiet  # words with digits do not come again
+        self._telling |= looked_at - quiet  # words with digits do not come again
         return quiet
 
     def _may_match(self, text: str) -> bool:
