@@ -44,6 +44,7 @@ CREATE TABLE rows (
 """
 DAMAGED_SNAPSHOT = "delete this folder; hivetune train CONFIG or hivetune data prepare make it again from the rows"
 OWN_LESSONS: tuple[LessonKind, ...] = ("failure", "retry")
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 DROPPED_FILE = "duplicates.jsonl"
 BAD = "bad"  # the split of bad answers, which only stage 2 reads
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -264,7 +265,7 @@ def messages_json(messages: Sequence[Message]) -> str:
         if m.reasoning is not None:
             turn["reasoning"] = m.reasoning
         plain.append(turn)
-    return json.dumps(plain, ensure_ascii=False)
+    return _encode(plain)
 
 
 @contextlib.contextmanager

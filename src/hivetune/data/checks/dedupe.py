@@ -16,7 +16,7 @@ from zlib import crc32
 
 from rensa import RMinHash
 
-from hivetune.data.checks.lessons import Lesson, Triple, compare, shared_triples, texts_of, triples_of, words_of
+from hivetune.data.checks.lessons import Lesson, Triple, compare, shared_triples, texts_of, words_of
 from hivetune.records import Message, Progress
 
 NUM_PERM = 128  # the estimate's standard error at similarity 0.85 is then 0.03
@@ -90,14 +90,20 @@ class Table:
 def sketch(messages: Sequence[Message]) -> bytes:
     """356 bytes: the keys of all bands (32 bits each) and 16 bits of each MinHash value."""
     asked, learned, _ = texts_of(messages)
-    pieces = [" ".join(triple) for triple in triples_of(words_of(asked))]
-    pieces += ["=" + " ".join(triple) for triple in triples_of(words_of(learned))]
+    pieces = _joined(words_of(asked), "") + _joined(words_of(learned), "=")
     minhash = RMinHash(NUM_PERM, SEED)
     minhash.update(pieces)
     values = array("I", minhash.digest()).tobytes()
     size = 4 * BAND_VALUES
     keys = array("I", [crc32(values[start : start + size]) for start in range(0, size * NUM_BANDS, size)])
     return keys.tobytes() + memoryview(values).cast("H")[::2].tobytes()
+
+
+def _joined(words: Sequence[str], front: str) -> list[str]:
+    """Each of `triples_of` as one text behind `front`."""
+    if len(words) < 3:
+        return [front + " ".join(words)] if words else []
+    return [f"{front}{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
         if latin is None:
             raise _not_text(payload, error) from None
         text, changed = latin, ("decoded-windows-1252",)
-    marked = BYTE_ORDER_MARK in text or any(written in text for written in WRITTEN_MARKS)
+    marked = BYTE_ORDER_MARK in text or WRITTEN_MARKS[0] in text or WRITTEN_MARKS[1] in text
     return text.removeprefix(BYTE_ORDER_MARK), (*changed, "byte-order-mark") if marked else changed
 
 
