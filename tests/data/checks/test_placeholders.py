@@ -40,6 +40,7 @@ MISSING = (
     ),
     *("Error code: 429 - {'error': {'message': 'slow down'}}", "Internal Server Error", "Request timed out."),
     *('{"error": {"message": "x", "type": "y"}, "status": 500}', "You exceeded your current quota, please check it."),
+    *("Error: name 'stoi' is not defined", "Traceback (most recent call last): ..."),
     *("Error: 503 Service Unavailable", "[object Object]", "同上", "{}", "openai.RateLimitError: slow down"),
 )
 ANSWERS = (
@@ -95,6 +96,7 @@ def test_labels_are_told_by_the_other_rows() -> None:
     labels = ["positive", "negative", "neutral"] * 4
     assert share_few_labels([*labels, "None"])
     assert not share_few_labels(labels[:9])  # too few rows to tell
+    assert not share_few_labels(["no"] * 50)  # one answer to everything
     assert not share_few_labels(["None"] * 50)  # nothing else tells what they are
     assert not share_few_labels([f"Answer number {i} of many" for i in range(50)])
     assert not share_few_labels([*labels, *("An answer of several words that nobody shares",) * 4])

@@ -114,6 +114,7 @@ def test_facts_about_a_row() -> None:
     assert (example.session, example.user, example.category, example.success) == ("7", "u", "x", False)
     assert example.time == 1767323045
     assert example.feedback == -1
+    assert read({"question": "q", "answer": "a", "annotation": "incorrect"}).success is False
 
 
 def test_a_column_map_wins_and_reaches_inside() -> None:

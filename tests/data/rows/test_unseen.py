@@ -73,3 +73,10 @@ def test_the_model_calls_of_a_trace() -> None:
     assert said(json.loads(rows[0])) == ASKED
     with pytest.raises(RowRefused, match="failed"):
         read_conversation(json.loads(rows[1]))
+
+
+def test_marks_of_speakers_and_a_prompt_with_a_preamble_are_turns() -> None:
+    marked = "<|user|> Where is it? <|eos|> <|ai|> There. <|eos|> <|eod|>"
+    assert said({"text": marked}) == ASKED
+    prompt = "A chat of two.\n### Human: Where is it?\n### Assistant:"
+    assert said({"prompt": prompt, "completion": "There."}) == [("system", "A chat of two."), *ASKED]

@@ -47,6 +47,7 @@ _ERROR_TEXT = re.compile(
 _ERROR_START = re.compile(
     r"(?:sorry,? )?(?:i|we) (?:encountered|ran into) an? (?:\w+ )?error\b.{0,120}\Z"
     r"|(?:sorry,? )?something went wrong\b.{0,120}\Z|an (?:\w+ )?error (?:has )?occurred\b.{0,120}\Z"
+    r"|error: .{0,200}\Z|traceback \(most recent call last\):"
     r"|error code: [45][0-9]{2}\b|rate limit (?:exceeded|reached) (?:for|on|in)\b"
     r"|you exceeded your current quota\b|this model's maximum context length is\b"
     r"|the server is (?:currently )?overloaded\b"
@@ -126,4 +127,4 @@ def share_few_labels(answers: Collection[str]) -> bool:
     short = [one for one in told if len(one) <= _LABEL_CHARS and len(one.split()) <= _LABEL_WORDS]
     if len(told) < MIN_LABELLED or len(short) < SHORT_SHARE * len(told):
         return False
-    return len(Counter(short)) * ROWS_A_LABEL <= len(short)
+    return len(Counter(short)) > 1 and len(Counter(short)) * ROWS_A_LABEL <= len(short)

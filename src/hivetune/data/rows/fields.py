@@ -34,6 +34,9 @@ SUCCESS = (
     "is_correct",
     "is_success",
     "reward",
+    "annotation",
+    "verdict",
+    "correctness",
 )  # only 0, 1 and words say so (as_success)
 FEEDBACK = ("feedback", "rating", "score", "thumbs")
 OWN_ID = ("interaction_id", "event_id", "id", "uuid")
@@ -41,8 +44,8 @@ NESTED = ("metadata", "meta", "extra", "attributes", "context", "request", "requ
 ANSWER_OF_USER = frozenset(("assistant", "bot", "gpt", "ai"))  # beside one of these, `user` is what was said
 INNER_ID = ("id", "_id", "$oid", "uuid", "name")  # of a session or user that is an object
 
-YES = frozenset(("true", "yes", "1", "success", "succeeded", "ok", "passed"))
-NO = frozenset(("false", "no", "0", "failure", "failed", "error"))
+YES = frozenset(("true", "yes", "1", "success", "succeeded", "ok", "passed", "correct"))
+NO = frozenset(("false", "no", "0", "failure", "failed", "error", "incorrect", "wrong"))
 LIKED = frozenset(("up", "thumbs_up", "thumbsup", "like", "liked", "good", "positive", "+1", "👍"))
 DISLIKED = frozenset(("down", "thumbs_down", "thumbsdown", "dislike", "disliked", "bad", "negative", "-1", "👎"))
 

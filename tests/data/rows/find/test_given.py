@@ -43,6 +43,11 @@ def test_objects_as_a_program_shows_them_are_no_text() -> None:
         read_conversation({"questions": ASKED, "retrieved_docs": "[Document(id=1, content='x y')]", "truth": ANSWERED})
 
 
+def test_a_body_stands_before_its_question() -> None:
+    row = {"body": "Seven apples are in the basket.", "question": "How many are red?", "answer": "9 (apples)"}
+    assert said(row) == ("Seven apples are in the basket.\nHow many are red?", "9 (apples)")
+
+
 def test_choices_in_columns_of_their_own() -> None:
     row = {"question": ASKED, "A": "Bonn", "B": "Aachen", "C": "", "answer": "A"}
     assert said(row) == (f"{ASKED}\nA. Bonn\nB. Aachen", "A")

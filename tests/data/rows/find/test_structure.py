@@ -59,6 +59,9 @@ def test_turns_under_any_name(row: dict[str, Any]) -> None:
         {"query": ASKED, "response": {"answer": ANSWERED, "sources": ["a.md"]}, "label": "parcels"},
         {"user": ASKED, "agent": ANSWERED, "intent": "parcels"},
         {"question": ASKED, "rag_answer": "I do not know, sorry.", "expected_answer": ANSWERED},
+        {"scenario": "post_office", "question": ASKED, "truth": ANSWERED},
+        {"query": ASKED, "gt_answer": ANSWERED, "response": "I do not know, sorry."},
+        {"chat": [{"咨询者": ASKED, "LawBot7": ANSWERED}], "plugins": []},
         {"Câu hỏi": ASKED, "Trả lời": ANSWERED},
         {"prompt_utilisateur": ASKED, "réponse": ANSWERED},
         {"คำถาม": ASKED, "คำตอบ": ANSWERED},
@@ -90,6 +93,8 @@ def test_the_only_question_and_answer(row: dict[str, Any]) -> None:
         {"log": turns("speaker", "text", "user", "agent"), "image": "cat.png"},
         {"input": ASKED, "output": {"name": "find", "arguments": {"thing": "the parcel"}}},  # a part of an answer
         {"class": "post", "prompt": "You are a judge. Give a mark from 0 to 1."},  # what a prompt is about
+        {"user_input": ASKED, "response": "Not found, sorry.", "reference": ANSWERED, "recall": 0.5},
+        {"prompt": ASKED, "completion": f"{ANSWERED}\n### Human: And when?\n### Assistant: Now."},
         {"review_id": "r", "answer1_id": "a", "answer2_id": "b", "text": "Both answers are right."},
     ],
 )

@@ -384,6 +384,12 @@ def test_weak_names_of_answers() -> None:
         told({"ticket": "Where is it?", "category": "There.", "priority": "high"})  # fields of a ticket
 
 
+def test_a_log_may_begin_with_a_line_about_itself(tmp_path: Path) -> None:
+    lines = [{"_type": "metadata", "created": "2026-01-01"}, *({**one, "timestamp": 1.0} for one in TURNS)]
+    found = rows_of(written(tmp_path / "chat.jsonl", "\n".join(map(json.dumps, lines))))
+    assert [(m[0], m[1]) for m in found[0]] == [("user", "Where is it?"), ("assistant", "There.")]
+
+
 def test_messages_whose_columns_are_named_in_another_language_or_not_at_all(tmp_path: Path) -> None:
     for role, content in (("tipo", "mensagem"), ("rôle", "texte"), ("who_it_was", "what_it_was")):
         lines = [{"when": 1.0, role: one["role"], content: f"{one['content']} And why so?"} for one in TURNS * 3]

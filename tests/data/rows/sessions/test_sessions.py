@@ -114,6 +114,18 @@ def test_claude_code(tmp_path: Path) -> None:
     assert row.changed == ("other-branches", "program-notes")
 
 
+def test_claude_code_pieces_of_one_answer_and_sessions_between_each_other(tmp_path: Path) -> None:
+    log = Claude()
+    asked = log.event("user", "List it.", None)
+    pieces = [log.event("assistant", [{"type": "text", "text": text}], asked["uuid"], id="m") for text in ("a.", "b.")]
+    other = {**log.event("user", "Who?", None), "sessionId": "other"}
+    replies = {**log.event("assistant", "She.", other["uuid"]), "sessionId": "other"}
+    again = {**asked, "message": {"role": "user", "content": "Something else."}}
+    rows = read(write(tmp_path / "log.jsonl", [asked, pieces[0], other, pieces[1], replies, again]), tmp_path)
+    assert [[text for _, text in said(row)] for row in rows.values()] == [["List it.", "a.b."], ["Who?", "She."]]
+    assert all(isinstance(row, ReadRow) and "other-branches" not in row.changed for row in rows.values())
+
+
 def test_claude_code_does_not_learn_what_the_user_stopped(tmp_path: Path) -> None:
     log = Claude()
     refusal = "The user doesn't want to proceed with this tool use. The tool use was rejected."

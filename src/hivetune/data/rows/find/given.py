@@ -10,7 +10,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.names import is_reference, part_of, words
+from hivetune.data.rows.find.names import is_an_answer, is_reference, part_of, words
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row, names, objects, one_of, parsed
@@ -54,11 +54,15 @@ def with_given(row: Row, path: str, question: Any, answer: Any) -> Any:
     texts = [question]
     for holder in _holders(row, path):
         for name, value in holder.items():
-            if part_of(name) != "given" or value in (None, "", [], {}) or name == path.rpartition(".")[2]:
+            if (
+                (part_of(name) != "given" and plain_name(name) != "body")
+                or value in (None, "", [], {})
+                or name == path.rpartition(".")[2]
+            ):
                 continue
             text = _text(name, parsed(value), answer)
             if text and text not in question and text not in texts:
-                texts.append(text)
+                texts.insert(0 if plain_name(name) == "body" else len(texts), text)
     return "\n".join(texts)
 
 
@@ -130,6 +134,15 @@ def is_about(row: Row, path: Sequence[str], value: str, answered: str | None, an
         return True  # which kind of question it is
     if answered is None or not isinstance(answer, str):
         return False
+    rival = "reference" in words(path[-1]) and looks_like_content(value) and not is_an_answer(answered)
+    return not rival and _stands_behind(row, path, value, (answered, answer))  # a reference is the right answer
+
+
+def _stands_behind(row: Row, path: Sequence[str], value: str, said: tuple[str, str]) -> bool:
+    """Whether a text stands behind the answer in the same object, and is not where the answer comes from. `said`: the
+    path of the answer, and its text.
+    """
+    answered, answer = said
     *above, name = answered.split(".")
     holder: Any = row
     for key in above:

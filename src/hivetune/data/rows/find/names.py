@@ -7,7 +7,7 @@ from typing import Literal
 
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.languages import in_english
-from hivetune.data.rows.layouts.columns import CONTEXT, SYSTEM, THOUGHTS, TOOLS, column_kind
+from hivetune.data.rows.layouts.columns import CONTEXT, SYSTEM, THOUGHTS, TOOLS, column_kind, names_document
 from hivetune.data.rows.layouts.said import names
 from hivetune.data.rows.layouts.turns import ROLES
 from hivetune.records import Role
@@ -18,7 +18,7 @@ NamePart = Literal[
 
 ASKERS = names(
     "user usr human customer client student patient caller visitor guest buyer prompter inquirer requester asker "
-    "apprentice seeker learner consumer shopper traveler traveller 用户 客户 顾客 患者 病人 求助者 来访者"
+    "apprentice seeker learner consumer shopper traveler traveller 用户 客户 顾客 患者 病人 求助者 来访者 咨询者"
 )
 ANSWERERS = names(
     "assistant asst ai bot chatbot gpt chatgpt llm model agent support operator advisor adviser tutor teacher doctor "
@@ -60,8 +60,8 @@ _GIVEN = names(
     "retrieved retrieval scenario hint hints facts evidence evidences rule rules policy policies guideline guidelines "
     "constraint constraints requirement requirements profile"
 )
+_SETTINGS = names("scenario persona story profile")  # one word there chooses among things known before
 _DOCUMENTS = names("context contexts passage passages document documents evidence evidences article articles retrieved")
-_REFERENCE = re.compile(r"(?=\S*[A-Za-z])(?=\S*[\d_./:#-])[\w./:#@%+-]+", re.ASCII)
 _ABOUT = names(
     "analysis rationale rationales explanation explanations justification justifications critique reflection "
     "reflections rubric rubrics test tests testcase testcases test_list judgement judgment verdict verification "
@@ -72,7 +72,7 @@ _OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone
 _KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
 _FILLERS = names(
     "description "
-    "ground approved correct right expected reference ideal best standard canonical preferred chosen the final main "
+    "gt ground approved correct right expected reference ideal best standard canonical preferred chosen the final main "
     "last full raw of for to in on is first current actual real new my str string value key letter"
 )
 _ROLE_NAMES = names(
@@ -90,7 +90,7 @@ CONTENT_ORDER = (
     *("segments", "response", "output", "input", "answer"),
 )
 _ACCEPTED = names("golden gold correct acceptable accepted valid possible reference expected alias")
-_EXPECTED = names("expected reference gold golden truth correct ideal")
+_EXPECTED = names("gt expected reference gold golden truth correct ideal")
 _OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini")
 _HOLDERS = names("session thread conversation chat request body context trace original event object run parent span")
 # What programs say of their own work; columns.py has those that data sets use.
@@ -134,9 +134,8 @@ def is_a_question(path: str) -> bool:
 
 
 def is_an_answer(path: str) -> bool:
-    """Whether the last name says answer, and nothing else."""
-    said = frozenset(words(path.rpartition(".")[2]))
-    return bool(said) and said <= _ANSWERED - _EXPECTED
+    """Whether the last name says answer, and nothing else: a person's or a model's, right or wrong."""
+    return words(path.rpartition(".")[2]) == ("answer",)
 
 
 @lru_cache(8192)
@@ -217,7 +216,10 @@ def is_of_a_person(path: Sequence[str]) -> bool:
 
 def is_reference(name: str, value: str) -> bool:
     """Whether the document of this name is only named: `page_12`, `guides/returns.txt`."""
-    return bool(_DOCUMENTS & set(words(name))) and _REFERENCE.fullmatch(value.strip()) is not None
+    said = set(words(name))
+    if said & _SETTINGS and value.isascii() and len(value.split()) == 1:
+        return True
+    return bool(_DOCUMENTS & said) and names_document(value)
 
 
 def says_nothing(word: str) -> bool:

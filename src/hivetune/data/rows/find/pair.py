@@ -24,6 +24,7 @@ from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
 from hivetune.data.rows.layouts.said import Row, names
 from hivetune.data.rows.layouts.turns import read_messages, read_system
+from hivetune.data.rows.sessions.rendered import goes_on
 from hivetune.records import Message
 
 QUESTION_WORDS = 2  # of a question that is known by its place alone
@@ -131,6 +132,8 @@ def _is_about(path: str) -> bool:
 
 def _refuse_doubt(asked: str, answered: str, question: Any, answer: Any) -> None:
     """Raises RowRefused where a question and an answer by name may be none."""
+    if isinstance(answer, str) and goes_on(answer):
+        raise RowRefused("rendered-text")
     if max(_named_depths(asked, "asked")) not in _named_depths(answered, "answered"):
         raise RowRefused("unknown-layout", f"{asked} and {answered} are parts of different things")
     one_word = isinstance(question, str) and len(question.split()) < QUESTION_WORDS and question.isascii()

@@ -29,7 +29,7 @@ from hivetune.records import Message
 
 Kind = Literal["note", "media", "content", "unknown"]
 
-SYSTEM = ("system", "system_prompt", "system_message")
+SYSTEM = ("system", "system_prompt", "system_message", "meta_instruction")
 TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
 PROMPTS = ("prompt", "instruction", "question", "query", "problem", "user_prompt", "user_message", "user_input")
 MORE_PROMPTS = ("human", "request", "message", "user_query", "user_request", "input", "inputs", "user", "ask", "q")
@@ -103,6 +103,7 @@ _WRITTEN_AS = ("json", "str", "list", "raw", "dict")  # how a table keeps it: `s
 _CHOSEN = names("persona story scenario knowledge profile mode style tone")
 
 CHOICE = re.compile(r"\A(?:(?:option|opt|op|choice|answer_option)_?)?([a-j])\Z")  # one of several, by its letter
+_NAMED_DOCUMENT = re.compile(r"(?=\S*[A-Za-z])(?=\S*[\d_./:#-])[\w./:#@%+-]+", re.ASCII)
 _MOST_NAMED = 8  # columns in a message
 MIN_WORDS = 3
 MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
@@ -251,6 +252,11 @@ def _is_prose(text: str) -> bool:
     return (len(words) >= MIN_WORDS and any(c.isalpha() for c in text[:200])) or (
         not text.isascii() and len(_WIDE.findall(text)) >= MIN_WIDE_CHARS
     )
+
+
+def names_document(text: str) -> bool:
+    """Whether a text only names a document that stands elsewhere: `page_12`, `guides/returns.txt`."""
+    return _NAMED_DOCUMENT.fullmatch(text.strip()) is not None
 
 
 def texts_in(value: Any) -> Iterator[str]:

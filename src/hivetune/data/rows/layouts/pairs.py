@@ -12,13 +12,14 @@ from hivetune.data.rows.layouts.columns import (
     SYSTEM,
     TOOLS,
     looks_like_content,
+    names_document,
     system_of,
     thoughts_of,
     tools_of,
 )
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, objects, parsed, said, text_of
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, in_order, read_messages, read_system
-from hivetune.data.rows.sessions.rendered import asked_turns, is_rendered, spoken_turns, turns_of
+from hivetune.data.rows.sessions.rendered import asked_turns, goes_on, is_rendered, spoken_turns, turns_of
 from hivetune.records import Message
 
 QUESTION = ("user_query", "user_request", "input", "query")
@@ -69,6 +70,8 @@ def _pair(
         after = read_messages(replies, None)
     else:
         text, calls = calls_in_text(text_of(answer, answer_column))
+        if goes_on(text):
+            raise RowRefused("rendered-text")
         after = [Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))]
     messages, changed = in_order([*before, *after])
     read = (*((question_column,) if turns else ()), *((answer_column,) if replies else ()))
@@ -117,9 +120,14 @@ def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> s
     more = first_of(row, tuple(name for name in extra if name != column))
     value = parsed(row[more]) if more is not None else None
     if isinstance(value, list) and value and all(isinstance(piece, str) for piece in value):
-        return "\n".join([text, *value])  # passages that were found for the question
+        return "\n".join([text, *(piece for piece in value if not names_document(piece))])  # found for the question
     value = row[more] if more is not None else None
-    if isinstance(value, str) and value.strip() and value not in text:
+    if (
+        isinstance(value, str)
+        and value.strip()
+        and value not in text
+        and not (more in CONTEXT and names_document(value))
+    ):
         return f"{text}\n{value}"
     return text
 

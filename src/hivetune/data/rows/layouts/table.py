@@ -97,7 +97,9 @@ def _refuse_preference(row: Row) -> None:
     columns = preference_columns(row)
     if columns is not None:
         both = f"{columns[0]} and {columns[1]} are for preference training"
-        raise RowRefused("preference-row", f"{both}: learn: [sft, pairs], or map completion={columns[0]}")
+        raise RowRefused(
+            "preference-row", f"{both}: learn: [sft, pairs], or --columns prompt=...,completion={columns[0]}"
+        )
 
 
 def _refuse_single_message(layout: RowLayout | None, row: Row) -> None:

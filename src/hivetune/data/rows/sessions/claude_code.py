@@ -50,26 +50,32 @@ def is_claude_code(row: dict[str, Any]) -> bool:
 
 
 def claude_code_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
-    """Each tree of a session as one row, in the order of their first lines."""
-    session = _Session()
+    """Each tree of a session as one row. Sessions of one file may stand behind or between each other: a line belongs
+    where its parent is; without one to the session that it names; else to that of the line before it.
+    """
+    held: dict[str, _Session] = {}
+    owners: dict[str, str] = {}
+    name, kept = "", 0
     for number, event, text in events(lines):
         if event is None:
             yield broken(number, text)
             continue
-        if session.events and _starts_anew(session, event):
-            yield from _rows(session)
-            session = _Session()
+        before, parent = name, event.get("parentUuid")
+        name = owners.get(str(parent)) or (before if parent and before else str(event.get("sessionId") or before))
+        session = held.setdefault(name, _Session())
         _add(session, number, event, len(text))
+        if isinstance(event.get("uuid"), str):
+            owners[event["uuid"]] = name
+        kept += len(text)
         if session.size > MAX_KEPT_CHARS:
             yield number, "p", f"line-too-large:a session of more than {MAX_KEPT_CHARS >> 20} MiB"
-            session = _Session()
-    yield from _rows(session)
-
-
-def _starts_anew(session: _Session, event: dict[str, Any]) -> bool:
-    """Files that were put together: another session begins, and nothing in it goes back."""
-    other = event.get("sessionId")
-    return bool(other and session.name and other != session.name and not event.get("parentUuid"))
+            kept -= held.pop(name).size
+        while kept > MAX_KEPT_CHARS and len(held) > 1:
+            first = next(iter(held))
+            kept -= held[first].size
+            yield from _rows(held.pop(first))
+    for session in held.values():
+        yield from _rows(session)
 
 
 def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
@@ -80,6 +86,8 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
         uuid = f"line {number}"  # a copy without ids
     session.name = session.name or event.get("sessionId")
     session.time = session.time or event.get("timestamp")
+    if uuid in session.events and session.events[uuid].message is not None:
+        return  # written twice: the first stands
     role = event["type"] if event.get("type") in _SPOKEN else None
     message = event.get("message") if role else None
     parent = event.get("parentUuid")
@@ -138,19 +146,32 @@ def _chain(session: _Session) -> None:
 
 def _row(session: _Session, uuids: list[str], spoken: list[str]) -> Iterator[PlacedRow]:
     path = _path(session, spoken[-1])
+    answers = {_answer_id(session.events[uuid]) for uuid in path} - {None}
     calls = {str(part.get("id")) for uuid in path for part in _parts(session.events[uuid], "tool_use")}
     kept, left_out = [], set()
     for uuid in uuids:  # in the order of the file
         event = session.events[uuid]
         if event.noise and uuid in path:
             left_out.add("program-notes")
-        elif uuid in path or any(str(part.get("tool_use_id")) in calls for part in _parts(event, "tool_result")):
-            kept.append(event)  # results of calls that were made at once hang beside the path
+        elif (
+            uuid in path
+            or _answer_id(event) in answers
+            or any(str(part.get("tool_use_id")) in calls for part in _parts(event, "tool_result"))
+        ):
+            kept.append(
+                event
+            )  # results of calls that were made at once, and pieces of one answer, hang beside the path
         elif event.role == "assistant" and not event.noise:
             left_out.add("other-branches")
     messages = _messages([event for event in kept if event.message is not None])
     place = session.events[spoken[0]].line
     yield from conversation("claude-code", place, messages, left_out, session_id=session.name, timestamp=session.time)
+
+
+def _answer_id(event: _Event) -> str | None:
+    """The id that all lines of one answer share."""
+    known = event.message.get("id") if event.message and event.role == "assistant" else None
+    return known if isinstance(known, str) and known else None
 
 
 def _path(session: _Session, leaf: str) -> set[str]:

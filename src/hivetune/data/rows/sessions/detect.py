@@ -22,6 +22,7 @@ READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
     "server-log": lambda lines, _name: server_rows(lines),
 }
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
+_HEAD_LINE = 4096  # bytes of a line about a log
 _NUM_LINES = 20
 _SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
 _CODEX_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
@@ -67,14 +68,18 @@ def _is_message_log(head: bytes, name: str) -> bool:
     for line in [*lines, last][:NUM_SAMPLE] if whole else lines[:NUM_SAMPLE]:
         if not line.strip():
             continue
-        if not found and not any(name in line for name in _OF_EVENTS):
-            return False  # a quick no, before anything is parsed
+        if (
+            len(found) < MIN_MESSAGES
+            and not any(name in line for name in _OF_EVENTS)
+            and (found or len(line) > _HEAD_LINE)
+        ):
+            return False  # a quick no, before anything is parsed; the first line may be about the log
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             event = None
         found.append(event if isinstance(event, dict) else None)
-        if len(found) == MIN_MESSAGES and not all(event is None or is_event_like(event) for event in found):
+        if len(found) == MIN_MESSAGES and not all(event is None or is_event_like(event) for event in found[1:]):
             return False
     return message_shape(found, name, whole=whole) is not None
 

@@ -5,8 +5,14 @@ import re
 _MARKS = {
     "chatml": re.compile(r"<\|im_start\|>(\w+)\n(.*?)(<\|im_end\|>|\Z)", re.S),
     "llama3": re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n\n(.*?)(<\|eot_id\|>|\Z)", re.S),
+    "zephyr": re.compile(
+        r"<\|(system|user|human|assistant|ai|bot)\|>\s*(.*?)\s*((?:<\|(?:eos|eod|end|endoftext)\|>\s*|</s>\s*)*)"
+        r"(?=<\|(?:system|user|human|assistant|ai|bot)\|>|\Z)",
+        re.S,
+    ),
     "gemma": re.compile(r"<start_of_turn>(\w+)\n(.*?)(<end_of_turn>|\Z)", re.S),
 }
+_ANSWER = ("assistant", "model", "ai", "bot")
 _INST = re.compile(r"\[INST\]\s*(?:<<SYS>>\n(.*?)\n<</SYS>>\n\n)?(.*?)\s*\[/INST\](.*?)(?=</s>|\[INST\]|\Z)", re.S)
 _ANY = re.compile(r"<\|\w+\|>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>")
 _NO_THOUGHTS = re.compile(r"\A\s*(?:<think>\s*(?:</think>)?\s*)?\Z")
@@ -20,6 +26,7 @@ _SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
 _ONE = r"(?:### ?)?<?(Human|User|USER|user|Assistant|ASSISTANT|assistant|GPT|bot|Bot|System|SYSTEM|system)>? ?: ?"
 _ASKER = re.compile(r"\s*" + _ONE)
 _INLINE = re.compile(r"(?:\A|\s)" + _ONE)
+_NEXT_TURN = re.compile(r"^\s*### ?(?:Human|User|Assistant|Instruction|Input) ?:", re.M)
 _INSTRUCTION = re.compile(r"^### ?Instruction:.*^### ?(?:Response|Output|Answer):", re.S | re.M)
 _FRAME = re.compile(r"\A(?:\s|<s>|</s>|<bos>|<\|begin_of_text\|>|<\|endoftext\|>)*\Z")
 
@@ -34,7 +41,7 @@ def turns_of(prompt: str) -> list[dict[str, str]] | None:
             if not _FRAME.match(pattern.sub("", prompt)):
                 return None
             turns = [{"role": m.group(1), "content": m.group(2).strip("\n")} for m in found]
-            is_open = found[-1].group(3) == "" and turns[-1]["role"] in ("assistant", "model")
+            is_open = found[-1].group(3) == "" and turns[-1]["role"] in _ANSWER
             if is_open and not _NO_THOUGHTS.match(turns[-1]["content"]):
                 return None  # the answer's beginning was given
             return _clean(turns[:-1] if is_open else turns)
@@ -78,7 +85,11 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
     None for any other text. Empty when the speakers do not take turns or the answer has begun.
     """
     if not _ASKER.match(prompt):
-        return None
+        before, mark, rest = prompt.partition("### Human:")
+        if not mark or not prompt.rstrip().endswith("### Assistant:"):
+            return None
+        turns = asked_turns(mark + rest)
+        return turns and [{"role": "system", "content": before.strip()}, *turns]
     pieces = _INLINE.split(prompt)[1:]
     roles = [_SPEAKERS[name.lower()] for name in pieces[::2]]
     said = [piece.strip() for piece in pieces[1::2]]
@@ -89,6 +100,11 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
     spoken = roles[1:] if roles[0] == "system" else roles
     in_turn = len(spoken) % 2 == 1 and all(role == ("user", "assistant")[i % 2] for i, role in enumerate(spoken))
     return [{"role": r, "content": t} for r, t in zip(roles, said, strict=True)] if in_turn else []
+
+
+def goes_on(answer: str) -> bool:
+    """Whether an answer is followed by the next turns, as a model writes them that does not stop."""
+    return _NEXT_TURN.search(answer) is not None
 
 
 def is_rendered(text: str) -> bool:

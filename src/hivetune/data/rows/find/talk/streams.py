@@ -75,6 +75,8 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
     is a conversation.
     """
     flats = [flat(event) for event in events]
+    if len(flats) > MIN_MESSAGES and _is_head(flats[0], flats[1]):
+        flats = flats[1:]
     if len(flats) < MIN_MESSAGES:
         return None
     session, time = _path(flats, _GROUPS, str | int), _path(flats, TIME, str | int | float)
@@ -85,6 +87,13 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
     parties = (str(one.get(shape.role)).strip().lower() for one in flats)
     told = talk or time is not None or not (shape.kinds or _EXAMPLES.issuperset(parties))
     return shape if whole and _is_one(said, told) else None
+
+
+def _is_head(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether a log begins with a line about itself, which has nobody's words: the next one has, under another name."""
+    texts = {path for path, value in second.items() if isinstance(value, str) and value}
+    said = likely_contents(iter(texts - first.keys()))
+    return bool(said) and not any(looks_like_content(value) for value in first.values() if isinstance(value, str))
 
 
 _Shaped = tuple[MessageShape, list[Role]]  # with who speaks in each message
@@ -132,6 +141,8 @@ def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
     if shape.kinds is not None:
         known = isinstance(session, str | int) and one.get(shape.kinds.kind) in (*shape.kinds.roles, *shape.kinds.notes)
         return SaidLine(str(session), turn_of(one, shape.kinds), order, {}) if known else None
+    if shape.role not in one and shape.content not in one and shape.session is None:
+        return SaidLine("", None, None, {})  # a line about the log
     role = shape.roles.get(str(one.get(shape.role)).strip())
     text = one.get(shape.content)
     if not isinstance(session, str | int) or role is None or not isinstance(text, str | list | None):

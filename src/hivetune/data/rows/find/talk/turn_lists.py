@@ -55,6 +55,7 @@ class NamedParties(NamedTuple):
     assistant: str | None = None
 
 
+_Sides = tuple[list[str], list[str]]  # paths of what was asked, and of what was answered
 NOBODY_NAMED = NamedParties()
 
 
@@ -231,7 +232,7 @@ def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
     answered and what was asked then.
     """
     flats = [flat(item) for item in items]
-    sides = [both_sides(one) for one in flats]
+    sides = _with_one_known(flats, [both_sides(one) for one in flats])
     shifted = len(sides) > 1 and bool(sides[0][0]) and not sides[0][1] and all(answered for _, answered in sides[1:])
     turns: list[dict[str, Any]] = []
     system = [path for path in flats[0] if part_of(path) == "system" and flats[0][path]]
@@ -246,6 +247,17 @@ def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
         said += [{"role": "assistant", "content": _first_answer(path, one[path])} for path in answered]
         turns += reversed(said) if shifted else said
     return turns
+
+
+def _with_one_known(flats: Sequence[Mapping[str, Any]], sides: list[_Sides]) -> list[_Sides]:
+    """Of two texts in each item, under the same two names everywhere, the other where one side is known."""
+    keys = list(flats[0])
+    if len(keys) != 2 or any(list(one) != keys or not all(isinstance(v, str) for v in one.values()) for one in flats):
+        return sides
+    asked, answered = sides[0]
+    if asked == keys[:1] and not answered:
+        return [(asked, keys[1:])] * len(flats)
+    return [(keys[:1], answered)] * len(flats) if answered == keys[1:] and not asked else sides
 
 
 def _first_answer(path: str, answer: Any) -> Any:
