@@ -2,17 +2,17 @@
 // which keys 16 queries see.
 //
 // Scores are kept transposed, [keys, 32 queries]: the softmax of all queries then runs along the lanes, keys are read
-// as they lie, and only queries are ever turned. Everything is cut into cells of 16 keys and 16 queries; those that a mask
-// hides entirely are left out, but that scores are multiplied for 32 queries at a time (tiles of 16 take 1.4 times as
-// long for each). Sums and softmax are fp32; bf16 is multiplied as bf16 where the processor can
-// (units.h). What tasks write never overlaps, so results are the same whatever the number of threads and the order in
-// which they finish.
+// as they lie, and only queries are ever turned. Everything is cut into cells of 16 keys and 16 queries; those that a
+// mask hides entirely are left out, but that scores are multiplied for 32 queries at a time (tiles of 16 take 1.4 times
+// as long for each). Sums and softmax are fp32; bf16 is multiplied as bf16 where the processor can (units.h). What tasks
+// write never overlaps, so results are the same whatever the number of threads and the order in which they finish.
 #pragma once
 #include <algorithm>
 #include <vector>
 
 #include "units.h"
 
+constexpr long FILLED = 64;  // rows of keys that are packed by one task
 constexpr long PIECE = 256;  // keys that all queries pass over before the next ones are touched: they stay in L2
 
 // Mirrored by native.AttentionArguments.
@@ -65,13 +65,17 @@ static inline Range seen(const Shape& s, const Piece& piece, const Strip& q) {
 // Keys and values of all tokens by key-value head, each segment from a multiple of 16 rows on, zeros in between.
 template <class U> struct Packs {
     typedef typename U::unit unit;
-    std::vector<long> at;  // first row of each segment
+    std::vector<long> at;                         // first row of each segment
+    std::vector<std::pair<long, long>> fillings;  // segment and first of the rows that one task packs
     long rows = 0, width;
     Room memory;
     unit *keys_a, *keys_b, *values_a, *values_b;
     void reserve(const Layout& l, const Shape& s) {
-        rows = 0, width = whole(s.head_dim, LANES), at.resize(l.num_segments);
-        for (long k = 0; k < l.num_segments; k++) at[k] = rows, rows += whole(l.segments[k].size, LANES);
+        rows = 0, width = whole(s.head_dim, LANES), at.resize(l.num_segments), fillings.clear();
+        for (long k = 0; k < l.num_segments; k++) {
+            at[k] = rows, rows += whole(l.segments[k].size, LANES);
+            for (long from = 0; from < l.segments[k].size; from += FILLED) fillings.emplace_back(k, from);
+        }
         size_t all = s.kv_heads * rows * width / U::P;
         keys_a = (unit*)memory.take(3 * all), values_a = keys_a + all;
         keys_b = values_b = values_a + all;  // forward needs values_b, backward keys_b
@@ -79,15 +83,17 @@ template <class U> struct Packs {
     long first(long group, const Piece& piece) const { return (group * rows + piece.row) * width / U::P; }
     // By all threads of the region that it is called in.
     template <class T> void fill(const Layout& l, const Shape& s, const T* qkv, bool backward) {
-#pragma omp for schedule(dynamic) collapse(2)
-        for (long k = 0; k < l.num_segments; k++)
+#pragma omp for schedule(dynamic)
+        for (long i = 0; i < (long)fillings.size(); i++)
             for (long group = 0; group < s.kv_heads; group++) {
-                const Segment& g = l.segments[k];
-                long n = s.head_dim, height = whole(g.size, LANES), to = (group * rows + at[k]) * width / U::P;
-                const T *keys = qkv + g.start * s.stride + (s.heads + group) * n, *values = keys + s.kv_heads * n;
-                pack_rows<U>(keys, s.stride, g.size, height, n, width, keys_a + to);
-                if (backward) pack_rows<U>(values, s.stride, g.size, height, n, width, values_a + to);
-                pack_pairs<U>(backward ? keys : values, s.stride, g.size, height, n, width, values_b + to);
+                const Segment& g = l.segments[fillings[i].first];
+                long from = fillings[i].second, size = std::min(FILLED, g.size - from), height = whole(size, LANES);
+                long n = s.head_dim, to = (group * rows + at[fillings[i].first] + from) * width / U::P;
+                const T* keys = qkv + (g.start + from) * s.stride + (s.heads + group) * n;
+                const T* values = keys + s.kv_heads * n;
+                pack_rows<U>(keys, s.stride, size, height, n, width, keys_a + to);
+                if (backward) pack_rows<U>(values, s.stride, size, height, n, width, values_a + to);
+                pack_pairs<U>(backward ? keys : values, s.stride, size, height, n, width, values_b + to);
             }
     }
     // `work(piece, token)` for all keys that segment g may see, in order of position; token: the first one's.

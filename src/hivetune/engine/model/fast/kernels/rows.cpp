@@ -63,25 +63,37 @@ static void rope(T* x, long stride, const float* cos, const float* sin, float si
 struct Activated {
     vf value, slope;
 };
-static inline Activated silu(vf x) {
-    vf s = sigmoid(x);
-    return {x * s, s * (1.0f + x * (1.0f - s))};
-}
 static inline Activated gelu(vf x) {  // the tanh form
     const float k = 0.7978845608f, c = 0.044715f;
     vf th = hyperbolic_tangent(k * (x + c * x * x * x));
     vf slope = 0.5f * (1.0f + th) + 0.5f * x * (1.0f - th * th) * k * (1.0f + 3.0f * c * x * x);
     return {0.5f * x * (1.0f + th), slope};
 }
+constexpr int SIDE = 4;  // vectors side by side, see `exponentials`
+static inline void activate(int kind, const vf (&x)[SIDE], Activated (&out)[SIDE]) {
+    if (kind) {
+        for (int j = 0; j < SIDE; j++) out[j] = gelu(x[j]);
+        return;
+    }
+    vf s[SIDE];
+    for (int j = 0; j < SIDE; j++) s[j] = x[j];
+    sigmoids(s);
+    for (int j = 0; j < SIDE; j++) out[j] = {x[j] * s[j], s[j] * (1.0f + x[j] * (1.0f - s[j]))};
+}
 
 template <class T> static void glu(const T* gate_up, long stride, T* h, int kind, long rows, long n) {
 #pragma omp parallel for schedule(static)
     for (long t = 0; t < rows; t++) {
         const T *gate = gate_up + t * stride, *up = gate + n;
-        for (long i = 0; i < n; i += LANES) {
-            vf g = load(gate + i, n - i);
-            vf value = kind ? gelu(g).value : silu(g).value;
-            store(h + t * n + i, value * load(up + i, n - i), n - i);
+        for (long i = 0; i < n; i += SIDE * LANES) {
+            vf g[SIDE];
+            Activated a[SIDE];
+            for (int j = 0; j < SIDE; j++) g[j] = load(gate + i + j * LANES, n - i - j * LANES);
+            activate(kind, g, a);
+            for (int j = 0; j < SIDE; j++) {
+                long at = i + j * LANES;
+                store(h + t * n + at, a[j].value * load(up + at, n - at), n - at);
+            }
         }
     }
 }
@@ -93,12 +105,18 @@ static void glu_backward(const T* dh, const T* gate_up, long stride, T* dgate_up
     for (long t = 0; t < rows; t++) {
         const T *gate = gate_up + t * stride, *up = gate + n;
         T *dgate = dgate_up + t * dstride, *dup = dgate + n;
-        for (long i = 0; i < n; i += LANES) {
-            vf d = load(dh + t * n + i, n - i), u = load(up + i, n - i), g = load(gate + i, n - i);
-            Activated a = kind ? gelu(g) : silu(g);
-            store(dgate + i, d * u * a.slope, n - i);
-            store(dup + i, d * a.value, n - i);
-            store(h + t * n + i, a.value * u, n - i);
+        for (long i = 0; i < n; i += SIDE * LANES) {
+            vf g[SIDE];
+            Activated a[SIDE];
+            for (int j = 0; j < SIDE; j++) g[j] = load(gate + i + j * LANES, n - i - j * LANES);
+            activate(kind, g, a);
+            for (int j = 0; j < SIDE; j++) {
+                long at = i + j * LANES;
+                vf d = load(dh + t * n + at, n - at), u = load(up + at, n - at);
+                store(dgate + at, d * u * a[j].slope, n - at);
+                store(dup + at, d * a[j].value, n - at);
+                store(h + t * n + at, a[j].value * u, n - at);
+            }
         }
     }
 }
