@@ -79,13 +79,44 @@ static void adapt(T* y, long stride, long rows, long outputs, const T* bias, con
     }
 }
 
+constexpr long FEW = 8;  // ranks whose sums of two rows stay in registers
+
+// out[r * FEW + j] = dy[r] . up[j], of one or two rows and at most FEW ranks: both as they lie, 16 sums along memory. A
+// tile of 16 rows by 16 lanes would read one number for each multiplication, and half of its lanes would be nobody's.
+template <class T>
+__attribute__((noinline)) static void few_dots(const T* dy, long stride, long rows, const T* up, long size, long ranks,
+                                               float* out) {
+    typedef Dot<T> D;
+    const T *y[2] = {dy, dy + (rows - 1) * stride}, *b[FEW];
+    for (long j = 0; j < FEW; j++) b[j] = up + std::min(j, ranks - 1) * size;
+    vf sums[2 * FEW];
+    for (long j = 0; j < 2 * FEW; j++) sums[j] = vf{};
+    if (size < 1) __builtin_unreachable();  // as in `tile`
+    for (long i = 0; i < size; i += D::W) {
+        typename D::vec one = D::get(y[0] + i, size - i), two = D::get(y[1] + i, size - i);
+#pragma GCC unroll 8
+        for (long j = 0; j < FEW; j++) {
+            typename D::vec other = D::get(b[j] + i, size - i);
+            sums[j] = D::mac(sums[j], one, other), sums[FEW + j] = D::mac(sums[FEW + j], two, other);
+        }
+    }
+    float square[LANES * LANES], turned[LANES * LANES];
+    for (long i = 0; i < LANES; i++) store(square + i * LANES, sums[i]);
+    turn(square, LANES, turned, LANES);
+    vf total{};
+    for (long i = 0; i < LANES; i++) total += load(turned + i * LANES);
+    store(out, total);
+}
+
 // The rank columns of dy become dS = dY B', the padding behind them zero.
 template <class T>
 static void adapt_backward(T* dy, long stride, long rows, long outputs, long width, const Member* members, long count) {
     typedef typename Units<T>::type U;
     typedef typename U::unit unit;
     long packed = 0, longest = 0, widest = 0;
+    auto few = [](const Member* m) { return m->rank <= 2 * FEW; };
     for (const Member* m = members; m < members + count; m++) {
+        if (few(m)) continue;
         long depth = whole(m->size, LANES) / U::P;
         packed += depth * whole(m->rank, LANES);
         longest = std::max(longest, depth), widest = std::max(widest, whole(m->rank, LANES));
@@ -98,7 +129,7 @@ static void adapt_backward(T* dy, long stride, long rows, long outputs, long wid
         float* ds = (float*)up_a + LANES * longest;
         unit* at = up_t;
         for (const Member* m = members; m < members + count; m++) {
-            long depth = whole(m->size, LANES) / U::P, ranks = whole(m->rank, LANES);
+            long depth = whole(m->size, LANES) / U::P, ranks = few(m) ? 0 : whole(m->rank, LANES);
 #pragma omp for schedule(static) nowait
             for (long j = 0; j < ranks; j += LANES) {
                 const T* from = (const T*)m->up + j * m->size;
@@ -116,6 +147,16 @@ static void adapt_backward(T* dy, long stride, long rows, long outputs, long wid
             for (long r = 0; r < height; r++) std::fill(block + r * stride + outputs, block + r * stride + width, T{});
             const unit* b = up_t;
             for (const Member* m = members; m < members + count; m++) {
+                for (long j = 0; few(m) && j < m->rank; j += FEW)
+                    for (long r = 0; r < height; r += 2) {
+                        float sums[2 * FEW];
+                        long ranks = std::min(FEW, m->rank - j), two = std::min(2L, height - r);
+                        T* row = block + r * stride;
+                        few_dots(row + m->start, stride, two, (const T*)m->up + j * m->size, m->size, ranks, sums);
+                        for (long i = 0; i < two; i++)
+                            store(row + i * stride + outputs + m->rank_at + j, load(sums + i * FEW, ranks), ranks);
+                    }
+                if (few(m)) continue;
                 long depth = whole(m->size, LANES) / U::P, ranks = whole(m->rank, LANES);
                 const unit* from = (const unit*)(block + m->start);
                 long step = stride / U::P;
