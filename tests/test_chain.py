@@ -13,7 +13,7 @@ BETWEEN = ("start_child", "main")
 
 
 def the_way() -> list[tuple[str, str]]:
-    """(file, function) of each hop, as the page lists them: `    cli/train.py   measure_and_train   ...`."""
+    """(file, function) of each hop, as the page lists them: `    cli/training.py   measure_and_train   ...`."""
     text = PAGE.read_text(encoding="utf-8")
     section = text.partition("## The way to the loop")[2].partition("\n## ")[0]
     return re.findall(r"^    ([\w/]+\.py) +(\w+)", section, re.MULTILINE)

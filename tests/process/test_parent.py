@@ -30,14 +30,21 @@ def test_items_are_beats_and_the_result_comes_back(tmp_path: Path) -> None:
     assert beats == [Beat.STARTING, *[Beat.ITEM] * 5]
 
 
-def test_what_fails_beside_it_ends_it(tmp_path: Path) -> None:
+def test_what_is_done_meanwhile_is_done_beside_it(tmp_path: Path) -> None:
+    child = start_child(Play("items", items=5), tmp_path, module=TINY)
+    begun: list[bool] = []
+    outcome = see_off(child, meanwhile=lambda: begun.append(not child.ended))
+    assert (outcome.status, begun) == ("done", [True])
+
+
+def test_what_fails_meanwhile_ends_it(tmp_path: Path) -> None:
     child = start_child(Play("work_on"), tmp_path, module=TINY)
 
-    def refuse(beat: Beat) -> None:
+    def refuse() -> None:
         raise DoesNotFit("no room")
 
     with pytest.raises(DoesNotFit):
-        see_off(child, refuse)
+        see_off(child, meanwhile=refuse)
     assert child.ended
 
 

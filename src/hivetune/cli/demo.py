@@ -12,7 +12,7 @@ from hivetune.base.disk import home, read_json
 from hivetune.cli.judge import show_verdict
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import duration, emit, progress, say, show, size, table
-from hivetune.cli.train import measure_and_train, show_training
+from hivetune.cli.training import measure_and_train, show_training
 from hivetune.config import load_config
 from hivetune.process.launch import Ahead
 from hivetune.release.export import export_run

@@ -8,7 +8,7 @@ from hivetune.cli.data import learned_words
 from hivetune.cli.judge import show_metrics
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import emit, number, progress, say, show, table
-from hivetune.cli.train import measure_and_train
+from hivetune.cli.training import measure_and_train
 from hivetune.data.intake.files import find_sources
 from hivetune.process.launch import Ahead
 from hivetune.run.find import shortest_name

@@ -15,7 +15,7 @@ from hivetune.cli.chart import text_chart
 from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
 from hivetune.cli.top import card_line
-from hivetune.cli.train import measure_and_train, show_training
+from hivetune.cli.training import measure_and_train, show_training
 from hivetune.config import override_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached, systemd_unit

@@ -219,12 +219,16 @@ def run_task(
     return see_off(child, on_beat)
 
 
-def see_off(child: Child, on_beat: Callable[[Beat], None] = lambda beat: None) -> Outcome:
+def see_off(
+    child: Child, on_beat: Callable[[Beat], None] = lambda beat: None, meanwhile: Callable[[], None] = lambda: None
+) -> Outcome:
     """Wait for the child's end and say how it ended; it never raises for what the child did (`Outcome.check` does).
 
-    `on_beat` gets each beat. Whatever is raised here, Ctrl-C too, ends the child first (SIGTERM, then SIGKILL).
+    `meanwhile` is done first, while the child computes; `on_beat` gets each beat. Whatever is raised here, Ctrl-C too,
+    ends the child first (SIGTERM, then SIGKILL).
     """
     try:
+        meanwhile()
         while not child.ended:
             for beat in child.wait_beats():
                 on_beat(beat)

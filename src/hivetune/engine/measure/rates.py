@@ -19,7 +19,7 @@ from hivetune.process.protocol import Beat, MeasureRates
 
 # Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
 CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
-CANARY_ROUNDS = 5
+CANARY_ROUNDS = 3
 # 30 ms for SmolLM2's on two cores: long enough that one interruption does not decide, 1 % of five steps.
 OWN_CANARY_ROUNDS = 25
 # More than most caches hold; on a card 1 ms of work.
