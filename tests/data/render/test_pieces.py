@@ -47,6 +47,7 @@ WORDS = st.sampled_from(
             "\n",
             "\t",
             "\r\n",
+            "\n\n",
             "\x85",
             "\u3000",
             "\x1c",
@@ -76,6 +77,15 @@ def test_words_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> 
     for text in TEXTS[:3]:
         for line in (text, text[:200]):
             assert known.tokens_of(line) == tokenizer.encode(line, add_special_tokens=False).ids
+
+
+def test_a_word_without_tokens_is_remembered_too() -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "\u0120a": 1, "\u0120": 2}, merges=[("\u0120", "a")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    known = WordTokens(tokenizer)
+    for text in ("b", "a b a", "b\n\nb a", "\n", "a"):
+        for _ in range(2):
+            assert known.tokens_of(text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize(

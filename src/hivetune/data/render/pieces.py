@@ -70,7 +70,10 @@ class WordTokens:
         for piece in missing if whole is None else islice(missing, 1 + len(text) // CHARS_A_LEARNED_WORD):
             ids = tuple([self._ids.setdefault(one, one) for one in self._encoded(piece)])
             known[piece if _CUT_OUT.fullmatch(piece) else _BREAK + piece] = ids
-        tokens = whole or list(chain.from_iterable([known.get(piece) or known[_BREAK + piece] for piece in pieces]))
+        tokens = whole
+        if tokens is None:
+            keys = [piece if piece in known else _BREAK + piece for piece in pieces]
+            tokens = list(chain.from_iterable(map(known.__getitem__, keys)))
         for piece in missing:
             if len(piece) > _LONGEST_CHARS:
                 known.pop(piece, None)

@@ -33,8 +33,9 @@ class TellingWords:
 
     def of(self, text: str) -> str:
         """The words of `text` that are not known to be quiet, in any order."""
-        if self._last[0] == text:  # secrets and personal data are looked for one after the other
-            return self._last[1]
+        last, told = self._last
+        if last == text:  # secrets and personal data are looked for one after the other
+            return told
         if LONGER_LOWER in text:
             return text
         words = set(text.split())
@@ -44,8 +45,9 @@ class TellingWords:
             return text
         if new:
             words -= self._learned(new)
-        self._last = text, " ".join(words)
-        return self._last[1]
+        told = " ".join(words)
+        self._last = text, told
+        return told
 
     def _learned(self, new: Collection[str]) -> set[str]:
         """Those of `new` that are quiet."""
