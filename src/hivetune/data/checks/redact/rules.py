@@ -85,7 +85,8 @@ class RuleSet:
         wanted = self._wanted(text, lower, text if telling is None else telling)
         if not wanted:
             return []
-        spans, places = _Spans(), _Places()
+        spans = _Spans()
+        places: _Places = {}
         for i in sorted(wanted):
             rule = self.rules[i]
             for match in _matches(rule, lower if rule.folded else text, places):
