@@ -1,6 +1,7 @@
 """`hivetune cycle`: the loop in the foreground, one look of it, or a word to the one that runs."""
 
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,9 @@ from hivetune.base.disk import home, lock_holder
 from hivetune.base.private import make_folder
 from hivetune.base.typed import to_plain
 from hivetune.cli.model import model_folder
-from hivetune.cli.output import emit, plain_progress, say, show, table
+from hivetune.cli.output import duration, emit, plain_progress, say, show, size, table
 from hivetune.config import RunConfig, load_config
-from hivetune.cycle.decide import decide
+from hivetune.cycle.decide import STATIONS, Observed, decide
 from hivetune.cycle.ledger import NOW, PAUSED, CycleRow, acts_of, admit_rows, cycles_of, loop_folder, suspect_rows
 from hivetune.cycle.loop import Listener, Loop, opened, release_name
 from hivetune.cycle.observe import observe
@@ -25,6 +26,7 @@ from hivetune.process.detach import cycle_unit
 
 SPOKEN = ("status", "pause", "resume", "now", "admit")
 SHOWN_ACTS = 5
+UNIT = "hivetune-cycle"
 
 
 def cycle(
@@ -49,7 +51,7 @@ def cycle(
         release_name(config)
         text = cycle_unit(Path(what))
         show(text)
-        say("save it as ~/.config/systemd/user/hivetune-cycle.service, then: systemctl --user enable --now ...")
+        say(f"save it as ~/.config/systemd/user/{UNIT}.service, then: systemctl --user enable --now {UNIT}")
         emit({"unit": text})
     elif dry_run:
         _look(config)
@@ -77,13 +79,47 @@ def _look(config: RunConfig) -> None:
     now = time.time()
     observed = observe(config, name, Seen(), now)
     action = decide(observed, config.cycle, now)
-    plain = to_plain(observed)
-    for key, value in plain.items():
+    for key, value in seen_lines(observed, config.cycle.after_rows):
         show(f"  {key}: {value}")
     show(f"decision: {action.kind.replace('_', ' ')}: {action.reason}")
     if action.kind == "wait":
         show(f"until: {_moment(action.not_before)}")
-    emit({"name": name, "action": to_plain(action), "observed": plain})
+    emit({"name": name, "action": to_plain(action), "observed": to_plain(observed)})
+
+
+def seen_lines(seen: Observed, after_rows: int) -> Iterator[tuple[str, str]]:
+    """What a decision rests on, for people: what there is nothing of is left out."""
+    yield "champion", f"{seen.desired or 'none yet'}{f', not served: {seen.problem}' if seen.problem else ''}"
+    opened, allowed = seen.open, seen.allowed
+    if opened is not None:
+        done = ", ".join(station for station in STATIONS if station in opened.done) or "nothing"
+        yield "open cycle", f"{opened.id}, for {opened.opened_for}; done: {done}"
+    elif not seen.problem:
+        known = ", with these settings tried before" if seen.known else ""
+        yield "new groups of rows", f"{seen.new_groups} (cycle.after_rows: {after_rows}){known}"
+    if seen.predicted_hours is not None:
+        energy = "" if seen.predicted_kwh is None else f", {seen.predicted_kwh:.2g} kWh"
+        yield "training", f"at most {duration(seen.predicted_hours * 3600)}{energy}"
+    if seen.disk_needed_bytes:
+        yield "disk", f"{size(seen.disk_needed_bytes)} needed, {size(seen.disk_free_bytes)} free"
+    yield "long work", f"{'may go on' if allowed.now else 'waits'}: {allowed.reason}"
+    yield from _more_seen(seen)
+
+
+def _more_seen(seen: Observed) -> Iterator[tuple[str, str]]:
+    failed = seen.failed
+    last = "" if failed is None else f"{failed.kind.replace('_', ' ')}, {failed.times} in a row: {failed.words}"
+    for key, words in (
+        ("failed last", last),
+        ("failed cycles", f"{seen.failed_cycles} in a row" if seen.failed_cycles else ""),
+        ("worse than before", seen.watch_failed),
+        ("no rows", seen.unusable),
+        ("forgotten rows in the champion", str(seen.forgotten_rows or "")),
+        ("experts", seen.experts_due),
+        ("said by a person", "paused" if seen.paused else "now" if seen.asked else ""),
+    ):
+        if words:
+            yield key, words
 
 
 def _speak(word: str, name: str | None) -> None:

@@ -137,9 +137,8 @@ def resume(
     if unit:
         text = systemd_unit(folder)
         display(text)
-        say(
-            f"save it as ~/.config/systemd/user/hivetune-{folder.name}.service, then: systemctl --user enable --now ..."
-        )
+        name = f"hivetune-{folder.name}"
+        say(f"save it as ~/.config/systemd/user/{name}.service, then: systemctl --user enable --now {name}")
         emit({"run": str(folder), "unit": text})
         return
     if detach:

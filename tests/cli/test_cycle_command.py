@@ -1,0 +1,40 @@
+"""What `hivetune cycle --dry-run` tells people."""
+
+from hivetune.cli.cycle import seen_lines
+from hivetune.cycle.decide import Allowed, Failed, Observed, Opened
+
+
+def test_a_look_before_a_cycle_is_told_in_words() -> None:
+    seen = Observed(
+        desired="helpdesk@1", served="helpdesk@1", new_groups=79, predicted_hours=0.5, disk_needed_bytes=7 * 10**8
+    )
+    assert list(seen_lines(seen, 50)) == [
+        ("champion", "helpdesk@1"),
+        ("new groups of rows", "79 (cycle.after_rows: 50)"),
+        ("training", "at most 30 min"),
+        ("disk", "700 MB needed, 0 B free"),
+        ("long work", "may go on: no window is set"),
+    ]
+
+
+def test_a_look_at_trouble_leaves_nothing_out() -> None:
+    seen = Observed(
+        paused=True,
+        open=Opened("c1", done=frozenset({"train", "snapshot"})),
+        failed=Failed("train", 2, 0.0, "out of memory"),
+        allowed=Allowed(False, None, 5.0, "the window opens at 22:00"),
+        watch_failed="more complaints",
+        forgotten_rows=2,
+        unusable="no row is left",
+    )
+    told = dict(seen_lines(seen, 50))
+    assert told == {
+        "champion": "none yet",
+        "open cycle": "c1, for rows; done: snapshot, train",
+        "failed last": "train, 2 in a row: out of memory",
+        "long work": "waits: the window opens at 22:00",
+        "worse than before": "more complaints",
+        "no rows": "no row is left",
+        "forgotten rows in the champion": "2",
+        "said by a person": "paused",
+    }
