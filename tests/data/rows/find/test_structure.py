@@ -62,6 +62,7 @@ def test_turns_under_any_name(row: dict[str, Any]) -> None:
         {"scenario": "post_office", "question": ASKED, "truth": ANSWERED},
         {"query": ASKED, "gt_answer": ANSWERED, "response": "I do not know, sorry."},
         {"chat": [{"咨询者": ASKED, "LawBot7": ANSWERED}], "plugins": []},
+        {"question": ASKED, "gen_alpha_reply": ANSWERED},
         {"Câu hỏi": ASKED, "Trả lời": ANSWERED},
         {"prompt_utilisateur": ASKED, "réponse": ANSWERED},
         {"คำถาม": ASKED, "คำตอบ": ANSWERED},
@@ -74,6 +75,19 @@ def test_turns_under_any_name(row: dict[str, Any]) -> None:
 )
 def test_the_only_question_and_answer(row: dict[str, Any]) -> None:
     assert said(row) == PAIR
+
+
+def test_of_two_unknown_parties_the_one_who_offers_help_answers() -> None:
+    offers = ("assistant", "Hello, how can I help you?")
+    talk = [{"sender": {"user": "A", "assistant": "B"}[who], "text": text} for who, text in (offers, *TALK)]
+    assert said({"dialog": talk}) == TALK
+    with pytest.raises(RowRefused):
+        said({"dialog": talk[1:]})
+
+
+def test_of_numbered_answers_none_is_proposed() -> None:
+    row = {"label": 1, "prompt": ASKED, "response 1": ANSWERED, "response 2": "I do not know where it is."}
+    assert columns_for(row) is None
 
 
 @pytest.mark.parametrize(

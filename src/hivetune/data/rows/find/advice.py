@@ -1,6 +1,6 @@
 """The line of the config that would read a row that nothing reads: tried on the row itself before it is printed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
@@ -43,14 +43,22 @@ def _guesses(row: Row) -> Iterator[dict[str, str]]:
             yield {"messages": ".".join(path)}
         elif (roles := _two_parties([flat(item) for item in items])) is not None:
             yield {"messages": ".".join(path), "user_role": roles[0], "assistant_role": roles[1]}
-    asked, answered = sides_of(row)
+    asked, replies = sides_of(row)
+    answered = [path for path in replies if not _is_one_of_several(path, replies)]
     yield from ({"prompt": one, "completion": other} for one in asked for other in answered if one != other)
-    written = [".".join(node.path) for node in nodes(row) if _is_written(node)]
+    paths = [".".join(node.path) for node in nodes(row) if _is_written(node)]
+    written = [path for path in paths if not _is_one_of_several(path, paths)]
     yield from ({"prompt": one, "completion": other} for one in written for other in answered if one != other)
     yield from ({"prompt": one, "completion": other} for one in asked for other in written if one != other)
     prose = [".".join(node.path) for node in nodes(row) if _is_prose_column(node)]
     if len(prose) == 2:  # names in a language that nobody here knows: who reads a sheet from the left asks first
         yield {"prompt": prose[0], "completion": prose[1]}
+
+
+def _is_one_of_several(path: str, paths: Sequence[str]) -> bool:
+    """Whether other columns have the same name with another number: of `response 1` and `response 2` neither is it."""
+    bare = path.strip("0123456789 _")
+    return sum(other.strip("0123456789 _") == bare for other in paths) > 1
 
 
 def _two_parties(flats: list[dict[str, Any]]) -> tuple[str, str] | None:

@@ -195,7 +195,7 @@ def open_paths(row: Row) -> dict[str, Any]:
     """The texts of a row that stand in no list and below no note."""
     found: dict[str, Any] = {}
     for path, value in nodes(row):
-        if is_note(path) and plain_name(path[-1]) not in _PARTIES:
+        if is_note(path) and plain_name(path[-1]) not in _PARTIES and not _is_reply(path[-1], value):
             continue
         if any(part_of(name) == "media" or "." in name for name in path) or "[]" in path:
             continue
@@ -205,6 +205,11 @@ def open_paths(row: Row) -> dict[str, Any]:
             value = value[0] if len(set(value)) == 1 else value
         found[".".join(path)] = value
     return found
+
+
+def _is_reply(name: str, value: Any) -> bool:
+    """Whether a name that begins as a note's does is one for an answer: `gen_alpha_reply`."""
+    return answers_somehow(name) and isinstance(value, str) and looks_like_content(value)
 
 
 def system_in(row: Row) -> Any:

@@ -21,6 +21,7 @@ from hivetune.data.rows.find.names import (
 )
 from hivetune.data.rows.find.talk.branches import holds_replies, kept_branch, spread
 from hivetune.data.rows.find.talk.events import event_kinds, turn_of
+from hivetune.data.rows.find.talk.hosts import served
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import names, objects, parsed
@@ -136,6 +137,7 @@ def _roles_and_contents(items: list[dict[str, Any]], given: NamedParties) -> lis
             if best is not None and roles != best[1] and names_role(path):
                 return None  # two columns disagree about who speaks
             best = best or (path, roles)
+    best = best or _by_who_serves(flats, common)
     if best is None:
         return None
     path, roles = best
@@ -145,6 +147,19 @@ def _roles_and_contents(items: list[dict[str, Any]], given: NamedParties) -> lis
     if any(one.get(content) is None and not _KEPT_SET & item.keys() for item, one in zip(items, flats, strict=True)):
         return None  # somebody said nothing, or said it under another name
     return [_turn(role, item, one, content) for role, item, one in zip(roles, items, flats, strict=True)]
+
+
+def _by_who_serves(flats: Sequence[Mapping[str, Any]], common: Sequence[str]) -> tuple[str, list[Role]] | None:
+    """The column of two parties that nobody knows, and who speaks, where one of them offers help."""
+    for path in filter(names_role, common):
+        parties = [str(one[path]).strip() for one in flats]
+        content = _content_path(flats, path)
+        if content is None or path == "role" or not all(map(names_party, parties)):
+            continue
+        roles = served(parties, [one.get(content) for one in flats])
+        if roles is not None:
+            return path, roles
+    return None
 
 
 def _turn(role: Role, item: Mapping[str, Any], one: Mapping[str, Any], content: str) -> dict[str, Any]:
