@@ -142,9 +142,11 @@ static void pack_pairs(const T* from, long stride, long rows, long height, long 
     if (height > packed) std::memset(to + packed / U::P * width, 0, (height - packed) / U::P * width * 4);
 }
 
-// Row-wise to pair-wise, an even number of rows; floats are no pairs and stay where they are.
-static inline void pair_up(const float*, long, long, float*) {}
-static inline void pair_up(const uint32_t* rows_a, long rows, long width, uint32_t* to) {
+// Row-wise to pair-wise, an even number of rows; floats are no pairs.
+static inline void copy_pairs(const float* rows_a, long rows, long width, float* to) {
+    std::copy(rows_a, rows_a + rows * width, to);
+}
+static inline void copy_pairs(const uint32_t* rows_a, long rows, long width, uint32_t* to) {
     const uint16_t* from = (const uint16_t*)rows_a;
     for (long r = 0; r < rows; r += 2)
         for (long i = 0; i < width; i += LANES) {
@@ -154,12 +156,6 @@ static inline void pair_up(const uint32_t* rows_a, long rows, long width, uint32
             vu both = interleave(low, high);
             std::memcpy(to + r / 2 * width + i, &both, 64);
         }
-}
-static inline void copy_pairs(const float* rows_a, long rows, long width, float* to) {
-    std::copy(rows_a, rows_a + rows * width, to);
-}
-static inline void copy_pairs(const uint32_t* rows_a, long rows, long width, uint32_t* to) {
-    pair_up(rows_a, rows, width, to);
 }
 
 #ifdef __AVX512F__
