@@ -46,4 +46,5 @@ def test_ticks_are_round(low: float, high: float, ticks: list[float]) -> None:
 def test_intervals_stand_around_zero() -> None:
     drawn = draw_intervals([(HOSTILE, -0.5, -0.7, -0.3), ("b", 0.2, -0.1, 0.5)], "loss")
     assert drawn.count("<circle") == 2 and "<script" not in drawn
+    assert ">loss</text>" in drawn and 'text-anchor="end">+0.7<' in drawn  # it reached beyond the picture
     assert draw_intervals([], "loss") == ""

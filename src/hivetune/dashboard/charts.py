@@ -110,20 +110,21 @@ def _curve(curve: DrawnCurve, place: Callable[[float, float], str], first: float
 
 
 def draw_intervals(rows: Sequence[tuple[str, float, float, float]], said: str) -> str:
-    """One line a row: (label, value, low, high) around zero, each on the same scale."""
+    """What is drawn, then one line a row: (label, value, low, high) around zero, each on the same scale."""
     if not rows:
         return ""
     widest = max(max(abs(value), abs(low), abs(high)) for _, value, low, high in rows) or 1.0
-    height, middle, half = 26 * len(rows) + 24, WIDTH * 0.6, WIDTH * 0.38
-    parts = [f'<line class="axis" x1="{middle}" x2="{middle}" y1="0" y2="{height - 20}"/>']
+    height, middle, half = 26 * len(rows) + 50, WIDTH * 0.6, WIDTH * 0.38
+    parts = [f'<text x="0" y="16">{escape(said)}</text>']
+    parts.append(f'<line class="axis" x1="{middle}" x2="{middle}" y1="26" y2="{height - 20}"/>')
     for number, (label, value, low, high) in enumerate(rows):
-        y = 14 + 26 * number
+        y = 40 + 26 * number
         ends = [f"{middle + half * end / widest:.1f}" for end in (low, high, value)]
         parts.append(f'<text x="0" y="{y + 4}">{escape(label)}</text>')
         parts.append(f'<line class="interval" x1="{ends[0]}" x2="{ends[1]}" y1="{y}" y2="{y}"/>')
         parts.append(f'<circle class="interval" cx="{ends[2]}" cy="{y}" r="4.5"/>')
-    for at, text in ((-1, f"-{widest:.3g}"), (0, "0"), (1, f"+{widest:.3g}")):
-        parts.append(f'<text x="{middle + half * at:.1f}" y="{height - 4}" text-anchor="middle">{text}</text>')
+    for at, text, anchor in ((-1, f"-{widest:.3g}", "middle"), (0, "0", "middle"), (1, f"+{widest:.3g}", "end")):
+        parts.append(f'<text x="{middle + half * at:.1f}" y="{height - 4}" text-anchor="{anchor}">{text}</text>')
     box = f'viewBox="0 0 {WIDTH:.0f} {height}"'
     return f'<svg class="intervals" {box} role="img" aria-label="{escape(said)}">{"".join(parts)}</svg>'
 
