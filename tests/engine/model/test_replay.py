@@ -13,7 +13,6 @@ import torch
 from engine.models import random_adapter, write_model
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.fast.kernels import calls
 from hivetune.engine.model.fast.kernels.calls import Calls
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.steps.buckets import Uses, classes_of, few_of
@@ -152,9 +151,10 @@ def kept(model: FastModel) -> int:
     ],
 )
 def test_calls_that_are_made_again_give_the_same_bits(tmp_path: Path, family: str, named: dict[str, Any]) -> None:
-    """Other tokens, other scales, changed masters, validation between them, and a larger step, which moves buffers."""
+    """Other tokens, other scales, changed masters, validation between them, smaller steps by the calls of a larger one,
+    and a still larger one, which moves buffers."""
     again, anew = native(tmp_path, family, **named), native(tmp_path, family, keeps=False, **named)
-    sizes = [(9, 17, 30, 12)] * 3 + [(40, 2), (17, 9, 12, 30), (90, 120, 80, 3), (9, 17, 30, 12), (90, 120, 80, 3)]
+    sizes = [(9, 17, 30, 12)] * 2 + [(40, 2), (17, 9), (90, 120, 80, 3), (9, 17, 30, 12), (91, 120, 80, 3), (40, 2)]
     for seed, some in enumerate(sizes):
         if seed == 3:
             assert torch.equal(again.nll(rows(7)), anew.nll(rows(7)))
@@ -179,38 +179,35 @@ def test_what_answers_in_memory_of_its_own_is_not_kept(tmp_path: Path, family: s
     assert native(tmp_path, family, **named)._passes.calls is None
 
 
-def test_kept_calls_are_bounded_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    some = Calls()
+def test_kept_calls_are_whole_and_of_the_rows_at_hand() -> None:
+    calls, there_TD, here_TD, made = Calls(), torch.zeros(6, 2), torch.ones(6, 2), list[int]()
 
-    def work(*numbers: int) -> int:
-        for number in numbers:
-            some.make(made.append, number)
-        return sum(numbers)
+    def work(number: int, rows: int, times: int = 1) -> int:
+        calls.make(made.append, number)
+        calls.rowwise(torch.Tensor.copy_, (there_TD[: rows * times], here_TD[: rows * times]), {})
+        return number
 
     def fails() -> None:
-        some.make(made.append, 9)
+        calls.make(made.append, 9)
         raise ValueError
 
     def moves() -> int:
-        some.make(made.append, 8)
-        some.forget()
-        return work(7)
+        calls.make(made.append, 8)
+        calls.forget()
+        return work(7, 1)
 
-    monkeypatch.setattr(calls, "MOST_CALLS", 3)
     for _ in range(2):
         with pytest.raises(ValueError):
-            some.again("fails", fails)
-        assert some.again("moves", moves) == 7
-    assert made == [9, 8, 7] * 2 and some.kept == 0, "half a piece was kept"
+            calls.again("fails", fails)
+        assert calls.again("moves", moves) == 7
+    assert made == [9, 8, 7] * 2 and calls.kept == 0, "half a piece was kept"
     made.clear()
-    assert [
-        some.again("a", lambda: work(1, 2)),
-        some.again("a", lambda: work(5)),
-        some.again("b", lambda: work(3)),
-    ] == [3, 3, 3]
-    assert [some.again("c", lambda: work(4)), some.again("c", lambda: work(6))] == [4, 6], "kept beyond the bound"
-    assert made == [1, 2, 1, 2, 3, 4, 6] and some.kept == 3
+    for rows, number, copied in ((2, 1, 4), (1, 1, 2), (3, 4, 6), (2, 4, 4)):  # a larger step is kept anew
+        calls.set_rows(rows)
+        there_TD.zero_()
+        assert calls.again("a", lambda rows=rows: work(rows + 1 if rows > 2 else 1, rows, times=2)) == number  # type: ignore[misc]
+        assert int(there_TD[:, 0].sum()) == copied
+    assert made == [1, 1, 4, 4] and calls.kept == 2
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -212,5 +212,5 @@ def _rows_of(walk: Walk, out_TN: Tensor) -> Tensor:
 def _keep_ranks(walk: Walk, name: str, group: Group, y_SW: Tensor) -> Tensor:
     """S = x A^T out of a buffer that is about to be used again."""
     s_SR = walk.buffer(name, len(y_SW), group.width - group.outputs)
-    walk.ops.do(s_SR.copy_, y_SW[:, group.outputs :])
+    walk.ops.rowwise(Tensor.copy_, s_SR, y_SW[:, group.outputs :])
     return s_SR

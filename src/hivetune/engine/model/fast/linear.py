@@ -25,7 +25,7 @@ def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | Non
         for member in group.adapted if adapter else ():
             assert drop is not None
             dropped_TK, s_TR = _dropped(ops, x_TK, drop, member), y_TW[:, _ranks(group, member)]
-            ops.do(torch.mm, dropped_TK, _down(group, member).t(), out=s_TR)
+            ops.rowwise(_thin, dropped_TK, s_TR, matrix=_down(group, member).t())
     ops.adapt(y_TW, group, adapter=adapter)
 
 
@@ -37,8 +37,8 @@ def input_gradient(ops: Ops, group: Group, dy_TW: Tensor, dx_TK: Tensor, drop: D
     ops.multiply(dy_TW[:, : group.outputs], group.weight_NRK[: group.outputs], dx_TK)
     for member in group.adapted:
         product_TK = drop.workspace.take("undropped", *dx_TK.shape, dtype=dx_TK.dtype)
-        ops.do(torch.mm, dy_TW[:, _ranks(group, member)], _down(group, member), out=product_TK)
-        ops.do(dx_TK.add_, _dropped(ops, product_TK, drop, member))
+        ops.rowwise(_thin, dy_TW[:, _ranks(group, member)], product_TK, matrix=_down(group, member))
+        ops.rowwise(Tensor.add_, dx_TK, _dropped(ops, product_TK, drop, member))
 
 
 def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: float, drop: Drop | None) -> None:
@@ -48,10 +48,18 @@ def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: fl
         return
     for member in group.adapted:
         assert member.d_down_RK is not None
-        ds_RT = dy_TW[:, _ranks(group, member)].t()
-        d_down_RK = drop.workspace.take("d_down", len(ds_RT), x_TK.shape[1], dtype=x_TK.dtype)
-        ops.do(torch.mm, ds_RT, _dropped(ops, x_TK, drop, member), out=d_down_RK)
+        ds_TR = dy_TW[:, _ranks(group, member)]
+        d_down_RK = drop.workspace.take("d_down", ds_TR.shape[1], x_TK.shape[1], dtype=x_TK.dtype)
+        ops.rowwise(_across, ds_TR, _dropped(ops, x_TK, drop, member), out=d_down_RK)
         ops.add_scaled(d_down_RK[: len(member.d_down_RK)], member.d_down_RK, scale)
+
+
+def _thin(x: Tensor, out: Tensor, matrix: Tensor) -> None:
+    torch.mm(x, matrix, out=out)
+
+
+def _across(a_TR: Tensor, b_TK: Tensor, out: Tensor) -> None:
+    torch.mm(a_TR.t(), b_TK, out=out)
 
 
 def _dropped(ops: Ops, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:

@@ -23,8 +23,8 @@ def enter(
         walk.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, walk.spec.eps, y_TD, rstd_T)
         return
     if delta_TD is not None:
-        walk.ops.do(torch.add, x_TD, delta_TD, out=sum_TD)
-    walk.ops.do(y_TD.copy_, sum_TD)
+        walk.ops.rowwise(_add, x_TD, delta_TD, sum_TD)
+    walk.ops.rowwise(Tensor.copy_, y_TD, sum_TD)
 
 
 def enter_backward(
@@ -33,8 +33,8 @@ def enter_backward(
     if w_D is not None:
         walk.ops.norm_backward(dy_TD, x_TD, rstd_T, w_D, dx_TD, y_TD)
         return
-    walk.ops.do(dx_TD.add_, dy_TD)
-    walk.ops.do(y_TD.copy_, x_TD)
+    walk.ops.rowwise(Tensor.add_, dx_TD, dy_TD)
+    walk.ops.rowwise(Tensor.copy_, y_TD, x_TD)
 
 
 def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[Tensor, Tensor]]:
@@ -46,7 +46,7 @@ def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[T
             size = columns.stop - columns.start if spec.family.wide_norms else spec.head_dim
             inner[name] = _inner_norm(walk, index, name, qkv_TW[:, columns], size, slot)
             normed_TN = walk.buffer("normed", len(qkv_TW), columns.stop - columns.start)
-            walk.ops.do(qkv_TW[:, columns].copy_, normed_TN)
+            walk.ops.rowwise(Tensor.copy_, qkv_TW[:, columns], normed_TN)
     if rope is not None:
         both = qkv_TW[:, : spec.q_width + spec.kv_width]
         walk.ops.rope(both, *walk.batch.angles[rope], spec.head_dim, inverse=False)
@@ -62,7 +62,7 @@ def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
     if "q" in spec.family.norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
             dx_TN = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], kept)
-            walk.ops.do(dqkv_TW[:, columns].copy_, dx_TN)
+            walk.ops.rowwise(Tensor.copy_, dqkv_TW[:, columns], dx_TN)
 
 
 def sandwich(
@@ -72,7 +72,7 @@ def sandwich(
     multiplied in Granite."""
     delta_SD = y_SW[:, : walk.spec.hidden]
     if walk.spec.delta_scale != 1.0:
-        walk.ops.do(delta_SD.mul_, walk.spec.delta_scale)
+        walk.ops.rowwise(Tensor.mul_, delta_SD, other=walk.spec.delta_scale)
     if name not in walk.spec.family.norms:
         return delta_SD
     inner[name] = _inner_norm(walk, index, name, delta_SD, walk.spec.hidden, slot)
@@ -83,18 +83,26 @@ def sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Ke
     """Gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
     dy_SD = dy_SW[:, : walk.spec.hidden]
     if walk.spec.delta_scale == 1.0:
-        walk.ops.do(dy_SD.copy_, dx_SD)  # which torch rounds four times as fast as a product
+        walk.ops.rowwise(Tensor.copy_, dy_SD, dx_SD)  # which torch rounds four times as fast as a product
     else:
-        walk.ops.do(torch.mul, dx_SD, walk.spec.delta_scale, out=dy_SD)
+        walk.ops.rowwise(_multiply, dx_SD, dy_SD, factor=walk.spec.delta_scale)
     if name in walk.spec.family.norms:
-        walk.ops.do(dy_SD.copy_, _inner_norm_backward(walk, index, name, dy_SD, kept))
+        walk.ops.rowwise(Tensor.copy_, dy_SD, _inner_norm_backward(walk, index, name, dy_SD, kept))
+
+
+def _add(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.add(a, b, out=out)
+
+
+def _multiply(x: Tensor, out: Tensor, factor: float) -> None:
+    torch.mul(x, factor, out=out)
 
 
 def _inner_norm(walk: Walk, index: int, name: str, x_TN: Tensor, size: int, slot: str) -> tuple[Tensor, Tensor]:
     """Norm of each `size` columns of x into the buffer "normed"; its input and rstd, kept for backward."""
     rows = x_TN.numel() // size
     x_nE = walk.buffer(f"{name}_in.{slot}", rows, size, wide=True)
-    walk.ops.do(x_nE.view(x_TN.shape).copy_, x_TN)
+    walk.ops.rowwise(Tensor.copy_, x_nE.view(x_TN.shape), x_TN)
     rstd_n = walk.buffer(f"{name}_rstd.{slot}", rows, wide=True)
     y_nE = walk.buffer("normed", rows, size)
     walk.ops.add_norm(x_nE, None, x_nE, walk.layers[index].norms_D[name], walk.spec.eps, y_nE, rstd_n)
@@ -104,8 +112,8 @@ def _inner_norm(walk: Walk, index: int, name: str, x_TN: Tensor, size: int, slot
 def _inner_norm_backward(walk: Walk, index: int, name: str, dy_TN: Tensor, kept: Kept) -> Tensor:
     x_nE, rstd_n = kept.inner[name]
     dy_nE = walk.buffer("dnormed", *x_nE.shape)
-    walk.ops.do(dy_nE.view(dy_TN.shape).copy_, dy_TN)
+    walk.ops.rowwise(Tensor.copy_, dy_nE.view(dy_TN.shape), dy_TN)
     dx_nE = walk.buffer("dnormed_wide", *x_nE.shape, wide=True)
-    walk.ops.do(dx_nE.zero_)
+    walk.ops.rowwise(Tensor.zero_, dx_nE)
     walk.ops.norm_backward(dy_nE, x_nE, rstd_n, walk.layers[index].norms_D[name], dx_nE, None)
     return dx_nE.view(dy_TN.shape)

@@ -49,7 +49,9 @@ class Ops(Protocol):
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None: ...
 
-    def do(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None: ...
+    def do(self, call: Callable[..., object], *arguments: Any) -> None: ...
+
+    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None: ...
 
     def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None: ...
 
@@ -110,9 +112,14 @@ class TorchOps:
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
         self._multiply(a_MK, b_KN, out_MN)
 
-    def do(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
+    def do(self, call: Callable[..., object], *arguments: Any) -> None:
         """`call`, which is torch's own and writes to a buffer that it is given."""
-        call(*arguments, **named)
+        call(*arguments)
+
+    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None:
+        """As `do`, of tensors that have as many rows as the micro-batch has tokens, or a multiple of that; `named` is
+        the same for all micro-batches."""
+        call(*tensors, **named)
 
     def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
         """total += scale * product."""

@@ -4,7 +4,7 @@ Shapes as at the head of layer.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -71,6 +71,23 @@ class Kept:
     delta_SD: Tensor
     inner: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Input and rstd of further norms, flattened to one row per norm: q, k, after_attention, after_mlp."""
+
+    def of(self, rows: int) -> "Kept":
+        """Of its first `rows` tokens: a smaller micro-batch in the same buffers."""
+        most = len(self.x_TD)
+        if rows == most:
+            return self
+
+        def part(tensor: Tensor) -> Tensor:
+            return tensor[: len(tensor) // most * rows]
+
+        names = ("x_TD", "rstd_T", "qkv_TW", "out_TN", "lse_TH", "s_o_SR", "mid_SD", "rstd_mid_S", "delta_SD")
+        return replace(
+            self,
+            **{name: part(getattr(self, name)) for name in names},
+            mlp=replace(self.mlp, gate_up_SW=part(self.mlp.gate_up_SW), s_down_SR=part(self.mlp.s_down_SR)),
+            inner={name: (part(x_nE), part(rstd_n)) for name, (x_nE, rstd_n) in self.inner.items()},
+        )
 
 
 @dataclass

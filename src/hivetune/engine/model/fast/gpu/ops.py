@@ -42,8 +42,11 @@ class TritonOps:
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
         by_torch(a_MK, b_KN, out_MN)
 
-    def do(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
-        call(*arguments, **named)
+    def do(self, call: Callable[..., object], *arguments: Any) -> None:
+        call(*arguments)
+
+    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None:
+        call(*tensors, **named)
 
     def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
         total.add_(product, alpha=scale)

@@ -4,15 +4,18 @@ A product leaves little of Python's own code and objects in the caches: what tak
 nothing takes 20 ms between real ones (docs/log.md). A kept call is two objects, and its numbers are converted already.
 """
 
-import functools
-from collections.abc import Callable, Hashable
+import ctypes
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-# SmolLM2's 30 layers make 1,100 calls, forward and backward; kept, they take about 0.6 MB for each number of tokens. So
-# there is room for 36 of those, and what comes later is computed to the same bits without being kept.
-MOST_CALLS = 40_000
+from torch import Tensor
 
 Result = TypeVar("Result")
+Call = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+class RowCount(ctypes.c_long):
+    """The kind of an argument that counts rows: as many as there are tokens, or a multiple of that."""
 
 
 class Kernel(NamedTuple):
@@ -24,39 +27,55 @@ class Kernel(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    calls: list[tuple[Callable[..., object], tuple[Any, ...]]]
+    rows: int
+    calls: list[Call]
     result: Any
 
 
 class Calls:
     """Of one model. Arguments are addresses and views: whoever moves a buffer must `forget` first.
 
-    What differs from one time to the next is no argument: it lies where the calls read it, in a buffer, a structure or
-    a ctypes number that is passed itself.
+    A buffer's first rows lie at the same place however many there are. So what was kept for `rows` tokens serves all
+    smaller micro-batches; the number is read when a call is made. Whatever else differs from one time to the next is no
+    argument either: it lies where the calls read it, in a buffer, a structure or a ctypes number.
     """
 
     def __init__(self) -> None:
         self._pieces: dict[Hashable, _Piece] = {}
-        self._open: list[tuple[Callable[..., object], tuple[Any, ...]]] | None = None
+        self._open: list[Call] | None = None
         self._converted: dict[tuple[type, float], Any] = {}
+        self._rows, self._counts = 1, dict[int, RowCount]()
         self.kept = 0
         """Calls of all pieces."""
 
+    def set_rows(self, rows: int) -> None:
+        """Tokens of the micro-batch that comes next."""
+        self._rows = rows
+        for times, count in self._counts.items():
+            count.value = times * rows
+
     def again(self, key: Hashable, work: Callable[[], Result]) -> Result:
-        """`work`, all of which goes through `make` and `run`, and what it returned the first time. `key`: equal where
-        the calls would be."""
+        """`work`, all of which goes through the methods below, and what it returned when it was kept, which may have
+        more rows. `key`: equal where the calls would be, but for the number of rows."""
         piece = self._pieces.get(key)
-        if piece is None:
+        if piece is None or piece.rows < self._rows:
             return self._first(key, work)
         for call, arguments in piece.calls:
             call(*arguments)
         result: Result = piece.result
         return result
 
-    def make(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
-        call(*arguments, **named)
+    def make(self, call: Callable[..., object], *arguments: Any) -> None:
+        call(*arguments)
         if self._open is not None:
-            self._open.append((functools.partial(call, **named) if named else call, arguments))
+            self._open.append((call, arguments))
+
+    def rowwise(self, call: Callable[..., object], tensors: Sequence[Tensor], named: dict[str, Any]) -> None:
+        """`tensors` have as many rows as there are tokens, or a multiple; `named` is passed as it is."""
+        call(*tensors, **named)
+        if self._open is not None:
+            parts = tuple((tensor, self._count(tensor.shape[0])) for tensor in tensors)
+            self._open.append((_rowwise, (call, parts, named)))
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
         """A call of a kernel in C++."""
@@ -71,22 +90,34 @@ class Calls:
         self._open, self.kept = None, 0
 
     def _first(self, key: Hashable, work: Callable[[], Result]) -> Result:
-        if self.kept < MOST_CALLS:
-            self._open = []
+        self._open = []
         try:
             result = work()
             made = self._open  # none where a buffer moved meanwhile
         finally:
             self._open = None
         if made is not None:
-            self._pieces[key] = _Piece(made, result)
-            self.kept += len(made)
+            before = self._pieces.get(key)
+            self.kept += len(made) - (len(before.calls) if before else 0)
+            self._pieces[key] = _Piece(self._rows, made, result)
         return result
 
     def _convert(self, kind: Any, value: Any) -> Any:
         """Equal numbers are one object: they stay in the caches, and take no memory of their own."""
+        if kind is RowCount:
+            return self._count(value)
         if not isinstance(value, int | float):
             return kind.from_param(value)
         if (kind, value) not in self._converted:
             self._converted[kind, value] = kind.from_param(value)
         return self._converted[kind, value]
+
+    def _count(self, rows: int) -> RowCount:
+        times, rest = divmod(rows, self._rows)
+        if rest:
+            raise ValueError(f"{rows} rows are no multiple of {self._rows} tokens: such a call can't be kept")
+        return self._counts.setdefault(times, RowCount(rows))
+
+
+def _rowwise(call: Callable[..., object], parts: Sequence[tuple[Tensor, RowCount]], named: dict[str, Any]) -> None:
+    call(*[tensor[: count.value] for tensor, count in parts], **named)

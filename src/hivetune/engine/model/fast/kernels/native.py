@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.model.fast.kernels.build import NoKernels, library
-from hivetune.engine.model.fast.kernels.calls import Calls, Kernel
+from hivetune.engine.model.fast.kernels.calls import Calls, Kernel, RowCount
 from hivetune.engine.model.fast.ops import Drop, drop_below
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.weights.matrices import Group
@@ -27,19 +27,19 @@ LANES = 16
 PIECE_KEYS, LONG_KEYS, TASKS, MOST_PARTS = 256, 1024, 6, 8
 POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "add_norm": (POINTER, POINTER, LONG, POINTER, POINTER, FLOAT, POINTER, POINTER, LONG, LONG),
-    "norm_backward": (*[POINTER] * 6, LONG, LONG),
-    "rope": (POINTER, LONG, POINTER, POINTER, FLOAT, *[LONG] * 4),
-    "glu": (POINTER, LONG, POINTER, INT, LONG, LONG),
-    "glu_backward": (POINTER, POINTER, LONG, POINTER, LONG, POINTER, INT, LONG, LONG),
-    "drop": (POINTER, POINTER, LONG, LONG, FLOAT, POINTER, LONG, LONG),
+    "add_norm": (POINTER, POINTER, LONG, POINTER, POINTER, FLOAT, POINTER, POINTER, RowCount, LONG),
+    "norm_backward": (*[POINTER] * 6, RowCount, LONG),
+    "rope": (POINTER, LONG, POINTER, POINTER, FLOAT, RowCount, *[LONG] * 3),
+    "glu": (POINTER, LONG, POINTER, INT, RowCount, LONG),
+    "glu_backward": (POINTER, POINTER, LONG, POINTER, LONG, POINTER, INT, RowCount, LONG),
+    "drop": (POINTER, POINTER, LONG, LONG, FLOAT, POINTER, RowCount, LONG),
     "cross_entropy": (*[POINTER] * 3, FLOAT, POINTER, INT, LONG, LONG),
-    "adapt": (POINTER, *[LONG] * 3, POINTER, POINTER, LONG),
-    "adapt_backward": (POINTER, *[LONG] * 4, POINTER, LONG),
-    "up_gradient": (POINTER, LONG, POINTER, LONG, LONG, POINTER, LONG, FLOAT),
-    "down_gradient": (POINTER, LONG, POINTER, LONG, LONG, POINTER, LONG, FLOAT),
+    "adapt": (POINTER, LONG, RowCount, LONG, POINTER, POINTER, LONG),
+    "adapt_backward": (POINTER, LONG, RowCount, LONG, LONG, POINTER, LONG),
+    "up_gradient": (POINTER, LONG, POINTER, LONG, RowCount, POINTER, LONG, FLOAT),
+    "down_gradient": (POINTER, LONG, POINTER, LONG, RowCount, POINTER, LONG, FLOAT),
     "attention": (POINTER,) * 5,
-    "attention_backward": (*[POINTER] * 7, LONG, POINTER, LONG, LONG),
+    "attention_backward": (*[POINTER] * 7, LONG, POINTER, RowCount, LONG),
 }
 
 
@@ -94,7 +94,7 @@ class NativeOps:
     name = "native"
 
     def __init__(self, dtype: torch.dtype, multiply: Multiply = by_torch):
-        self._kernels, self._multiply = kernels_for(dtype), multiply
+        self._kernels, self._product = kernels_for(dtype), _rows_first(multiply)
         self.calls, self.layout = Calls(), LayoutArguments()
         self._scale, self._up_scale = FLOAT(), FLOAT()
         # With the group itself: while it is held, no other one can get its id.
@@ -103,11 +103,14 @@ class NativeOps:
     def run(self, kernel: str, *arguments: Any) -> None:
         self.calls.run(self._kernels[kernel], *arguments)
 
-    def do(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
-        self.calls.make(call, *arguments, **named)
+    def do(self, call: Callable[..., object], *arguments: Any) -> None:
+        self.calls.make(call, *arguments)
+
+    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None:
+        self.calls.rowwise(call, tensors, named)
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-        self.calls.make(self._multiply, a_MK, b_KN, out_MN)
+        self.calls.rowwise(self._product, (a_MK, out_MN), {"b_KN": b_KN})
 
     def set_scales(self, scale: float, up_scale: float) -> None:
         """What kept calls multiply gradients by from here on."""
@@ -226,6 +229,15 @@ class NativeOps:
             place.d_down, place.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()
         self._members[id(group)] = (group, found)
         return found
+
+
+def _rows_first(multiply: Multiply) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """As calls.Calls.rowwise wants it."""
+
+    def product(a_MK: Tensor, out_MN: Tensor, b_KN: Tensor) -> None:
+        multiply(a_MK, b_KN, out_MN)
+
+    return product
 
 
 def _add_scaled(product: Tensor, total: Tensor, scale: ctypes.c_float) -> None:

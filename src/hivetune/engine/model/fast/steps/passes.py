@@ -3,9 +3,9 @@
 Shapes as at the head of layer.py.
 """
 
-import functools
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,8 +60,7 @@ class Passes:
             self._enter(index, index + 1, index + 2)
             # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
             slot = "again" if index < self.recompute else str(index)
-            forward = functools.partial(forward_layer, walk, index, x_TD, delta_TD, slot)
-            kept = self._again("forward", walk, index, forward)
+            kept = self._again("forward", forward_layer, walk, index, x_TD, delta_TD, slot)
             all_kept.append(kept)
             x_TD, delta_TD = kept.mid_SD, kept.delta_SD
         nll_E, dx_SD = loss_and_gradient(walk, self._weights, x_TD, all_kept[-1].delta_SD, logit_rows, weigh)
@@ -70,10 +69,9 @@ class Passes:
             self._enter(index, index - 1, index - 2)
             kept = all_kept.pop()
             if index < self.recompute:
-                again = functools.partial(forward_layer, walk, index, kept.x_TD, None, "again")
-                kept = self._again("recompute", walk, index, again)
+                kept = self._again("recompute", forward_layer, walk, index, kept.x_TD, None, "again")
             if dx is not None:
-                dx = self._again("backward", walk, index, functools.partial(backward_layer, walk, index, kept, dx))
+                dx = self._again("backward", backward_layer, walk, index, kept, dx)
         return nll_E
 
     def forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
@@ -87,17 +85,24 @@ class Passes:
         assert delta_TD is not None
         return x_TD, delta_TD
 
-    def _again(self, name: str, walk: Walk, index: int, work: Callable[[], Result]) -> Result:
-        """`work` on one layer. The last one has as many rows as predict something: few steps have the same."""
-        if self.calls is None or walk.is_last(index):
-            return work()
-        return self.calls.again((name, index, _shape(walk)), work)
+    def _again(self, name: str, layer: Callable[..., Result], walk: Walk, index: int, *given: Any) -> Result:
+        """`layer` forward or backward, by kept calls if there are any; not the last one, whose rows are those that
+        predict something. `given` may be what was kept for more tokens."""
+        if self.calls is None:
+            return layer(walk, index, *given)
+
+        def work() -> Result:
+            rows = len(walk.batch.tokens_T)
+            return layer(walk, index, *(_first(part, rows) for part in given))
+
+        return work() if walk.is_last(index) else self.calls.again((name, index, _kind(walk)), work)
 
     def _bring(self, walk: Walk) -> Walk:
-        """What differs from one micro-batch to the next of the same shape, to where kept calls read it."""
+        """What differs from one micro-batch to the next, to where kept calls read it."""
         if self.calls is None:
             return walk
         assert isinstance(walk.ops, NativeOps) and isinstance(walk.batch.attention, NativeAttention)
+        walk.ops.calls.set_rows(len(walk.batch.tokens_T))
         walk.ops.set_scales(walk.scale, walk.up_scale)
         walk.batch.attention.lay()
         angles = tuple(
@@ -130,10 +135,16 @@ class Passes:
             refresh_downs(self._weights.layers[index], self._ops.do)
 
 
-def _shape(walk: Walk) -> Hashable:
+def _kind(walk: Walk) -> Hashable:
     """Equal where a layer's calls are the same, on other numbers."""
     assert isinstance(walk.batch.attention, NativeAttention)
-    return len(walk.batch.tokens_T), walk.batch.attention.parts, walk.batch.rows_R is None, walk.drop is None
+    return walk.batch.attention.parts, walk.batch.rows_R is None, walk.drop is None
+
+
+def _first(part: Any, rows: int) -> Any:
+    if isinstance(part, Kept):
+        return part.of(rows)
+    return part[:rows] if isinstance(part, Tensor) and len(part) > rows else part
 
 
 def _brought(walk: Walk, name: str, table: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class Group:
         """scale * B^T of the masters to where the thin products read it."""
         for member in self.adapted:
             assert member.up_NR is not None and member.scaled_up_RN is not None
-            do(torch.mul, member.up_NR.t(), scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
+            do(_scale, member.up_NR.t(), scaling, member.scaled_up_RN[: member.up_NR.shape[1]])
 
     @property
     def ranks(self) -> int:
@@ -126,7 +126,7 @@ class Stack:
 
     def refresh_ups(self, scaling: float, do: Do) -> None:
         if self.up_NRE is not None and self.scaled_up_ERN is not None:
-            do(torch.mul, self.up_NRE.permute(2, 1, 0), scaling, out=self.scaled_up_ERN[:, : self.up_NRE.shape[1]])
+            do(_scale, self.up_NRE.permute(2, 1, 0), scaling, self.scaled_up_ERN[:, : self.up_NRE.shape[1]])
 
     def collect(self) -> None:
         """dB of all experts to the gradient, where it lies otherwise; then it is zero again for the next layer."""
@@ -172,6 +172,10 @@ class Weights:
             self.stream.need(layer, following)
         if self.packed is not None:
             self.packed.unpack(layer)
+
+
+def _scale(x: Tensor, scaling: float, out: Tensor) -> None:
+    torch.mul(x, scaling, out=out)
 
 
 def refresh_downs(layer: Layer, do: Do) -> None:
