@@ -54,8 +54,7 @@ from hivetune.run.choices import Choices, read_resolved, write_resolved
 
 # Timed rounds: two in a row that agree are enough, five where the machine is noisy. The prediction promises 10 %; two
 # that differ by 5 % are each within 2.5 % of their median. 3 % was not met in two rounds by most probes (docs/log.md).
-TIMED_ROUNDS = (2, 5)
-AGREE = 0.05
+TIMED_ROUNDS, AGREE = (2, 5), 0.05
 STEPS_LOOKED_AT = 64
 STEPS_COMPARED = 50
 CANARY_STEPS = 5
