@@ -80,3 +80,25 @@ def test_marks_of_speakers_and_a_prompt_with_a_preamble_are_turns() -> None:
     assert said({"text": marked}) == ASKED
     prompt = "A chat of two.\n### Human: Where is it?\n### Assistant:"
     assert said({"prompt": prompt, "completion": "There."}) == [("system", "A chat of two."), *ASKED]
+
+
+def test_a_chinese_prompt_that_a_template_wrote() -> None:
+    assert said({"query": "<s>问：在哪里？\n答：", "response": "在那里。"}) == [
+        ("user", "在哪里？"),
+        ("assistant", "在那里。"),
+    ]
+    with pytest.raises(RowRefused):
+        read_conversation({"query": "<s>Where is it?", "response": "There."})
+
+
+def test_what_opencode_says_after_a_result_stands_behind_it() -> None:
+    tool = {"type": "tool", "callID": "c", "tool": "ls", "state": {"input": {}, "output": "a.txt"}}
+    parts = [{"type": "text", "text": "I look."}, tool, {"type": "text", "text": "It is a.txt."}]
+    asked = {"info": {"role": "user"}, "parts": [{"type": "text", "text": "Which file?"}]}
+    row = {"info": {"id": "s"}, "messages": [asked, {"info": {"role": "assistant"}, "parts": parts}]}
+    assert said(row) == [
+        ("user", "Which file?"),
+        ("assistant", "I look."),
+        ("tool", "a.txt"),
+        ("assistant", "It is a.txt."),
+    ]

@@ -218,11 +218,12 @@ def _opencode_answer(parts: list[dict[str, Any]]) -> list[Message]:
     results: list[dict[str, Any]] = []
     for part in [*parts, {"type": "step-start"}]:
         kind, state = part.get("type"), part.get("state")
-        if kind == "step-start" and (content or results):
+        said_after = bool(results) and kind in ("text", "reasoning")  # the result was known when this was said
+        if said_after or (kind == "step-start" and (content or results)):
             messages += read_turn({"role": "assistant", "content": content})
             messages += [m for result in results for m in read_turn({"role": "tool", "content": [result]})]
             content, results = [], []
-        elif kind in ("text", "reasoning"):
+        if kind in ("text", "reasoning"):
             content.append({"type": kind, "text": part.get("text")})
         elif kind == "tool" and isinstance(state, dict):
             call_id = part.get("callID")

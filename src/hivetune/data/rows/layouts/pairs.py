@@ -110,7 +110,7 @@ def spoken_prompt(prompt: Any) -> list[dict[str, str]] | None:
     turns = asked_turns(prompt) if isinstance(prompt, str) else None
     if turns is None and isinstance(prompt, str) and is_rendered(prompt):
         turns = turns_of(prompt)  # None: the marks stand in a text, or nobody can tell its turns
-    if turns == []:
+    if turns == [] or (turns is None and isinstance(prompt, str) and prompt.lstrip().startswith("<s>")):
         raise RowRefused("rendered-text")
     return turns
 

@@ -26,6 +26,7 @@ _SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
 _ONE = r"(?:### ?)?<?(Human|User|USER|user|Assistant|ASSISTANT|assistant|GPT|bot|Bot|System|SYSTEM|system)>? ?: ?"
 _ASKER = re.compile(r"\s*" + _ONE)
 _INLINE = re.compile(r"(?:\A|\s)" + _ONE)
+_IN_CHINESE = re.compile(r"\A\s*(?:<s>)?\s*问[:：](.*)答[:：]\s*\Z", re.S)
 _NEXT_TURN = re.compile(r"^\s*### ?(?:Human|User|Assistant|Instruction|Input) ?:", re.M)
 _INSTRUCTION = re.compile(r"^### ?Instruction:.*^### ?(?:Response|Output|Answer):", re.S | re.M)
 _FRAME = re.compile(r"\A(?:\s|<s>|</s>|<bos>|<\|begin_of_text\|>|<\|endoftext\|>)*\Z")
@@ -84,6 +85,8 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
 
     None for any other text. Empty when the speakers do not take turns or the answer has begun.
     """
+    if (asked := _IN_CHINESE.match(prompt)) is not None:
+        return [{"role": "user", "content": asked.group(1).strip()}]
     if not _ASKER.match(prompt):
         before, mark, rest = prompt.partition("### Human:")
         if not mark or not prompt.rstrip().endswith("### Assistant:"):
