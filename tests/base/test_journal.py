@@ -118,3 +118,18 @@ def test_the_tail_has_the_newest_events_however_long_the_file_is(tmp_path: Path)
     with path.open("ab") as file:
         file.write(b'{"event": "torn')
     assert [entry["step"] for entry in read_tail(path)][-1] == 4999
+
+
+def test_who_holds_a_journal_goes_on_after_lines_were_taken_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    tell = journal.append  # as a crew of workers does
+    for step in range(4):
+        tell("step", step=step)
+    journal.replace([entry for entry in read_journal(tmp_path / "j") if entry["step"] <= 1])
+    tell("worker_joined", step=2)
+    journal.close()
+    assert [(entry["event"], entry["step"]) for entry in read_journal(tmp_path / "j")] == [
+        ("step", 0),
+        ("step", 1),
+        ("worker_joined", 2),
+    ]

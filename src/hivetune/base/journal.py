@@ -11,11 +11,12 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.disk import write_atomic
 from hivetune.base.private import make_folder, open_plain
 
 DAMAGED = "damaged"
@@ -37,11 +38,10 @@ class Journal:
 
     def __init__(self, path: Path):
         make_folder(path.parent)
-        self._handle = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._path = path
         self._pending = b""
-        self._size_bytes = _drop_torn_line(self._handle)
-        self._reserved_bytes = 0
-        self._reserve()
+        self._handle, self._size_bytes, self._reserved_bytes = -1, 0, 0
+        self._open()
 
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
         """Write one line. A process's death loses nothing; a power cut may lose the newest lines.
@@ -60,6 +60,12 @@ class Journal:
             self._pending = self._pending[written:]
             self._size_bytes += written
         self._reserve()
+
+    def replace(self, entries: Iterable[dict[str, Any]]) -> None:
+        """Have these lines alone, atomically. Whoever holds this journal goes on with it. Raises OSError."""
+        self.close()
+        write_atomic(self._path, b"".join(map(_line, entries)))
+        self._open()
 
     def sync(self) -> None:
         """Also survive a power cut."""
@@ -80,6 +86,12 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _open(self) -> None:
+        self._handle = open_plain(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._size_bytes = _drop_torn_line(self._handle)
+        self._reserved_bytes = 0
+        self._reserve()
 
     def _reserve(self) -> None:
         """Blocks for the next lines, taken while there are any. On other systems and disks there is no such promise."""

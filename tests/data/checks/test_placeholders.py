@@ -40,7 +40,7 @@ MISSING = (
     ),
     *("Error code: 429 - {'error': {'message': 'slow down'}}", "Internal Server Error", "Request timed out."),
     *('{"error": {"message": "x", "type": "y"}, "status": 500}', "You exceeded your current quota, please check it."),
-    *("Error: name 'stoi' is not defined", "Traceback (most recent call last): ..."),
+    *("Error: name 'stoi' is not defined", 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 3'),
     *("Error: 503 Service Unavailable", "[object Object]", "同上", "{}", "openai.RateLimitError: slow down"),
 )
 ANSWERS = (

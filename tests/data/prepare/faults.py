@@ -82,7 +82,7 @@ FAULTS: dict[str, tuple[str, Maker]] = {
     "answer alone": ("role-order", lambda r: _turns(("system", str(r.random())), ("assistant", "c"))),
     "columns unexplained": (
         "unexplained-column",
-        lambda r: dump({"prompt": str(r.random()), "completion": "b", "rules": "Never answer with b."}),
+        lambda r: dump({"prompt": str(r.random()), "completion": "b", "before": "Never answer with b."}),
     ),
     "text and label": ("unexplained-column", lambda r: dump({"text": str(r.random()), "label": 1})),
     "one message": ("one-message", lambda r: dump({"role": "user", "content": str(r.random())})),

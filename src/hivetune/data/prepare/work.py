@@ -229,10 +229,10 @@ class Worker:
             keep_forgotten_out(raw, read.example, self._forgotten)
         example, shortened = self._sized(read.example)
         check_messages(example.messages, self._checks)
-        shortened += refuse_placeholder(example.messages, self._few_labels)
         example, notes = self._redacted(example)
         example = replace(example, id=content_id(example.messages, example.tools))
         example = apply_policies(example, job, read.failed_outside)
+        shortened += refuse_placeholder(example.messages, self._few_labels)  # a failed row says so itself
         prompt = job.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
             front = replace(example, messages=(Message("system", prompt),), tools=(), checker=None)

@@ -4,7 +4,6 @@ The loop itself is in train.py.
 """
 
 import functools
-import json
 import math
 import os
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hivetune.base.disk import read_json, write_atomic
+from hivetune.base.disk import read_json
 from hivetune.base.journal import Journal, read_journal
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
@@ -207,8 +206,8 @@ def restore(session: Session) -> LoopState:
         progress = LoopState(
             step=state.step, best=None if state.best is None else dict(state.best), history=history, **loop
         )
-    session.metrics = _kept(session.metrics, session.folder / METRICS, progress.step)
-    session.row_losses = _kept(session.row_losses, session.folder / ROW_LOSSES, progress.step)
+    _take_back(session.metrics, session.folder / METRICS, progress.step)
+    _take_back(session.row_losses, session.folder / ROW_LOSSES, progress.step)
     for problem in problems:
         journal(session, "problem", step=progress.step, text=problem)
     # The supervisor reads from it which step a worker died in, and which path it took.
@@ -364,15 +363,12 @@ def _journal_saves(session: Session, step: int) -> None:
         )
 
 
-def _kept(journal: Journal, path: Path, step: int) -> Journal:
-    """Take back what was measured after `step`: those steps are made again. The journal to go on with."""
+def _take_back(journal: Journal, path: Path, step: int) -> None:
+    """Leave out what was measured after `step`: those steps are made again. Others hold the same journal (crew.py)."""
     entries = list(read_journal(path))
     kept = [entry for entry in entries if entry.get("step", 0) <= step]
-    if len(kept) == len(entries):
-        return journal
-    journal.close()
-    write_atomic(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept).encode())
-    return Journal(path)
+    if len(kept) < len(entries):
+        journal.replace(kept)
 
 
 def base_name(model_folder: Path) -> tuple[str, str | None]:
