@@ -47,7 +47,7 @@ _ERROR_TEXT = re.compile(
 _ERROR_START = re.compile(
     r"(?:sorry,? )?(?:i|we) (?:encountered|ran into) an? (?:\w+ )?error\b.{0,120}\Z"
     r"|(?:sorry,? )?something went wrong\b.{0,120}\Z|an (?:\w+ )?error (?:has )?occurred\b.{0,120}\Z"
-    r"|error: .{0,200}\Z|traceback \(most recent call last\): .*\w(?:error|exception)(?:: .{0,200})?\Z"
+    r"|error: .{0,200}\Z|traceback \(most recent call last\): .*\w(?:error|exception)(?:: [^:]{0,120})?\Z"
     r"|error code: [45][0-9]{2}\b|rate limit (?:exceeded|reached) (?:for|on|in)\b"
     r"|you exceeded your current quota\b|this model's maximum context length is\b"
     r"|the server is (?:currently )?overloaded\b"
