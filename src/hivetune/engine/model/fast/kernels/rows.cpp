@@ -70,7 +70,9 @@ static inline Activated gelu(vf x) {  // the tanh form
     return {0.5f * x * (1.0f + th), slope};
 }
 constexpr int SIDE = 4;  // vectors side by side, see `exponentials`
-static inline void activate(int kind, const vf (&x)[SIDE], Activated (&out)[SIDE]) {
+template <class T> static inline void activate(int kind, const T* gate, long n, Activated (&out)[SIDE]) {
+    vf x[SIDE];
+    for (int j = 0; j < SIDE; j++) x[j] = load(gate + j * LANES, n - j * LANES);
     if (kind) {
         for (int j = 0; j < SIDE; j++) out[j] = gelu(x[j]);
         return;
@@ -86,10 +88,8 @@ template <class T> static void glu(const T* gate_up, long stride, T* h, int kind
     for (long t = 0; t < rows; t++) {
         const T *gate = gate_up + t * stride, *up = gate + n;
         for (long i = 0; i < n; i += SIDE * LANES) {
-            vf g[SIDE];
             Activated a[SIDE];
-            for (int j = 0; j < SIDE; j++) g[j] = load(gate + i + j * LANES, n - i - j * LANES);
-            activate(kind, g, a);
+            activate(kind, gate + i, n - i, a);
             for (int j = 0; j < SIDE; j++) {
                 long at = i + j * LANES;
                 store(h + t * n + at, a[j].value * load(up + at, n - at), n - at);
@@ -106,10 +106,8 @@ static void glu_backward(const T* dh, const T* gate_up, long stride, T* dgate_up
         const T *gate = gate_up + t * stride, *up = gate + n;
         T *dgate = dgate_up + t * dstride, *dup = dgate + n;
         for (long i = 0; i < n; i += SIDE * LANES) {
-            vf g[SIDE];
             Activated a[SIDE];
-            for (int j = 0; j < SIDE; j++) g[j] = load(gate + i + j * LANES, n - i - j * LANES);
-            activate(kind, g, a);
+            activate(kind, gate + i, n - i, a);
             for (int j = 0; j < SIDE; j++) {
                 long at = i + j * LANES;
                 vf d = load(dh + t * n + at, n - at), u = load(up + at, n - at);
