@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import sqlite3
-import tempfile
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -19,11 +18,11 @@ from typing import Literal
 
 from hivetune.base.database import transaction
 from hivetune.data.frozen import drop_win, names_with_wins, wins_of
-from hivetune.data.intake.files import plan_inputs
 from hivetune.data.intake.interactions import load_forgotten, names_in, raw_hash, row_hash, tombstone
+from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import extract
-from hivetune.data.rows.read import parse_row, read_rows
+from hivetune.data.rows.read import parse_row
 from hivetune.data.snapshot import DROPPED_FILE
 from hivetune.errors import Busy, UsageError
 
@@ -101,12 +100,10 @@ def _contents_at(place: str) -> set[str]:
     if not os.path.isfile(name):
         return set()
     contents = set()
-    with tempfile.TemporaryDirectory(prefix="hivetune-") as spill:
-        for chunk in plan_inputs(name, Path(spill)).chunks:
-            for raw in read_rows(chunk):
-                if raw.source == place and raw.problem is None:
-                    with contextlib.suppress(RowRefused):  # what is no row has no content; its place is remembered
-                        contents.add(row_hash(parse_row(raw.payload)))
+    for raw in rows_of_files(name):
+        if raw.source == place and raw.problem is None:
+            with contextlib.suppress(RowRefused):  # what is no row has no content; its place is remembered
+                contents.add(row_hash(parse_row(raw.payload)))
     return contents
 
 

@@ -10,7 +10,6 @@ the old set or the new one. `data forget` deletes what came from whom it forgets
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,11 @@ from typing import Any, Literal
 from hivetune.base.disk import home
 from hivetune.base.private import make_folder
 from hivetune.base.sealed import read_sealed, write_sealed
-from hivetune.data.intake.files import plan_inputs
 from hivetune.data.prepare.split import group_hash, question, read_hash
+from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
-from hivetune.data.rows.read import read_example, read_rows
+from hivetune.data.rows.read import read_example
 from hivetune.data.snapshot import RowInfo, messages_from, messages_json
 from hivetune.errors import DataRefused, UsageError
 from hivetune.records import Message
@@ -130,31 +129,29 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
     paths = [entry for entry in entries if not is_name(entry)]
     if not paths:
         return []
-    with tempfile.TemporaryDirectory(prefix="hivetune-frozen-") as spill:
-        for chunk in plan_inputs(paths, Path(spill)).chunks:
-            for raw in read_rows(chunk):
-                try:
-                    example = read_example(raw, {}).example
-                except RowRefused as error:
-                    raise DataRefused(f"eval.frozen: {raw.source}: {error.reason}", hint=error.hint) from None
-                if example.checker is None and checker is None:
-                    raise DataRefused(
-                        f"eval.frozen: {example.source} has no checker, so nobody could say whether it is kept",
-                        hint="give the row a `checker`, or set eval.checker",
-                    )
-                asked, reference = _split(example.messages)
-                found.append(
-                    FrozenQuestion(
-                        "own",
-                        example.source,
-                        asked,
-                        example.checker or checker,
-                        example.tools,
-                        reference,
-                        example.agent,
-                        example.category,
-                    )
-                )
+    for raw in rows_of_files(paths):
+        try:
+            example = read_example(raw, {}).example
+        except RowRefused as error:
+            raise DataRefused(f"eval.frozen: {raw.source}: {error.reason}", hint=error.hint) from None
+        if example.checker is None and checker is None:
+            raise DataRefused(
+                f"eval.frozen: {example.source} has no checker, so nobody could say whether it is kept",
+                hint="give the row a `checker`, or set eval.checker",
+            )
+        asked, reference = _split(example.messages)
+        found.append(
+            FrozenQuestion(
+                "own",
+                example.source,
+                asked,
+                example.checker or checker,
+                example.tools,
+                reference,
+                example.agent,
+                example.category,
+            )
+        )
     return found
 
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from hivetune.base.disk import scratch_folder
-from hivetune.data.intake.files import plan_inputs
+from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import read_example, read_rows
+from hivetune.data.rows.read import read_example
 
 
 class Against:
@@ -19,14 +18,12 @@ class Against:
         """(place, question and answer). Raises UsageError for a file that is not there."""
         if not self._sources:
             return
-        with scratch_folder() as spill:
-            for chunk in plan_inputs(self._sources, spill).chunks:
-                for raw in read_rows(chunk):
-                    try:
-                        example = read_example(raw, {}).example
-                    except RowRefused:
-                        self.unreadable += 1
-                        continue
-                    self.rows += 1
-                    turns = [message.content for message in example.messages if message.role != "system"]
-                    yield example.source, "\n".join(turns)
+        for raw in rows_of_files(self._sources):
+            try:
+                example = read_example(raw, {}).example
+            except RowRefused:
+                self.unreadable += 1
+                continue
+            self.rows += 1
+            turns = [message.content for message in example.messages if message.role != "system"]
+            yield example.source, "\n".join(turns)

@@ -18,7 +18,7 @@ import psutil
 
 from hivetune import __version__
 from hivetune.base.database import open_database
-from hivetune.base.disk import FULL_DISK_WORDS, MANIFEST, home, lock, read_json, sha256_file, write_json
+from hivetune.base.disk import FULL_DISK_WORDS, MANIFEST, home, lock, read_json, scratch_folder, sha256_file, write_json
 from hivetune.base.whole import problems_once
 from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.fates import Decisions
@@ -120,15 +120,15 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
 @contextlib.contextmanager
 def _work_room() -> Iterator[Path]:
     """A temporary folder. Raises DoesNotFit when there is none, or when it gets full."""
-    try:
-        folder = tempfile.mkdtemp(prefix="hivetune-check-")
-    except OSError as error:
-        raise DoesNotFit(f"no temporary folder can be made: {error}", hint="set TMPDIR to a folder with room") from None
-    try:
-        with told_when_full(Path(folder), "set TMPDIR to a folder with more room"):
-            yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as held:
+        try:
+            folder = held.enter_context(scratch_folder())
+        except OSError as error:
+            raise DoesNotFit(
+                f"no temporary folder can be made: {error}", hint="set TMPDIR to a folder with room"
+            ) from None
+        with told_when_full(folder, "set TMPDIR to a folder with more room"):
+            yield folder
 
 
 @contextlib.contextmanager

@@ -7,10 +7,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.placeholders import share_few_labels
-from hivetune.data.intake.files import Chunk, Inputs
+from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.nest import place_name, place_of_rows
@@ -23,7 +25,15 @@ FIRST_ROWS = 30
 FIRST_BYTES = 4 << 20
 LABEL_ROWS, LABEL_BYTES = 400, 1 << 20  # looked at to see whether answers are classes
 MAX_PATHS = 6  # shown of each kind
+NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 TOLD_KINDS = ("question", "answer", "system", "tools", "left_out")
+
+
+def rows_of_files(paths: str | Sequence[str], columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RawRow]:
+    """Every row of these files, as `data check` finds them. Raises what `plan_inputs` does."""
+    with scratch_folder() as spill:
+        for chunk in place_rows(plan_inputs(paths, spill), columns).chunks:
+            yield from read_rows(chunk)
 
 
 def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:

@@ -1,21 +1,19 @@
 """How many rows the files of a config hold, before any is checked: counted where they are small, else from a part."""
 
 import contextlib
-import itertools
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.disk import home, scratch_folder
 from hivetune.base.units import size
 from hivetune.config import DataConfig
-from hivetune.data.intake.files import COMPRESSED, Chunk, find_sources, plan_inputs
+from hivetune.data.intake.files import COMPRESSED, Chunk, find_sources
 from hivetune.data.intake.places import is_pipe
-from hivetune.data.prepare.understand import place_rows
+from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.formats import parquet_rows_and_bytes
 from hivetune.data.rows.read import RawRow, read_example, read_rows
@@ -92,9 +90,7 @@ def _stored() -> _Part:
 
 def _count(sources: Sequence[str], data: DataConfig) -> _Part:
     """All rows of these files, as `data check` finds them. Raises what `plan_inputs` does."""
-    with tempfile.TemporaryDirectory(prefix="hivetune-count-") as spill:
-        chunks = place_rows(plan_inputs(sources, Path(spill)), data.columns).chunks
-        rows, mean = _mean_tokens(itertools.chain.from_iterable(map(read_rows, chunks)), data.columns)
+    rows, mean = _mean_tokens(rows_of_files(sources, data.columns), data.columns)
     return _Part(rows, rows * mean, sum(map(os.path.getsize, sources)))
 
 
@@ -122,13 +118,13 @@ def _tokens(example: Example) -> float:
 def _first_part(sources: Sequence[str], data: DataConfig) -> _Part:
     """The rows of the first PART_BYTES. Parquet says how many it has, so such files are counted whole."""
     rows, tokens, read_bytes = 0, 0.0, 0
-    with tempfile.TemporaryDirectory(prefix="hivetune-count-") as folder:
+    with scratch_folder() as folder:
         for number, name in enumerate(sources):
             known = parquet_rows_and_bytes(name)
             if known is not None:
                 found = _Part(known[0], known[1] / CHARS_PER_TOKEN, os.path.getsize(name))
             elif read_bytes < PART_BYTES:
-                part = Path(folder) / str(number) / os.path.basename(name)
+                part = folder / str(number) / os.path.basename(name)
                 part.parent.mkdir()
                 copied = _copy_beginning(name, part, PART_BYTES - read_bytes)
                 found = replace(_count([str(part)], data), read_bytes=copied)

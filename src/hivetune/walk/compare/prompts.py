@@ -5,12 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hivetune.base.disk import scratch_folder
 from hivetune.config import EvalConfig
-from hivetune.data.intake.files import plan_inputs
+from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
-from hivetune.data.rows.read import content_id, read_example, read_rows
+from hivetune.data.rows.read import content_id, read_example
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
 from hivetune.judge.checkers.find import find_checker, row_checker
@@ -40,13 +39,11 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
         find_checker(config.checker, "eval.checker")
     rows: list[RowInfo] = []
     refused: dict[str, int] = {}
-    with scratch_folder() as spill:
-        for chunk in plan_inputs(list(paths), spill).chunks:
-            for raw in read_rows(chunk):
-                try:
-                    rows.append(_info(len(rows), read_example(raw, {}).example))
-                except RowRefused as error:
-                    refused[error.reason] = refused.get(error.reason, 0) + 1
+    for raw in rows_of_files(paths):
+        try:
+            rows.append(_info(len(rows), read_example(raw, {}).example))
+        except RowRefused as error:
+            refused[error.reason] = refused.get(error.reason, 0) + 1
     if not rows:
         raise DataRefused(f"no row of {', '.join(paths)} can be asked", hint=f"hivetune data check {paths[0]}")
     chosen = set(choose_prompts(rows, config.prompts))

@@ -1,16 +1,17 @@
 """Files that are written once and whole (CSV, Parquet, JSON, standard input), row by row and resumable."""
 
+import contextlib
 import os
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
+from hivetune.base.disk import scratch_folder
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
 from hivetune.data.intake.sources.delivered import refused_delivery
+from hivetune.data.prepare.understand import NO_COLUMNS, place_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.read import RawRow, parse_row, read_rows
 
@@ -29,7 +30,7 @@ class DocumentReader:
         self.notes: list[str] = []
         self.waiting: list[str] = []
         self._path = path if path == "-" else os.path.realpath(path)
-        self._spill = tempfile.TemporaryDirectory(prefix="hivetune-")
+        self._held = contextlib.ExitStack()
         self._database: sqlite3.Connection | None = None
         self._state: tuple[int, int] | None = None
         self._rows: Iterator[RawRow] = iter(())
@@ -39,6 +40,7 @@ class DocumentReader:
 
     def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
         self._database = database
+        self._spill = self._held.enter_context(scratch_folder())
         self._start(database)
 
     def read(self) -> Batch | None:
@@ -71,7 +73,7 @@ class DocumentReader:
 
     def close(self) -> None:
         self._rows = iter(())
-        self._spill.cleanup()
+        self._held.close()
 
     @property
     def _key(self) -> str:
@@ -80,7 +82,7 @@ class DocumentReader:
     def _start(self, database: sqlite3.Connection) -> None:
         """Plan the file anew and skip the rows that are in the store. Raises UsageError, MachineNotFit."""
         self._state = _state(self._path)
-        inputs = plan_inputs(self._path, Path(self._spill.name))
+        inputs = place_rows(plan_inputs(self._path, self._spill), NO_COLUMNS)
         self._digest = inputs.digest
         self._stored = read_cursor(database, self._key)
         digest, _, taken = (self._stored or " 0").partition(" ")

@@ -1,0 +1,60 @@
+"""Rows that are nested in a file's records are the same rows wherever a file of rows is named."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from data.intake.collecting import collect_now, query
+
+from hivetune.base.database import open_database
+from hivetune.config import DataConfig, EvalConfig
+from hivetune.data.forget import forget
+from hivetune.data.frozen import own_questions
+from hivetune.data.prepare.prepare import check
+from hivetune.synth.against import Against
+from hivetune.walk.before.count import count_rows
+from hivetune.walk.compare.prompts import prompts_of_rows
+
+QUESTIONS = [f"What does part {number} of the machine do?" for number in range(5)]
+
+
+@pytest.fixture
+def nested(tmp_path: Path) -> str:
+    """Five rows, two levels below the one record of a file; their agent stands beside them."""
+    path = tmp_path / "nested.json"
+    rows = [{"question": asked, "answer": f"It turns wheel {number}."} for number, asked in enumerate(QUESTIONS)]
+    path.write_text(json.dumps({"version": "1.1", "parts": [{"agent": "shop", "talks": rows}]}))
+    return str(path)
+
+
+def test_check_and_plan(nested: str) -> None:
+    assert check(DataConfig(path=nested)).document["rows_in"] == 5
+    assert count_rows(DataConfig(path=nested)).rows == 5
+
+
+def test_compare(nested: str) -> None:
+    found, refused = prompts_of_rows([nested], EvalConfig())
+    assert [prompt.messages[-1]["content"] for prompt in found] == QUESTIONS and refused == {}
+
+
+def test_frozen_questions(nested: str) -> None:
+    found = own_questions([nested], {"name": "not_empty"})
+    assert [one.messages[-1].content for one in found] == QUESTIONS
+
+
+def test_made_rows_are_compared_with_them(nested: str) -> None:
+    against = Against([nested])
+    assert [text.split("\n")[0] for _, text in against] == QUESTIONS and against.unreadable == 0
+
+
+def test_collect_and_forget(nested: str, tmp_path: Path) -> None:
+    collect_now(nested)
+    assert [json.loads(text)["question"] for text in query("SELECT row FROM interactions ORDER BY rowid")] == QUESTIONS
+    assert check(DataConfig(path="store")).document["rows_in"] == 5
+    with closing(open_database()) as database:
+        forget(database, "row", f"{nested}:1")
+    again = tmp_path / "again.json"
+    again.write_text(Path(nested).read_text())
+    report = check(DataConfig(path=str(again))).document
+    assert report["set_aside"] == {"forgotten": 5}
