@@ -14,6 +14,7 @@ from gguf_families import write_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hivetune.base.disk import lock, manifest_problems
+from hivetune.cli.output import duration
 from hivetune.run.record import read_record, write_record
 
 pytestmark = pytest.mark.slow
@@ -155,6 +156,9 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     assert "# 80 rows: " in text
     data = {"path": "faq.json", "on_reasoning": "leave_out"}
     assert document["settings"] == {"model": "model", "data": data, "patience": 2, "max_length": 64}
+    planned = place.call("plan", "faq.yaml")[1]
+    assert planned["workload"]["rows_known"] == "80 rows checked"
+    assert f": about {duration(planned['hours'] * 3600)} of training, " in text, "init and plan name one time"
     code, again, _ = place.call("init", "faq.json", "--model", "model")
     assert (code, "is there already" in again["error"]["message"]) == (2, True)
     steps = ("--set", "max_steps=1")

@@ -11,7 +11,7 @@ from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_
 from hivetune.cli.output import duration, emit, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
-from hivetune.plan.choose import Choice, StreamedFrom, power_loss_s
+from hivetune.plan.choose import Choice, StreamedFrom
 from hivetune.plan.memory import disk_bytes, explain_memory
 from hivetune.plan.options import Option, with_advice
 from hivetune.plan.speed import step_flops
@@ -103,15 +103,9 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
         f"time: {duration(total)} (between {low} and {high}), {choice.step_s:.2g} s a step, "
         f"{tokens_per_s:,.0f} tokens/s, {100 * share:.0f} % of the GEMM rate; validation and loading come on top"
     )
-    lost = power_loss_s(
-        setup,
-        choice.step_s,
-        planned.config.supervise.checkpoint_every_s,
-        disk_bytes_per_s=planned.disk_bytes_per_s,
-    )
     if planned.worth is not None:
         show(planned.worth.words)
-    show(f"a power cut takes at most {duration(lost)} of work")
+    show(f"a power cut takes at most {duration(planned.power_loss_s)} of work")
 
 
 def _streaming_words(choice: Choice, streaming: StreamedFrom) -> str:

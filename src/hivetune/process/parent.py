@@ -21,6 +21,7 @@ from hivetune.process.launch import Launch, launch_child
 from hivetune.process.limits import FixedLimits, Limits
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
 from hivetune.process.still import moving_s
+from hivetune.records import Progress
 from hivetune.run.folder import OUTCOME, WORKER_LOG
 
 _BEATS = {beat.value[0]: beat for beat in Beat}
@@ -217,6 +218,18 @@ def run_task(
         memory_limit_bytes=memory_limit_bytes,
     )
     return see_off(child, on_beat)
+
+
+def count_items(progress: Progress, total: int | None, done: int = 0) -> Callable[[Beat], None]:
+    """An `on_beat` that reports each finished item. `done`: those of an earlier task. At most `total` are told."""
+
+    def on_beat(beat: Beat) -> None:
+        nonlocal done
+        if beat is Beat.ITEM and (total is None or done < total):
+            done += 1
+            progress(done, total)
+
+    return on_beat
 
 
 def see_off(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hivetune.errors import HivetuneError
 from hivetune.models.gguf_header import read_header
-from hivetune.process.parent import run_task
-from hivetune.process.protocol import Beat, WriteGguf, WriteGgufAdapter
+from hivetune.process.parent import count_items, run_task
+from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
 from hivetune.records import Progress
 from hivetune.release.quantize import Recipe
 
@@ -28,18 +28,10 @@ def write_gguf_adapter(model: Path, adapter: Path, base_name: str, folder: Path,
 
 
 def _write(task: WriteGguf | WriteGgufAdapter, folder: Path, what: str, progress: Progress) -> Path:
-    done = 0
-
-    def on_beat(beat: Beat) -> None:
-        nonlocal done
-        if beat is Beat.ITEM:
-            done += 1
-            progress(done, None)
-
-    result = run_task(task, folder, on_beat=on_beat).check(what)
+    result = run_task(task, folder, on_beat=count_items(progress, None)).check(what)
     path = task.file
     header = read_header(path)
     if len(header.tensors) != result["tensors"] or header.is_adapter != isinstance(task, WriteGgufAdapter):
         raise HivetuneError(f"{path} reads back with {len(header.tensors)} tensors, {result['tensors']} were written")
-    progress(done, done)
+    progress(result["tensors"], result["tensors"])
     return path

@@ -1,4 +1,4 @@
-"""How many rows the files of a config hold, before any is checked: counted where they are small, else from a part."""
+"""How many rows a config trains on, and their tokens: checked where they are few, else counted, else from a part."""
 
 import contextlib
 import os
@@ -6,23 +6,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, scratch_folder
 from hivetune.base.units import size
-from hivetune.config import DataConfig
+from hivetune.config import DataConfig, RunConfig
 from hivetune.data.intake.files import COMPRESSED, Chunk, find_sources
 from hivetune.data.intake.places import is_pipe
+from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.formats import parquet_rows_and_bytes
 from hivetune.data.rows.read import RawRow, read_example, read_rows
-from hivetune.errors import MachineNotFit, UsageError
+from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 from hivetune.records import Example
 
 # Of English prose, by the vocabularies of SmolLM2 and Qwen2.5; and what templates write around a message.
 CHARS_PER_TOKEN, TOKENS_A_MESSAGE = 4.4, 5
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
+CHECKED_BYTES, CHECKED_ROWS = 2_000_000, 4_000  # one to two seconds of processor time, tokens included
 COUNTED_BYTES = 20_000_000  # a CSV file of it takes 0.6 s of processor time, JSON Lines 0.2 s
 PART_BYTES = 8_000_000
 _PACKED = 8  # a part of a compressed file is so many times smaller
@@ -45,6 +48,36 @@ class _Part:
     rows: int
     tokens: float
     read_bytes: int
+
+
+def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
+    """Few rows are checked, with the tokens that this model gives them, as `init` does; of more, `count_rows` without
+    the share that is held out.
+    """
+    data = config.data
+    try:
+        if model_folder is not None and _are_few(data):
+            found = check(data, model_folder=model_folder, max_length=config.max_length, learn=config.learn)
+            if found.document["splits"]["train"]:
+                return checked_rows(found.document)
+    except (UsageError, MachineNotFit, DoesNotFit, OSError):
+        pass  # counting says why
+    counted = count_rows(data)
+    return replace(counted, rows=max(1, round(counted.rows * (1 - data.validation - data.test))))
+
+
+def checked_rows(report: Mapping[str, Any]) -> CountedRows:
+    """Of the document of `data check` with a model."""
+    words = f"{report['rows_in']:,} rows checked"
+    return CountedRows(report["splits"]["train"], report["tokens"] / report["usable"], words)
+
+
+def _are_few(data: DataConfig) -> bool:
+    sources = find_sources(data.path)
+    files = [name for name in sources if name != "store"]
+    if any(name == "-" or is_pipe(name) for name in files) or sum(map(os.path.getsize, files)) > CHECKED_BYTES:
+        return False
+    return len(files) == len(sources) or _stored().rows <= CHECKED_ROWS
 
 
 def count_rows(data: DataConfig) -> CountedRows:

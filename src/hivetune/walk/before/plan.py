@@ -31,7 +31,7 @@ from hivetune.plan.speed import probe_key, read_probe
 from hivetune.plan.stage2 import BAD_SHARE
 from hivetune.plan.worth import LOCAL_BYTES_PER_S, Worth, worth_of
 from hivetune.process.cluster import ask_cluster, cluster_of, own_address
-from hivetune.walk.before.count import count_rows
+from hivetune.walk.before.count import rows_to_train
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,14 @@ class Planned:
     cards: int = 0
     crew: _Crew | None = None
     """The workers of a cluster."""
+
+    @property
+    def power_loss_s(self) -> float:
+        """Most seconds of work that a power cut can lose; 0 where nothing fits."""
+        if self.choice is None:
+            return 0.0
+        every_s = self.config.supervise.checkpoint_every_s
+        return power_loss_s(self.setup, self.choice.step_s, every_s, disk_bytes_per_s=self.disk_bytes_per_s)
 
     @property
     def worth(self) -> Worth | None:
@@ -99,7 +107,8 @@ def plan_run(
         device = device_of_card(card, cores=cores, memory_gb=memory_gb)
     else:
         device = device_of_machine(machine, profile, config.device)
-    work, known = guess_workload(config, rows, tokens)
+    prepared = find_prepared(config.model)
+    work, known = guess_workload(config, rows, tokens, prepared.folder if prepared else None)
     trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
     setup = TrainingSetup(
         architecture,
@@ -155,11 +164,12 @@ def find_architecture(name: str) -> Architecture:
     return parse_architecture(known, name)
 
 
-def guess_workload(config: RunConfig, rows: int | None, tokens: int | None) -> tuple[Workload, str]:
+def guess_workload(
+    config: RunConfig, rows: int | None, tokens: int | None, model_folder: Path | None = None
+) -> tuple[Workload, str]:
     """From what is said, else from the rows of the data, else from a stated assumption; and in words, from which."""
-    counted = None if rows and tokens else count_rows(config.data)
-    train_share = 1 - config.data.validation - config.data.test
-    found_rows = rows or (max(1, round(counted.rows * train_share)) if counted else 1)
+    counted = None if rows and tokens else rows_to_train(config, model_folder)
+    found_rows = rows or (counted.rows if counted else 1)
     known = "as you said" if rows or counted is None else counted.words
     batch_size, epochs, max_steps = config.batch_size, config.epochs, config.max_steps
     if config.learn.stage == 2:  # good rows and, beside them, bad ones; as often as the steps need
@@ -205,7 +215,6 @@ def plan_document(planned: Planned) -> dict[str, Any]:
     if choice is None:
         return {**content, "refusal": planned.why_not}
     hours = choice.step_s * planned.work.steps / 3600
-    every_s = config.supervise.checkpoint_every_s
     return {
         **content,
         "choices": {**choice.to_choices().made(), "micro_batches": choice.micro_batches},
@@ -216,5 +225,5 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "hours": hours,
         "hours_range": [hours * (1 - choice.error), hours * (1 + choice.error)],
         "workers": None if planned.worth is None else asdict(planned.worth),
-        "power_loss_s": power_loss_s(choice.setup, choice.step_s, every_s, disk_bytes_per_s=planned.disk_bytes_per_s),
+        "power_loss_s": planned.power_loss_s,
     }

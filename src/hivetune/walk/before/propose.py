@@ -14,6 +14,7 @@ from hivetune.data.prepare.prepare import check
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names
 from hivetune.records import Progress, silent
+from hivetune.walk.before.count import checked_rows
 from hivetune.walk.before.plan import Planned, plan_run
 
 MULTIPLE = 64  # token counts are padded to multiples of it
@@ -77,9 +78,8 @@ def _with_length(settings: RunConfig, tokens: int) -> RunConfig:
 
 
 def _plan(settings: RunConfig, report: Mapping[str, Any]) -> Planned | None:
-    trained = report["splits"]["train"]
-    tokens = round(report["tokens"] / report["usable"]) if report["tokens"] else None
+    tokens = round(checked_rows(report).tokens) if report["tokens"] else None
     try:
-        return plan_run(settings, rows=max(1, trained), tokens=tokens)
+        return plan_run(settings, rows=max(1, report["splits"]["train"]), tokens=tokens)
     except UsageError:  # the sizes of a model that is not here are not known
         return None

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_json
 from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.judge.evaluate import SIDES, loss_rows
-from hivetune.process.parent import run_task
-from hivetune.process.protocol import Beat, Generate, Score
+from hivetune.process.parent import count_items, run_task
+from hivetune.process.protocol import Generate, Score
 from hivetune.records import Progress
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import ADAPTER, CONFIG, SCORES
@@ -79,7 +79,9 @@ def scored(run: Run, adapter: Path | None, generate: Generate, progress: Progres
                 run.model, adapter, run.snapshot.folder, path, rows, generate, run.config.dtype, run.config.device
             )
             total = (len(rows) + len(generate.rows)) * (1 if adapter is None else 2)
-            result = run_task(task, folder, on_beat=_counted(path, total, progress)).check("scoring")
+            done = sum(line["event"] in ("loss", "answer") for line in read_journal(path))
+            # How far the models differ is computed beside the scoring, row by row: more items than `total`.
+            result = run_task(task, folder, on_beat=count_items(progress, total, done)).check("scoring")
             write_json(folder / WHOLE, {**result, "about": pair})
             _copy_losses(path, kept / SCORES)
         return path, read_json(folder / WHOLE)
@@ -102,16 +104,3 @@ def _copy_losses(source: Path, target: Path) -> None:
         with Journal(target) as journal:
             for line in missing:
                 journal.append("loss", **{key: line[key] for key in ("model", "row", "nll", "tokens")})
-
-
-def _counted(scores: Path, total: int, progress: Progress) -> Callable[[Beat], None]:
-    """Reports the items that are done, those of an earlier task included."""
-    done = sum(line["event"] in ("loss", "answer") for line in read_journal(scores))
-
-    def on_beat(beat: Beat) -> None:
-        nonlocal done
-        if beat is Beat.ITEM and done < total:  # how far the models differ is computed beside it, row by row
-            done += 1
-            progress(done, total)
-
-    return on_beat

@@ -1,6 +1,6 @@
 """Which domains need an adapter of their own: too small, nothing left to learn, or forked and decided."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
@@ -12,9 +12,8 @@ from hivetune.base.typed import to_plain
 from hivetune.judge.experts.birth import GRADIENT_PARTS, Screen, decide_birth, screen
 from hivetune.judge.experts.domains import ExpertRow, RowDomain, too_small
 from hivetune.judge.statistics import Estimate
-from hivetune.process.parent import run_task
-from hivetune.process.protocol import Beat, Gradients
-from hivetune.records import Progress
+from hivetune.process.parent import count_items, run_task
+from hivetune.process.protocol import Gradients
 from hivetune.release.experts import ExpertStep, ExpertStepName, add_steps, expert_name, newest_steps
 from hivetune.walk.experts.attended import ALONE, Attended
 from hivetune.walk.experts.runs import FORK_STEPS, fork, remove_forks
@@ -89,7 +88,7 @@ def screened(found: Survey, domains: Sequence[RowDomain], told: Attended = ALONE
             found.config.device,
         )
         result = run_task(
-            task, found.folder / "screen", on_beat=_counted(told.bar("screening"), len(missing) * GRADIENT_PARTS)
+            task, found.folder / "screen", on_beat=count_items(told.bar("screening"), len(missing) * GRADIENT_PARTS)
         )
         known = {**known, **result.check("the screen")["products"]}
         write_json(path, {"schema": 1, "products": known})
@@ -149,17 +148,6 @@ def estimate_document(estimate: Estimate) -> dict[str, Any]:
         "interval": None if estimate.ci95 is None else list(estimate.ci95),
         "sessions": estimate.units,
     }
-
-
-def _counted(report: Progress, total: int) -> Callable[[Beat], None]:
-    done = 0
-
-    def on_beat(beat: Beat) -> None:
-        nonlocal done
-        done += beat is Beat.ITEM
-        report(min(done, total), total)
-
-    return on_beat
 
 
 def _rank(text: str) -> bytes:

@@ -10,8 +10,8 @@ from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.journal import read_journal
 from hivetune.judge.experts.birth import ScoredUnit
 from hivetune.judge.experts.domains import ExpertRow
-from hivetune.process.parent import run_task
-from hivetune.process.protocol import Beat, ScoreAdapters
+from hivetune.process.parent import count_items, run_task
+from hivetune.process.protocol import ScoreAdapters
 from hivetune.records import Progress, silent
 from hivetune.run.folder import ADAPTER, SCORES
 from hivetune.walk.experts.survey import Survey
@@ -47,14 +47,7 @@ def scored_rows(
     total = len(numbers) * (len(adapters) + 1)
     lines = _lines(scores)
     if len(lines) < total:
-        done = len(lines)
-
-        def on_beat(beat: Beat) -> None:
-            nonlocal done
-            done += beat is Beat.ITEM
-            progress(min(done, total), total)
-
-        run_task(task, folder, on_beat=on_beat).check("scoring the adapters")
+        run_task(task, folder, on_beat=count_items(progress, total, len(lines))).check("scoring the adapters")
         lines = _lines(scores)
     return [_unit(row, ("base", *adapters), lines) for row in rows]
 
