@@ -161,7 +161,7 @@ TEN_CAUSES: dict[str, list[Any]] = {
         {"messages": ["hello"]},
         {"messages": [1]},
         {"prompt": {"a": 1}, "completion": "b"},
-        {"prompt": "a", "completion": {"b": 1}},
+        {"prompt": "a", "completion": {"text": 1}},
         {"question": "a", "answer": False},
         turns({"role": "user", "content": {"a": 1}}, SAY),
         {"instruction": "a", "output": "b", "history": ["a", "b"]},

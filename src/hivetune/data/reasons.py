@@ -302,6 +302,7 @@ REASONS: dict[str, Reason] = {
     "other-answers": Reason(
         "warn", "the record has several answers to one question: the first is learned", "keep the answer that you want"
     ),
+    "json-answer": Reason("warn", "an answer that is an object was written as JSON text", "nothing to do"),
     "small-edit": Reason(
         "warn",
         "the two answers differ in less than a tenth of their words: the better one is learned alone",

@@ -1,5 +1,6 @@
 """What stands beside a question and its answer: given with the question, written about the answer, or asked about."""
 
+import json
 from typing import Any
 
 import pytest
@@ -38,9 +39,69 @@ def test_what_is_only_named_is_not_written_into_the_question(beside: dict[str, A
     assert said({"query": f"{ASKED} A or B?", **beside, "truth": ANSWERED}) == (f"{ASKED} A or B?", ANSWERED)
 
 
+OTHER = "Not found, sorry to say."
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": ASKED, "truth": ANSWERED, "answer": OTHER},
+        {"user_input": ASKED, "retrieved_contexts": [OTHER], "response": OTHER, "reference": ANSWERED, "recall": 0.5},
+        {"query": ASKED, "gt_answer": ANSWERED, "model1": {"response": OTHER, "critiques": "It did not look."}},
+        {
+            "query": ASKED,
+            "queries": [ASKED, "Where are letters?"],
+            "generation_gt": [ANSWERED],
+            "retrieved_docs": [OTHER],
+        },
+        {"question": ASKED, "truth": ANSWERED, "answer": OTHER, "context": '{"7": {"name": "A depot in the town"}}'},
+        {"problem": ASKED, "solution": ANSWERED, "answer": "Bonn"},
+        {"messages": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ""}], "answer": ANSWERED},
+        {"input_column": json.dumps([{"role": "user", "content": ASKED}]), "output_column": json.dumps([ANSWERED])},
+        {
+            "prompt": [{"role": "user", "content": ASKED}],
+            "reward_model": {"ground_truth": "Bonn", "style": "rule"},
+            "extra_info": {"answer": ANSWERED, "question": ASKED},
+        },
+        {"inputs": {"time": "9:00", "prompt": [ASKED]}, "output": ANSWERED},
+        {"question": ASKED, "ground_truth_answer": ANSWERED, "model_answer": OTHER},
+        {"question": ASKED, "code": ANSWERED, "test": ["assert town()"]},
+        {"context": ASKED, "continuation": ANSWERED},
+    ],
+)
+def test_the_true_answer_is_learned(row: dict[str, Any]) -> None:
+    assert said(row) == (ASKED, ANSWERED)
+
+
+def test_ways_to_say_one_answer_and_other_lists() -> None:
+    found = read_conversation({"question": ASKED, "answer": ["14 December 1972", "December 1972"]})
+    assert (found.messages[-1].content, found.changed) == ("14 December 1972", ("other-answers",))
+    for several in (["Bobby Scott", "Bob Russell"], ["One line of a longer text,", "and another one."]):
+        with pytest.raises(RowRefused):
+            read_conversation({"question": ASKED, "answer": several})
+
+
+def test_an_answer_that_is_an_object_is_json() -> None:
+    found = read_conversation({"instruction": ASKED, "output": {"town": "Köln", "since": 1900}})
+    assert (found.messages[-1].content, found.changed) == ('{"town": "Köln", "since": 1900}', ("json-answer",))
+
+
+def test_a_number_is_an_answer_by_its_name_alone() -> None:
+    assert said({"Body": "Seven apples are red.", "Question": "How many?", "Answer": 7.0})[1] == "7.0"
+    with pytest.raises(RowRefused):
+        read_conversation({"input_text": ASKED, "code": "def town(): ...", "target": -9.5})  # or the program
+
+
+def test_the_short_form_of_a_text() -> None:
+    row = {"id": 1, "dialogue": "Ann: Where do parcels go now?\nBob: To the depot.", "summary": "Ann asks Bob."}
+    assert said(row) == (row["dialogue"], "Ann asks Bob.")
+    with pytest.raises(RowRefused):
+        read_conversation({**row, "skills": ["law"]})
+
+
 def test_objects_as_a_program_shows_them_are_no_text() -> None:
     with pytest.raises(RowRefused):
-        read_conversation({"questions": ASKED, "retrieved_docs": "[Document(id=1, content='x y')]", "truth": ANSWERED})
+        read_conversation({"questions": ASKED, "documents": "[Document(id=1, content='x y')]", "truth": ANSWERED})
 
 
 def test_a_body_stands_before_its_question() -> None:

@@ -97,7 +97,7 @@ def test_of_numbered_answers_none_is_proposed() -> None:
         {"talk": turns("name", "text", "Ann", "Bob")},
         {"turns": ["Write a story about it.", "Now write it in verse."]},  # two questions
         {"dialogue": ["Ann: Hi, how are you?", "Bob: Fine, and you?"]},
-        {"question": ASKED, "truth": ANSWERED, "answer": "It is lost, I fear."},  # two answers
+        {"question": ASKED, "correct": ANSWERED, "answer": "It is lost, I fear."},  # two answers
         {"query": ASKED, "extra": {"deep": {"reply": ANSWERED}}},  # of different things
         {"user_input": '{"prompt": "Where is it?"}', "bot_reply": ANSWERED},  # an object as text
         {"user_word": "basin", "bot_reply": ANSWERED},  # one word is no question
@@ -105,9 +105,8 @@ def test_of_numbered_answers_none_is_proposed() -> None:
         {"question": ASKED, "outputs_list": [ANSWERED, "It is lost."]},  # lines of one answer, or two answers
         {"log": turns("speaker", "text", "user", "agent"), "persona": "You are a rude clerk."},
         {"log": turns("speaker", "text", "user", "agent"), "image": "cat.png"},
-        {"input": ASKED, "output": {"name": "find", "arguments": {"thing": "the parcel"}}},  # a part of an answer
+        {"input": ASKED, "output": {"text": {"thing": "the parcel"}}},  # a part of an answer
         {"class": "post", "prompt": "You are a judge. Give a mark from 0 to 1."},  # what a prompt is about
-        {"user_input": ASKED, "response": "Not found, sorry.", "reference": ANSWERED, "recall": 0.5},
         {"prompt": ASKED, "completion": f"{ANSWERED}\n### Human: And when?\n### Assistant: Now."},
         {"review_id": "r", "answer1_id": "a", "answer2_id": "b", "text": "Both answers are right."},
     ],

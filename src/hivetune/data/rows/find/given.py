@@ -10,7 +10,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.names import is_an_answer, is_reference, part_of, words
+from hivetune.data.rows.find.names import is_an_answer, is_expected, is_reference, is_retrieved, part_of, words
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row, names, objects, one_of, parsed
@@ -47,8 +47,10 @@ def named_choice(row: Row) -> list[str]:
     return [name for name in named if isinstance(row[name], str) and row[name].strip() in tuple(letters)]
 
 
-def with_given(row: Row, path: str, question: Any, answer: Any) -> Any:
-    """The question at `path` with what is given beside it, in the order of the row. Raises RowRefused."""
+def with_given(row: Row, path: str, question: Any, answer: Any, answered: str) -> Any:
+    """The question at `path` with what is given beside it, in the order of the row; not what a system found whose
+    answer is not the one that is learned. `answered`: the path of the answer. Raises RowRefused.
+    """
     if not isinstance(question, str):
         return question
     texts = [question]
@@ -58,6 +60,7 @@ def with_given(row: Row, path: str, question: Any, answer: Any) -> Any:
                 (part_of(name) != "given" and plain_name(name) != "body")
                 or value in (None, "", [], {})
                 or name == path.rpartition(".")[2]
+                or (is_retrieved(name) and is_expected(answered))
             ):
                 continue
             text = _text(name, parsed(value), answer)
@@ -134,8 +137,19 @@ def is_about(row: Row, path: Sequence[str], value: str, answered: str | None, an
         return True  # which kind of question it is
     if answered is None or not isinstance(answer, str):
         return False
+    if _is_of_a_test(path, answered):
+        return True
     rival = "reference" in words(path[-1]) and looks_like_content(value) and not is_an_answer(answered)
     return not rival and _stands_behind(row, path, value, (answered, answer))  # a reference is the right answer
+
+
+def _is_of_a_test(path: Sequence[str], answered: str) -> bool:
+    """Whether a text is one of several questions beside the one that is learned, or what a system that was tested had
+    found. `answered`: the path of the answer.
+    """
+    records = part_of(path[0]) == "given" and len(path) > 1 and path[1] != "[]"
+    found = is_expected(answered) and (records or any(map(is_retrieved, path)))
+    return found or (part_of(path[0]) == "asked" and "[]" in path)
 
 
 def _stands_behind(row: Row, path: Sequence[str], value: str, said: tuple[str, str]) -> bool:

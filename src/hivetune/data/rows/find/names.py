@@ -38,8 +38,15 @@ _ASKED = names(
     "issue ticket complaint"
 )
 _ANSWERED = names(
-    "a label target truth gold golden answer response reply completion output solution generation resolution"
+    "a label target truth gold golden answer response reply completion output solution generation resolution "
+    "continuation"
 )
+# Beside a question, what was asked for under the name of its kind: `sql`, `reference_code`, `fulfilment`.
+_MADE = names(
+    "sql code program patch proof summary highlights tldr headline translation fulfilment fulfillment cypher sparql "
+    "bash regex fix diagnosis advice recommendation"
+)
+SHORTENED = names("summary highlights tldr headline")  # of the only other text, whatever that is called
 _SINGULARS = names("input message utterance label truth target question query prompt request problem answer") | names(
     "response reply completion output solution generation turn"
 )
@@ -63,7 +70,7 @@ _GIVEN = names(
 _SETTINGS = names("scenario persona story profile")  # one word there chooses among things known before
 _DOCUMENTS = names("context contexts passage passages document documents evidence evidences article articles retrieved")
 _ABOUT = names(
-    "analysis rationale rationales explanation explanations justification justifications critique reflection "
+    "analysis rationale rationales explanation explanations justification justifications critique critiques reflection "
     "reflections rubric rubrics test tests testcase testcases test_list judgement judgment verdict verification "
     "citation citations examples demonstrations"
 )
@@ -72,6 +79,7 @@ _OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone
 _KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
 _FILLERS = names(
     "description "
+    "my column col field "
     "gt ground approved correct right expected reference ideal best standard canonical preferred chosen the final main "
     "last full raw of for to in on is first current actual real new my str string value key letter"
 )
@@ -91,6 +99,7 @@ CONTENT_ORDER = (
 )
 _ACCEPTED = names("golden gold correct acceptable accepted valid possible reference expected alias")
 _EXPECTED = names("gt expected reference gold golden truth correct ideal")
+_TRUE = _EXPECTED - {"reference", "correct"}  # a reference may name a page, and what is correct a letter
 _OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini")
 _HOLDERS = names("session thread conversation chat request body context trace original event object run parent span")
 # What programs say of their own work; columns.py has those that data sets use.
@@ -119,12 +128,23 @@ def are_alternatives(path: str) -> bool:
 
 def is_a_models(path: str) -> bool:
     """Whether the names say that a model answered: beside another answer, that is one to be judged and not learned."""
-    return bool(_OF_A_MODEL & {word for name in path.split(".") for word in words(name)})
+    named = [words(name) for name in path.split(".")]
+    return bool(_OF_A_MODEL & {word for some in named if some[:1] != ("reward",) for word in some})
 
 
 def is_expected(path: str) -> bool:
     """Whether the names say that an answer is the right one."""
     return bool(_EXPECTED & {word for name in path.split(".") for word in words(name)})
+
+
+def is_true(path: str) -> bool:
+    """Whether the names say that an answer is the true one, so that another one is that of whoever was tested."""
+    return bool(_TRUE & {word for name in path.split(".") for word in words(name)})
+
+
+def is_retrieved(name: str) -> bool:
+    """Whether a system found what this column holds: beside a true answer, that is the system under test."""
+    return bool({"retrieved", "retrieval"} & set(words(name)))
 
 
 def is_a_question(path: str) -> bool:
@@ -188,7 +208,9 @@ def _noun(said: frozenset[str]) -> Literal["asked", "answered"] | None:
 def answers_somehow(name: str) -> bool:
     """Whether the last word of a name is one for an answer, whatever words qualify it: `genAlphaReply`."""
     *qualifiers, last = words(name) or ("",)
-    return last in ("reply", "response", "answer") and not set(qualifiers) & (_OTHER | _GIVEN | _ABOUT | _ASKED)
+    true_query = last == "query" and bool(_TRUE & set(qualifiers))
+    answers = last in ("reply", "response", "answer") or last in _MADE or true_query
+    return answers and not set(qualifiers) & (_OTHER | _GIVEN | _ABOUT | _ASKED)
 
 
 def role_of(value: str) -> Role | None:

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
-from hivetune.data.rows.find.names import words
+from hivetune.data.rows.find.names import is_a_question, words
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
 from hivetune.data.rows.layouts.columns import looks_like_content
-from hivetune.data.rows.layouts.said import objects, parsed
+from hivetune.data.rows.layouts.said import names, objects, parsed
 
 RowPlace = tuple[str, ...]  # keys; EACH: every item of a list, or every value of an object whose values are alike
 EACH = "[]"
@@ -25,6 +26,7 @@ MAX_TRIED_ROWS = 30  # tried at one place
 USABLE_SHARE = 0.5
 MIN_ALIKE = 2
 MIN_QUESTIONS = 4
+_OF_A_FILE = names("description comment comments notes purpose readme disclaimer warning citation usage about")
 
 
 def place_of_rows(records: Sequence[Any]) -> RowPlace:
@@ -118,11 +120,10 @@ def _places(records: Sequence[Any]) -> list[RowPlace]:
         place, values = waiting.pop(0)
         values = [parsed(value) for value in values[:MAX_TRIED_ROWS]]
         inner: dict[str, list[Any]] = {}
-        if all(objects(value) is not None or _are_alike(value) for value in values) and values:
+        if all(objects(value) is not None or _named_rows(value) for value in values) and values:
             each = [*place, EACH]
             found.append(tuple(each))
-            items = [item for value in values for item in (value if isinstance(value, list) else value.values())]
-            waiting.append((tuple(each), items))
+            waiting.append((tuple(each), [item for value in values for item in _items(value)]))
         elif all(isinstance(value, dict) for value in values):
             for value in values:
                 for key, one in value.items():
@@ -141,17 +142,31 @@ def _is_talk(key: str, value: Any) -> bool:
     return not any(TALK & set(words(name)) and objects(one) is not None for item in items for name, one in item.items())
 
 
-def _are_alike(value: Any) -> bool:
-    """Whether an object is a table by name: its values are objects that share most of their keys, or lists, most of
-    them of turns.
+def _items(value: Any) -> list[Any]:
+    """What a list holds, or an object that is a table by name."""
+    return value if isinstance(value, list) else _named_rows(value)
+
+
+def _named_rows(value: Any) -> list[Any]:
+    """The rows of a table by name: objects that share most of their keys, or lists of such objects (a table under each
+    name), or conversations. Numbers and words beside them are about the table; empty: it is none.
     """
     if not isinstance(value, dict) or len(value) < MIN_ALIKE:
-        return False
+        return []
     if _are_talks(value):
-        return True
-    if not all(isinstance(v, dict) for v in value.values()):
-        return False
-    kinds = [frozenset(one) for one in value.values()]
+        return list(value.values())
+    tables = [one for one in value.values() if objects(one) is not None]
+    if len(tables) >= MIN_ALIKE and 2 * len(tables) > len(value):
+        return tables if _share_keys([item for one in tables for item in one[:MAX_TRIED_ROWS]]) else []
+    rows = [one for one in value.values() if isinstance(one, dict)]
+    others = [one for one in value.values() if not isinstance(one, dict)]
+    if len(rows) < MIN_ALIKE or len(others) >= len(rows) or any(isinstance(one, list) for one in others):
+        return []
+    return rows if _share_keys(rows) else []
+
+
+def _share_keys(rows: Sequence[dict[str, Any]]) -> bool:
+    kinds = [frozenset(one) for one in rows]
     shared = frozenset.intersection(*kinds)
     return bool(shared) and len(shared) * 2 > min(map(len, kinds))
 
@@ -161,7 +176,12 @@ def _are_talks(value: dict[str, Any]) -> bool:
     lists = [one for one in value.values() if one != []]
     if not lists or not all(objects(one) is not None for one in lists):
         return False
-    return 2 * sum(as_turns(one, "messages") is not None for one in lists) >= len(lists)
+    return 2 * sum(as_turns(one, "messages") is not None and not _are_asked(one) for one in lists) >= len(lists)
+
+
+def _are_asked(items: Sequence[dict[str, Any]]) -> bool:
+    """Whether each item has a question of its own: rows, and no turns of one conversation."""
+    return len(items) > 1 and all(any(map(is_a_question, item)) for item in items)
 
 
 def _are_questions(record: Any) -> bool:
@@ -185,6 +205,11 @@ def is_table(record: Any) -> bool:
     return len(sizes) == 1 and sizes.pop() >= MIN_ALIKE
 
 
+def _is_of_a_file(key: str, value: Any) -> bool:
+    """Whether a text beside rows says what kind of rows they are, and nothing that belongs to one of them."""
+    return isinstance(value, str) and (key.startswith("_") or plain_name(key) in _OF_A_FILE)
+
+
 def _below(
     value: Any, place: RowPlace, beside: Mapping[str, Any]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -193,7 +218,7 @@ def _below(
     if not place:
         if isinstance(value, dict):
             yield beside, value
-        elif objects(value) is not None:
+        elif (turns := objects(value)) is not None and not _are_asked(turns):
             yield beside, {"messages": value}
     elif place[0] == BY_QUESTIONS:
         yield from ((beside, {"question": key, "answer": one}) for key, one in value.items())
@@ -202,9 +227,8 @@ def _below(
             cells = zip(*value.values(), strict=True)
             yield from ((beside, dict(zip(value, row, strict=True))) for row in cells)
     elif place[0] == EACH:
-        items = value if isinstance(value, list) else list(value.values()) if _are_alike(value) else []
-        for item in items:
+        for item in _items(value):
             yield from _below(item, place[1:], beside)
     elif isinstance(value, dict) and place[0] in value:
-        rest = {key: other for key, other in value.items() if key != place[0]}
+        rest = {key: other for key, other in value.items() if key != place[0] and not _is_of_a_file(key, other)}
         yield from _below(value[place[0]], place[1:], {**beside, **rest})

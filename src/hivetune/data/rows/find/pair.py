@@ -9,21 +9,23 @@ from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import named_choice, with_given
 from hivetune.data.rows.find.leaves import at, nodes
 from hivetune.data.rows.find.names import (
+    SHORTENED,
     answers_somehow,
     is_a_models,
     is_a_question,
     is_an_answer,
     is_expected,
     is_note,
+    is_true,
     part_of,
     words,
 )
 from hivetune.data.rows.find.talk.turn_lists import TALK, both_sides
 from hivetune.data.rows.layouts.answers import is_response
-from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
-from hivetune.data.rows.layouts.said import Row, names
-from hivetune.data.rows.layouts.turns import read_messages, read_system
+from hivetune.data.rows.layouts.said import Row, names, parsed
+from hivetune.data.rows.layouts.turns import is_conversation, read_messages, read_system
 from hivetune.data.rows.sessions.rendered import goes_on
 from hivetune.records import Message
 
@@ -33,6 +35,8 @@ _NEXT_QUERY = re.compile(r";\s*(?:SELECT|WITH)\s", re.I)
 _TASKS = ("instruction", "instructions", "definition", "task_description", "task_definition", "task_instruction")
 _PARTIES = ("user", "agent")  # who it was; or, beside the other's words, what they said
 _CLASSED = names("issue ticket complaint problem inquiry enquiry")  # of a question or a prompt its topic is no answer
+_WORKED = (("answer",), ("final", "answer"), ("short", "answer"), ("solution",), ("full", "answer"), ("long", "answer"))
+_SOURCES = names("article document dialogue dialog conversation transcript passage story report email post review")
 _CONTEXTS = ("context", "contexts")  # of a dialogue, or of a question that nobody wrote down apart
 # JSON, JSON in JSON, or how Python shows an object.
 _CODE = re.compile(r"""\s*"?[\[{]\s*\\?["'{\[]""")
@@ -52,42 +56,82 @@ class FoundPair(NamedTuple):
 
 def read_pair(row: Row) -> FoundPair:
     """The only question and the only answer; other answers are counted. Raises RowRefused."""
+    spots = _spots(row)
+    question, answer = at(row, spots.asked), at(row, spots.answered)
+    answer = str(answer) if isinstance(answer, int | float) else answer
+    if isinstance(turns := parsed(question), list) and is_conversation(turns):
+        question, answer = turns, parsed(answer)
+    _refuse_doubt(row, spots, question, answer)
+    if spots.task is not None and isinstance(question, str):
+        question = f"{_lines(at(row, spots.task))}\n{question}".strip()
+    several = isinstance(answer, list) and bool(answer) and all(isinstance(text, str) for text in answer)
+    learned = answer[0] if several else answer
+    said = {"role": "assistant", "content": learned, **_thoughts(row)}
+    asked = with_given(row, spots.asked, question, learned, spots.answered)
+    messages = [*_before(row, asked), *read_messages([said], None)]
+    beside = [*spots.judged, *([spots.task] if spots.task else [])]
+    used = tuple(tuple(path.split(".")) for path in (spots.asked, spots.answered, *beside))
+    used += tuple(path[:-1] for path in used[2:] if len(path) > 1)  # with all that was written about it there
+    changed = ("other-answers",) if spots.judged or (several and len(answer) > 1) else ()
+    return FoundPair(messages, used, changed, spots.answered, learned)
+
+
+class _Spots(NamedTuple):
+    """Paths: of the question, of the answer, of what to do with the question, of answers that are not learned."""
+
+    asked: str
+    answered: str
+    task: str | None
+    judged: list[str]
+
+
+def _spots(row: Row) -> _Spots:
+    """Raises RowRefused where there is not one question with one answer."""
     asked, answered = _sides(row)
-    to_learn = _to_learn(answered)
+    answered = [*answered, *_references(row, asked, answered)]
+    to_learn = _to_learn(_worked_out(row, answered))
     asked, to_learn = _with_code(row, asked, to_learn or named_choice(row))
     task, asked = _task_of(asked)
     asked = asked or _by_its_look(row, to_learn)
     judged = _other_answers(row, answered, to_learn)
     if len(asked) != 1 or len(to_learn) != 1:
         raise RowRefused("unknown-layout", f"columns {', '.join(str(key)[:30] for key in list(row)[:8]) or 'none'}")
-    question, answer = at(row, asked[0]), at(row, to_learn[0])
-    _refuse_doubt(asked[0], to_learn[0], question, answer)
-    if task is not None and isinstance(question, str):
-        question = f"{_lines(at(row, task))}\n{question}".strip()
-    several = isinstance(answer, list) and all(isinstance(text, str) for text in answer)
-    learned = answer[0] if several else answer
-    said = {"role": "assistant", "content": learned, **_thoughts(row)}
-    messages = [*_before(row, with_given(row, asked[0], question, learned)), *read_messages([said], None)]
-    used = tuple(tuple(path.split(".")) for path in (asked[0], to_learn[0], *judged, *([task] if task else [])))
-    changed = ("other-answers",) if judged or (several and len(answer) > 1) else ()
-    return FoundPair(messages, used, changed, to_learn[0], learned)
+    return _Spots(asked[0], to_learn[0], task, judged)
 
 
 def _sides(row: Row) -> tuple[list[str], list[str]]:
     """As `sides_of`; where no name says plainly which text is the answer, one that says it weakly."""
     asked, answered = sides_of(row)
-    return asked, answered or (_weakly_answered(row) if asked else [])
+    opened = open_paths(row)
+    if answered or any(isinstance(one, int | float) and part_of(path) == "answered" for path, one in opened.items()):
+        return asked, answered  # of a program beside its result either may be the answer
+    return asked, _weakly_answered(row, asked)
+
+
+def _references(row: Row, asked: list[str], answered: list[str]) -> list[str]:
+    """The text called `reference` beside what a system under test said; beside an `answer` it may be where that is
+    from.
+    """
+    if not asked or not answered or any(map(is_an_answer, answered)):
+        return []
+    named = (path for path in open_paths(row) if words(path.rpartition(".")[2]) == ("reference",))
+    return [path for path in named if looks_like_content(at(row, path)) and path not in answered]
 
 
 def _other_answers(row: Row, answered: list[str], to_learn: list[str]) -> list[str]:
     """The answers that are not learned; beside one that is said to be right, those that are weakly named too."""
-    others = _weakly_answered(row) if any(map(is_expected, to_learn)) else []
+    others = _weakly_answered(row, to_learn) if any(map(is_expected, to_learn)) else []
     return [path for path in dict.fromkeys([*answered, *others]) if path not in to_learn]
 
 
-def _weakly_answered(row: Row) -> list[str]:
-    """Paths of answers by the last word of their names; else, in a row of a text and its class alone, the class."""
-    found = [path for path, value in open_paths(row).items() if isinstance(value, str) and answers_somehow(path)]
+def _weakly_answered(row: Row, asked: list[str]) -> list[str]:
+    """Paths of answers by the last word of their names, where nothing is asked those of a short form of a text; else,
+    in a row of a text and its class alone, the class.
+    """
+    opened = open_paths(row)
+    found = [path for path, value in opened.items() if isinstance(value, str) and answers_somehow(path)]
+    if not asked:
+        return [path for path in found if SHORTENED & set(words(path.rpartition(".")[2]))]
     if found or len(row) != 2 or not any(_CLASSED & set(words(name)) for name in row):
         return found
     return [name for name in row if plain_name(name) in LABELS and isinstance(row[name], str)]
@@ -118,23 +162,43 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
     """
     texts = {path: value for path, value in open_paths(row).items() if isinstance(value, str) and path not in answered}
     written = [path for path, value in texts.items() if looks_like_content(value) and not _is_about(path)]
-    if len(written) != 1 or len(answered) != 1 or not looks_like_content(at(row, answered[0])):
-        return []
-    if plain_name(answered[0]) in LABELS or TALK & set(words(written[0])):
-        return []  # the class of a text; or what several people said
+    if len(written) != 1 or len(answered) != 1 or plain_name(answered[0]) in LABELS:
+        return []  # the class of a text
+    said = set(words(answered[0].rpartition(".")[2]))
+    if said & SHORTENED:
+        return written if _is_source(row, written[0], answered[0]) else []
+    if TALK & set(words(written[0])):
+        return []  # what several people said
     is_given = plain_name(written[0].rpartition(".")[2]) in _CONTEXTS
-    return written if is_given or texts[written[0]].rstrip().endswith(("?", "\uff1f")) else []
+    asks = texts[written[0]].rstrip().endswith(("?", "\uff1f"))
+    if not looks_like_content(at(row, answered[0])):
+        return written if is_given and (asks or "continuation" in said) else []
+    return written if is_given or asks else []
+
+
+def _is_source(row: Row, path: str, short: str) -> bool:
+    """Whether a text is what the short form at `short` was made of: by its name, its length, and as the row has nothing
+    else.
+    """
+    others = (part_of(name) for name in row if name not in (path, short))
+    long = len(at(row, path)) > len(at(row, short))
+    return long and bool(_SOURCES & set(words(path))) and all(part == "note" for part in others)
 
 
 def _is_about(path: str) -> bool:
     return any(part_of(name) in ("about", "thoughts", "system") for name in path.split("."))
 
 
-def _refuse_doubt(asked: str, answered: str, question: Any, answer: Any) -> None:
+def _refuse_doubt(row: Row, spots: _Spots, question: Any, answer: Any) -> None:
     """Raises RowRefused where a question and an answer by name may be none."""
+    asked, answered = spots.asked, spots.answered
     if isinstance(answer, str) and goes_on(answer):
         raise RowRefused("rendered-text")
-    if max(_named_depths(asked, "asked")) not in _named_depths(answered, "answered"):
+    is_talk = isinstance(question, list)  # the whole prompt; what answers it stands in notes about it
+    depths = _named_depths(asked, "asked")
+    if any(isinstance(at(row, ".".join(asked.split(".")[:depth])), str) for depth in range(1, asked.count(".") + 1)):
+        depths = {max(depths)}  # below a text that is an object: that text may be the question
+    if not is_talk and depths.isdisjoint(_named_depths(answered, "answered")):
         raise RowRefused("unknown-layout", f"{asked} and {answered} are parts of different things")
     one_word = isinstance(question, str) and len(question.split()) < QUESTION_WORDS and question.isascii()
     if one_word and not is_a_question(asked):
@@ -146,8 +210,8 @@ def _refuse_doubt(asked: str, answered: str, question: Any, answer: Any) -> None
 def _before(row: Row, question: Any) -> list[Message]:
     """Everything in front of the answer."""
     spoken = spoken_prompt(question) if isinstance(question, str) else None
-    if spoken:
-        return read_messages(spoken, system_in(row))
+    if spoken or (isinstance(question, list) and is_conversation(question)):
+        return read_messages(spoken or question, system_in(row))
     return [*read_system(system_in(row)), *read_messages([{"role": "user", "content": question}], None)]
 
 
@@ -159,7 +223,11 @@ def _thoughts(row: Row) -> dict[str, str]:
 
 def sides_of(row: Row) -> tuple[list[str], list[str]]:
     """(paths of questions, paths of answers) by their names, each text once."""
-    asked, answered = both_sides(open_paths(row))
+    opened = open_paths(row)
+    asked, answered = both_sides(opened)
+    if len(turns := [path for path in asked if isinstance(opened[path], list) and is_conversation(opened[path])]) == 1:
+        said = "\n".join(texts_in(opened[turns[0]]))
+        asked = [path for path in asked if path in turns or str(opened[path]).strip() not in said]
     written = [path for path in answered if plain_name(path) not in LABELS]  # beside an answer, a class is about it
     return _different(row, _nearest(row, asked)), _different(row, written or answered)
 
@@ -168,7 +236,10 @@ def _nearest(row: Row, paths: list[str]) -> list[str]:
     """Of several texts in one object that is called a question those that are one, by their names or their length."""
     named = [path for path in paths if part_of(path.rpartition(".")[2]) == "asked"]
     written = [path for path in paths if path in named or looks_like_content(at(row, path))]
-    return written if len(paths) > 1 and written else paths
+    written = written if len(paths) > 1 and written else paths
+    one = [path for path in written if isinstance(at(row, path), str)]
+    lists = [path for path in written if isinstance(many := at(row, path), list) and len(many) > 1]
+    return one if len(one) == 1 and len(one) + len(lists) == len(written) else written  # `queries` made of a `query`
 
 
 def _to_learn(paths: list[str]) -> list[str]:
@@ -176,8 +247,23 @@ def _to_learn(paths: list[str]) -> list[str]:
     others = [path for path in paths if not is_a_models(path)]
     expected = [path for path in paths if is_expected(path)]
     if any(is_an_answer(path) for path in paths if path not in expected):
-        expected = []  # `truth` and `answer`: either may be what was said
+        expected = [path for path in expected if is_true(path)]  # `correct` and `answer`: either may be what was said
     return next((some for some in (others, expected) if len(some) == 1), paths)
+
+
+def _worked_out(row: Row, paths: list[str]) -> list[str]:
+    """Of an answer and of how it was found, both with it, the longer one: a solution ends with its result."""
+    texts = [str(at(row, path)).strip() for path in paths]
+    known = (words(path.rpartition(".")[2]) in _WORKED or path == "reward_model.ground_truth" for path in paths)
+    if len(paths) != 2 or not all(known):
+        return paths
+    short, long = sorted(texts, key=len)
+    return [paths[texts.index(long)]] if _stands_in(short, long) else paths
+
+
+def _stands_in(short: str, long: str) -> bool:
+    """Whether a text stands in a longer one, and is no piece of a word or a number there."""
+    return bool(short) and re.search(rf"(?<![\w.]){re.escape(short)}(?!\w)", long) is not None
 
 
 def _named_depths(path: str, part: str) -> set[int]:

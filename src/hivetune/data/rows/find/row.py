@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.given import gathered, is_about, is_beside, refuse_half_of_an_agent
-from hivetune.data.rows.find.leaves import Node, at, left_out, nodes
+from hivetune.data.rows.find.leaves import Node, left_out, nodes
 from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
 from hivetune.data.rows.find.pair import FoundPair, open_paths, read_pair, system_in
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
@@ -122,13 +122,22 @@ def _of_turns(row: Row, spots: Sequence[Spot]) -> tuple[list[Message], tuple[tup
         message.content.strip() not in said for _, others, _ in read for message in others if message.role != "system"
     ):
         raise RowRefused("unknown-layout", "several lists of turns that differ: " + _paths(one for one, *_ in read))
-    if messages[-1].role == "user":
-        _, answered = both_sides(open_paths(row))
-        texts = {str(at(row, one)): one for one in answered}
+    begun = messages[:-1] if _is_empty(messages[-1]) else messages
+    if begun and begun[-1].role == "user":
+        opened = open_paths(row)
+        texts = {str(opened[one]): one for one in both_sides(opened)[1]}
         if len(texts) == 1:
-            only = next(iter(texts.values()))
-            messages = [*messages, *read_answer(at(row, only))[0]]
+            answer = opened[next(iter(texts.values()))]
+            answer = str(answer) if isinstance(answer, int | float) else answer
+            several = isinstance(answer, list) and bool(answer) and all(isinstance(text, str) for text in answer)
+            changed = (*changed, "other-answers") if several and len(answer) > 1 else changed
+            messages = [*begun, *read_answer(answer[0] if several else answer)[0]]
     return messages, (path,), changed
+
+
+def _is_empty(message: Message) -> bool:
+    """Whether an answer has still to be filled in."""
+    return message.role == "assistant" and not (message.content or message.tool_calls or message.reasoning)
 
 
 def _call(row: Row) -> tuple[list[Message], tuple[tuple[str, ...], ...]] | None:

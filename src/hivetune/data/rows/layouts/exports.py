@@ -116,7 +116,7 @@ def _claude(name: str, row: Row) -> Conversation:
 
 
 def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
-    if turn.get("files") or turn.get("files_v2"):
+    if turn.get("sender") != "assistant" and (turn.get("files") or turn.get("files_v2")):
         raise RowRefused("unsupported-content", "a message with files that the export does not hold")
     texts = [one_of(item, "extracted_content") for item in listed(turn.get("attachments"))]
     if not all(isinstance(text, str) for text in texts):

@@ -1,9 +1,11 @@
 """Rows of one question and one answer in columns of their own, and text that is learned whole."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import AGENT
+from hivetune.data.rows.fields import AGENT, plain_name
 from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
 from hivetune.data.rows.layouts.columns import (
     ANSWERED,
@@ -11,6 +13,7 @@ from hivetune.data.rows.layouts.columns import (
     CONTEXT,
     SYSTEM,
     TOOLS,
+    TURNS,
     looks_like_content,
     names_document,
     system_of,
@@ -30,6 +33,10 @@ HALVES = (
     *("question_id", "answer_id", "prompt_id", "response_id", "completion_id", "reply_to"),
     *("review_id", "reviewer_id", "answer1_id", "answer2_id"),
 )
+MOST_WORDS = 12  # of an answer that others may say in other words
+# An object with one of these is a message, a response, or an answer with what was written about it.
+_HOLD_TEXT = frozenset(("role", "from", "parts", "choices", "candidates", "messages", "type", "error", "status"))
+_HOLD_TEXT |= {*CONTEXT, *TURNS, *ASKED, *ANSWERED, "content", "text", "message", "body", "data", "result", "value"}
 LABELS = (
     *("label", "labels", "target", "class", "sentiment", "intent", "category", "stars", "rating", "emotion"),
     *("entities", "ner", "ner_tags", "spans", "aspects"),
@@ -57,6 +64,7 @@ def _pair(
     question, answer = row[question_column], row[answer_column]
     if _are_said(question) and _are_said(answer) and len(question) == len(answer):
         return _dialogue(name, row, (question_column, answer_column))
+    answer, told = _one_answer(answer)
     if _are_said(answer) and len(answer) > 1:
         kind = f"{answer_column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
         raise RowRefused("wrong-type", f"{kind}: --columns prompt={question_column},completion={answer_column}.0")
@@ -74,8 +82,35 @@ def _pair(
             raise RowRefused("rendered-text")
         after = [Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))]
     messages, changed = in_order([*before, *after])
-    read = (*((question_column,) if turns else ()), *((answer_column,) if replies else ()))
-    return Conversation(name, messages, read_tools(tools_of(row)), changed=changed, explained=read)
+    read = (*((question_column,) if turns else ()), *((answer_column,) if replies or told else ()))
+    return Conversation(name, messages, read_tools(tools_of(row)), changed=(*changed, *told), explained=read)
+
+
+def _one_answer(answer: Any) -> tuple[Any, tuple[str, ...]]:
+    """(an answer as text where it is an object or several ways to say the same, reasons of severity warn)."""
+    if _are_said(answer) and len(answer) > 1 and say_the_same(answer):
+        return answer[0], ("other-answers",)
+    written = _as_json(answer)
+    return (answer, ()) if written is None else (written, ("json-answer",))
+
+
+def say_the_same(texts: Sequence[str]) -> bool:
+    """Whether short texts are ways to say one answer: each has half of its words in common with the first, or the first
+    with it. Others may be pieces of one answer, or several that are right together.
+    """
+    said = [{word.strip(".,;:!?'\"()").lower() for word in text.split()} - {""} for text in texts]
+    if any(not one or len(one) > MOST_WORDS for one in said) or any("\n" in text for text in texts):
+        return False
+    return all(2 * len(said[0] & other) >= min(len(said[0]), len(other)) for other in said[1:])
+
+
+def _as_json(answer: Any) -> str | None:
+    """An answer that is an object, as JSON text; None for another, and for one that is a message or holds a text."""
+    answer = [answer] if isinstance(answer, dict) else answer
+    items = objects(answer)
+    if items is None or any(plain_name(key) in _HOLD_TEXT for item in items for key in item):
+        return None
+    return json.dumps(items if len(items) > 1 else items[0], ensure_ascii=False)
 
 
 def _without_answer(before: list[Message], answer: Any) -> list[Message]:

@@ -108,8 +108,12 @@ def first_of(row: Row, names: tuple[str, ...]) -> str | None:
 
 
 def objects(value: Any) -> list[dict[str, Any]] | None:
-    """`value` if it is a list of objects that is not empty, else None."""
-    return value if isinstance(value, list) and value and all(isinstance(item, dict) for item in value) else None
+    """`value` if it is a list of objects that is not empty, without what is null in it; else None."""
+    if not isinstance(value, list) or not value:
+        return None
+    if all(isinstance(item, dict) for item in value):
+        return value
+    return [item for item in value if item is not None] if {dict, type(None)} == set(map(type, value)) else None
 
 
 def listed(value: Any) -> list[Any]:

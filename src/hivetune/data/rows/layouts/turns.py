@@ -57,6 +57,8 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
     after_item = False
     called: set[str] = set()
     for place, turn in enumerate(turns):
+        if turn is None:
+            continue  # an export's place for a message that it does not hold
         role = turn.get("role") if isinstance(turn, dict) else None
         if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
             turn = {**turn, "role": "tool", "name": role}
@@ -66,7 +68,9 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
         messages += read
         after_item = item
         called.update(call["function"]["name"] for message in read for call in message.tool_calls)
-    return messages if messages and messages[0].role == "system" else [*read_system(system), *messages]
+    if not messages:
+        raise RowRefused("no-messages")
+    return messages if messages[0].role == "system" else [*read_system(system), *messages]
 
 
 def _answered_last(read: list[Message], following: Sequence[Any]) -> list[Message]:

@@ -24,8 +24,9 @@ from hivetune.data.rows.find.talk.events import event_kinds, turn_of
 from hivetune.data.rows.find.talk.hosts import served
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.pairs import say_the_same
 from hivetune.data.rows.layouts.said import names, objects, parsed
-from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS
+from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS, is_conversation
 from hivetune.records import Role
 
 MAX_TURN_DEPTH = 3  # of a role or a content inside its turn
@@ -284,7 +285,12 @@ def both_sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     asked: list[str] = []
     answered: list[str] = []
     for path, value in paths.items():
-        if not _says(value) or (isinstance(value, list) and not (_are_parts(value) or are_texts(path, value))):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            answered += [path] if words(path.rpartition(".")[2]) in _NUMBERS else []
+            continue
+        if not _says(value) or (
+            isinstance(value, list) and not (_are_parts(value) or are_texts(path, value) or is_conversation(value))
+        ):
             continue
         side = _side_of(path)
         if side == "answered":
@@ -329,6 +335,7 @@ def _side_of(path: str) -> str | None:
     return None
 
 
+_NUMBERS = (("answer",), ("final", "answer"), ("correct", "answer"), ("expected", "answer"))  # under others, scores
 _TRANSPARENT = ("content", "text", "parts", "message", "value", "body", "data")
 
 
@@ -336,7 +343,7 @@ def are_texts(path: str, value: Any) -> bool:
     """One answer in a list, or several that are said to be equally good. Others may be lines: nobody can tell."""
     if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
         return False
-    return len(set(value)) == 1 or (bool(value) and are_alternatives(path))
+    return len(set(value)) == 1 or (bool(value) and (are_alternatives(path) or say_the_same(value)))
 
 
 def _are_parts(value: Any) -> bool:
