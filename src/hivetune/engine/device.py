@@ -62,8 +62,9 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
         precision = chosen_dtype(place, profile) if dtype == "auto" else dtype
         choices = replace(choices, dtype=precision)
         choices = choices.over(proven_choices(place, precision, profile))
-        if precision == "float32" and place.type == "cpu" and choices.products is None:
-            choices = replace(choices, products=chosen_products(profile.decided_products(name)))
+        if precision in ("float32", "bfloat16") and place.type == "cpu" and choices.products is None:
+            decided = profile.decided_products(name, precision)
+            choices = replace(choices, products=chosen_products(decided, DTYPES[precision]))
     return replace(choices, device=name, threads=choices.threads or default_threads())
 
 

@@ -45,7 +45,7 @@ class Proof:
 class Profile:
     """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `probes`: model and setting -> points.
     `choices`: what a run should start with here: `rungs` that helped a recovery, `dtypes`, what `dtype: auto` was, and
-    `products`, the library for float32.
+    `products`, what multiplies matrices of a dtype.
     `other_rates`: device -> bandwidth, launch_s, to_device, from_device (engine/measure/rates.py), and under "disk" the
     bytes a second that it takes. `proofs`: device -> Proof, as plain values.
     """
@@ -70,12 +70,12 @@ class Profile:
     def with_dtype(self, device: str, dtype: str) -> "Profile":
         return self._with_decided(_DTYPES, device, dtype)
 
-    def decided_products(self, device: str) -> str | None:
-        """The library that float32 is multiplied with on this device; None: never decided yet."""
-        return self._decided(_PRODUCTS, device)
+    def decided_products(self, device: str, dtype: str) -> str | None:
+        """What multiplies matrices of this dtype on this device; None: never decided yet."""
+        return self._decided(_PRODUCTS, f"{device} {dtype}")
 
-    def with_products(self, device: str, products: str) -> "Profile":
-        return self._with_decided(_PRODUCTS, device, products)
+    def with_products(self, device: str, dtype: str, products: str) -> "Profile":
+        return self._with_decided(_PRODUCTS, f"{device} {dtype}", products)
 
     def _decided(self, what: str, device: str) -> str | None:
         decided = self.choices.get(what)

@@ -26,7 +26,8 @@ TOKEN_MULTIPLE = 64
 # On a CPU, oneDNN's products are compiled for each (15 ms) and keep 5 MB of it; 473 tokens take as long as 512, 480 of
 # them 7 % less (docs/log.md).
 COMPILED_MULTIPLE = 32
-
+# Our own product computes 8 rows at a time.
+NATIVE_MULTIPLE = 8
 
 # Packs of a usual step: two to four for each of a few workers, so that nobody waits long for the last one.
 PACKS_A_STEP = 8
@@ -62,12 +63,14 @@ def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
     `products` as in the run's choices."""
     if device != "cpu":
         return TOKEN_MULTIPLE
-    return COMPILED_MULTIPLE if compiles_products(dtype, products) else 1
+    if compiles_products(dtype, products):
+        return COMPILED_MULTIPLE
+    return NATIVE_MULTIPLE if products == "native" else 1
 
 
 def compiles_products(dtype: str, products: str | None) -> bool:
     """Whether a CPU's products are oneDNN's, which are compiled for each row count and stay in memory."""
-    return dtype == "bfloat16" or (dtype == "float32" and products == "onednn")
+    return products == "onednn" if dtype == "float32" else dtype == "bfloat16" and products != "native"
 
 
 @dataclass(frozen=True, slots=True)

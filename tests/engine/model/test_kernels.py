@@ -15,6 +15,7 @@ from hivetune.engine.model import products
 from hivetune.engine.model.fast.attention import TorchAttention, segment_tables
 from hivetune.engine.model.fast.kernels import build
 from hivetune.engine.model.fast.kernels.native import PIECE_KEYS, NativeAttention, NativeOps
+from hivetune.engine.model.fast.kernels.signatures import kernels_for
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.fast.ops import TorchOps, wide_of
 from hivetune.engine.model.fast.weights.matrices import Group, Member
@@ -24,6 +25,7 @@ from hivetune.errors import MachineNotFit
 from hivetune.plan.layout import TrimmedDocument, make_layout
 from hivetune.run.choices import Choices
 
+CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 # Two roundings of bf16 (one each side), or sums of fp32 in another order.
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1.6e-2}
@@ -187,32 +189,84 @@ def test_thin_products(rows: int, inputs: int, sizes: list[int], rank: int, dtyp
         same(one, other, precision)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 37])
-def test_both_libraries_of_products_give_the_same(rows: int) -> None:
-    """As the step calls them: a weight as it lies and turned, rows that are columns of a wider buffer."""
-    for multiply in at_hand(torch.float32, torch.device("cpu")):
-        w, x = randn(50, 24), randn(rows, 60)[:, :24]
-        out = torch.zeros(rows, 70)
-        multiply(x, w.t(), out[:, :50])
-        same(out[:, :50], x.double() @ w.double().t(), torch.float32)
-        assert not out[:, 50:].any()
-        dx = torch.empty(rows, 24)
-        multiply(out[:, :50], w, dx)
-        same(dx, out[:, :50].double() @ w.double(), torch.float32)
+def test_all_products_give_the_same(rows: int, dtype: torch.dtype) -> None:
+    """As the step calls them: a weight as it lies and turned, rows that are columns of a wider buffer; an inner size of
+    several parts of a panel, an odd one, and more and fewer columns than panels have."""
+    for multiply in (*at_hand(dtype, CPU), products.by_native):
+        for outputs, inputs in ((50, 24), (3, 2085), (70, 17)):
+            w, x = randn(outputs, inputs, dtype=dtype), randn(rows, inputs + 36, dtype=dtype)[:, :inputs]
+            out = torch.zeros(rows, outputs + 20, dtype=dtype)
+            multiply(x, w.t(), out[:, :outputs])
+            same(out[:, :outputs], x.double() @ w.double().t(), dtype)
+            assert not out[:, outputs:].any()
+            dx = torch.empty(rows, inputs, dtype=dtype)
+            multiply(out[:, :outputs], w, dx)
+            same(dx, out[:, :outputs].double() @ w.double(), dtype)
 
 
-def test_the_other_library_is_chosen_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_products_do_not_depend_on_neighbours_or_threads() -> None:
+    """Bit for bit: a row alone, among others, and with another number of threads."""
+    x, w = randn(45, 600, dtype=torch.bfloat16), randn(70, 600, dtype=torch.bfloat16)
+    all_rows, one = torch.empty(45, 70, dtype=torch.bfloat16), torch.empty(1, 70, dtype=torch.bfloat16)
+    products.by_native(x, w.t(), all_rows)
+    products.by_native(x[44:], w.t(), one)
+    assert torch.equal(one[0], all_rows[44])
+    threads, again = torch.get_num_threads(), torch.empty_like(all_rows)
+    try:
+        torch.set_num_threads(3)
+        products.by_native(x, w.t(), again)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(again, all_rows)
+
+
+def test_rows_that_are_not_whole_in_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match="not whole in memory"):
+        products.by_native(randn(4, 8).t(), randn(4, 3), torch.empty(8, 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "inputs", "sizes", "rank"), [(37, 70, (33, 21), 5), (9, 2100, (64, 16, 16), 8)])
+def test_projecting_in_one_pass(rows: int, inputs: int, sizes: tuple[int, ...], rank: int, dtype: torch.dtype) -> None:
+    """Bias and adapters in the sums of the product, members that begin within a panel."""
+    outputs, starts = sum(sizes), [sum(sizes[:place]) for place in range(len(sizes))]
+    members = tuple(
+        Member(
+            f"m{place}", start, size, place * rank,
+            d_down_RK=torch.empty(rank, inputs), d_up_NR=torch.empty(size, rank),
+            scaled_up_RN=randn(rank, size, dtype=dtype),
+        )
+        for place, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    )  # fmt: skip
+    weight = randn(outputs + 32, inputs, dtype=dtype) / inputs**0.5
+    weight[outputs + rank * len(sizes) :] = 0
+    group = Group(weight, members, randn(outputs, dtype=dtype), outputs, members)
+    results = []
+    for ops in (NativeOps(dtype, None), NativeOps(dtype), TorchOps()):
+        y = torch.full((rows, group.width), 9.0, dtype=dtype)
+        ops.project(randn(rows, inputs, dtype=dtype), group, y)
+        results.append(y)
+    same(results[0], results[2], dtype)
+    same(results[1], results[2], dtype)
+
+
+def test_the_fastest_products_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By measurement; and what was decided on this machine before stands."""
+
     def slow(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor) -> None:
-        for _ in range(8):
+        for _ in range(3):
             products.by_onednn(a_MK, b_KN, out_MN)
 
-    assert products.by_onednn in at_hand(torch.float32, torch.device("cpu"))
+    assert products.by_onednn in at_hand(torch.float32, CPU)
     monkeypatch.setattr(products, "by_torch", slow)
-    assert products.fastest_products() == products.chosen_products(None) == "onednn"
-    assert products.chosen_products("torch") == "torch"  # decided on this machine before
-    chosen = products.multiply_with("onednn", torch.float32, torch.device("cpu"))
+    assert products.fastest_products(torch.float32) in ("onednn", "native")
+    assert products.chosen_products("torch", torch.float32) == "torch"
+    chosen = products.multiply_with("onednn", torch.float32, CPU)
     assert chosen is products.by_onednn
-    assert products.multiply_with("onednn", torch.bfloat16, torch.device("cpu")) is slow
+    assert products.multiply_with("onednn", torch.bfloat16, CPU) is slow
+    assert products.multiply_with("native", torch.bfloat16, CPU) is slow  # without our kernels
 
 
 @pytest.fixture
@@ -221,8 +275,10 @@ def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     folder = tmp_path / "fresh-kernels"
     monkeypatch.setenv("HIVETUNE_KERNELS", str(folder))
     build.library.cache_clear()
+    kernels_for.cache_clear()
     yield folder
     build.library.cache_clear()
+    kernels_for.cache_clear()
 
 
 def load(folder: Path, **choices: Any) -> FastModel:

@@ -115,7 +115,7 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     if config.dtype == "auto":
         profile = profile.with_dtype(name, setup.dtype)
     if settled.products is not None:
-        profile = profile.with_products(name, settled.products)
+        profile = profile.with_products(name, setup.dtype, settled.products)
     write_profile(profile.with_probe(probe_key(probed), probe))
     if run:
         write_resolved(run, config, settled)

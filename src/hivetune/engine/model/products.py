@@ -1,10 +1,11 @@
-"""The library of large products: torch's own, or oneDNN for float32 on a CPU where it is measured to be faster.
+"""What computes the large products of a CPU: torch, oneDNN for float32, or our own kernel, as measured on the machine.
 
 torch multiplies float32 with MKL, which takes its AVX2 path on other vendors' processors that have AVX-512: 84 GFLOP/s
-a core for [512, 576] x [576, 1632] on a Zen 5, where oneDNN reaches 175. Both sum in float32, in another order.
+a core for [512, 576] x [576, 1632] on a Zen 5, where oneDNN reaches 175. In bfloat16 torch's product is oneDNN's, which
+packs the weights in every call, and what belongs to a product takes passes of its own; our kernel
+(kernels/products.cpp) does both on the way. All sum in float32, each in another order.
 """
 
-import math
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -12,12 +13,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hivetune.engine.model.fast.kernels.build import NoKernels
+from hivetune.engine.model.fast.kernels.signatures import KERNEL_SUFFIXES, kernels_for, product_arguments
+
 # a [M, K] times b [K, N] into the third one; rows may be strided.
 Multiply = Callable[[Tensor, Tensor, Tensor], None]
-Products = Literal["torch", "onednn"]
-# Rows of a product at a time and of the timed one, as in a small model's step; how much faster the other library must
-# be: its result is copied once.
-ROWS, WIDTH, ROUNDS, WORTH_IT = 512, 1024, 5, 1.25
+Products = Literal["torch", "onednn", "native"]
+ROWS = 512  # of oneDNN's float32 product at a time
+# What is timed is a step in small: rows by each of several weights, which together do not fit the nearer caches.
+TIMED_ROWS, WIDTH, WEIGHTS, ROUNDS = 256, 1024, 4, 3
+# How much faster than torch another has to be: oneDNN's result is copied once, our own kernel saves passes beside it.
+WORTH_IT: dict[Products, float] = {"onednn": 1.25, "native": 1.0}
 
 
 def by_torch(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
@@ -32,8 +38,14 @@ def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
         out_MN[rows].copy_(torch.ops.mkldnn._linear_pointwise(a_MK[rows], b_NK, None, "none", [], ""))
 
 
+def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+    """Our own kernel; where there is none, `fastest_products` never calls it."""
+    kernels_for(a_MK.dtype)["multiply"].call(*product_arguments(a_MK, b_KN, out_MN))
+
+
 def multiply_with(products: str | None, dtype: torch.dtype, device: torch.device) -> Multiply:
-    """`products`: as chosen for the run (run/choices.py); it holds for float32 on a CPU."""
+    """The library; `products`: as chosen for the run (run/choices.py). oneDNN holds for float32 on a CPU; our own
+    kernel is none, and torch is what takes its place without the kernels."""
     return by_onednn if products == "onednn" and dtype == torch.float32 and device.type == "cpu" else by_torch
 
 
@@ -43,21 +55,38 @@ def at_hand(dtype: torch.dtype, device: torch.device) -> tuple[Multiply, ...]:
     return (by_torch, by_onednn) if both else (by_torch,)
 
 
-def chosen_products(decided: str | None) -> Products:
-    """What the profile says was decided on this machine before, else the fastest."""
-    return fastest_products() if decided is None else "onednn" if decided == "onednn" else "torch"
+def chosen_products(decided: str | None, dtype: torch.dtype) -> Products:
+    """What the profile says was decided on this machine before, else the fastest on this CPU."""
+    known: tuple[Products, ...] = ("torch", "onednn", "native")
+    return next((name for name in known if name == decided), None) or fastest_products(dtype)
 
 
-def fastest_products() -> Products:
-    """The library for float32 on this CPU, all timed in turns."""
-    x, w = torch.ones(ROWS, WIDTH), torch.ones(WIDTH, WIDTH)
-    out = torch.empty(ROWS, WIDTH)
-    seconds: dict[Multiply, list[float]] = {multiply: [] for multiply in at_hand(x.dtype, x.device)}
+def fastest_products(dtype: torch.dtype) -> Products:
+    """The fastest for this dtype on this CPU, all timed in turns."""
+    x, out = torch.ones(TIMED_ROWS, WIDTH, dtype=dtype), torch.empty(TIMED_ROWS, WIDTH, dtype=dtype)
+    weights = [torch.ones(WIDTH, WIDTH, dtype=dtype) for _ in range(WEIGHTS)]
+    candidates = _candidates(dtype)
+    seconds: dict[Products, list[float]] = {name: [] for name in candidates}
     for _ in range(ROUNDS + 1):
-        for multiply, of_one in seconds.items():
+        for name, multiply in candidates.items():
             started = time.perf_counter()
-            multiply(x, w.t(), out)
-            of_one.append(time.perf_counter() - started)
+            for w in weights:
+                multiply(x, w.t(), out)
+            seconds[name].append(time.perf_counter() - started)
     # The least after a warm-up: whatever disturbs makes it slower, nothing faster.
-    least = {multiply: min(of_one[1:]) for multiply, of_one in seconds.items()}
-    return "onednn" if least.get(by_onednn, math.inf) * WORTH_IT < least[by_torch] else "torch"
+    least = {name: min(of_one[1:]) for name, of_one in seconds.items()}
+    right: list[Products] = [name for name in least if least[name] * WORTH_IT.get(name, 1.0) <= least["torch"]]
+    return min(right, key=lambda name: least[name])
+
+
+def _candidates(dtype: torch.dtype) -> dict[Products, Multiply]:
+    found: dict[Products, Multiply] = {"torch": by_torch}
+    if by_onednn in at_hand(dtype, torch.device("cpu")):
+        found["onednn"] = by_onednn
+    try:
+        if dtype in KERNEL_SUFFIXES:
+            kernels_for(dtype)
+            found["native"] = by_native
+    except NoKernels:  # said elsewhere: `kernels` tells which run, and why
+        pass
+    return found

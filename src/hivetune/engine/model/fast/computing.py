@@ -32,7 +32,7 @@ def choose_ops(
     if device.type != "cpu" or wanted == "torch":
         return TorchOps(wide_products=has_wide_products(dtype, device), multiply=multiply), "torch"
     try:
-        return NativeOps(dtype, multiply), "native"
+        return NativeOps(dtype, None if products == "native" else multiply), "native"
     except NoKernels as reason:
         if wanted == "native":
             hint = "install g++, or start a new run: this one began with them"

@@ -19,13 +19,13 @@ from hivetune.engine.model.fast.weights.matrices import Group, Member
 def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | None, *, adapter: bool) -> None:
     """y = [x W^T + bias + S B'^T | S] with S = x A^T; without adapter the rank columns are left as they were."""
     if adapter and drop is None:
-        ops.multiply(x_TK, group.weight_NRK.t(), y_TW)
-    else:
-        ops.multiply(x_TK, group.weight_NRK[: group.outputs].t(), y_TW[:, : group.outputs])
-        for member in group.adapted if adapter else ():
-            assert drop is not None
-            dropped_TK, s_TR = _dropped(ops, x_TK, drop, member), y_TW[:, _ranks(group, member)]
-            ops.rowwise(_thin, dropped_TK, s_TR, matrix=_down(group, member).t())
+        ops.project(x_TK, group, y_TW)
+        return
+    ops.multiply(x_TK, group.weight_NRK[: group.outputs].t(), y_TW[:, : group.outputs])
+    for member in group.adapted if adapter else ():
+        assert drop is not None
+        dropped_TK, s_TR = _dropped(ops, x_TK, drop, member), y_TW[:, _ranks(group, member)]
+        ops.rowwise(_thin, dropped_TK, s_TR, matrix=_down(group, member).t())
     ops.adapt(y_TW, group, adapter=adapter)
 
 

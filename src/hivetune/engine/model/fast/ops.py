@@ -49,6 +49,8 @@ class Ops(Protocol):
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None: ...
 
+    def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None: ...
+
     def do(self, call: Callable[..., object], *arguments: Any) -> None: ...
 
     def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None: ...
@@ -111,6 +113,11 @@ class TorchOps:
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
         self._multiply(a_MK, b_KN, out_MN)
+
+    def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
+        """y = [x W^T + bias + S B'^T | S] with S = x A^T: one product of all rows, then `adapt`."""
+        self.multiply(x_TK, group.weight_NRK.t(), y_TW)
+        self.adapt(y_TW, group, adapter=True)
 
     def do(self, call: Callable[..., object], *arguments: Any) -> None:
         """`call`, which is torch's own and writes to a buffer that it is given."""

@@ -42,6 +42,10 @@ class TritonOps:
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
         by_torch(a_MK, b_KN, out_MN)
 
+    def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
+        self.multiply(x_TK, group.weight_NRK.t(), y_TW)
+        self.adapt(y_TW, group, adapter=True)
+
     def do(self, call: Callable[..., object], *arguments: Any) -> None:
         call(*arguments)
 

@@ -72,7 +72,7 @@ static void forward_span(const Layout& l, const Shape& s, const Packs<U>& packs,
         for (long at = 0; at < rows; at += LANES) {
             const T* from = qkv + (g.start + q0 + at) * s.stride + head * n;
             pack_rows<U>(from, s.stride, std::min<long>(LANES, q1 - q0 - at), LANES, n, width, b.rows_a);
-            turn(b.rows_a, width / U::P, b.query_t + turned(at, width / U::P), PAIR);
+            turn(b.rows_a, width / U::P, width / U::P, b.query_t + turned(at, width / U::P), PAIR);
         }
         std::fill(b.out, b.out + rows * width, 0.0f);
         std::fill(b.total, b.total + rows, 0.0f);

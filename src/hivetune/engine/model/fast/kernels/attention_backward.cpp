@@ -38,10 +38,10 @@ static void prepare_queries(const Shape& s, const Segment& g, long head, long wi
     for (long q0 = 0; q0 < g.size; q0 += LANES) {
         long rows = std::min<long>(LANES, g.size - q0), at = g.start + q0, to = q0 * width / U::P;
         pack_rows<U>(qkv + at * s.stride + head * n, s.stride, rows, LANES, n, width, b.rows_a);
-        turn(b.rows_a, width / U::P, b.query_t + turned(q0, width / U::P), PAIR);
+        turn(b.rows_a, width / U::P, width / U::P, b.query_t + turned(q0, width / U::P), PAIR);
         copy_pairs(b.rows_a, LANES, width, b.query_b + to);
         pack_rows<U>(dout + at * stride + head * n, stride, rows, LANES, n, width, b.rows_a);
-        turn(b.rows_a, width / U::P, b.dout_t + turned(q0, width / U::P), PAIR);
+        turn(b.rows_a, width / U::P, width / U::P, b.dout_t + turned(q0, width / U::P), PAIR);
         copy_pairs(b.rows_a, LANES, width, b.dout_b + to);
         for (long r = 0; r < LANES; r++) {
             b.level[q0 + r] = r < rows ? lse[(at + r) * s.heads + head] : INFINITY;

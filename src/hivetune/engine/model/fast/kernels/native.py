@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hivetune.engine.model.fast.kernels.build import NoKernels, library
-from hivetune.engine.model.fast.kernels.calls import Calls, Kernel, RowCount
+from hivetune.engine.model.fast.kernels.calls import Calls
+from hivetune.engine.model.fast.kernels.signatures import FLOAT, POINTER, kernels_for, product_arguments
 from hivetune.engine.model.fast.ops import Drop, drop_below
 from hivetune.engine.model.fast.spec import ModelSpec
 from hivetune.engine.model.fast.weights.matrices import Group
@@ -19,28 +19,11 @@ from hivetune.engine.model.fast.workspace import Workspace
 from hivetune.engine.model.products import Multiply, by_torch
 from hivetune.plan.layout import Layout
 
-KERNEL_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 LANES = 16
 # Attention's backward pass is divided by trees of segments, by heads that share keys, and by parts of the keys where
 # the others are fewer than TASKS or a row longer than LONG_KEYS, so that they keep many cores busy. It follows from the
 # rows alone: sums have the same order on any machine. A part has every so-manieth PIECE_KEYS keys (attention.h: PIECE).
 PIECE_KEYS, LONG_KEYS, TASKS, MOST_PARTS = 256, 1024, 6, 8
-POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
-SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "add_norm": (POINTER, POINTER, LONG, POINTER, POINTER, FLOAT, POINTER, POINTER, RowCount, LONG),
-    "norm_backward": (*[POINTER] * 6, RowCount, LONG),
-    "rope": (POINTER, LONG, POINTER, POINTER, FLOAT, RowCount, *[LONG] * 3),
-    "glu": (POINTER, LONG, POINTER, INT, RowCount, LONG),
-    "glu_backward": (POINTER, POINTER, LONG, POINTER, LONG, POINTER, INT, RowCount, LONG),
-    "drop": (POINTER, POINTER, LONG, LONG, FLOAT, POINTER, RowCount, LONG),
-    "cross_entropy": (*[POINTER] * 3, FLOAT, POINTER, INT, LONG, LONG),
-    "adapt": (POINTER, LONG, RowCount, LONG, POINTER, POINTER, LONG),
-    "adapt_backward": (POINTER, LONG, RowCount, LONG, LONG, POINTER, LONG),
-    "up_gradient": (POINTER, LONG, POINTER, LONG, RowCount, POINTER, LONG, FLOAT),
-    "down_gradient": (POINTER, LONG, POINTER, LONG, RowCount, POINTER, LONG, FLOAT),
-    "attention": (POINTER,) * 5,
-    "attention_backward": (*[POINTER] * 7, LONG, POINTER, RowCount, LONG),
-}
 
 
 class MemberArguments(ctypes.Structure):
@@ -71,30 +54,18 @@ class LayoutArguments(ctypes.Structure):
     )
 
 
-def kernels_for(dtype: torch.dtype) -> dict[str, Kernel]:
-    """The kernels of a dtype by name. Raises NoKernels."""
-    if dtype not in KERNEL_SUFFIXES:
-        raise NoKernels(f"the kernels support float32 and bfloat16, not {dtype}")
-    loaded, found = library(), {}
-    for name, kinds in SIGNATURES.items():
-        symbol = f"{name}_{KERNEL_SUFFIXES[dtype]}"
-        checked, bare = loaded[symbol], loaded[symbol]  # two objects for one function
-        checked.argtypes, checked.restype, bare.restype = kinds, None, None
-        found[name] = Kernel(checked, bare, kinds)
-    return found
-
-
 class NativeOps:
     """ops.TorchOps, in C++. One object for one model: it holds the addresses of its adapters.
 
     `calls`: of the model, all that is computed here goes through them. `layout`: of the micro-batch that attention is
-    about; it and the scales of gradients lie where kept calls read them.
+    about; it and the scales of gradients lie where kept calls read them. `multiply`: the library of the large products,
+    None for our own.
     """
 
     name = "native"
 
-    def __init__(self, dtype: torch.dtype, multiply: Multiply = by_torch):
-        self._kernels, self._product = kernels_for(dtype), _rows_first(multiply)
+    def __init__(self, dtype: torch.dtype, multiply: Multiply | None = by_torch):
+        self._kernels, self._product = kernels_for(dtype), None if multiply is None else _rows_first(multiply)
         self.calls, self.layout = Calls(), LayoutArguments()
         self._scale, self._up_scale = FLOAT(), FLOAT()
         # With the group itself: while it is held, no other one can get its id.
@@ -110,7 +81,21 @@ class NativeOps:
         self.calls.rowwise(call, tensors, named)
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-        self.calls.rowwise(self._product, (a_MK, out_MN), {"b_KN": b_KN})
+        if self._product is None:
+            self.run("multiply", *product_arguments(a_MK, b_KN, out_MN))
+        else:
+            self.calls.rowwise(self._product, (a_MK, out_MN), {"b_KN": b_KN})
+
+    def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
+        if self._product is not None:
+            self.multiply(x_TK, group.weight_NRK.t(), y_TW)
+            self.adapt(y_TW, group, adapter=True)
+            return
+        members, bias = self._arguments(group), None if group.bias_N is None else group.bias_N.data_ptr()
+        self.run(
+            "project", x_TK.data_ptr(), x_TK.stride(0), group.weight_NRK.data_ptr(), y_TW.data_ptr(), y_TW.stride(0),
+            len(x_TK), group.outputs, group.width, group.inputs, bias, members, len(members),
+        )  # fmt: skip
 
     def set_scales(self, scale: float, up_scale: float) -> None:
         """What kept calls multiply gradients by from here on."""

@@ -3,15 +3,7 @@
 //
 // All go through the tiles of units.h: bf16 is multiplied as bf16 where the processor can, and summed in fp32. What is
 // summed has the same order whatever the number of threads.
-#include "units.h"
-
-// Mirrored by native.MemberArguments.
-struct Member {
-    int64_t start, size, rank_at, rank;
-    const void* up;  // [rank, size], already scaled
-    float* d_down;   // [rank, inputs]; the members of a matrix lie one after the other
-    float* d_up;     // [size, rank]
-};
+#include "ranks.h"
 
 constexpr long COLUMNS = 2 * LANES;  // of a chunk, whose packed rows stay in L1
 constexpr long ROWS = 32;            // of a block, of y and dY
@@ -102,7 +94,7 @@ __attribute__((noinline)) static void few_dots(const T* dy, long stride, long ro
     }
     float square[LANES * LANES], turned[LANES * LANES];
     for (long i = 0; i < LANES; i++) store(square + i * LANES, sums[i]);
-    turn(square, LANES, turned, LANES);
+    turn(square, LANES, LANES, turned, LANES);
     vf total{};
     for (long i = 0; i < LANES; i++) total += load(turned + i * LANES);
     store(out, total);

@@ -21,6 +21,7 @@ struct Full {
     static inline void put_pair(unit* to, vf x, vf) { store(to, x); }
     template <class T> static inline void pack_pair(const T* row, const T*, long n, unit* to) { store(to, load(row, n)); }
     static inline void put_both(unit* row, unit*, unit* pair, vf x, vf) { store(row, x), store(pair, x); }
+    template <class T> static inline void put_one(unit* to, int, T x) { *to = scalar(x); }
 };
 
 #ifdef __AVX512BF16__
@@ -54,6 +55,7 @@ struct Half {
         std::memcpy(row, &a, 32), std::memcpy(next, &b, 32);
         put_pair(pair, a, b);
     }
+    static inline void put_one(unit* to, int place, bf16 x) { std::memcpy((bf16*)to + place, &x, sizeof x); }
 
 private:
     static inline vh half(vf x) { return (vh)_mm512_cvtneps_pbh((__m512)x); }
@@ -186,12 +188,12 @@ static inline void turn_square(const float* from, long stride, float* to, long s
 }
 #endif
 
-// [16][columns] to [columns][16], units as they are; rows of the result are `step` apart.
-template <class unit> static void turn(const unit* from, long columns, unit* to, long step) {
+// 16 rows of `columns` units, `stride` apart, to [columns][16], units as they are; rows of the result are `step` apart.
+template <class unit> static void turn(const unit* from, long stride, long columns, unit* to, long step) {
     long c = 0;
 #ifdef __AVX512F__
-    for (; c + LANES <= columns; c += LANES) turn_square((const float*)from + c, columns, (float*)to + c * step, step);
+    for (; c + LANES <= columns; c += LANES) turn_square((const float*)from + c, stride, (float*)to + c * step, step);
 #endif
     for (; c < columns; c++)
-        for (long r = 0; r < LANES; r++) to[c * step + r] = from[r * columns + c];
+        for (long r = 0; r < LANES; r++) to[c * step + r] = from[r * stride + c];
 }
