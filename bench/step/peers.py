@@ -41,6 +41,13 @@ ROWS = (
         about="the limit in float32 by the fastest library at hand",
         asked_for=True,
     ),
+    Row(
+        "limit with our product",
+        "limit.py",
+        {"own": True},
+        about="the limit by the fastest of the libraries and our own product",
+        asked_for=True,
+    ),
     Row("hivetune", "ours.py", {"choices": {}}, about="defaults"),
     Row(
         "hivetune fp32",

@@ -3,8 +3,8 @@
 For every layer the seven products forward and the seven input gradients (a frozen weight has no other), and for the
 trained positions logits and their input gradient; over the tokens really computed (common beginnings once), in the
 faster of float32 and bfloat16. Attention's operations (two products forward, five backward, the masked half left out)
-are reckoned at the rate that those products reached. Adapters and everything element-wise are not in it: a step can't
-reach it.
+are reckoned at the rate that those products reached. Adapters and everything element-wise are not in it. The option
+`own` adds our own product to the libraries: that limit no step of ours can reach.
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 from protocol import Clock, resident_bytes
 
 from hivetune.engine.device import default_threads
-from hivetune.engine.model.products import at_hand
+from hivetune.engine.model.products import at_hand, by_native
 from hivetune.models.architecture import Architecture, read_architecture
 from hivetune.plan.layout import Layout, make_layout, trim_document
 
@@ -29,6 +29,7 @@ def main() -> None:
     torch.set_num_threads(default_threads())
     architecture = read_architecture(Path(clock.job["model"]))
     dtypes = [getattr(torch, name) for name in clock.job["options"].get("dtypes", ("float32", "bfloat16"))]
+    own = clock.job["options"].get("own", False)
     sets = json.loads(Path(clock.job["data"]).read_text())["sets"]
     weights = {
         dtype: [
@@ -47,7 +48,7 @@ def main() -> None:
             layout = make_layout([trim_document(d["tokens"], d["trained"]) for d in step], share=True)
             attention = attention_share(architecture, layout)
             seconds = {
-                dtype: (1 + attention) * products_s(weights[dtype], heads[dtype], layout.size, len(layout.rows))
+                dtype: (1 + attention) * products_s(weights[dtype], heads[dtype], layout.size, len(layout.rows), own)
                 for dtype in (fastest or weights)
             }
             fastest = [min(seconds, key=lambda dtype: seconds[dtype])]
@@ -69,8 +70,8 @@ def attention_share(architecture: Architecture, layout: Layout) -> float:
     return attention / (linear + 4 * architecture.vocabulary * architecture.hidden * len(layout.rows))
 
 
-def products_s(layers, head, tokens: int, trained: int) -> float:
-    """Seconds of all products by the fastest library; results and inputs are made outside of the clock."""
+def products_s(layers, head, tokens: int, trained: int, own: bool) -> float:
+    """Seconds of all products by the fastest at hand; results and inputs are made outside of the clock."""
     dtype = head.dtype
     widths = {size for layer in layers for w in layer for size in w.shape}
     rows = {width: torch.ones(tokens, width, dtype=dtype) for width in widths}
@@ -87,7 +88,7 @@ def products_s(layers, head, tokens: int, trained: int) -> float:
         multiply(logits, head, x)
         return time.perf_counter() - started
 
-    return min(map(once, at_hand(dtype, torch.device("cpu"))))
+    return min(map(once, (*at_hand(dtype, torch.device("cpu")), *((by_native,) if own else ()))))
 
 
 if __name__ == "__main__":

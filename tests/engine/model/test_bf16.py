@@ -14,17 +14,20 @@ from hivetune.config import LoraConfig
 from hivetune.engine.model.adapter import write_adapter
 from hivetune.engine.model.fast.model import FastModel
 from hivetune.engine.model.protocol import Document
+from hivetune.run.choices import Choices
 
 Gradients = dict[str, torch.Tensor]
 
 
-def compare(folder: Path, docs: list[Document], lora: LoraConfig, size: float, work: Path, adapters: int) -> None:
+def compare(
+    folder: Path, docs: list[Document], lora: LoraConfig, size: float, work: Path, adapters: int, choices: Choices
+) -> None:
     """At most 1.1 times PEFT's error: of the loss, over all gradients and for nearly every tensor.
 
     Nearly: with hundreds of tensors, a few of PEFT's own errors are small by chance. So may be that of one loss, which
     is a single number: it is the root mean square over several adapters.
     """
-    model = FastModel(folder, lora, dtype=torch.bfloat16, device=torch.device("cpu"))
+    model = FastModel(folder, lora, dtype=torch.bfloat16, device=torch.device("cpu"), choices=choices)
     trained = sum(int(d.trained_L.sum()) for d in docs)
     start = model.master_N.data_ptr()
     our_squares = their_squares = 0.0
@@ -79,12 +82,14 @@ def by_peft(folder: Path, adapter: Path, docs: list[Document], trained: int) -> 
     return {name: grad.double() for name, grad in named.items()}, float(total)
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2"])
-def test_small_models(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "products"), [("llama", "torch"), ("llama", "native"), ("qwen3", "native"), ("gemma2", "native")]
+)
+def test_small_models(case: str, products: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", case)
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.to(torch.bfloat16).save_pretrained(folder)  # both sides read the same bf16 weights
-    compare(folder, documents(), LoraConfig(r=4, alpha=8), 0.1, tmp_path / "adapters", 6)
+    compare(folder, documents(), LoraConfig(r=4, alpha=8), 0.1, tmp_path / "adapters", 12, Choices(products=products))
 
 
 @pytest.mark.slow
@@ -92,4 +97,4 @@ def test_smollm2(smollm2: Path, tmp_path: Path) -> None:
     """The real model on real text, three rows with a shared system prompt."""
     tokens = json.loads((Path(__file__).parent / "golden" / "smollm2_rows.json").read_text())
     docs = [Document(i, torch.tensor(r["tokens"]), torch.tensor(r["trained"]).bool()) for i, r in enumerate(tokens)]
-    compare(smollm2, docs, LoraConfig(r=8, alpha=16), 0.02, tmp_path / "adapters", 1)
+    compare(smollm2, docs, LoraConfig(r=8, alpha=16), 0.02, tmp_path / "adapters", 1, Choices(products="native"))

@@ -63,11 +63,11 @@ def test_loss_and_gradients_equal_the_reference_in_fp64(case: str, tmp_path: Pat
     assert model.nll(docs).tolist() == pytest.approx(nll, rel=1e-10)
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize(("kernels", "products"), [("native", "native"), ("native", "torch"), ("torch", "torch")])
 @pytest.mark.parametrize("case", FAMILIES)
-def test_fp32_equals_the_reference_to_its_rounding(case: str, kernels: str, tmp_path: Path) -> None:
+def test_fp32_equals_the_reference_to_its_rounding(case: str, kernels: str, products: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path, case)
-    model, docs = load(folder, torch.float32, kernels=kernels), documents()
+    model, docs = load(folder, torch.float32, kernels=kernels, products=products), documents()
     loss, grads, _ = expect(folder, model, docs, 1 / 37)
     total = model.backward(docs, 1 / 37)
     assert float(total) == pytest.approx(loss, rel=1e-5)
@@ -82,7 +82,7 @@ def test_fp32_equals_the_reference_to_its_rounding(case: str, kernels: str, tmp_
 def test_any_subset_of_modules(targets: list[str], kernels: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     dtype = torch.float32 if kernels == "native" else torch.float64
-    model = load(folder, dtype, LoraConfig(r=5, alpha=15, target_modules=targets), kernels=kernels)
+    model = load(folder, dtype, LoraConfig(r=5, alpha=15, target_modules=targets), kernels=kernels, products=kernels)
     assert {name.split(".")[-3] for name in model.adapter} == {target.split(".")[-1] for target in targets}
     docs = documents()
     loss, grads, _ = expect(folder, model, docs, 2.0)
@@ -93,7 +93,7 @@ def test_any_subset_of_modules(targets: list[str], kernels: str, tmp_path: Path)
 @pytest.mark.parametrize("rank", [1, 4, 8, 20, 64])
 def test_any_rank(rank: int, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
-    model = load(folder, torch.float32, LoraConfig(r=rank, alpha=3 * rank), kernels="native")
+    model = load(folder, torch.float32, LoraConfig(r=rank, alpha=3 * rank), kernels="native", products="native")
     model.master_N *= 0.2
     docs = documents()
     _, grads, _ = expect(folder, model, docs, 1.0)

@@ -109,10 +109,11 @@ def test_gradients_add_up_over_calls(folder: Path) -> None:
     assert difference(twice.grad_N, once.grad_N) < SAME
 
 
+@pytest.mark.parametrize("products", ["native", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_two_runs_of_the_kernels_are_equal_bit_for_bit(folder: Path, dtype: torch.dtype) -> None:
+def test_two_runs_of_the_kernels_are_equal_bit_for_bit(folder: Path, dtype: torch.dtype, products: str) -> None:
     docs = documents()
-    first, second = load(folder, dtype, kernels="native"), load(folder, dtype, kernels="native")
+    first, second = (load(folder, dtype, kernels="native", products=products) for _ in range(2))
     loss = first.backward(docs, 1.0)
     second.backward(documents(seed=4), 1.0)  # what a buffer held before must not matter
     second.grad_N.zero_()
@@ -125,4 +126,5 @@ def test_two_runs_of_the_kernels_are_equal_bit_for_bit(folder: Path, dtype: torc
         second.backward(docs, 1.0)
     finally:
         torch.set_num_threads(threads)
-    assert difference(second.grad_N, first.grad_N) < 1e-5  # the products themselves are torch's
+    # torch's products are cut by the number of threads, our own give the same bits.
+    assert difference(second.grad_N, first.grad_N) <= (0 if products == "native" else 1e-5)

@@ -126,7 +126,7 @@ def native(folder: Path, family: str = "llama", *, keeps: bool = True, **named: 
     if not (folder / "config.json").exists():
         write_model(folder, family)
     dtype, dropout = named.pop("dtype", torch.float32), named.pop("dropout", 0.0)
-    choices = Choices(kernels="native", **named)
+    choices = Choices(kernels="native", **{"products": "native", **named})
     model = FastModel(folder, LoraConfig(r=4, dropout=dropout), dtype=dtype, device=CPU, choices=choices)
     if not keeps:
         model._passes.calls = None
@@ -143,6 +143,7 @@ def kept(model: FastModel) -> int:
     ("family", "named"),
     [
         ("llama", {"dtype": torch.bfloat16}),
+        ("llama", {"dtype": torch.bfloat16, "products": "torch"}),
         ("llama", {"dropout": 0.2, "streamed": 2}),
         ("phi3", {"budget_tokens": 64}),
         ("qwen3", {"dropout": 0.2, "dtype": torch.bfloat16}),

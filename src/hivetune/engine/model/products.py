@@ -23,7 +23,7 @@ ROWS = 512  # of oneDNN's float32 product at a time
 # What is timed is a step in small: rows by each of several weights, which together do not fit the nearer caches.
 TIMED_ROWS, WIDTH, WEIGHTS, ROUNDS = 256, 1024, 4, 3
 # How much faster than torch another has to be: oneDNN's result is copied once, our own kernel saves passes beside it.
-WORTH_IT: dict[Products, float] = {"onednn": 1.25, "native": 1.0}
+WORTH_CHANGING: dict[Products, float] = {"onednn": 1.25, "native": 1.0}
 
 
 def by_torch(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
@@ -75,7 +75,7 @@ def fastest_products(dtype: torch.dtype) -> Products:
             seconds[name].append(time.perf_counter() - started)
     # The least after a warm-up: whatever disturbs makes it slower, nothing faster.
     least = {name: min(of_one[1:]) for name, of_one in seconds.items()}
-    right: list[Products] = [name for name in least if least[name] * WORTH_IT.get(name, 1.0) <= least["torch"]]
+    right: list[Products] = [name for name in least if least[name] * WORTH_CHANGING.get(name, 1.0) <= least["torch"]]
     return min(right, key=lambda name: least[name])
 
 
