@@ -146,15 +146,17 @@ def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path:
     first.close()
 
 
+@pytest.mark.parametrize("name", [None, "verify"])
 def test_what_a_killed_process_left_goes_before_the_next_folder_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    below = tmp_path / name if name else None
     script = (
-        "import sys; from hivetune.base.disk import scratch_folder\n"
-        "with scratch_folder() as folder: print(folder, flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from hivetune.base.disk import scratch_folder\n"
+        "with scratch_folder(*map(Path, sys.argv[1:])) as folder: print(folder, flush=True); sys.stdin.read()"
     )
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", script, *map(str, filter(None, [below]))]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -162,11 +164,11 @@ def test_what_a_killed_process_left_goes_before_the_next_folder_is_made(
         assert process.stdout is not None
         theirs = Path(process.stdout.readline().strip())
         (theirs / "rows").write_text("a secret")
-        with scratch_folder() as own:
+        with scratch_folder(below) as own:
             assert (theirs / "rows").exists(), "removed while its process lives"
             process.kill()
             process.wait()
-            with scratch_folder() as second:
+            with scratch_folder(below) as second:
                 assert not theirs.exists()
                 assert {own, second} == {path for path in own.parent.iterdir() if path.is_dir()}
     assert not own.exists() and not second.exists()

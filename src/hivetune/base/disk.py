@@ -243,13 +243,16 @@ def _is_holder(words: list[str]) -> bool:
 
 
 @contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A temporary folder for its user alone, gone after the block. Its path is short enough for that of a socket.
+def scratch_folder(below: Path | None = None) -> Iterator[Path]:
+    """A temporary folder for its user alone, gone after the block: in `below`, or where its path is short enough for
+    that of a socket.
 
     A process that is killed leaves its own, with a socket or with rows in it: the next one that needs a folder removes
     those that nobody holds. Raises OSError, and UsageError where somebody else has planted the folder of them all.
     """
-    room = temporary_folder("hivetune-scratch")
+    if below is not None:
+        make_folder(below)
+    room = temporary_folder("hivetune-scratch") if below is None else below
     with contextlib.ExitStack() as held:
         with open(open_plain(room / LOCK, os.O_RDWR | os.O_CREAT), "r+b") as alone:
             fcntl.flock(alone, fcntl.LOCK_EX)  # waits: a folder is locked before another process looks at it

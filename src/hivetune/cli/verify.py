@@ -1,11 +1,8 @@
 """`hivetune verify-resume`: the proof, on this machine and with this config, that a killed run loses nothing."""
 
-import tempfile
-from pathlib import Path
-
 import typer
 
-from hivetune.base.disk import home
+from hivetune.base.disk import home, scratch_folder
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, say, show, table
@@ -19,9 +16,9 @@ def verify_resume(config: ConfigArgument, model: ModelOption = None, overrides: 
     folder_of_model = model_folder(loaded.model)
     with progress("preparing data", "rows", AFTER_ROWS) as report:
         snapshot = prepare_data(loaded, folder_of_model, report)
-    home().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=home()) as folder, progress("training", "steps") as report:
-        found = verify(loaded, folder_of_model, snapshot, Path(folder), report)
+    # Not among the temporary files: two runs with their checkpoints may not fit there.
+    with scratch_folder(home() / "verify") as folder, progress("training", "steps") as report:
+        found = verify(loaded, folder_of_model, snapshot, folder, report)
     table(
         "",
         ("file", "equal", "largest difference"),
