@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +52,25 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 def main(task: PrepareModel, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    described = prepare_model(task.model, task.target, offline=task.offline)
-    _compile_kernels()
+    compiling: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as pool:
+        described = prepare_model(
+            task.model,
+            task.target,
+            offline=task.offline,
+            on_slow=lambda: compiling.append(pool.submit(_compile_kernels)),
+        )
+    for compiled in compiling:
+        compiled.result()
     return described
 
 
-def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str, Any]:
+def prepare_model(
+    name: str, target: Path, *, offline: bool = False, on_slow: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Write the prepared folder `target`, its manifest last; the content of its `hivetune.json`.
+
+    `on_slow` is called when what could be wrong at first sight is not, and seconds of one core are left to do.
 
     Raises: UsageError for a model that is not there, holds pickles or remote code, or has no chat template;
     MachineNotFit without a network or a package; DoesNotFit when the disk has no room.
@@ -80,12 +94,15 @@ def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str
 
             file = packaged_file(*PACKAGED[whole]) if kind == "package" else Path(whole).expanduser().resolve()
             source = file.name if kind == "package" else str(file)
+            on_slow()
             take_gguf(file, work)
         described = {"schema": SCHEMA, "name": name, "kind": kind, "source": source, "revision": revision}
         if name != whole:  # what PEFT has to load the adapter on is this folder: the text part exists nowhere else
             described |= {"kind": "folder", "source": str(target), "revision": None}
         described |= _special_ids(work, name) | {"template_sha256": _settle_template(work, name)}
         write_json(work / DESCRIPTION, described)
+        if kind in ("hub", "folder"):
+            on_slow()
         described["sizes"] = _check(work, name, text_part=name != whole)
         write_json(work / DESCRIPTION, described)
         write_manifest(work)
@@ -98,7 +115,7 @@ def prepare_model(name: str, target: Path, *, offline: bool = False) -> dict[str
 
 
 def _compile_kernels() -> None:
-    """Now, where a wait is expected, and not in the first run."""
+    """Now, where a wait is expected, and not in the first run; beside the conversion, which keeps one core busy."""
     from hivetune.engine.model.fast.kernels.build import NoKernels, library
 
     with contextlib.suppress(NoKernels):  # each run says why it computes with the plain ones
