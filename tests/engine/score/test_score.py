@@ -22,6 +22,7 @@ from hivetune.engine.model.general import load_general, load_module
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import Document
 from hivetune.engine.score import score, turns
+from hivetune.engine.score.answers import split_last_answer
 from hivetune.engine.score.divergence import LONGEST_ROW, divergence_from_base
 from hivetune.engine.score.generate import Completion, answer_prompts, settle_module
 from hivetune.engine.train.feed import read_documents
@@ -93,7 +94,7 @@ def test_architectures_whose_cache_can_not_be_split_are_answered_all_the_same(ki
 def test_the_prompt_of_a_row_ends_where_its_last_answer_begins() -> None:
     tokens = torch.arange(10)
     trained = torch.tensor([0, 0, 1, 1, 0, 0, 0, 1, 1, 0], dtype=torch.bool)
-    assert score.split_last_answer(Document(0, tokens, trained)) == ([0, 1, 2, 3, 4, 5, 6], [7, 8])
+    assert split_last_answer(Document(0, tokens, trained)) == ([0, 1, 2, 3, 4, 5, 6], [7, 8])
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,7 @@ def test_tuned_answers_are_those_of_the_merged_model(trained: Path, tiny_model_f
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for line in (line for line in lines if line["model"] == side and "answer" in line):
             document = read_documents(open_snapshot(trained / "snapshot"), [line["row"]])[0]
-            prompt, answer = score.split_last_answer(document)
+            prompt, answer = split_last_answer(document)
             tokens, ended = plain_answer(module, prompt, ends | {answer[-1]}, 8)
             assert (line["answer"], line["ended"], line["new_tokens"]) == (tokenizer.decode(tokens), ended, len(tokens))
             assert line["seconds"] > 0
@@ -206,7 +207,7 @@ def test_a_task_that_broke_off_goes_on_where_it_was(trained: Path, tiny_model_fo
 def test_the_waiting_model_is_not_counted_as_memory_of_the_other(
     trained: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score, "peak_memory_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr("hivetune.engine.score.answers.peak_memory_bytes", lambda device: 1 << 30)
     result, _ = run_score(trained, tiny_model_folder, tmp_path / "score")
     _, tensors = read_adapter(trained / "run")
     widths = {name: tensor.shape for name, tensor in tensors.items()}

@@ -8,7 +8,6 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,9 @@ from torch import Tensor, nn
 from hivetune.engine.convert.merge import Delta, add_delta, is_transposed, pair_up
 from hivetune.engine.model.adapter import read_adapter
 from hivetune.engine.score.generate import PROBE_TOKENS, settle_module
+from hivetune.engine.score.sides import SideName
 from hivetune.machine.inventory import read_machine
 
-SideName = Literal["base", "tuned"]
 # Blocks are the units of the interval on latency: with 12 of them Student's t is 1.12 times the normal quantile.
 FEWEST_BLOCKS = 12
 # Of the memory that is free, how much a second set of weights may take; caches and activations need the rest.
@@ -33,14 +32,6 @@ def blocks(prompts: Sequence[Sequence[int]], slots: int) -> list[list[int]]:
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     width = max(1, min(slots, len(prompts) // FEWEST_BLOCKS))
     return [order[start : start + width] for start in range(0, len(order), width)]
-
-
-def in_turns(sides: Sequence[SideName], count: int) -> list[tuple[int, SideName]]:
-    """(block, model) in the order in which they are answered; a model stays for the first turn of the next block."""
-    turns: list[tuple[int, SideName]] = []
-    for block in range(count):
-        turns += [(block, side) for side in (sides if block % 2 == 0 else reversed(sides))]
-    return turns
 
 
 class BothModels:
