@@ -184,7 +184,7 @@ def test_where_llama_cpp_can_not_serve_a_model_the_engine_answers_and_it_is_said
     for side in ("base", "tuned"):
         assert [row[side] for row in found["rows"]] == [row[side] for row in served["rows"]]
         assert all(answer[side]["seconds"] > 0 and answer[side]["answer"] for answer in found["answers"])
-    monkeypatch.setattr(losses, "run_task", None)
+    monkeypatch.setattr(losses, "start_child", None)
     assert evaluate_run(run) == found
 
 

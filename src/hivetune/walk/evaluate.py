@@ -10,8 +10,10 @@ from hivetune.judge.evaluate import evaluation_document, plan_evaluation
 from hivetune.judge.gate import judge
 from hivetune.judge.sides import BASELINE
 from hivetune.records import Progress, silent
+from hivetune.release.quantize import SERVED_QUANT
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER, EVALUATION
+from hivetune.walk.compare.artefacts import find_artefact
 from hivetune.walk.compare.losses import NO_ANSWERS, scored
 from hivetune.walk.compare.pages import write_evaluation_page
 from hivetune.walk.compare.station import compare_pair
@@ -53,12 +55,21 @@ def _beside_base(run: Run, about: dict[str, Any], progress: Progress) -> dict[st
 
 def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
     settings = run.config.eval
+    if settings.baseline == BASELINE:
+        # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
+        scored(run, run.folder, NO_ANSWERS, progress, lambda: _make_files(run))
     document = compare_pair(settings.baseline, str(run.folder), settings, run=run, progress=progress).document
     result: Mapping[str, Any] = {}
     if "loss" not in document["not_compared"]:
         _, result = scored(run, run.folder, NO_ANSWERS, silent)  # found: the comparison has computed it
     measured = {key: result.get(key) for key in ("rank", "kl_to_base")}
     return {**document, **about, **measured, "answered_by": f"llama.cpp, {document['quant']}"}
+
+
+def _make_files(run: Run) -> None:
+    """What the comparison would make first."""
+    for side in (run.config.eval.baseline, str(run.folder)):
+        find_artefact(side, run, SERVED_QUANT)
 
 
 def _by_engine(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:

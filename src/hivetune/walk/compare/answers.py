@@ -113,6 +113,8 @@ def ask_all(
     missing = [prompt for prompt in prompts if prompt.key not in kept.answers]
     if not missing:
         return
+    # A server computes once what a prompt and the one before it in its slot begin with.
+    missing.sort(key=lambda prompt: json.dumps([prompt.tools, prompt.messages]))
     stopped = threading.Event()
     counted = threading.Lock()
     tokens, whole, done_at = 0, True, moving_s()

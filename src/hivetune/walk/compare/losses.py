@@ -10,7 +10,7 @@ from typing import Any
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_json
 from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.judge.evaluate import SIDES, loss_rows
-from hivetune.process.parent import count_items, run_task
+from hivetune.process.parent import count_items, see_off, start_child
 from hivetune.process.protocol import Generate, Score
 from hivetune.records import Progress
 from hivetune.run.choices import read_resolved
@@ -48,11 +48,18 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
     return loss_rows(run.snapshot, found)
 
 
-def scored(run: Run, adapter: Path | None, generate: Generate, progress: Progress) -> tuple[Path, Mapping[str, Any]]:
+def scored(
+    run: Run,
+    adapter: Path | None,
+    generate: Generate,
+    progress: Progress,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> tuple[Path, Mapping[str, Any]]:
     """scores.jsonl of the base and, where there is one, the adapter, with the task's result: found, or made.
 
     It lies below the home by what it depends on, so a task that failed half-way goes on where it was, and the losses of
-    a base are computed once for all adapters that were trained alike.
+    a base are computed once for all adapters that were trained alike. `meanwhile` is done beside the task, if there is
+    one.
     """
     choices = read_resolved(adapter)[1].made() if adapter and (adapter / CONFIG).is_file() else {}
     base = {
@@ -81,7 +88,8 @@ def scored(run: Run, adapter: Path | None, generate: Generate, progress: Progres
             total = (len(rows) + len(generate.rows)) * (1 if adapter is None else 2)
             done = sum(line["event"] in ("loss", "answer") for line in read_journal(path))
             # How far the models differ is computed beside the scoring, row by row: more items than `total`.
-            result = run_task(task, folder, on_beat=count_items(progress, total, done)).check("scoring")
+            child = start_child(task, folder)
+            result = see_off(child, count_items(progress, total, done), meanwhile).check("scoring")
             write_json(folder / WHOLE, {**result, "about": pair})
             _copy_losses(path, kept / SCORES)
         return path, read_json(folder / WHOLE)

@@ -2,21 +2,24 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_bytes, sha256_file, write_json
 from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.base.typed import to_plain
 from hivetune.errors import HivetuneError
-from hivetune.process.parent import run_task
+from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Passage, Tell
 from hivetune.records import Progress, silent
 from hivetune.release.base import base_gguf
 from hivetune.release.export import Exported
 from hivetune.release.prove import PROOF, TOP, Saying, Sayings, choose_passages, plain_told, prove, read_told
-from hivetune.release.quantize import SERVED_QUANT, find_recipe
+from hivetune.release.quantize import SERVED_QUANT, Recipe, find_recipe
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER
 from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
@@ -24,7 +27,10 @@ from hivetune.serve.llama.told import tell_passages
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.release.export import check_prompts
 
+_TOLD = "told"  # below the home
 _SLOTS = 4
+# Of what is free, for both sides at once.
+_SHARE_OF_MEMORY = 0.75
 _CONTEXT_TOKENS = 4096
 
 
@@ -66,25 +72,62 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
         same = sha256_file(exported.folder / ADAPTER) == adapter_hash(run.folder)
         return {"holds": same, "problems": [] if same else ["its weights are not those that were trained"]}
     passages = choose_passages(run.snapshot)
-    trained = _told(run.model, run.folder, passages, progress)
-    if exported.to == "merged":
-        merged = _told(exported.folder, None, passages, progress)["base"]
-        return prove("merged", trained, merged, None)
+    with lock(home() / _TOLD):
+        if exported.to == "merged":
+            trained = _told(run.model, run.folder, passages, progress)
+            merged = _told(exported.folder, None, passages, progress)["base"]
+            return prove("merged", trained, merged, None)
+        return _measure_served(run, exported, passages, progress)
+
+
+def _measure_served(run: Run, exported: Exported, passages: Sequence[Passage], progress: Progress) -> dict[str, Any]:
+    """llama.cpp is asked while torch is imported for the other side, where the memory holds both."""
     recipe = find_recipe(str(read_json(exported.folder / MANIFEST)["quant"] or SERVED_QUANT))
-    quantized = recipe.bits < 16
+    asked: list[_Served] = []
+
+    def ask() -> None:
+        asked.append(_ask(run, exported, recipe, passages))
+
+    together = _fit_together(run.model, exported)
+    trained = _told(run.model, run.folder, passages, progress, ask if together else lambda: None)
+    if not asked:
+        ask()
+    served = asked[0]
+    found = prove(recipe.name, trained, served.told, served.base_told)
+    if not all(served.ended):
+        ended = f"{served.ended.count(False)} of {len(served.ended)}"
+        found["problems"].append(f"{ended} trained ends do not end an answer")
+    counts = {"conversations": served.conversations, "passages": len(passages), "ended": sum(served.ended)}
+    return {**found, "quant": recipe.name, **counts, "holds": not found["problems"]}
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What llama.cpp says of an exported file, and of its base at the same number type. `ended`: of each passage."""
+
+    told: Sayings
+    base_told: Sayings | None
+    ended: list[bool]
+    conversations: int
+
+
+def _ask(run: Run, exported: Exported, recipe: Recipe, passages: Sequence[Passage]) -> _Served:
     with _served(run, exported, recipe.name) as (backend, adapter):
         conversations = check_prompts(run.folder, backend)
         told, ended = tell_passages(backend, passages, slots=_SLOTS, top=TOP, adapter=adapter)
         base_told: Sayings | None = None
         if adapter is not None:
             base_told, _ = tell_passages(backend, passages, slots=_SLOTS, top=TOP)
-    if base_told is None and quantized:
+    if base_told is None and recipe.bits < 16:
         base_told = _base_told(run, recipe.name, passages)
-    found = prove(recipe.name, trained, told, base_told)
-    if not all(ended):
-        found["problems"].append(f"{ended.count(False)} of {len(ended)} trained ends do not end an answer")
-    counts = {"conversations": conversations, "passages": len(passages), "ended": sum(ended)}
-    return {**found, "quant": recipe.name, **counts, "holds": not found["problems"]}
+    return _Served(told, base_told, ended, conversations)
+
+
+def _fit_together(model: Path, exported: Exported) -> bool:
+    """Weights in float32, and llama.cpp beside them."""
+    weights_bytes = 2 * sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    needed = weights_bytes + max(exported.size_bytes, weights_bytes // 2)  # an adapter is served on its base
+    return needed <= _SHARE_OF_MEMORY * psutil.virtual_memory().available
 
 
 @contextlib.contextmanager
@@ -103,35 +146,38 @@ def _base_told(run: Run, quant: str, passages: Sequence[Passage]) -> Sayings:
     """What the base says at a number type, kept by content: it is the same for every adapter."""
     model_sha256 = sha256_file(run.model / MANIFEST)
     asked = repr(["base", model_sha256, quant, TOP, to_plain(tuple(passages))])
-    path = home() / "told" / f"{sha256_bytes(asked.encode())[:16]}.json"
-    with lock(path.parent):
-        if not path.is_file():
-            model = base_gguf(run.config.model, model_sha256, quant)
-            with open_backend(model, ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)) as backend:
-                told, _ = tell_passages(backend, passages, slots=_SLOTS, top=TOP)
-            write_json(path, {"base": plain_told(told)})
+    path = home() / _TOLD / f"{sha256_bytes(asked.encode())[:16]}.json"
+    if not path.is_file():
+        model = base_gguf(run.config.model, model_sha256, quant)
+        with open_backend(model, ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)) as backend:
+            told, _ = tell_passages(backend, passages, slots=_SLOTS, top=TOP)
+        write_json(path, {"base": plain_told(told)})
     return read_told(read_json(path)["base"])
 
 
 def _told(
-    model: Path, adapter: Path | None, passages: Sequence[Passage], progress: Progress
+    model: Path,
+    adapter: Path | None,
+    passages: Sequence[Passage],
+    progress: Progress,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, list[list[Saying | None]]]:
-    """What the engine says, of the base and with the adapter, kept by content: all exports of a run compare with it."""
+    """What the engine says, of the base and with the adapter, kept by content: all exports of a run compare with it.
+    `meanwhile` is done while it computes, if it has to."""
     about = [
         sha256_file(model / MANIFEST),
         None if adapter is None else adapter_hash(adapter),
         to_plain(tuple(passages)),
     ]
-    path = home() / "told" / f"{sha256_bytes(repr([TOP, *about]).encode())[:16]}.json"
+    path = home() / _TOLD / f"{sha256_bytes(repr([TOP, *about]).encode())[:16]}.json"
     task = path.with_suffix(".task")
-    with lock(path.parent):
-        if not path.is_file():
-            try:
-                found = run_task(
-                    Tell(model, adapter, tuple(passages), TOP), task, on_beat=lambda beat: progress(0, None)
-                ).check("comparing with what was trained")
-            finally:
-                shutil.rmtree(task, ignore_errors=True)
-            write_json(path, {side: found[side] for side in ("base", "tuned") if side in found})
-        known = read_json(path)
+    if not path.is_file():
+        try:
+            child = start_child(Tell(model, adapter, tuple(passages), TOP), task)
+            outcome = see_off(child, lambda beat: progress(0, None), meanwhile)
+            found = outcome.check("comparing with what was trained")
+        finally:
+            shutil.rmtree(task, ignore_errors=True)
+        write_json(path, {side: found[side] for side in ("base", "tuned") if side in found})
+    known = read_json(path)
     return {side: read_told(lists) for side, lists in known.items()}
