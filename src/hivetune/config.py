@@ -332,7 +332,7 @@ def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str) -> R
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         told = dict.fromkeys(_explain(problem, where, given) for problem in error.errors())
-        raise UsageError("\n".join(told)) from None
+        raise UsageError("\n".join(told), hint="every setting with its default and meaning: hivetune config") from None
 
 
 def _expand_short(tree: dict[str, Any]) -> None:

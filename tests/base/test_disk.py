@@ -23,6 +23,7 @@ from hivetune.base.disk import (
     write_atomic,
     write_json,
     write_manifest,
+    write_whole,
 )
 from hivetune.base.journal import Journal, read_journal
 from hivetune.errors import Busy, UsageError
@@ -185,3 +186,13 @@ def test_a_look_at_a_free_lock_makes_nobody_busy(tmp_path: Path, monkeypatch: py
         with lock(tmp_path):
             holder = lock_holder(tmp_path)
     assert holder is not None and holder.pid == os.getpid()
+
+
+def test_an_error_names_the_file_and_not_the_temporary_one() -> None:
+    """/sys takes no new files, not even from root."""
+    with pytest.raises(OSError) as refused:
+        write_atomic(Path("/sys/config.yaml"), b"")
+    assert refused.value.filename == "/sys/config.yaml"
+    with pytest.raises(OSError) as refused, write_whole(Path("/sys/rows.jsonl")):
+        pass
+    assert refused.value.filename == "/sys/rows.jsonl"

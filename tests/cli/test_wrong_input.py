@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def make_files(folder: Path) -> None:
     rows = [{"prompt": f"What is {i}?", "completion": f"The number after {i - 1}."} for i in range(12)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     (folder / "mine.yaml").write_text("model: smollm2-135m\ndata: rows.jsonl\n")
+    (folder / "half.yaml").write_text("model: smollm2-135m\n")
     (folder / "folder.yaml").mkdir()
     (folder / "here").mkdir()
     (folder / "no.yaml").write_text("model: [" + "x, " * 200 + "x]\n")
@@ -60,6 +62,7 @@ WRONG = [
     # configs and settings
     ("train folder.yaml", 2, "folder.yaml is a folder"),
     ("train no.yaml", 2, "'model': Input should be a valid string, got ['x', 'x'"),
+    ("train half.yaml", 2, "'data' is missing\nhint: every setting"),
     ("train lost.yaml", 2, "rowz.jsonl does not exist"),
     ("train mine.yaml --set lora=3", 2, "'lora': it has settings of its own, such as lora.r, got 3"),
     ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs, folders"),
@@ -87,6 +90,7 @@ WRONG = [
     ("data check rows.jsonl --clean rows.jsonl", 2, "rows.jsonl is read here: it would be overwritten"),
     ("data check rows.jsonl --html rows.jsonl", 2, "rows.jsonl is read here"),
     ("data check rows.jsonl --clean here", 2, "here is a folder"),
+    ("data check rows.jsonl --clean /sys/clean.jsonl", 2, "hivetune: /sys/clean.quarantine.jsonl: "),
     ("data check rows.jsonl --html here", 2, "here is a folder"),
     ("data synth --out here", 2, "here is a folder"),
     # what is served
@@ -119,6 +123,20 @@ def test_a_command_that_is_proposed_can_be_pasted(tmp_path: Path, call: Call) ->
     (tmp_path / "FAQ (final).yaml").write_text("")
     assert "hint: hivetune train 'FAQ (final).jsonl' --model" in call("train", "FAQ (final).jsonl")[1]
     assert "hint: use it: hivetune train 'FAQ (final).yaml'" in call("init", "FAQ (final).jsonl")[1]
+
+
+def test_a_name_that_is_not_utf_8(tmp_path: Path, call: Call) -> None:
+    """It is checked; settings and the store, which have to hold it, refuse it."""
+    make_files(tmp_path)
+    name = os.fsdecode(b"rows\xff.jsonl")
+    (tmp_path / "rows.jsonl").rename(tmp_path / name)
+    assert call("data", "check", name)[0] == 0
+    code, said = call("init", name)
+    assert (code, "not UTF-8: no YAML file can hold it\nhint: rename it" in said) == (2, True), said
+    code, said = call("collect", name)
+    assert (code, "'rows\\udcff.jsonl' is not UTF-8" in said) == (2, True), said
+    code, said = call("collect", str(tmp_path))
+    assert "rows\\udcff.jsonl' is not read: its name is not UTF-8; rename it" in said and "bug" not in said
 
 
 def test_a_full_disk_is_the_one_that_is_named(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from hivetune.base.disk import home
+from hivetune.base.disk import errors_name, home
 from hivetune.base.private import make_folder
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, UsageError
 
@@ -183,7 +183,8 @@ def _create_private(path: Path) -> None:
     connections of this process hold (sqlite.org/howtocorrupt.html, 2.2). Then another process takes itself for the last
     one, deletes the -wal file, and commits are lost.
     """
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with errors_name(path):
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     try:
         os.link(temporary, path)

@@ -87,9 +87,19 @@ def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> 
     except OSError as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        error.filename = error.filename or str(path)
+        error.filename = str(path)  # nobody knows the temporary one
         raise
     disk.sync(path.parent)
+
+
+@contextlib.contextmanager
+def errors_name(path: Path) -> Iterator[None]:
+    """An OSError of the block names `path`, whatever temporary file it met."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 @contextlib.contextmanager
@@ -97,7 +107,9 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
     """A file of any size that takes its name when all of it is on the disk, and is gone when that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with errors_name(path):
+            opened = open(temporary, "wb")  # noqa: SIM115
+        with opened as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

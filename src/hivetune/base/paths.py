@@ -6,6 +6,7 @@ _OWN = "give yourself the right to it"
 _TO_DO = {
     errno.EACCES: _OWN,
     errno.EPERM: _OWN,
+    errno.EROFS: "give a path on a disk that can be written to",
     errno.EISDIR: "a folder is there: give the name of a file",
     errno.ENOTDIR: "a file is there where a folder should be: give another path",
     errno.EEXIST: "something else is there: give another path",

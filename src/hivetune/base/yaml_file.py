@@ -32,7 +32,9 @@ def parse_yaml(text: bytes | str, where: str) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError, TypeError) as error:  # ValueError: a date such as 2026-02-30
-        raise UsageError(f"{where} is not YAML: {error}") from None
+        raise UsageError(
+            f"{where} is not YAML: {error}", hint="settings are lines of text such as `name: value`"
+        ) from None
 
 
 def _check_depth(text: bytes | str) -> None:

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import time
 import traceback
+from pathlib import Path
 
 from hivetune.base.disk import FULL_DISK, home
 from hivetune.base.paths import what_to_do
@@ -33,13 +34,17 @@ def explain(error: Exception) -> HivetuneError:
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno in FULL_DISK:
         return DoesNotFit(f"the disk is full: {what}", hint="free some space, then give the same command again")
-    if error.errno in _READ_ONLY:
-        return UsageError(what, hint="give yourself the right to it, or set HIVETUNE_HOME to a folder of your own")
     if error.errno in OF_THE_PATH:
-        return UsageError(what, hint=what_to_do(error))
+        own = ", or set HIVETUNE_HOME to a folder of your own" if error.errno in _READ_ONLY and _is_ours(error) else ""
+        return UsageError(what, hint=what_to_do(error) + own)
     if error.errno == errno.EIO:
         return MachineNotFit(what, hint="the disk is failing: see dmesg")
     return HivetuneError(what)
+
+
+def _is_ours(error: OSError) -> bool:
+    """Whether it is about a path in the home folder, or one that nobody names."""
+    return error.filename is None or Path(str(error.filename)).absolute().is_relative_to(home())
 
 
 def _database(error: sqlite3.DatabaseError) -> HivetuneError:

@@ -48,6 +48,15 @@ def test_made_rows_are_compared_with_them(nested: str) -> None:
     assert [text.split("\n")[0] for _, text in against] == QUESTIONS and against.unreadable == 0
 
 
+def test_a_line_of_a_log_that_holds_rows(tmp_path: Path) -> None:
+    log = tmp_path / "batches.jsonl"
+    rows = [{"prompt": asked, "completion": f"It turns wheel {number}."} for number, asked in enumerate(QUESTIONS)]
+    log.write_text("".join(json.dumps({"data": rows[i : i + 2]}) + "\n" for i in range(0, 5, 2)))
+    assert check(DataConfig(path=str(log))).document["usable"] == 5
+    collect_now(str(log))
+    assert check(DataConfig(path="store")).document["usable"] == 5
+
+
 def test_collect_and_forget(nested: str, tmp_path: Path) -> None:
     collect_now(nested)
     assert [json.loads(text)["question"] for text in query("SELECT row FROM interactions ORDER BY rowid")] == QUESTIONS

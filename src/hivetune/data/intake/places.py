@@ -69,6 +69,11 @@ def _as_regex(pattern: str) -> str:
     return regex
 
 
+def is_storable(path: str) -> bool:
+    """Whether a database, YAML and JSON can hold the name: it is UTF-8."""
+    return path.encode("utf-8", "replace").decode() == path
+
+
 def is_pipe(path: str) -> bool:
     """Whether `path` is a pipe, such as /dev/fd/63, which a shell makes of <(command)."""
     try:

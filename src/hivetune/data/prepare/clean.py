@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
-from hivetune.base.disk import write_whole
+from hivetune.base.disk import FULL_DISK, write_whole
 from hivetune.config import DataConfig
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.fates import REFUSED, Decisions, fates, open_result
@@ -31,7 +31,7 @@ def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig,
     """Usable rows as they came (what was redacted stays redacted); beside them the rejected ones and the duplicates.
 
     A line of the quarantine file is a row that `data check` reads again: mend its "row" and feed the file. A file has
-    its name only when it is whole. Raises DoesNotFit when it can't be written.
+    its name only when it is whole. Raises DoesNotFit when the disk gets full, OSError when it can't be written.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -43,6 +43,8 @@ def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig,
             _write_rows(results, decisions, data, clean, quarantine)
             write_dropped(results, decisions, dropped)
     except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
         raise DoesNotFit(
             f"{out} cannot be written: {error.strerror}; no file of this name was made or changed",
             hint="make room, or write to another disk",

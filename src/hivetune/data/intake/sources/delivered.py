@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from hivetune.data.intake.interactions import Batch, Refusal
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.read import BOM, parse_row
 
 # Reasons that only a live source can have; the rest are those of data/reasons.py.
@@ -48,6 +49,13 @@ def parse_line(line: bytes) -> dict[str, Any]:
     """A row from one line of JSON, as data files are read. Raises RowRefused."""
     text = line.lstrip(b"\0")  # a log truncated under its writer starts with a hole
     return dict(parse_row(text.strip().removeprefix(BOM)))
+
+
+def rows_of_line(line: bytes) -> list[dict[str, Any]]:
+    """The row of a log's line, or the rows that it holds. Raises RowRefused."""
+    text = line.strip()
+    inside = rows_inside(text) if may_hold_rows(text) else None
+    return [dict(parse_row(payload)) for payload in inside] if inside else [parse_line(line)]
 
 
 def is_complete(line: bytes) -> bool:

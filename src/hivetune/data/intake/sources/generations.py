@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hivetune.data.intake.interactions import read_cursors
+from hivetune.data.intake.places import is_storable
 from hivetune.data.intake.sources.rotation import (
     Identity,
     Moved,
@@ -99,7 +100,12 @@ class Generations:
             paths = [self.pattern]
         else:
             paths = glob.glob(self.pattern, recursive=True)
-        return sorted({os.path.realpath(path) for path in paths})
+        found = sorted({os.path.realpath(path) for path in paths})
+        for path in found:
+            note = f"{path!a} is not read: its name is not UTF-8; rename it"
+            if not is_storable(path) and note not in self._notes:
+                self._notes.append(note)
+        return list(filter(is_storable, found))
 
     def look(self) -> list[tuple[Track, bool]]:
         """Match files with generations. Returns what to do: (track, whether only its cursor is to be written).

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hivetune.data.intake.files import MAX_LINE_BYTES
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal
-from hivetune.data.intake.sources.delivered import is_complete, parse_line, refused_delivery
+from hivetune.data.intake.sources.delivered import is_complete, refused_delivery, rows_of_line
 from hivetune.data.intake.sources.generations import Generations, Track
 from hivetune.data.intake.sources.rotation import (
     SAMPLE_BYTES,
@@ -37,11 +37,11 @@ class _Lines:
     refusals: list[Refusal] = field(default_factory=list)
 
     def take(self, text: bytes) -> None:
-        """One row, or what should have been one."""
+        """The rows of one line, or what should have been one."""
         origin, number = self.position.origin, self.line + 1
         place, key = f"{origin}:{number}", f"{self.position.key}:{number}"
         try:
-            self.deliveries.append(Delivery(origin, place, key, parse_line(text)))
+            self.deliveries += [Delivery(origin, place, key, row) for row in rows_of_line(text)]
         except RowRefused as refused:
             self.refuse(refused, text)
 
