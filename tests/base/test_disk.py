@@ -196,3 +196,9 @@ def test_an_error_names_the_file_and_not_the_temporary_one() -> None:
     with pytest.raises(OSError) as refused, write_whole(Path("/sys/rows.jsonl")):
         pass
     assert refused.value.filename == "/sys/rows.jsonl"
+
+
+def test_json_holds_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    named = {"file": os.fsdecode(b"rows\xff.jsonl")}
+    write_json(tmp_path / "report.json", named)
+    assert read_json(tmp_path / "report.json") == named

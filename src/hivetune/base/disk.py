@@ -129,7 +129,9 @@ def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
 
 def write_json(path: Path, value: Mapping[str, Any], *, disk: Disk = DISK) -> None:
     """`value` as indented JSON, atomically. Raises ValueError for NaN and infinities: a missing number is null."""
-    write_atomic(path, (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(), disk=disk)
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # Names of files may hold bytes that are not UTF-8, as lone surrogates: written as \udcff they are JSON.
+    write_atomic(path, text.encode("utf-8", "backslashreplace"), disk=disk)
 
 
 def read_json(path: Path) -> dict[str, Any]:

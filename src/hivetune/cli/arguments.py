@@ -13,6 +13,7 @@ from hivetune.base.disk import home
 from hivetune.cli.output import say
 from hivetune.config import RunConfig, known_settings, load_config, override_config, parse_config
 from hivetune.data.intake.files import names_rows
+from hivetune.data.intake.places import check_storable
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names
 from hivetune.release.registry import releases
@@ -90,6 +91,7 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] | Non
             f"{config} is rows: which model should learn them?",
             hint=f"hivetune train {quoted} --model smollm2-135m, or write a config first: hivetune init {quoted}",
         )
+    check_storable(config)
     settings = override_config(
         parse_config({"model": model, "data": {"path": config}}, "command line"), overrides or ()
     )

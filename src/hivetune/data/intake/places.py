@@ -5,6 +5,8 @@ import re
 import stat
 from collections.abc import Iterator
 
+from hivetune.errors import UsageError
+
 
 def files_below(folder: str) -> Iterator[str]:
     """All files below `folder`, through links too. A folder that was seen is not entered again: links make circles."""
@@ -72,6 +74,12 @@ def _as_regex(pattern: str) -> str:
 def is_storable(path: str) -> bool:
     """Whether a database, YAML and JSON can hold the name: it is UTF-8."""
     return path.encode("utf-8", "replace").decode() == path
+
+
+def check_storable(path: str) -> None:
+    """Raises UsageError for a name that a config or the store has to hold and can't."""
+    if not is_storable(path):
+        raise UsageError(f"the name {path!a} is not UTF-8, as settings and the store are", hint="rename it")
 
 
 def is_pipe(path: str) -> bool:

@@ -10,7 +10,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.config import MOST_TOKENS_A_ROW, RunConfig, parse_config
 from hivetune.data.intake.files import find_sources
-from hivetune.data.intake.places import is_storable
+from hivetune.data.intake.places import check_storable
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names
@@ -36,9 +36,9 @@ def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Seq
     if not rows and not _store_has_rows():
         raise UsageError("which rows? the store is empty", hint="hivetune init rows.jsonl, or first: hivetune collect")
     paths = list(rows or ["store"])
-    for name in find_sources(paths):
-        if not is_storable(name):
-            raise UsageError(f"the name {name!a} is not UTF-8: no YAML file can hold it", hint="rename it")
+    for name in paths:
+        check_storable(name)
+    find_sources(paths)
     tree = {"model": model or _model_at_hand(), "data": {"path": paths if len(paths) > 1 else paths[0]}}
     return parse_config(tree, "command line", overrides)
 

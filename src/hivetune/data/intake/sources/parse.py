@@ -6,7 +6,7 @@ import socket
 import urllib.parse
 from collections.abc import Sequence
 
-from hivetune.data.intake.places import is_storable
+from hivetune.data.intake.places import check_storable
 from hivetune.data.intake.sources.delivered import Reader
 from hivetune.data.intake.sources.documents import DocumentReader
 from hivetune.data.intake.sources.jsonl import JsonlReader
@@ -61,10 +61,7 @@ def _path(source: str) -> list[Reader]:
         )
     if source == "-":
         return [DocumentReader(source)]
-    if not is_storable(source):
-        raise UsageError(
-            f"the name {source!a} is not UTF-8: the store could not say where its rows are from", hint="rename it"
-        )
+    check_storable(source)
     if os.path.isfile(source):
         with open(source, "rb") as file:
             refuse_foreign(file.read(16), source)
