@@ -144,6 +144,12 @@ def test_a_full_disk_is_the_one_that_is_named(
     tmp_path: Path, call: Call, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_files(tmp_path)
+    (tmp_path / "many.jsonl").write_text((tmp_path / "rows.jsonl").read_text() * 2000)
+    (small_disk / "file").write_bytes(bytes(3_800_000))
+    with monkeypatch.context() as temporary:
+        temporary.setattr("tempfile.tempdir", str(small_disk))
+        code, said = call("data", "check", "many.jsonl")  # its children find the disk full
+    assert (code, f"the disk of {small_disk}" in said, "set TMPDIR" in said) == (5, True, True), said
     fill(small_disk)
     code, said = call("data", "check", "rows.jsonl", "--clean", str(small_disk / "clean.jsonl"))
     assert (code, f"{small_disk / 'clean.jsonl'} cannot be written: No space left" in said) == (5, True), said

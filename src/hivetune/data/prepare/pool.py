@@ -9,7 +9,6 @@ import os
 import selectors
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -26,6 +25,7 @@ from hivetune.records import Progress
 CHILDREN_FROM_BYTES = 1 << 20
 MAX_WORKERS = 16  # each holds its own tokenizer, 30 to 150 MB
 READ_BYTES = 1 << 16
+ENDS_WITHIN_S = 5.0
 
 
 def num_workers() -> int:
@@ -55,7 +55,7 @@ def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: P
             done += chunk.rows
             progress(done, total)
         return
-    with tempfile.TemporaryFile() as log:
+    with open(os.memfd_create("hivetune-workers"), "w+b") as log:  # in memory: the disk may be what is full
         _run_children(job, todo, folder, lambda rows: progress(rows + done, total), min(workers, len(todo)), log)
 
 
@@ -127,14 +127,15 @@ def _give(
 
 
 def _dead(child: "subprocess.Popen[bytes]", chunk: Chunk | None, log: IO[bytes]) -> HivetuneError:
-    child.kill()
-    code = child.wait()
+    try:
+        code = child.wait(ENDS_WITHIN_S)  # it has closed its output, and may not have said yet how it ends
+    except subprocess.TimeoutExpired:
+        child.kill()
+        code = child.wait()
     log.seek(0)
     said = log.read().decode("utf-8", "replace").strip()[-2000:]
     where = f"{chunk.name}:{chunk.first}" if chunk else "its start"
-    return HivetuneError(
-        f"a data worker died (exit {code}) at {where}\n{said}", hint="run again: finished parts are kept"
-    )
+    return HivetuneError(f"a data worker died (exit {code}) at {where}\n{said}", hint="give the same command again")
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

@@ -111,7 +111,8 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
             _check_room(root, inputs)
             examined = _examine(inputs, job, (config.data, config.learn), work, progress, frozen)
             examined.report.refuse(config.data.max_rejected)
-            _publish(folder, key, examined, model_folder)
+            with told_when_full(folder.parent, "make room, or give another folder"):
+                _publish(folder, key, examined, model_folder)
     snapshot = open_snapshot(folder)
     _register(snapshot)
     return snapshot
