@@ -146,6 +146,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of all files below `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def sha256_bytes(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 

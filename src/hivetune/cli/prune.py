@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from hivetune.base.database import open_database
+from hivetune.base.disk import size_of
 from hivetune.cli.output import MODE, emit, say, show, size, table
 from hivetune.errors import UsageError
-from hivetune.release.artefacts import size_of
 from hivetune.run.find import find_run
 from hivetune.walk.prune import delete, find_unused, remove_run
 

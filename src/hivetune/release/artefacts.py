@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import DISK, MANIFEST, Disk, read_json, sha256_file, write_manifest
+from hivetune.base.disk import DISK, MANIFEST, Disk, read_json, sha256_file, size_of, write_manifest
 from hivetune.base.private import make_folder
 from hivetune.base.sealed import read_sealed
 from hivetune.base.whole import problems_once
@@ -61,11 +61,6 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
     disk.sync(target.parent)
 
 
-def artefact_problems(folder: Path) -> list[str]:
-    """What differs from the manifest, in words; empty when every file is as it was registered."""
-    return problems_once(folder)
-
-
 def remove(folder: Path) -> int:
     """Delete a release's folder, read-only files included; the bytes that it freed."""
     if not folder.exists():
@@ -76,10 +71,6 @@ def remove(folder: Path) -> int:
             path.chmod(path.stat().st_mode | stat.S_IRWXU)
     shutil.rmtree(folder)
     return size_bytes
-
-
-def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def exports_in(folder: Path) -> dict[str, list[str]]:

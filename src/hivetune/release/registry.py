@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.database import transaction
-from hivetune.base.disk import DISK, MANIFEST, Disk, home, read_json
+from hivetune.base.disk import DISK, MANIFEST, Disk, home, read_json, size_of
+from hivetune.base.whole import problems_once
 from hivetune.errors import HivetuneError, NotDeployed, UsageError
-from hivetune.release.artefacts import artefact_problems, copy_run, remove, size_of
+from hivetune.release.artefacts import copy_run, remove
 
 Alias = Literal["champion", "candidate", "previous"]
 ALIASES: tuple[Alias, ...] = ("champion", "candidate", "previous")
@@ -61,7 +62,7 @@ class Release:
         """Raises HivetuneError when a file of it is missing or not what was registered."""
         if self.pruned:
             raise UsageError(f"the artefacts of {self.label} were pruned", hint=f"register its run again: {self.run}")
-        problems = artefact_problems(self.folder)
+        problems = problems_once(self.folder)
         if not problems and read_json(self.folder / MANIFEST).get("adapter_sha256") != self.adapter_sha256:
             problems = ["it holds another adapter than was registered"]
         if problems:
@@ -104,7 +105,7 @@ def register(
     """
     check_release_name(name)
     known = [r for r in releases(database, name) if _same(r, about) and not r.pruned]
-    if known and not artefact_problems(known[-1].folder):
+    if known and not problems_once(known[-1].folder):
         if known[-1].verdict != about["verdict"]:
             with transaction(database):
                 _set(database, known[-1], "verdict", about["verdict"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import DISK, FULL_DISK, MANIFEST, Disk, manifest_problems, read_json, sha256_bytes
+from hivetune.base.disk import DISK, FULL_DISK, MANIFEST, Disk, manifest_problems, read_json, sha256_bytes, size_of
 
 FOLDER = "checkpoints"
 TENSORS = "state.safetensors"
@@ -189,12 +189,12 @@ def reclaim(run: Path, *, disk: Disk = DISK) -> int:
     parent = run / FOLDER
     if not parent.exists():
         return 0
-    before = _size_bytes(parent)
+    before = size_of(parent)
     for path in sorted(parent.iterdir()):
         if path.name.startswith(".") or "." in path.name:
             disk.remove(path)
     retain(run, keep=1, disk=disk)
-    return before - _size_bytes(parent)
+    return before - size_of(parent)
 
 
 def checkpoint_interval_s(
@@ -251,7 +251,3 @@ def _remove(folder: Path, disk: Disk) -> None:
     trash = folder.with_name(f".{folder.name}.tmp")
     disk.rename(folder, trash)
     disk.remove(trash)
-
-
-def _size_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.database import transaction
-from hivetune.base.disk import MANIFEST, home, read_json, write_json
+from hivetune.base.disk import MANIFEST, home, read_json, size_of, write_json
 from hivetune.release import registry
-from hivetune.release.artefacts import size_of
 from hivetune.run.checkpoints import FOLDER
 from hivetune.run.find import known_runs
 from hivetune.run.record import read_record

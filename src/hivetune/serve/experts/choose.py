@@ -47,8 +47,8 @@ def question_of(body: Mapping[str, Any], agent: str | None = None) -> Asking:
     tools = body.get("tools")
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     names = [name for each in functions if isinstance(each, dict) and isinstance(name := each.get("name"), str)]
-    keys = declared_keys(agent or _word(said.get("agent")), _word(said.get("category")), system, names)
-    return Asking(_word(body.get("model")) or "", keys, asked or _word(body.get("prompt")) or "")
+    keys = declared_keys(agent or plain_text(said.get("agent")), plain_text(said.get("category")), system, names)
+    return Asking(plain_text(body.get("model")) or "", keys, asked or plain_text(body.get("prompt")) or "")
 
 
 def choose(
@@ -118,5 +118,6 @@ def _text(turn: Mapping[str, Any]) -> str:
     return "\n".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
-def _word(value: object) -> str | None:
+def plain_text(value: object) -> str | None:
+    """A text that is not empty."""
     return value if isinstance(value, str) and value else None

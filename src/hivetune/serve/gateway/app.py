@@ -21,11 +21,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.process.lease import Answering
+from hivetune.serve.experts.choose import plain_text
 from hivetune.serve.gateway import metrics
 from hivetune.serve.gateway.capture import Capture, Captured, Feedback
 from hivetune.serve.gateway.guard import TooLarge, error_body
 from hivetune.serve.gateway.metrics import Metrics
-from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, keys_of_request, plain_text, session_of
+from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, keys_of_request, session_of
 from hivetune.serve.gateway.upstream import Refused, Upstream, ask, joined_calls
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.router import served_names

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hivetune.serve.experts.choose import Chosen, choose, question_of
+from hivetune.serve.experts.choose import Chosen, choose, plain_text, question_of
 from hivetune.serve.swap.keeper import Keeper
 
 REASON_HEADER = "X-Hivetune-Reason"
@@ -59,8 +59,3 @@ def session_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | Non
     metadata = body.get("metadata")
     own = metadata.get("session_id") if isinstance(metadata, dict) else None
     return headers.get("x-session-id") or plain_text(own)
-
-
-def plain_text(value: object) -> str | None:
-    """A text that is not empty."""
-    return value if isinstance(value, str) and value else None

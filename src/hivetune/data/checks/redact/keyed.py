@@ -138,8 +138,7 @@ def _has_digit(text: str, start: int, end: int) -> bool:
     return any(c.isdigit() for c in text[start:end])
 
 
-def _flag(text: str, start: int, end: int) -> bool:
-    """Behind an option such as `--api-key VALUE`."""
+def _opaque(text: str, start: int, end: int) -> bool:
     return looks_random(text[start:end])
 
 
@@ -161,10 +160,6 @@ def _url_password(text: str, start: int, end: int) -> bool:
 def _command_password(text: str, start: int, end: int) -> bool:
     value = text[start:end]
     return not is_placeholder(value) and len(value) >= 4
-
-
-def _opaque(text: str, start: int, end: int) -> bool:
-    return looks_random(text[start:end])
 
 
 def _hex_or_random(text: str, start: int, end: int) -> bool:
@@ -272,7 +267,7 @@ KEYED_RULES: tuple[Rule, ...] = (
         "key or token",
         (" --",),
         r"[\w-]{0,24}(?:key|token|secret|auth) [\"']?([^\s\"'`<>,;]{16,300})",
-        _flag,
+        _opaque,
     ),
     _coded("keyed", "key or token", ("key", "token", "secret"), rf"\s{{1,2}}{LONG_VALUE}", "behind-marker"),
     _rule("password", "password", PASS_WORDS, PASS_SIGN, _password),
