@@ -8,6 +8,7 @@ import pytest
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.containers import rows_inside
 from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.read import RawRow, read_example
 
 ASKED = [("user", "Where is it?"), ("assistant", "There.")]
 
@@ -102,3 +103,32 @@ def test_what_opencode_says_after_a_result_stands_behind_it() -> None:
         ("tool", "a.txt"),
         ("assistant", "It is a.txt."),
     ]
+
+
+def test_headers_that_a_template_left_in_the_columns() -> None:
+    marked = {"instruction": "\n\n### Instruction:\nWhere is it?", "output": "\n### Response:\n\n### Response:\nThere."}
+    assert said(marked) == ASKED
+    assert read_conversation(marked).changed == ("turns-from-text",)
+    assert said({"input": "<_user>Who?<_bot>She.<_user>Where is it?", "output": "There."})[2:] == ASKED
+
+
+def test_all_that_a_user_said_in_one_list_and_the_references_in_another() -> None:
+    row = {"question_id": 1, "turns": ["Where is it?", "And he?"], "reference": ["There.", "Here."]}
+    assert said(row) == [*ASKED, ("user", "And he?"), ("assistant", "Here.")]
+
+
+def test_choices_are_not_found_in_a_question_by_chance() -> None:
+    choices = {"A": "one", "B": "two", "C": "two or one"}
+    asked = "Of two men one is right, two or one?"
+    assert said({"input": asked, **choices, "output": "B"})[0][1] == f"{asked}\nA. one\nB. two\nC. two or one"
+    named = f"{asked} A. one B: two C) two or one"
+    assert said({"input": named, **choices, "output": "B"})[0][1] == named
+
+
+@pytest.mark.parametrize("verdict", [{"hallucination": "yes"}, {"true": "0.2"}, {"truthful": 0.0}, {"is_wrong": 1}])
+def test_an_answer_that_its_row_calls_wrong_failed(verdict: dict[str, Any]) -> None:
+    def success(row: dict[str, Any]) -> bool | None:
+        return read_example(RawRow("f:1", json.dumps(row).encode()), {}).example.success
+
+    assert success({"question": "Where is it?", "answer": "There.", **verdict}) is False
+    assert success({"question": "Where is it?", "answer": "There.", "hallucination": "no", "true": 0.9}) is None

@@ -38,6 +38,8 @@ SUCCESS = (
     "verdict",
     "correctness",
 )  # only 0, 1 and words say so (as_success)
+WRONG = ("hallucination", "hallucinated", "is_hallucination", "has_hallucination", "is_wrong", "is_incorrect")
+TRUE_SHARES = ("true", "truthful", "truthfulness", "correctness")  # 0 to 1: how far an answer is true
 FEEDBACK = ("feedback", "rating", "score", "thumbs")
 OWN_ID = ("interaction_id", "event_id", "id", "uuid")
 NESTED = ("metadata", "meta", "extra", "attributes", "context", "request", "request_body", "body", "info")
@@ -84,8 +86,26 @@ def extract(row: Mapping[str, Any]) -> Fields:
         agent=_text(agent),
         category=_text(category),
         time=as_time(time),
-        success=as_success(success),
+        success=_verdict(row) if success is None else as_success(success),
         feedback=as_feedback(feedback),
+    )
+
+
+def _verdict(row: Mapping[str, Any]) -> bool | None:
+    """False where a row says that its answer is wrong under a name that means so, or hardly true."""
+    wrong, shares = _verdict_columns(tuple(row))
+    if any(as_success(row[name]) for name in wrong):
+        return False
+    return False if any((share := _number(row[name])) is not None and 0 <= share < 0.5 for name in shares) else None
+
+
+@lru_cache(512)
+def _verdict_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns of WRONG and of TRUE_SHARES; an `answer` beside `true` was judged, other texts may be about it."""
+    plain = {name: plain_name(name) for name in names}
+    return (
+        tuple(name for name in names if plain[name] in WRONG),
+        tuple(name for name in names if plain[name] in TRUE_SHARES),
     )
 
 

@@ -154,6 +154,10 @@ def test_what_was_written_about_an_answer_in_a_script_without_spaces_is_left_out
         ({"conversation": turns("role", "content", "user", "assistant")}, ""),
         ({"query": ASKED, "response": {"answer": ANSWERED, "sources": [{"n": 1}, {"n": 2}]}}, ""),  # one row, not two
         ({"conversation": [{"user": ASKED, "image": "a.png", "reply": ANSWERED}] * 3}, ""),  # no turn is a row alone
+        ({"description": "Some questions of ours", "cases": [EXAMPLE] * 2}, "cases[]"),
+        ({"parcels": [EXAMPLE] * 2, "letters": [EXAMPLE] * 2, "statistics": {"n": 4}}, "[][]"),
+        ({"data": {"train": [EXAMPLE] * 2, "test": [EXAMPLE] * 2}}, "data[][]"),  # questions, and no conversations
+        ({"one": EXAMPLE, "two": {"question": "Who is it?", "answer": "She is."}, "version": 3}, "[]"),
     ],
 )
 def test_where_the_rows_of_a_record_are(record: dict[str, Any], place: str) -> None:

@@ -224,6 +224,20 @@ def test_codex(tmp_path: Path) -> None:
     assert "other-branches" in row.changed
 
 
+def test_codex_words_that_only_events_hold(tmp_path: Path) -> None:
+    lines = [
+        codex("session_meta", {"id": "0199", "timestamp": "2025-10-01T09:59:00Z", "cwd": "/p"}),
+        codex("event_msg", {"type": "user_message", "message": "what is here?"}),
+        codex("response_item", item("assistant", "One file.")),
+        codex("event_msg", {"type": "user_message", "message": "and there?"}),
+        codex("response_item", item("assistant", "Two.")),
+    ]
+    rows = read(write(tmp_path / "rollout.jsonl", lines), tmp_path)
+    assert [said(row) for row in rows.values()] == [
+        [("user", "what is here?"), ("assistant", "One file."), ("user", "and there?"), ("assistant", "Two.")]
+    ]
+
+
 def test_codex_in_its_first_form(tmp_path: Path) -> None:
     events = [
         {"id": "0198", "timestamp": "2025-07-01T00:00:00Z", "instructions": "Be brief.", "git": {"branch": "main"}},

@@ -10,7 +10,15 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.names import is_an_answer, is_expected, is_reference, is_retrieved, part_of, words
+from hivetune.data.rows.find.names import (
+    is_an_answer,
+    is_expected,
+    is_reference,
+    is_retrieved,
+    is_wrong_answer,
+    part_of,
+    words,
+)
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row, names, objects, one_of, parsed
@@ -131,7 +139,7 @@ def is_about(row: Row, path: Sequence[str], value: str, answered: str | None, an
     """Whether a text was written about the answer: its name says so, or it stands behind the answer in the same object
     of a row that is not sorted by name, and is not where the answer comes from.
     """
-    if any(part_of(name) == "about" for name in path if name != "[]"):
+    if any(part_of(name) == "about" or is_wrong_answer(name) for name in path if name != "[]"):
         return True
     if plain_name(path[-1]) in LABELS and not looks_like_content(value):
         return True  # which kind of question it is

@@ -72,8 +72,9 @@ _DOCUMENTS = names("context contexts passage passages document documents evidenc
 _ABOUT = names(
     "analysis rationale rationales explanation explanations justification justifications critique critiques reflection "
     "reflections rubric rubrics test tests testcase testcases test_list judgement judgment verdict verification "
-    "citation citations examples demonstrations"
+    "citation citations examples demonstrations note notes comment comments remark remarks"
 )
+_WRONG = names("wrong incorrect hallucinated distractor distractors false")
 _ABOUT_WITH = names("unit case cases answer correct final detailed short long positive negative gold list result s")
 _OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone first_name last_name display_name")
 _KNOWN = _ASKED | _ANSWERED | _SAID | PARTIES.keys()
@@ -203,6 +204,12 @@ def _noun(said: frozenset[str]) -> Literal["asked", "answered"] | None:
     if answered and not asked:
         return None if "input" in said else "answered"
     return "asked" if said in ({"input"}, {"utterance"}, {"input", "text"}) else None
+
+
+def is_wrong_answer(name: str) -> bool:
+    """Whether a name is one for an answer that is wrong: beside the right one it is about it."""
+    said = set(words(name))
+    return bool(said & _WRONG) and bool(said & (_ANSWERED | _WRONG))
 
 
 def answers_somehow(name: str) -> bool:

@@ -141,6 +141,8 @@ def _with_code(row: Row, asked: list[str], answered: list[str]) -> tuple[list[st
     """(questions, answers): of two questions, one that is a query in a language of databases answers the other."""
     if len(asked) == 2 and not answered:
         queries = [path for path in asked if isinstance(text := at(row, path), str) and _QUERY.match(text)]
+        if len(queries) == 2:  # "Select all names" may be asked too
+            queries = [path for path in queries if words(path.rpartition(".")[2]) == ("query",)]
         if len(queries) == 1 and not _NEXT_QUERY.search(at(row, queries[0])):  # else all that would be right
             return [path for path in asked if path != queries[0]], queries
     return asked, answered

@@ -41,8 +41,8 @@ def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
     changed: tuple[str, ...] = ()
     if spots:
         messages, used, changed = _of_turns(body, spots)
-    elif (call := _call(body)) is not None:
-        messages, used = call
+    elif (whole := _call(body) or _in_two_lists(body)) is not None:
+        messages, used = whole
     else:
         body = gathered(body)
         pair = read_pair(body)
@@ -149,6 +149,22 @@ def _call(row: Row) -> tuple[list[Message], tuple[tuple[str, ...], ...]] | None:
         return None
     said, _ = read_answer(answers[0].value)
     return joined(read_request(asks[0].value).messages, said), (asks[0].path, answers[0].path)
+
+
+def _in_two_lists(row: Row) -> tuple[list[Message], tuple[tuple[str, ...], ...]] | None:
+    """All that a user said in one list, the answer to each in another, as MT-Bench has its references."""
+    lists = {name: value for name, value in row.items() if isinstance(value, list) and value}
+    lists = {name: value for name, value in lists.items() if all(isinstance(text, str) for text in value)}
+    asked = [name for name in lists if words(name) == ("turn",)]
+    answered = [name for name in lists if words(name) == ("reference",) or part_of(name) == "answered"]
+    if len(asked) != 1 or len(answered) != 1 or len(lists[asked[0]]) != len(lists[answered[0]]):
+        return None
+    turns = [
+        {"role": role, "content": text}
+        for pair in zip(lists[asked[0]], lists[answered[0]], strict=True)
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+    return read_messages(turns, system_in(row)), ((asked[0],), (answered[0],))
 
 
 def _outermost(nodes: Sequence[Node]) -> list[Node]:

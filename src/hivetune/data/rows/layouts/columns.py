@@ -60,6 +60,7 @@ OWN_FIELDS = ("checker", "untrusted", "origin", "weight", "prompt", "completion"
 NAMED_ROLES = ("user_role", "assistant_role")
 
 MEDIA = names(
+    "image_id image_ids image_name imagename img_id img_name img_path "
     "image images image_url image_urls image_path image_paths image_file img photo picture pictures audio audios "
     "audio_path audio_url speech music video videos video_path video_url pdf pixel_values"
 )
@@ -211,6 +212,8 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
     """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
     for name, kind in _looked_at(tuple(row), layout):
         value = row[name]
+        if kind == "content" and _is_lost_choice(row, name, conversation):
+            return name
         if name in conversation.explained or value in (None, "", [], {}) or _is_choice(name, value):
             continue
         if kind == "media":
@@ -222,6 +225,16 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
         if not _is_found(value, kind == "content", conversation.messages):
             return name
     return None
+
+
+def _is_lost_choice(row: Row, name: str, conversation: Conversation) -> bool:
+    """Whether a column is one of several choices by their letters, and the question does not name them: their words
+    alone may stand there by chance.
+    """
+    if not CHOICE.match(name) or not (name[:-1] + "a" in row and name[:-1] + "b" in row) or row[name] in (None, ""):
+        return False
+    named = re.compile(rf"(?<!\w){name[-1]}\W{{1,3}}{re.escape(str(row[name]).strip()[:200])}", re.I)
+    return not any(named.search(message.content) for message in conversation.messages if message.role == "user")
 
 
 def _is_choice(name: str, value: Any) -> bool:

@@ -22,7 +22,14 @@ from hivetune.data.rows.layouts.columns import (
 )
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, objects, parsed, said, text_of
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, in_order, read_messages, read_system
-from hivetune.data.rows.sessions.rendered import asked_turns, goes_on, is_rendered, spoken_turns, turns_of
+from hivetune.data.rows.sessions.rendered import (
+    asked_turns,
+    goes_on,
+    is_rendered,
+    spoken_turns,
+    turns_of,
+    without_header,
+)
 from hivetune.records import Message
 
 QUESTION = ("user_query", "user_request", "input", "query")
@@ -61,35 +68,48 @@ def _pair(
     """System prompt, history, question with what belongs to it, thoughts and answer."""
     question_column, answer_column = first_of(row, asked), first_of(row, answered)
     assert question_column is not None and answer_column is not None  # `fits` looked
-    question, answer = row[question_column], row[answer_column]
+    question, answer = _without_headers(row[question_column], row[answer_column])
+    bare = (question, answer) != (row[question_column], row[answer_column])
     if _are_said(question) and _are_said(answer) and len(question) == len(answer):
         return _dialogue(name, row, (question_column, answer_column))
-    answer, told = _one_answer(answer)
-    if _are_said(answer) and len(answer) > 1:
-        kind = f"{answer_column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
-        raise RowRefused("wrong-type", f"{kind}: --columns prompt={question_column},completion={answer_column}.0")
+    answer, told = _one_answer(answer, question_column, answer_column)
     turns, replies = _turns(question) or spoken_prompt(question), _turns(answer)
     if turns:
         before = _without_answer(read_messages(turns, system_of(row)), answer)
     else:
         before = [*read_system(system_of(row)), *_history(row.get("history") or row.get("chat_history"))]
         before.append(Message("user", _question(row, question_column, question, extra)))
-    if replies:
-        after = read_messages(replies, None)
-    else:
-        text, calls = calls_in_text(text_of(answer, answer_column))
-        if goes_on(text):
-            raise RowRefused("rendered-text")
-        after = [Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))]
+    after = read_messages(replies, None) if replies else [_written(row, answer, answer_column)]
     messages, changed = in_order([*before, *after])
-    read = (*((question_column,) if turns else ()), *((answer_column,) if replies or told else ()))
-    return Conversation(name, messages, read_tools(tools_of(row)), changed=(*changed, *told), explained=read)
+    read = (*((question_column,) if turns or bare else ()), *((answer_column,) if replies or told or bare else ()))
+    told = (*changed, *told, *(("turns-from-text",) if bare else ()))
+    return Conversation(name, messages, read_tools(tools_of(row)), changed=told, explained=read)
 
 
-def _one_answer(answer: Any) -> tuple[Any, tuple[str, ...]]:
-    """(an answer as text where it is an object or several ways to say the same, reasons of severity warn)."""
-    if _are_said(answer) and len(answer) > 1 and say_the_same(answer):
-        return answer[0], ("other-answers",)
+def _written(row: Row, answer: Any, column: str) -> Message:
+    """An answer that is a text. Raises RowRefused where the next turns stand behind it."""
+    text, calls = calls_in_text(text_of(answer, column))
+    if goes_on(text):
+        raise RowRefused("rendered-text")
+    return Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))
+
+
+def _without_headers(question: Any, answer: Any) -> tuple[Any, Any]:
+    """Both without the headers of a template that somebody left in the columns."""
+    if isinstance(question, str) and isinstance(answer, str):
+        return without_header(question, answer=False), without_header(answer, answer=True)
+    return question, answer
+
+
+def _one_answer(answer: Any, asked_in: str, column: str) -> tuple[Any, tuple[str, ...]]:
+    """(an answer as text where it is an object or several ways to say the same, reasons of severity warn). Raises
+    RowRefused for other lists of texts.
+    """
+    if _are_said(answer) and len(answer) > 1:
+        if say_the_same(answer):
+            return answer[0], ("other-answers",)
+        kind = f"{column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
+        raise RowRefused("wrong-type", f"{kind}: --columns prompt={asked_in},completion={column}.0")
     written = _as_json(answer)
     return (answer, ()) if written is None else (written, ("json-answer",))
 

@@ -1,5 +1,6 @@
 """Sessions (rollouts) of Codex: items of OpenAI's Responses, one a line, with events of the program between them."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +21,16 @@ _SILENT_ITEMS = ("ghost_snapshot", "compaction", "compaction_summary", "other")
 
 @dataclass(slots=True)
 class _Session:
-    """Items since the session began or was compacted. `place`: the line of the first one."""
+    """Items since the session began or was compacted. `place`: the line of the first one; `told`: what an event says
+    that the user said, with the number of items before it.
+    """
 
     name: str | None = None
     time: str | None = None
     system: str | None = None
     place: int = 0
     items: list[dict[str, Any]] = field(default_factory=list)
+    told: list[tuple[int, str]] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
     size: int = 0
 
@@ -76,13 +80,22 @@ def _add(session: _Session, number: int, kind: str, payload: dict[str, Any], tim
         base = payload.get("base_instructions")
         text = base.get("text") if isinstance(base, dict) else payload.get("instructions")
         session.system = text if isinstance(text, str) else None
-    elif kind == "event_msg" and payload.get("type") == "turn_aborted":
-        _unlearn_last(session.items)
-    elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
-        _roll_back(session, payload.get("num_turns"))
+    elif kind == "event_msg":
+        _learn_of(session, number, payload)
     elif kind == "response_item" and payload.get("type") not in _SILENT_ITEMS:
         session.place = session.place or number
         session.items.append(_item(payload))
+
+
+def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
+    """What an event of the program says of the items."""
+    if event.get("type") == "turn_aborted":
+        _unlearn_last(session.items)
+    elif event.get("type") == "thread_rolled_back":
+        _roll_back(session, event.get("num_turns"))
+    elif event.get("type") == "user_message" and isinstance(text := event.get("message"), str) and text.strip():
+        session.told.append((len(session.items), text))
+        session.place = session.place or number
 
 
 def _item(payload: dict[str, Any]) -> dict[str, Any]:
@@ -114,10 +127,20 @@ def _roll_back(session: _Session, num_turns: Any) -> None:
     count = num_turns if isinstance(num_turns, int) and num_turns > 0 else 0
     if count and turns:
         del session.items[turns[-min(count, len(turns))] :]
+        session.told = [(place, text) for place, text in session.told if place < len(session.items)]
         session.left_out.add("other-branches")
 
 
+def _add_told(session: _Session) -> None:
+    """Put what only events say that the user said between the items; mostly an item says it too."""
+    said = json.dumps([item for item in session.items if item.get("role") == "user"])
+    for place, text in reversed(session.told):
+        if json.dumps(text.strip())[1:-1] not in said:
+            session.items.insert(place, {"type": "message", "role": "user", "content": text})
+
+
 def _row(session: _Session) -> Iterator[PlacedRow]:
+    _add_told(session)
     if any(item.get("role") == "user" for item in session.items):
         facts = {"session_id": session.name, "timestamp": session.time, "system": session.system}
         yield from conversation("codex", session.place, session.items, session.left_out, **facts)

@@ -10,11 +10,12 @@ _MARKS = {
         r"(?=<\|(?:system|user|human|assistant|ai|bot)\|>|\Z)",
         re.S,
     ),
+    "telechat": re.compile(r"<_(user|bot)>(.*?)()(?=<_(?:user|bot)>|\Z)", re.S),
     "gemma": re.compile(r"<start_of_turn>(\w+)\n(.*?)(<end_of_turn>|\Z)", re.S),
 }
 _ANSWER = ("assistant", "model", "ai", "bot")
 _INST = re.compile(r"\[INST\]\s*(?:<<SYS>>\n(.*?)\n<</SYS>>\n\n)?(.*?)\s*\[/INST\](.*?)(?=</s>|\[INST\]|\Z)", re.S)
-_ANY = re.compile(r"<\|\w+\|>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>")
+_ANY = re.compile(r"<\|\w+\|>|<_(?:user|bot)>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>")
 _NO_THOUGHTS = re.compile(r"\A\s*(?:<think>\s*(?:</think>)?\s*)?\Z")
 _LLAMA_DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")
 _SPEAKERS = {"human": "user", "user": "user", "system": "system"} | dict.fromkeys(
@@ -29,6 +30,9 @@ _INLINE = re.compile(r"(?:\A|\s)" + _ONE)
 _IN_CHINESE = re.compile(r"\A\s*(?:<s>)?\s*问[:：](.*)答[:：]\s*\Z", re.S)
 _NEXT_TURN = re.compile(r"^\s*### ?(?:Human|User|Assistant|Instruction|Input) ?:", re.M)
 _INSTRUCTION = re.compile(r"^### ?Instruction:.*^### ?(?:Response|Output|Answer):", re.S | re.M)
+HEADER_CHARS = 40  # in which a header begins
+_QUESTION_HEADER = re.compile(r"\A(?:\s{0,20}### ?(?:Instruction|Human|User|Question) ?:){1,4}\s*")
+_ANSWER_HEADER = re.compile(r"\A(?:\s{0,20}### ?(?:Response|Assistant|Answer) ?:){1,4}\s*")
 _FRAME = re.compile(r"\A(?:\s|<s>|</s>|<bos>|<\|begin_of_text\|>|<\|endoftext\|>)*\Z")
 
 
@@ -108,6 +112,11 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
 def goes_on(answer: str) -> bool:
     """Whether an answer is followed by the next turns, as a model writes them that does not stop."""
     return _NEXT_TURN.search(answer) is not None
+
+
+def without_header(text: str, *, answer: bool) -> str:
+    """A question or an answer without the header that Alpaca's template writes in front of it."""
+    return (_ANSWER_HEADER if answer else _QUESTION_HEADER).sub("", text) if "###" in text[:HEADER_CHARS] else text
 
 
 def is_rendered(text: str) -> bool:
