@@ -174,10 +174,12 @@ def test_an_export_without_its_adapter_is_refused_and_not_registered(
 def test_where_llama_cpp_can_not_serve_a_model_the_engine_answers_and_it_is_said(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same losses, answers of both, and the reason. A second time nothing is computed."""
+    """The same losses, answers of both, and the reason; bars end at their totals. A second time nothing is computed."""
     monkeypatch.setenv("HIVETUNE_HOME", str(place.folder / "home"))
     run = load_run(place.run)
-    served = evaluate_run(run)
+    told: list[tuple[int, int | None]] = []
+    served = evaluate_run(run, lambda done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1], "the bar of the answers ends at its total"
     monkeypatch.setattr(evaluate, "dry_export", lambda run: DryExport(unwritten="unsupported"))
     found = evaluate_run(run)
     assert found["answered_by"] == "the engine: unsupported" and found["problems"] == []

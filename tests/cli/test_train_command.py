@@ -14,6 +14,7 @@ from gguf_families import write_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hivetune.base.disk import lock, manifest_problems
+from hivetune.cli.arguments import read_settings
 from hivetune.cli.output import duration
 from hivetune.run.record import read_record, write_record
 
@@ -123,7 +124,7 @@ def test_a_signal_stops_after_a_checkpoint_and_train_goes_on(place: Place, numbe
     assert list((output / "checkpoints").iterdir())
 
 
-def test_no_template_and_no_rows(place: Place) -> None:
+def test_no_template_no_rows_and_no_cluster(place: Place) -> None:
     bare = place.folder / "bare"
     if not bare.exists():
         write_model(bare, "llama")
@@ -136,6 +137,14 @@ def test_no_template_and_no_rows(place: Place) -> None:
     (place.folder / "empty.jsonl").write_text("")
     code, document, _ = place.call("train", "mine.yaml", "--set", "data.path=empty.jsonl")
     assert (code, document["error"]["type"]) == (3, "DataRefused")
+    code, document, _ = place.call("train", "mine.yaml", "--set", "workers=127.0.0.1:9", "--set", "output=nobody")
+    assert (code, "does not answer" in document["error"]["message"]) == (4, True)
+    assert not (place.folder / "nobody").exists(), "a run that never began"
+
+
+def test_the_model_of_rows_may_be_said_as_a_setting() -> None:
+    settings, name = read_settings("faq.json", None, ["epochs=2", "model=someone/small"])
+    assert (settings.model, settings.epochs, name) == ("someone/small", 2, "faq")
 
 
 def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:

@@ -86,6 +86,8 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] | Non
         raise UsageError(
             f"--model {model}: {config} names its model itself", hint=f"hivetune train {quoted} --set model={model}"
         )
+    if model is None:  # said as a setting, which is then set as all others are
+        model = next((text.removeprefix("model=") for text in overrides or () if text.startswith("model=")), None)
     if model is None:
         raise UsageError(
             f"{config} is rows: which model should learn them?",

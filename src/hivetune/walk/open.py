@@ -16,6 +16,7 @@ from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import Busy, UsageError
 from hivetune.plan.stage2 import LEAST_VOUCHED, make_stage2_plan
 from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
+from hivetune.process.cluster import cluster_of, own_address
 from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices, read_resolved, write_resolved
 from hivetune.run.folder import RECORD
@@ -47,7 +48,8 @@ def open_run(
 
     `on_busy` as in prepare_data: a second run on the same rows waits for the first to prepare them.
 
-    Raises UsageError when the folder belongs to another config or other data, naming the difference.
+    Raises UsageError when the folder belongs to another config or other data, naming the difference; MachineNotFit
+    when nobody answers at the cluster that a new run is to be computed on.
     """
     model = fetch_model(config.model, progress)
     snapshot = prepare_data(config, model, progress, on_busy)
@@ -61,6 +63,8 @@ def open_run(
     if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
     plan = plan_of(config, snapshot, settings_hash)
+    if (cluster := cluster_of(config)) is not None:
+        own_address(cluster)  # nobody is there: no run is left that never began
     make_folder(folder)
     check_own(folder)
     write_resolved(folder, config, Choices())

@@ -99,7 +99,8 @@ def _answer(
     unique = list({prompt.key: prompt for prompt in prompts}.values())  # a past win may be a held-out row too
     with ExitStack() as stack:
         kept = [stack.enter_context(kept_side(side, settings.new_tokens, settings.slots)) for side in asked_sides]
-        left = sum(prompt.key not in each.answers for each in kept for prompt in unique)
+        alone = {prompt.key for prompt in timed}  # timed answers count too, both sides' as one item
+        left = sum(prompt.key not in {*each.answers, *alone} for each in kept for prompt in unique)
         on_answer = counter(progress, len(timed) + left)
         opened: list[tuple[Asked, float | None]] = [
             stack.enter_context(open_artefact(side, server)) for side in asked_sides
