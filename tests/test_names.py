@@ -29,7 +29,7 @@ FOREIGN_OPTIONS = {
     "--no-warmup",  # llama-server
     *("--user", "--now"),  # systemctl
     *("--no-legend", "--property"),  # loginctl
-    *("--minutes", "--full-precision", "--epochs", "--who", "--only"),  # bench/
+    *("--minutes", "--full-precision", "--epochs", "--who", "--only", "--adapter", "--engine"),  # bench/
     *("--norc", "--noprofile"),  # bash
     *(
         "--unshare-all",
