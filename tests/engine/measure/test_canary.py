@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hivetune.engine.measure import canary
 from hivetune.engine.measure.canary import CanaryFailed, Product, must_pass, shapes_of, wrong_products
+from hivetune.engine.model.products import step_product
 
 # A base product, the two thin ones of a rank, a wide and an odd one.
 PRODUCTS = [Product(64, 96, 128), Product(64, 4, 128), Product(4, 128, 64), Product(3, 2000, 700), Product(1, 1, 1)]
@@ -79,6 +80,16 @@ def test_shapes_are_those_of_the_run() -> None:
             Product(64, 8, 412),
         ]
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_our_own_product_is_exact_and_what_a_run_with_it_is_tested_with(dtype: torch.dtype) -> None:
+    """Also rows and columns that fill no tile, and an inner size of several parts of a panel."""
+    multiply = step_product("native", "native")
+    products = [*PRODUCTS, Product(37, 75, 4100), Product(8, 16, 31)]
+    assert wrong_products(products, dtype=dtype, device="cpu", multiply=multiply) == []
+    assert multiply is not torch.mm
+    assert step_product("native", "torch") is step_product("torch", "native") is torch.mm
 
 
 def test_the_error_names_shape_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:

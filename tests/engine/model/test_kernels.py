@@ -195,7 +195,7 @@ def test_all_products_give_the_same(rows: int, dtype: torch.dtype) -> None:
     """As the step calls them: a weight as it lies and turned, rows that are columns of a wider buffer; an inner size of
     several parts of a panel, an odd one, and more and fewer columns than panels have."""
     for multiply in (*at_hand(dtype, CPU), products.by_native):
-        for outputs, inputs in ((50, 24), (3, 2085), (70, 17)):
+        for outputs, inputs in ((50, 24), (3, 4117), (70, 17)):
             w, x = randn(outputs, inputs, dtype=dtype), randn(rows, inputs + 36, dtype=dtype)[:, :inputs]
             out = torch.zeros(rows, outputs + 20, dtype=dtype)
             multiply(x, w.t(), out[:, :outputs])
@@ -228,7 +228,7 @@ def test_rows_that_are_not_whole_in_memory_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "inputs", "sizes", "rank"), [(37, 70, (33, 21), 5), (9, 2100, (64, 16, 16), 8)])
+@pytest.mark.parametrize(("rows", "inputs", "sizes", "rank"), [(37, 70, (33, 21), 5), (9, 4100, (64, 16, 16), 8)])
 def test_projecting_in_one_pass(rows: int, inputs: int, sizes: tuple[int, ...], rank: int, dtype: torch.dtype) -> None:
     """Bias and adapters in the sums of the product, members that begin within a panel."""
     outputs, starts = sum(sizes), [sum(sizes[:place]) for place in range(len(sizes))]

@@ -207,8 +207,9 @@ class Coordinator:
                 else:
                     self._good[worker] = current.step
             if off:  # this process may be the wrong one
-                products = canary.shapes_of(self._model.adapter, canary.TOKENS)
-                canary.must_pass(products, dtype=self._model.dtype, device=self._model.device)
+                model = self._model
+                products = canary.shapes_of(model.adapter, canary.TOKENS)
+                canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
 
     def _judge(self, current: _Round) -> None:
         step = current.step

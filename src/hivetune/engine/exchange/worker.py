@@ -75,7 +75,7 @@ def _serve(peer: socket.socket, model: LoraModel, heartbeat: Heartbeat) -> None:
 
 def _test(peer: socket.socket, model: LoraModel, products: list[canary.Product]) -> None:
     try:
-        canary.must_pass(products, dtype=model.dtype, device=model.device)
+        canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
     except canary.CanaryFailed as error:
         wire.send(peer, {"kind": "wrong", "why": error.message})
         raise

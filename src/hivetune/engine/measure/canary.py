@@ -77,10 +77,16 @@ def wrong_products(
     return [Wrong(product, what) for product in products if (what := _test(product, dtype, device, multiply))]
 
 
-def must_pass(products: Sequence[Product], *, dtype: torch.dtype, device: torch.device | str) -> float:
+def must_pass(
+    products: Sequence[Product],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm,
+) -> float:
     """Seconds that it took. Raises CanaryFailed naming the first wrong product."""
     started = time.perf_counter()
-    wrong = wrong_products(products, dtype=dtype, device=device)
+    wrong = wrong_products(products, dtype=dtype, device=device, multiply=multiply)
     if wrong:
         (m, n, k), what = wrong[0].product, wrong[0].what
         raise CanaryFailed(

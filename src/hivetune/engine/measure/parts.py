@@ -22,6 +22,7 @@ from hivetune.engine.model.fast.state import Attention
 from hivetune.engine.model.fast.weights.matrices import Group, Member
 from hivetune.engine.model.fast.weights.read import RANK_COLUMNS_MULTIPLE
 from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.products import step_product
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.plan.layout import Layout, TrimmedDocument, make_layout
 from hivetune.run.choices import Choices
@@ -81,7 +82,7 @@ def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tu
         tables = [table.to(device) for table in attention_tables(ops, layout, spec, dtype, eager=eager)]
         return attention_of(ops, layout, tables, spec, dtype, Workspace(device), eager=eager)
 
-    return Computing(device, dtype, ops, attend), kernels
+    return Computing(device, dtype, ops, attend, step_product(kernels, choices.products)), kernels
 
 
 def reference() -> Computing:

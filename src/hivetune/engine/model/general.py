@@ -78,6 +78,7 @@ class GeneralModel:
     kernels = "transformers"
     graphs: int | None = None
     num_streamed = 0
+    product = staticmethod(torch.mm)
 
     def __init__(self, module: nn.Module, lora: LoraConfig, choices: Choices, why: str):
         self.module, self.why = module, why

@@ -49,6 +49,20 @@ def multiply_with(products: str | None, dtype: torch.dtype, device: torch.device
     return by_onednn if products == "onednn" and dtype == torch.float32 and device.type == "cpu" else by_torch
 
 
+def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """What test products go through, in torch.mm's form: what a step multiplies with. Where rows of the left factor are
+    not whole in memory, as in gradients of weights, which our product never computes, it is torch."""
+
+    def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+        if a_MK.stride(1) != 1:
+            return torch.mm(a_MK, b_KN)
+        out_MN = a_MK.new_empty(len(a_MK), b_KN.shape[1])
+        by_native(a_MK, b_KN, out_MN)
+        return out_MN
+
+    return product if kernels == products == "native" else torch.mm
+
+
 def at_hand(dtype: torch.dtype, device: torch.device) -> tuple[Multiply, ...]:
     """The libraries that could be chosen."""
     both = dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available()

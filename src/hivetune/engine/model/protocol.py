@@ -52,6 +52,8 @@ class LoraModel(Protocol):
     """Why the general path runs; empty on the fast path."""
     kernels: str
     """Which ones compute: their roundings differ."""
+    product: Callable[[Tensor, Tensor], Tensor]
+    """What multiplies its large matrices, for tests; torch.mm's form."""
     device: torch.device
     dtype: torch.dtype
     master_N: Tensor

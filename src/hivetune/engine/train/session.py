@@ -236,7 +236,8 @@ def compare_products(session: Session, step: int, *, every_s: float = canary.EVE
     if time.monotonic() - session.numbers_tested < every_s:
         return
     products = canary.shapes_of(session.model.adapter, canary.TOKENS)
-    seconds = canary.must_pass(products, dtype=session.model.dtype, device=session.model.device)
+    model = session.model
+    seconds = canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
     session.numbers_tested = time.monotonic()
     journal(session, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
 

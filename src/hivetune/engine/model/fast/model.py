@@ -26,6 +26,7 @@ from hivetune.engine.model.fast.weights.read import read_weights
 from hivetune.engine.model.fast.weights.stream import streaming_of
 from hivetune.engine.model.fast.workspace import Workspace, to_device
 from hivetune.engine.model.preference import JudgedDocuments, judged_documents, preference_loss, units
+from hivetune.engine.model.products import step_product
 from hivetune.engine.model.protocol import Document, Streamed, halved
 from hivetune.plan.layout import (
     Layout,
@@ -96,6 +97,7 @@ class FastModel:
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder, first_layers)
         self._ops, self.kernels = choose_ops(dtype, device, choices.kernels, choices.products)
+        self.product = step_product(self.kernels, choices.products)
         rank_multiple = choices.rank_multiple or 1 if isinstance(self._ops, TorchOps) else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
         streaming = streaming_of(choices, len(self.spec.layers), device, packed=quantized)

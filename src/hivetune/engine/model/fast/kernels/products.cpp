@@ -1,17 +1,17 @@
-// The large products, one for each frozen matrix and way: c = a b, and forward what else those columns get, the bias and
-// the adapters' S B', in the same sums, which are rounded once.
+// The large products, one for each frozen matrix and way: c = a b, and forward what else those columns get, the bias
+// and the adapters' S B', in the same sums, which are rounded once.
 //
 // b is packed in panels of 32 columns, each by the thread that multiplies with it, so that a panel stays in its caches
 // and there is never a second copy of a matrix. While a thread multiplies it asks for the next panel, which else comes
-// from main memory. Threads divide [panels x rows] evenly, wherever that cuts. Each number is one sum in the order of the
-// inner dimension, so it does not depend on the other rows nor on the number of threads.
+// from main memory. Threads divide [panels x rows] evenly, wherever that cuts. Each number is one sum in the order of
+// the inner dimension, so it does not depend on the other rows nor on the number of threads.
 #include <omp.h>
 
 #include "ranks.h"
 
 constexpr long PANEL = 2 * LANES;
 constexpr long TALL = WIDE ? 8 : 2;  // rows of sums that fit the registers
-constexpr long DEEP = 1024;          // units of a panel that are packed at a time: 128 KB
+constexpr long DEEP = 2048;          // units of a panel that are packed at a time: 256 KB, a quarter of L2
 
 // a [rows, depth] times b [depth, columns]; `turned`: b lies as [columns, depth].
 template <class T> struct Factors {
@@ -39,17 +39,18 @@ __attribute__((noinline)) static void block(const Term<U>* terms, long count, co
     vf sums[M][NV];
     for (int m = 0; m < M; m++)
         for (int v = 0; v < NV; v++) sums[m][v] = load(first + m * first_step + v * LANES);
-    for (const Term<U>* t = terms; t < terms + count; t++) {
+    const Term<U>* t = terms;
+    do {
         const typename U::unit *a = t->a, *b = t->b;
         long step = t->step, depth = t->depth;
-        if (depth < 1) __builtin_unreachable();  // as in `tile`
+        if (depth < 1) __builtin_unreachable();  // as in `tile`, and why there is one term at least
         for (long k = 0; k < depth; k++) {
             typename U::vec row[NV];
             for (int v = 0; v < NV; v++) row[v] = U::get(b + k * PANEL + v * LANES);
             for (int m = 0; m < M; m++)
                 for (int v = 0; v < NV; v++) sums[m][v] = U::mac(sums[m][v], a[m * step + k], row[v]);
         }
-    }
+    } while (++t < terms + count);
     for (int m = 0; m < M; m++)
         for (int v = 0; v < NV; v++) store(c + m * c_stride + v * LANES, sums[m][v]);
 }
@@ -89,8 +90,8 @@ static void pack_panel(const Factors<T>& f, long n0, long n, long k0, long k1, t
     }
 }
 
-// B' of the members that have some of the columns [n0, n0 + n), zeros beside; the first of their rank columns, a multiple
-// of a unit's, and how many.
+// B' of the members that have some of the columns [n0, n0 + n), zeros beside; the first of their rank columns, a
+// multiple of a unit's, and how many.
 struct Ranks {
     long first, count;
 };
@@ -116,14 +117,32 @@ static Ranks pack_ranks(const Added<T>& added, long n0, long n, typename Units<T
     return {first, last - first};
 }
 
-// The share `part` of `parts` of the panel from column n0 on, to the caches.
-template <class T> static void ask_for_panel(const Factors<T>& f, long n0, long part, long parts) {
-    long n = std::min(PANEL, f.columns - n0), rows = f.turned ? n : f.depth, width = f.turned ? f.depth : n;
-    for (long r = rows * part / parts; r < rows * (part + 1) / parts; r++) {
+// Rows [from, until) of those that hold the panel from column n0 on, to the caches.
+template <class T> static void ask_for_panel(const Factors<T>& f, long n0, long from, long until) {
+    long width = f.turned ? f.depth : std::min(PANEL, f.columns - n0);
+    for (long r = from; r < until; r++) {
         const T* row = f.turned ? f.b + (n0 + r) * f.b_stride : f.b + r * f.b_stride + n0;
         for (long i = 0; i < width; i += 64 / (long)sizeof(T)) __builtin_prefetch(row + i, 0, 2);
     }
 }
+
+// Rows of a left factor as units, some at a time: where they lie, or packed.
+template <class T> struct Left {
+    typedef typename Units<T>::type U;
+    typedef typename U::unit unit;
+    const T* numbers;
+    long stride, count;
+    unit* room;
+    bool lie = lies_in_units<T>(stride, 0, count);
+    long step = lie ? stride / U::P : whole(count, LANES) / U::P;
+    const unit* next(long rows) {
+        const T* from = numbers;
+        numbers += rows * stride;
+        if (lie) return (const unit*)from;
+        pack_rows<U>(from, stride, rows, rows, count, step * U::P, room);
+        return room;
+    }
+};
 
 // By all threads of the region that it is called in, each with its own part; none waits.
 template <class T> static void multiply(const Factors<T>& f, const Added<T>& added, T* c, long c_stride) {
@@ -139,55 +158,49 @@ template <class T> static void multiply(const Factors<T>& f, const Added<T>& add
     float* sums = mine.take(tiles * TALL * PANEL + PANEL + (PANEL + LANES + TALL) * (wide + ranks));
     float* bias = sums + tiles * TALL * PANEL;
     unit *b = (unit*)bias + PANEL, *up = b + PANEL * wide, *room = up + PANEL * ranks;
-    unit *rows_a = room + LANES * wide, *rows_s = rows_a + TALL * wide;
-    while (at < end) {
+    unit *a_room = room + LANES * wide, *s_room = a_room + TALL * wide;
+    for (long from, until; at < end; at += until - from) {  // tiles [from, until) of a panel
         long n0 = at / tiles * PANEL, n = std::min(PANEL, f.columns - n0);
-        long from = at % tiles, until = std::min(tiles, from + end - at);
+        from = at % tiles, until = std::min(tiles, from + end - at);
+        bool more = at + until - from < end;
+        long asked = f.turned ? std::min(PANEL, f.columns - n0 - PANEL) : f.depth, each = asked / (until - from) + 1;
         for (long i = 0; i < PANEL; i += LANES)
             store(bias + i, added.bias ? load(added.bias + n0 + i, n - i) : vf{});
         Ranks of_panel = pack_ranks(added, n0, n, up);
         for (long k0 = 0; k0 < f.depth; k0 += DEEP * U::P) {
-            long k1 = std::min(f.depth, k0 + DEEP * U::P), depth = whole(k1 - k0, U::P) / U::P;
+            long k1 = std::min(f.depth, k0 + DEEP * U::P), row = from * TALL;
             bool first = k0 == 0, last = k1 == f.depth;
             pack_panel(f, n0, n, k0, k1, b, room);
-            for (long t = from; t < until; t++) {
-                long row = t * TALL, rows = std::min(TALL, f.rows - row);
-                if (last && at + until - from < end) ask_for_panel(f, n0 + PANEL, t - from, until - from);
-                auto units = [&](const T* numbers, long stride, long count, unit* packed) {
-                    if (lies_in_units<T>(stride, 0, count)) return Term<U>{(const unit*)numbers, b, stride / U::P, depth};
-                    long width = whole(count, LANES);
-                    pack_rows<U>(numbers, stride, rows, rows, count, width, packed);
-                    return Term<U>{packed, b, width / U::P, depth};
-                };
-                Term<U> terms[2] = {units(f.a + row * f.a_stride + k0, f.a_stride, k1 - k0, rows_a)};
-                long count = 1;
-                if (last && of_panel.count) {
-                    terms[1] = units(added.s + row * added.s_stride + of_panel.first, added.s_stride, of_panel.count, rows_s);
-                    terms[1].b = up, terms[1].depth = whole(of_panel.count, U::P) / U::P, count = 2;
-                }
-                float* before = sums + (t - from) * TALL * PANEL;
+            Left<T> a{f.a + row * f.a_stride + k0, f.a_stride, k1 - k0, a_room};
+            Left<T> s{added.s + row * added.s_stride + of_panel.first, added.s_stride, of_panel.count, s_room};
+            Term<U> terms[2] = {{nullptr, b, a.step, whole(a.count, U::P) / U::P},
+                                {nullptr, up, s.step, whole(s.count, U::P) / U::P}};
+            long count = last && s.count ? 2 : 1, step = first ? 0 : PANEL;
+            for (float* before = sums; row < std::min(f.rows, until * TALL); row += TALL, before += TALL * PANEL) {
+                long rows = std::min(TALL, f.rows - row), number = row / TALL - from;
+                if (last && more) ask_for_panel(f, n0 + PANEL, number * each, std::min(asked, (number + 1) * each));
+                terms[0].a = a.next(rows);
+                if (count == 2) terms[1].a = s.next(rows);
                 const float* start = first ? bias : before;
-                long step = first ? 0 : PANEL;
                 T* to = c + row * c_stride + n0;
                 if (last && n == PANEL) {
                     blocks<U, 2>(rows, terms, count, start, step, to, c_stride);
-                } else {
-                    if (n <= LANES)
-                        blocks<U, 1>(rows, terms, count, start, step, before, PANEL);
-                    else
-                        blocks<U, 2>(rows, terms, count, start, step, before, PANEL);
-                    for (long r = 0; last && r < rows; r++) store_row(to + r * c_stride, before + r * PANEL, 1.0f, n);
+                    continue;
                 }
+                if (n <= LANES)
+                    blocks<U, 1>(rows, terms, count, start, step, before, PANEL);
+                else
+                    blocks<U, 2>(rows, terms, count, start, step, before, PANEL);
+                for (long r = 0; last && r < rows; r++) store_row(to + r * c_stride, before + r * PANEL, 1.0f, n);
             }
         }
-        at += until - from;
     }
 }
 
 // [Y | S] = X weight'^T with S = X A^T in the columns behind, then Y += bias + S B'.
 template <class T>
-static void project(const T* x, long x_stride, const T* weight, T* y, long y_stride, long rows, long outputs, long width,
-                    long inputs, const T* bias, const Member* members, long count) {
+static void project(const T* x, long x_stride, const T* weight, T* y, long y_stride, long rows, long outputs,
+                    long width, long inputs, const T* bias, const Member* members, long count) {
     Factors<T> down{x, weight + outputs * inputs, x_stride, inputs, rows, width - outputs, inputs, true};
     Factors<T> base{x, weight, x_stride, inputs, rows, outputs, inputs, true};
     Added<T> nothing{}, added{bias, y + outputs, y_stride, members, members + count};
