@@ -29,7 +29,10 @@ def register(
     with _database() as database:
         document = _document(database, release)
     show(f"{release.label}: {'registered' if new else 'registered already'}, {release.verdict or 'not judged'}")
-    show(f"next: hivetune promote {release.label}" if release.verdict == "deploy" else f"next: hivetune eval {run}")
+    if release.verdict == "deploy":
+        show(f"next: hivetune promote {release.label}")
+    else:
+        show(f"next: hivetune {'gate' if release.verdict else 'eval'} {run}")
     emit({**document, "new": new})
 
 

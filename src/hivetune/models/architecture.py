@@ -177,9 +177,9 @@ def read_architecture(path: Path) -> Architecture:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="prepare the model: hivetune fetch") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}") from None
+        raise UsageError(f"{path} is not JSON: {error}", hint="get the model again") from None
     if not isinstance(config, dict):
-        raise UsageError(f"{path} is not a JSON object")
+        raise UsageError(f"{path} is not a JSON object", hint="get the model again")
     return parse_architecture(config, str(path))
 
 

@@ -122,7 +122,12 @@ def _make(source: Source, folder: Path, recipe: Recipe | None, identity: Mapping
         shutil.rmtree(leftover, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        _write(source, work, task, recipe, str(identity["to"]), progress)
+        try:
+            _write(source, work, task, recipe, str(identity["to"]), progress)
+        except UsageError as error:  # what GGUF or llama.cpp can't hold
+            if error.hint or identity["to"] in ("adapter", "merged"):
+                raise
+            raise UsageError(error.message, hint="every model can be exported as a folder: --to merged") from None
         write_manifest(work, dict(identity))
         if folder.exists():
             shutil.rmtree(folder)

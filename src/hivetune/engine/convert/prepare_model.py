@@ -23,6 +23,7 @@ from hivetune.data.render.folder import named_templates
 from hivetune.data.render.vocabulary import check_vocabulary
 from hivetune.engine.convert.check_weights import check_tied, check_weights
 from hivetune.engine.convert.hub import download
+from hivetune.engine.convert.weights import NOT_WHOLE
 from hivetune.errors import UsageError
 from hivetune.models.prepared import (
     DESCRIPTION,
@@ -167,13 +168,14 @@ def weight_files(folder: Path, name: str) -> list[str]:
         index = _read_object(folder / WEIGHTS_INDEX, name)
         named = index.get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(shard, str) for shard in named.values()):
-            raise UsageError(f"model {name}: {WEIGHTS_INDEX} has no weight_map")
+            raise UsageError(f"model {name}: {WEIGHTS_INDEX} has no weight_map", hint=NOT_WHOLE)
         shards = sorted(set(named.values()))
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         unsafe = [shard for shard in shards if Path(shard).name != shard or not shard.endswith(".safetensors")]
         if missing or unsafe:
             raise UsageError(
-                f"model {name}: {WEIGHTS_INDEX} names {(unsafe or missing)[0]}, which is missing or elsewhere"
+                f"model {name}: {WEIGHTS_INDEX} names {(unsafe or missing)[0]}, which is missing or elsewhere",
+                hint=NOT_WHOLE,
             )
         if not isinstance(index.get("metadata"), dict):  # transformers reads no index without
             raise UsageError(f"model {name}: {WEIGHTS_INDEX} has no metadata", hint='add "metadata": {} to a copy')
@@ -212,7 +214,7 @@ def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"model {name}: cannot read its tokenizer: {reason}") from None
+        raise UsageError(f"model {name}: cannot read its tokenizer: {reason}", hint=NOT_WHOLE) from None
     if not tokenizer.is_fast:
         raise UsageError(f"model {name} has no tokenizer.json, and its tokenizer can't be converted into one")
     tokenizer.save_pretrained(work)
@@ -268,7 +270,9 @@ def _added_tokens(work: Path, name: str) -> dict[str, int]:
     try:
         Tokenizer.from_str(json.dumps(tokenizer))
     except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
-        raise UsageError(f"model {name}: tokenizer.json is not a tokenizer: {str(error)[:200]}") from None
+        raise UsageError(
+            f"model {name}: tokenizer.json is not a tokenizer: {str(error)[:200]}", hint=NOT_WHOLE
+        ) from None
     return {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
 
 
@@ -278,9 +282,9 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"model {name}: {path.name}: {error.strerror}", hint="is it a model folder?") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"model {name}: {path.name} is not JSON: {error}") from None
+        raise UsageError(f"model {name}: {path.name} is not JSON: {error}", hint=NOT_WHOLE) from None
     if not isinstance(value, dict):
-        raise UsageError(f"model {name}: {path.name} is not a JSON object")
+        raise UsageError(f"model {name}: {path.name} is not a JSON object", hint=NOT_WHOLE)
     return value
 
 

@@ -27,6 +27,7 @@ NUMPY_KINDS = {
     **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1"},
 }
 LARGEST_HEADER_BYTES = 100 << 20
+NOT_WHOLE = "the folder is not whole: get the model again"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class SafetensorsFile:
             try:
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError:
-                raise UsageError(f"{path} is empty") from None
+                raise UsageError(f"{path} is empty", hint=NOT_WHOLE) from None
         self.tensors = self._header()
 
     def _header(self) -> dict[str, Stored]:
@@ -71,13 +72,13 @@ class SafetensorsFile:
         length = struct.unpack_from("<Q", self.data)[0] if len(self.data) >= 8 else 0
         begin = 8 + length
         if not 2 <= length <= LARGEST_HEADER_BYTES or begin > len(self.data):
-            raise UsageError(f"{self.path} is not a safetensors file, or is truncated")
+            raise UsageError(f"{self.path} is not a safetensors file, or is truncated", hint=NOT_WHOLE)
         try:
             header = json.loads(self.data[8:begin])
             header.pop("__metadata__", None)
             return {name: self._entry(name, entry, begin) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-            raise UsageError(f"{self.path}: damaged header: {error}") from None
+            raise UsageError(f"{self.path}: damaged header: {error}", hint=NOT_WHOLE) from None
 
     def _entry(self, name: str, entry: dict[str, Any], begin: int) -> Stored:
         kind, shape = entry["dtype"], tuple(int(size) for size in entry["shape"])

@@ -20,7 +20,10 @@ def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:
     config, _ = read_resolved(run)
     state, problems = load_newest_good(run)
     if state is None:
-        raise HivetuneError(f"{run} has no good checkpoint: {'; '.join(problems) or 'none was committed'}")
+        raise HivetuneError(
+            f"{run} has no good checkpoint: {'; '.join(problems) or 'none was committed'}",
+            hint="train it again in another folder: --set output=FOLDER",
+        )
     if state.best is not None and state.best["step"] != state.step:
         try:
             state = load(checkpoints.folder_of(run, state.best["step"]))

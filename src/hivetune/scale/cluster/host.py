@@ -104,7 +104,10 @@ class RunHost:
         """The names of this machine and of the device that the run gets. Raises MachineNotFit."""
         host, membership = platform.node(), read_membership()
         if guest.version != __version__:
-            raise MachineNotFit(f"{host} has Hivetune {__version__}, the run's own machine {guest.version}")
+            raise MachineNotFit(
+                f"{host} has Hivetune {__version__}, the run's own machine {guest.version}",
+                hint="install the same version on both",
+            )
         device = None if membership is None else _claim(membership.devices, guest.device)
         if membership is None or device is None:
             raise MachineNotFit(f"{host} has no free device that computes on {guest.device}")

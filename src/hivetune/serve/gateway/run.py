@@ -219,7 +219,10 @@ def listen_on(host: str, port: int) -> socket.socket:
         listening.close()
         if error.errno == errno.EADDRINUSE:
             raise Busy(f"port {port} of {host} is in use", hint="choose another one with --port") from None
-        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="give an address of this machine (--host) and a port from 1024 on (--port)",
+        ) from None
     return listening
 
 

@@ -32,6 +32,7 @@ from hivetune.walk.compare.prompts import prompts_hash, prompts_of_rows, prompts
 from hivetune.walk.open import Run
 
 COMPARISONS = "comparisons"
+ANOTHER_SIDE = "name another run, release, GGUF file or endpoint"
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def compare_pair(
         raise UsageError("name the rows that both sides answer", hint="--run RUN for its held-out rows, or --rows FILE")
     sides = [find_artefact(text, run, quant) for text in (first, second)]
     if all(side.figures is not None for side in sides):
-        raise UsageError("both sides are recorded figures: there is nothing to measure")
+        raise UsageError("both sides are recorded figures: there is nothing to measure", hint=ANOTHER_SIDE)
     if sides[0].identity and sides[0].identity == sides[1].identity:
-        raise UsageError(f"{first} and {second} are the same model: there is nothing to compare")
+        raise UsageError(f"{first} and {second} are the same model: there is nothing to compare", hint=ANOTHER_SIDE)
     prompts, refused = (prompts_of_run(run, settings), {}) if run else prompts_of_rows(rows, settings)
     prompts += frozen_prompts(settings, (first, second))
     key = _key(sides, prompts, settings)
