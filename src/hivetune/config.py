@@ -311,9 +311,9 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     return _overridden(tree, overrides, str(path))
 
 
-def override_config(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
-    """`config` with each `a.b=c` of `overrides` applied. Raises UsageError as `load_config` does."""
-    return _overridden(config.model_dump(mode="json"), overrides, "config")
+def override_config(config: RunConfig, overrides: Iterable[str], option: str = "--set") -> RunConfig:
+    """`config` with each `a.b=c` of `overrides` applied. Raises UsageError as `load_config` does, naming `option`."""
+    return _overridden(config.model_dump(mode="json"), overrides, "config", option)
 
 
 def parse_config(tree: Mapping[str, Any], where: str = "config", overrides: Iterable[str] = ()) -> RunConfig:
@@ -321,12 +321,13 @@ def parse_config(tree: Mapping[str, Any], where: str = "config", overrides: Iter
     return _overridden(dict(tree), overrides, where)
 
 
-def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str) -> RunConfig:
-    """Raises UsageError naming for each problem the file, or the --set that it came with."""
+def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, option: str = "--set") -> RunConfig:
+    """Raises UsageError naming for each problem the file, or the option that it came with."""
     given = {}
     _expand_short(tree)
     for override in overrides:
-        given[_override(tree, override)] = f"--set {override}"
+        said = f"{option} {override}"
+        given[_override(tree, override, said)] = said
         _expand_short(tree)
     try:
         return RunConfig.model_validate(tree)
@@ -366,26 +367,26 @@ def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> li
     return found
 
 
-def _override(tree: dict[str, Any], override: str) -> str:
-    """Sets one value in `tree`; its dotted name."""
+def _override(tree: dict[str, Any], override: str, said: str) -> str:
+    """Sets one value in `tree`; its dotted name. `said`: the option with it."""
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UsageError(f"--set {override}: not of the form a.b=c", hint="for example --set lora.r=8")
+        raise UsageError(f"{said}: not of the form a.b=c", hint="for example --set lora.r=8")
     *parents, last = key.split(".")
     for parent in parents:
         child = tree.setdefault(parent, {})
         if not isinstance(child, dict):
-            raise UsageError(f"--set {override}: {parent} has no settings")
+            raise UsageError(f"{said}: {parent} has no settings")
         tree = child
     try:
         tree[last] = parse_yaml(text, repr(text))
     except UsageError:
-        raise UsageError(f"--set {override}: {text!r} is not a YAML value") from None
+        raise UsageError(f"{said}: {text!r} is not a YAML value") from None
     return key
 
 
 def _explain(problem: Mapping[str, Any], file: str, given: Mapping[str, str]) -> str:
-    """`given`: dotted name to the --set that set it."""
+    """`given`: dotted name to the option that set it."""
     key = key_of(problem)
     where = next((said for name, said in given.items() if f"{key}.".startswith(f"{name}.")), file)
     where = next((said for name, said in given.items() if name.startswith(f"{key}.")), where)

@@ -3,7 +3,9 @@
 import errno
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -129,3 +131,18 @@ def test_the_time_left_is_that_of_the_items_and_not_of_loading_the_model(
         "answering: 1 of 5 items",
         "answering: 2 of 5 items, 60 s left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "│ é\n".encode()),
+        ({"PYTHONIOENCODING": "latin-1"}, b"\\u2502 \xe9\n"),
+    ],
+)
+def test_no_encoding_of_a_terminal_is_a_fault(settings: dict[str, str], shown: bytes) -> None:
+    script = "from hivetune.cli.output import settle_encodings, show; settle_encodings(); show('\\u2502 \\xe9')"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **settings}, capture_output=True, check=True
+    )
+    assert ended.stdout == shown

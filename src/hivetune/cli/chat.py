@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def chat(  # noqa: PLR0913 (each is an option)
             voices: Sequence[Voice] = (voice,)
         else:
             *voices, run = find_pair(name, beside, quant, report)
-    system = _system_prompt(name, run, system, agent)
+    system = _system_prompt(name, run, None if system is None else _as_text(system), agent)
     with open_voices(voices, threads) as opened:
         _compare_prompts(run if beside is None else None, opened[0][0])
         sides = [
@@ -102,7 +103,7 @@ def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]
     answers = []
     for side, (backend, adapter) in zip(sides, opened, strict=True):
         answer = backend.complete(
-            [*side.messages, {"role": "user", "content": prompt}],
+            [*side.messages, {"role": "user", "content": _as_text(prompt)}],
             max_tokens=side.max_tokens,
             temperature=side.temperature,
             adapter=adapter,
@@ -120,6 +121,11 @@ def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]
             }
         )
     return answers[0] if len(answers) == 1 else {"answers": answers}
+
+
+def _as_text(argument: str) -> str:
+    """Of a command line, whose bytes need not be UTF-8."""
+    return os.fsencode(argument).decode("utf-8", "replace")
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from hivetune import __version__
 from hivetune.base.private import keep_private
-from hivetune.cli.output import MODE, as_document, emit, say
+from hivetune.cli.output import MODE, as_document, emit, say, settle_encodings
 from hivetune.errors import HivetuneError, Stopped, UsageError
 
 # name: (module, function, one line). `group name` is a command of a group. The order is the order of the walk.
@@ -127,6 +127,7 @@ def main() -> None:
         signal.signal(number, _stop)
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
+    settle_encodings()
     if "_HIVETUNE_COMPLETE" in os.environ:  # a shell asks what fits; typer has bash's line in another variable
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]

@@ -4,8 +4,10 @@ On a terminal: rich tables and progress bars with the time left. Elsewhere: plai
 goes through `clean`: names of files and columns, messages and answers are other people's text.
 """
 
+import codecs
 import contextlib
 import errno
+import io
 import json
 import re
 import sys
@@ -51,6 +53,19 @@ MODE = Mode()
 def clean(text: str) -> str:
     """`text` as a terminal may be sent it: what it would obey is spelled out, such as \\x1b."""
     return OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def settle_encodings() -> None:
+    """Documents are UTF-8 everywhere; so is text where the locale knows ASCII alone (LC_ALL=C: cron, containers), since
+    no terminal does. What another encoding can't hold is spelled out, such as \\u2502.
+    """
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            ascii_alone = codecs.lookup(stream.encoding).name == "ascii"
+            stream.reconfigure(
+                encoding="utf-8" if ascii_alone or MODE.json else None,
+                errors="replace" if stream is sys.stdin else "backslashreplace",
+            )
 
 
 def err() -> Console:

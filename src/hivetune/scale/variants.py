@@ -37,7 +37,7 @@ def make_variants(config: RunConfig, over: Sequence[str]) -> list[Variant]:
     combinations = list(itertools.product(*axes))
     if len(combinations) > MOST_VARIANTS:
         raise UsageError(f"{len(combinations)} combinations, at most {MOST_VARIANTS}", hint="name fewer values")
-    return [Variant(settings, override_config(config, settings)) for settings in combinations]
+    return [Variant(settings, override_config(config, settings, "--over")) for settings in combinations]
 
 
 def _axis(text: str) -> list[str]:
