@@ -40,7 +40,9 @@ def edit(path: Path, **changes: Any) -> None:
 
 def test_a_folder_is_prepared_without_copying_its_weights(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "prepared"
-    described = prepare_model(str(source), target)
+    begun: list[bool] = []
+    described = prepare_model(str(source), target, on_slow=lambda: begun.append(target.exists()))
+    assert begun == [False], "what is done beside it begins once, before the folder is there"
     assert manifest_problems(target) == []
     assert (target / "model.safetensors").stat().st_ino == (source / "model.safetensors").stat().st_ino
     found = read_prepared(target)
@@ -113,7 +115,7 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(case: str, source: Path,
     spoil, message, hint = SPOILED[case]
     spoil(source)
     with pytest.raises(UsageError, match=message) as caught:
-        prepare_model(str(source), tmp_path / "prepared")
+        prepare_model(str(source), tmp_path / "prepared", on_slow=lambda: pytest.fail("refused only after work"))
     assert hint in caught.value.hint
     assert [path.name for path in tmp_path.iterdir() if "prepared" in path.name] == []
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,14 @@ def test_architectures_whose_cache_can_not_be_split_are_answered_all_the_same(ki
     assert [(found[i].tokens, found[i].ended) for i in range(len(PROMPTS))] == expected
     if kind == "mamba":
         assert not settle_module(module, PROMPTS)
+
+
+def test_losses_are_computed_without_transformers() -> None:
+    """Its import takes 3.5 s of processor time, for each evaluation and each start of a worker."""
+    script = (
+        "import sys, hivetune.engine.score.score, hivetune.engine.train.loop; sys.exit('transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_the_prompt_of_a_row_ends_where_its_last_answer_begins() -> None:
