@@ -19,10 +19,9 @@ from hivetune.base.disk import home
 from hivetune.base.private import make_folder
 from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.data.prepare.split import group_hash, question, read_hash
-from hivetune.data.prepare.understand import rows_of_files
+from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
-from hivetune.data.rows.read import read_example
 from hivetune.data.snapshot import RowInfo, messages_from, messages_json
 from hivetune.errors import DataRefused, UsageError
 from hivetune.records import Message
@@ -131,7 +130,7 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
         return []
     for raw in rows_of_files(paths):
         try:
-            example = read_example(raw, {}).example
+            example = example_of(raw)
         except RowRefused as error:
             raise DataRefused(f"eval.frozen: {raw.source}: {error.reason}", hint=error.hint) from None
         if example.checker is None and checker is None:

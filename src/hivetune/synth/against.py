@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from hivetune.data.prepare.understand import rows_of_files
+from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import read_example
 
 
 class Against:
@@ -20,7 +19,7 @@ class Against:
             return
         for raw in rows_of_files(self._sources):
             try:
-                example = read_example(raw, {}).example
+                example = example_of(raw)
             except RowRefused:
                 self.unreadable += 1
                 continue

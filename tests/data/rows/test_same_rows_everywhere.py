@@ -12,6 +12,7 @@ from hivetune.config import DataConfig, EvalConfig
 from hivetune.data.forget import forget
 from hivetune.data.frozen import own_questions
 from hivetune.data.prepare.prepare import check
+from hivetune.errors import DataRefused
 from hivetune.synth.against import Against
 from hivetune.walk.before.count import count_rows
 from hivetune.walk.compare.prompts import prompts_of_rows
@@ -55,6 +56,16 @@ def test_a_line_of_a_log_that_holds_rows(tmp_path: Path) -> None:
     assert check(DataConfig(path=str(log))).document["usable"] == 5
     collect_now(str(log))
     assert check(DataConfig(path="store")).document["usable"] == 5
+
+
+def test_a_row_that_is_nested_too_deep_is_counted_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n{"question": ' + '{"a":' * 700 + "1" + "}" * 700 + "}\n")
+    assert prompts_of_rows([str(path)], EvalConfig())[1] == {"too-deep": 1}
+    against = Against([str(path)])
+    assert (len(list(against)), against.unreadable) == (1, 1)
+    with pytest.raises(DataRefused, match=r"deep\.jsonl:2: too-deep"):
+        own_questions([str(path)], {"name": "not_empty"})
 
 
 def test_collect_and_forget(nested: str, tmp_path: Path) -> None:

@@ -36,6 +36,14 @@ def rows_of_files(paths: str | Sequence[str], columns: Mapping[str, str] = NO_CO
             yield from read_rows(chunk)
 
 
+def example_of(raw: RawRow) -> Example:
+    """One of these rows as an Example without its id. Raises RowRefused, also where it is nested too deep."""
+    try:
+        return read_example(raw, NO_COLUMNS).example
+    except RecursionError:
+        raise RowRefused("too-deep") from None
+
+
 def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
     """The inputs with the place of their rows, where the records of a file hold many. A user who names columns is
     taken at their word: the records are rows.

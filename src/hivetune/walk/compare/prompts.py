@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.config import EvalConfig
-from hivetune.data.prepare.understand import rows_of_files
+from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
-from hivetune.data.rows.read import content_id, read_example
+from hivetune.data.rows.read import content_id
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
 from hivetune.judge.checkers.find import find_checker, row_checker
@@ -41,7 +41,7 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
     refused: dict[str, int] = {}
     for raw in rows_of_files(paths):
         try:
-            rows.append(_info(len(rows), read_example(raw, {}).example))
+            rows.append(_info(len(rows), example_of(raw)))
         except RowRefused as error:
             refused[error.reason] = refused.get(error.reason, 0) + 1
     if not rows:
