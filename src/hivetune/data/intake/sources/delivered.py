@@ -47,15 +47,19 @@ class Reader(Protocol):
 
 def parse_line(line: bytes) -> dict[str, Any]:
     """A row from one line of JSON, as data files are read. Raises RowRefused."""
-    text = line.lstrip(b"\0")  # a log truncated under its writer starts with a hole
-    return dict(parse_row(text.strip().removeprefix(BOM)))
+    return dict(parse_row(_text(line)))
 
 
 def rows_of_line(line: bytes) -> list[dict[str, Any]]:
     """The row of a log's line, or the rows that it holds. Raises RowRefused."""
-    text = line.strip()
+    text = _text(line)
     inside = rows_inside(text) if may_hold_rows(text) else None
-    return [dict(parse_row(payload)) for payload in inside] if inside else [parse_line(line)]
+    return [dict(parse_row(payload)) for payload in inside or [text]]
+
+
+def _text(line: bytes) -> bytes:
+    """Without the hole that a log begins with when it is cut off under its writer, and without a byte order mark."""
+    return line.lstrip(b"\0").strip().removeprefix(BOM)
 
 
 def is_complete(line: bytes) -> bool:
