@@ -214,6 +214,10 @@ def _show_reading(document: dict[str, Any]) -> None:
     for said, names in alike.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
         show(f"{names[0]}{more}: {said}")
+    for name, lines in document["unclear"].items():
+        show(f"{name}: nothing knows how its rows are laid out; what would read them:")
+        for line in lines:
+            show(f"  {line['line']}\n    asked: {line['question']}\n    answered: {line['answer']}")
     for name, encoding in document["encodings"].items():
         show(f"{name} is {encoding.upper()}, and was read as such")
 

@@ -34,7 +34,8 @@ MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 4 << 20
 class Chunk:
     """Consecutive rows. `path`: where the bytes are; `name`: what the user calls it; `start`, `end`: bytes, or row
     ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines;
-    `inside`: where in each record the rows are (data/rows/find/nest.py), empty: a record is a row.
+    `inside`: where in each record the rows are (data/rows/find/nest.py), empty: a record is a row; `line`: what would
+    read the rows of its file that nothing reads, empty: nothing; None: nobody looked at the file.
     """
 
     kind: ChunkKind
@@ -46,6 +47,7 @@ class Chunk:
     last: bool
     rows: int
     inside: tuple[str, ...] = ()
+    line: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -34,7 +34,7 @@ from hivetune.data.prepare.duplicates import write_dropped
 from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
 from hivetune.data.prepare.report import Report, make_report
-from hivetune.data.prepare.understand import place_rows, understood
+from hivetune.data.prepare.understand import place_rows, unclear, understood
 from hivetune.data.prepare.work import ChunkJob
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.rows.formats import WIDE_FORMAT
@@ -206,6 +206,7 @@ def _examine(
         name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE_FORMAT.search(known))
     }
     report.document["understood"] = understood(inputs, data.columns)
+    report.document["unclear"] = unclear(inputs, data.columns)
     return ExaminedRows(inputs, results, decisions, report)
 
 

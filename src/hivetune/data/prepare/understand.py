@@ -12,10 +12,13 @@ from typing import Any
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.placeholders import share_few_labels
+from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.advice import Line, as_option, lines_for
 from hivetune.data.rows.find.leaves import nodes
-from hivetune.data.rows.find.nest import place_name, place_of_rows
+from hivetune.data.rows.find.names import part_of, words
+from hivetune.data.rows.find.nest import RowPlace, are_unread, place_name, place_of_rows, places, rows_at
 from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
 from hivetune.data.rows.layouts.tickets import without_markup
 from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
@@ -25,7 +28,9 @@ FIRST_ROWS = 30
 FIRST_BYTES = 4 << 20
 LABEL_ROWS, LABEL_BYTES = 400, 1 << 20  # looked at to see whether answers are classes
 MAX_PATHS = 6  # shown of each kind
+PREVIEW_CHARS, LOOKED_AT_CHARS = 70, 2000  # of a text that is shown, and that is looked through for secrets
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
+_BESIDE = frozenset(("chunk", "chunks", "source", "sources", "tool", "tools", "step", "steps", "span", "spans"))
 TOLD_KINDS = ("question", "answer", "system", "tools", "left_out")
 
 
@@ -45,13 +50,41 @@ def example_of(raw: RawRow) -> Example:
 
 
 def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
-    """The inputs with the place of their rows, where the records of a file hold many. A user who names columns is
-    taken at their word: the records are rows.
+    """The inputs with the place of their rows, where the records of a file hold many, and with the line that would read
+    a file's rows where nothing reads most of them.
     """
+    found = {name: _looked_at(list(_records(chunks)), columns) for name, chunks in _by_file(inputs.chunks)}
+    nothing: tuple[RowPlace, str | None] = ((), None)
+    places = {one.name: found.get(one.name, nothing) for one in inputs.chunks}
+    chunks = (replace(one, inside=places[one.name][0], line=places[one.name][1]) for one in inputs.chunks)
+    return replace(inputs, chunks=tuple(chunks))
+
+
+def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> tuple[RowPlace, str | None]:
+    """(where the rows of a file are, the line that would read them: empty for none, None where it is not asked for)."""
+    place = place_of_rows(records, columns)
     if columns:
-        return inputs
-    places = {name: place_of_rows(list(_records(chunks))) for name, chunks in _by_file(inputs.chunks)}
-    return replace(inputs, chunks=tuple(replace(one, inside=places.get(one.name, ())) for one in inputs.chunks))
+        return place, None
+    if place or not records:
+        return place, ""
+    lines = unread_lines(records)
+    return place, as_option(lines[0].columns) if lines else ""
+
+
+def unread_lines(records: Sequence[Any]) -> list[Line]:
+    """What would read the rows of a file, if nothing reads most of its records; rows inside records too."""
+    objects = [record for record in records if isinstance(record, dict)]
+    if not objects or not are_unread(objects):
+        return []
+    lines = lines_for(objects)
+    for place in places(objects) if not lines else ():
+        beside = any(part_of(key) == "given" or _BESIDE & set(words(key)) for key in place)
+        if not beside and (rows := rows_at(objects, place)):
+            lines = lines_for(rows)
+            lines = [line for line in lines if place_of_rows(objects, line.columns) == place]
+        if lines:
+            break
+    return lines
 
 
 def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
@@ -59,6 +92,28 @@ def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dic
     `question`, `answer`, `system`, `tools` and of written text that is `left_out`.
     """
     return {name: _of_file(chunks, columns) for name, chunks in _by_file(inputs.chunks)}
+
+
+def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """For each file most of whose first rows nothing reads: the lines that would, the likeliest first, each with the
+    question and the answer of a row and how many rows of the sample it reads.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, chunks in _by_file(inputs.chunks) if not columns else ():
+        records = list(_records(chunks)) if chunks[0].line else []
+        lines = [
+            {"line": as_option(line.columns), "rows": line.read}
+            | {"question": _preview(line.question), "answer": _preview(line.answer)}
+            for line in unread_lines(records)
+        ]
+        found |= {name: lines} if lines else {}
+    return found
+
+
+def _preview(text: str) -> str:
+    """The beginning of a text on one line, without secrets and personal data."""
+    clean: Any = redact_value(redact_value(" ".join(text[:LOOKED_AT_CHARS].split()), SECRETS), PERSONAL)
+    return clean if len(clean) <= PREVIEW_CHARS else f"{clean[: PREVIEW_CHARS - 3]}..."
 
 
 def _of_file(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[str, Any]]:

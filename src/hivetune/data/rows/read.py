@@ -35,13 +35,16 @@ STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "fee
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row as it came. `problem`: reading itself failed here. `stored`: what the store knows beside the row."""
+    """One row as it came. `problem`: reading itself failed here. `stored`: what the store knows beside the row; `line`:
+    as in Chunk.
+    """
 
     source: str
     payload: bytes
     problem: RowRefused | None = None
     interaction_id: str | None = None
     stored: Mapping[str, Any] | None = None
+    line: str | None = None
 
 
 def read_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -67,7 +70,7 @@ def _each(raw: RawRow, place: RowPlace) -> Iterator[RawRow]:
         yield raw
     else:
         for payload in inside:
-            yield RawRow(raw.source, payload)
+            yield RawRow(raw.source, payload, line=raw.line)
 
 
 def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -84,7 +87,8 @@ def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
         if chunk.kind == "numbered":
             yield _numbered(chunk, line)
         elif line:
-            yield RawRow(f"{chunk.name}:{number}", line, _truncated(line) if chunk.last and found < 0 else None)
+            problem = _truncated(line) if chunk.last and found < 0 else None
+            yield RawRow(f"{chunk.name}:{number}", line, problem, line=chunk.line)
         position, number = end + 1, number + 1
 
 
@@ -106,7 +110,7 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
     place, mark, text = line.split(b"\t", 2)
     source = f"{chunk.name}:{place.decode()}"
     if mark == b"r":
-        return RawRow(source, text)
+        return RawRow(source, text, line=chunk.line)
     hint = text.decode("utf-8", "replace")
     reason, _, detail = hint.partition(":")
     if reason in ("csv-columns", "csv-quote", "line-too-large"):
@@ -232,7 +236,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
             raise RowRefused(refused.reason, missing_columns(_parsed_row(text), columns) or refused.hint) from None
         if columns or refused.reason not in NOT_KNOWN:
             raise
-        raise _with_advice(refused, row) from None
+        raise _with_advice(refused, row, raw.line) from None
     if "byte-order-mark" in changed:
         said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
     example = _example(raw.source, row, said, raw.stored or {})
@@ -254,13 +258,15 @@ def _judged(example: Example, two: TwoAnswers | None) -> Example:
     return example
 
 
-def _with_advice(refused: RowRefused, row: Row) -> RowRefused:
-    """The reason with the line that would read the row, where there is one."""
-    columns = columns_for(row)
-    if columns is None:
+def _with_advice(refused: RowRefused, row: Row, line: str | None) -> RowRefused:
+    """The reason with the line that would read the row, where there is one: that of its file, if anybody looked."""
+    if line is None:
+        columns = columns_for(row)
+        line = as_option(columns) if columns else ""
+    if not line:
         return refused
-    hint = refused.hint.partition(": name ")[0]
-    return RowRefused(refused.reason, f"{hint}: if it is right, read it with {as_option(columns)}")
+    hint = refused.hint.partition(": name ")[0].partition(": --columns ")[0]
+    return RowRefused(refused.reason, f"{hint}: if it is right, read it with {line}")
 
 
 def _without_marks(message: Message) -> Message:

@@ -9,7 +9,7 @@ import pytest
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.advice import columns_for
+from hivetune.data.rows.find.advice import columns_for, lines_for
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.nest import place_name, place_of_rows, split_record
 from hivetune.data.rows.layouts.columns import map_columns
@@ -245,6 +245,47 @@ def test_a_helpdesk_export_is_read_ticket_by_ticket() -> None:
 )
 def test_a_sheet_is_read_in_its_peoples_language(asked: str, answered: str) -> None:
     assert said({"Nr": "1", asked: ASKED, answered: ANSWERED, "Geprüft von": "Jörg"}) == PAIR
+
+
+QUESTIONS = ("Where is the parcel?", "Who has the letter?", "When is it open?", "Why is it late?")
+
+
+def rows_of(**columns: str) -> list[dict[str, Any]]:
+    """Rows with these columns; `{}` in a text is the number of the row."""
+    return [
+        {"question_text": asked} | {k: v.format(i) for k, v in columns.items()} for i, asked in enumerate(QUESTIONS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "answered"),
+    [
+        (rows_of(sagt="It is on shelf {}."), "sagt"),
+        (rows_of(sagt="It is on shelf {}.", made="2026-01-0{}T10:00:00", link="https://a.example/{}"), "sagt"),
+        (rows_of(sagt="It is on the shelf."), None),  # constant
+        (rows_of(sagt="It is on shelf {}.", lisa="Nobody knows {} at all"), None),  # which of the two
+        (rows_of(gt_text="It is on shelf {}.", content="I do not know {}, sorry."), "gt_text"),
+        (rows_of(body="The shelf {} holds it.", content="It is on shelf {}."), None),  # what was given would be lost
+        (rows_of(expected_output="page_{}"), None),
+    ],
+)
+def test_lines_are_tried_on_a_whole_sample(rows: list[dict[str, Any]], answered: str | None) -> None:
+    lines = lines_for(rows)
+    assert [line.columns["completion"] for line in lines] == ([answered] if answered else [])
+    if lines:
+        assert (lines[0].question, lines[0].answer, lines[0].read) == (QUESTIONS[0], "It is on shelf 0.", 4)
+
+
+def test_a_line_reads_rows_inside_records_and_is_printed_with_what_it_reads(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    rows = [{"küsimus": asked, "vastus": f"It is on shelf {i}, ask ada@firma.de"} for i, asked in enumerate(QUESTIONS)]
+    path.write_text(json.dumps({"shelves": rows, "count": 4}))
+    report = check(DataConfig(path=str(path))).document
+    [[line]] = report["unclear"].values()
+    assert (report["usable"], line["line"]) == (0, "--columns prompt=küsimus,completion=vastus")
+    assert (line["question"], line["answer"]) == (QUESTIONS[0], "It is on shelf 0, ask [EMAIL]")
+    columns = {"prompt": "küsimus", "completion": "vastus"}
+    assert check(DataConfig(path=str(path), columns=columns)).document["usable"] == 4
 
 
 def test_a_sheet_in_any_other_language_is_asked_about_with_the_line_that_reads_it() -> None:

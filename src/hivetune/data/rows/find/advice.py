@@ -1,31 +1,69 @@
-"""The line of the config that would read a row that nothing reads: tried on the row itself before it is printed."""
+"""The lines of the config that would read rows that nothing reads: the likeliest first, each tried on all of a file's
+first rows before it is printed. A line that reads something else than its question and its answer is worse than none.
+"""
 
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import NO, YES, as_time, plain_name
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.leaves import Node, nodes
-from hivetune.data.rows.find.names import likely_contents, names_role, part_of, role_of
+from hivetune.data.rows.find.names import (
+    answers_somehow,
+    can_answer,
+    can_ask,
+    is_expected,
+    is_retrieved,
+    is_wrong_answer,
+    likely_contents,
+    names_role,
+    part_of,
+    role_of,
+    words,
+)
 from hivetune.data.rows.find.pair import sides_of
-from hivetune.data.rows.find.talk.turn_lists import as_turns, flat, names_party
-from hivetune.data.rows.layouts.columns import looks_like_content, map_columns
-from hivetune.data.rows.layouts.said import Row, objects
+from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns, flat, names_party
+from hivetune.data.rows.layouts.columns import looks_like_content, map_columns, names_document, value_of
+from hivetune.data.rows.layouts.pairs import LABELS
+from hivetune.data.rows.layouts.said import Row, names, objects
 
-MAX_TRIED = 12
+MAX_TRIED, MAX_GUESSES = 12, 100
+MAX_LINES = 3
+READ_SHARE = 0.8  # of the rows, that a line has to read
+FEW_ROWS = 3  # in which every answer may be the same by chance
+_OF_OTHERS = names("span spans case cases sample samples example examples test tests item items chunk chunks result")
+_ADDRESS = re.compile(r"\s*(?:https?://|www\.|[\w./-]*/)\S+\s*\Z")
+
+
+class Line(NamedTuple):
+    """A column map, the question and the answer of the first row that it reads, and how many rows it reads."""
+
+    columns: dict[str, str]
+    question: str
+    answer: str
+    read: int
+
+
+def lines_for(rows: Sequence[Row]) -> list[Line]:
+    """The maps with which most of these rows are read, the likeliest first; at most MAX_LINES."""
+    guesses: list[dict[str, str]] = []
+    for row in rows[:FEW_ROWS]:
+        try:
+            guesses += [one for one in itertools.islice(_guesses(row), MAX_GUESSES) if one not in guesses]
+        except (RowRefused, RecursionError):
+            continue  # it holds more than anybody would look through
+    likely = itertools.islice((one for one in guesses if _is_likely(rows, one)), MAX_TRIED)
+    found = (line for columns in likely if (line := _tried(rows, columns)) is not None)
+    return list(itertools.islice(found, MAX_LINES))
 
 
 def columns_for(row: Row) -> dict[str, str] | None:
     """A column map with which the row is read; None where none was found."""
-    for tried, columns in enumerate(_guesses(row)):
-        if tried >= MAX_TRIED:
-            return None
-        try:
-            read_conversation(map_columns(row, columns), mapped=True)
-        except RowRefused:
-            continue
-        return columns
-    return None
+    lines = lines_for([row])
+    return lines[0].columns if lines else None
 
 
 def as_option(columns: Mapping[str, str]) -> str:
@@ -33,26 +71,95 @@ def as_option(columns: Mapping[str, str]) -> str:
     return "--columns " + ",".join(f"{ours}={yours}" for ours, yours in columns.items())
 
 
+def _tried(rows: Sequence[Row], columns: dict[str, str]) -> Line | None:
+    shown: tuple[str, str] | None = None
+    read = 0
+    for row in rows:
+        try:
+            messages = read_conversation(map_columns(row, columns), mapped=True).messages
+        except (RowRefused, RecursionError):
+            continue
+        read += 1
+        asked = next((message.content for message in messages if message.role == "user"), "")
+        shown = shown or (asked, messages[-1].content)
+    return Line(columns, *shown, read) if shown is not None and read >= READ_SHARE * len(rows) else None
+
+
+def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
+    """Whether the answers look like answers over all rows, and nothing that belongs to the question is left out."""
+    if "messages" in columns:
+        parties = {columns.get("user_role", "").lower(), columns.get("assistant_role", "").lower()} - {"0", "1"}
+        return not parties & (YES | NO)
+    asked, answered = columns["prompt"], columns["completion"]
+    if not can_ask(asked) or not can_answer(answered) or plain_name(asked) in LABELS or plain_name(answered) == "body":
+        return False  # a body stands in front of its question
+    answers = [value for row in rows if (value := value_of(row, answered)) not in (None, "", [])]
+    if len(answers) < READ_SHARE * len(rows) or (len(answers) >= FEW_ROWS and len(set(map(str, answers))) == 1):
+        return False
+    if 2 * sum(map(_is_no_answer, answers)) > len(answers):
+        return False
+    return not any(_is_needed(row, name, asked, answered) for row in rows[:FEW_ROWS] for name in row)
+
+
+def _is_no_answer(value: Any) -> bool:
+    """Whether a value is a number, a time, an address or the name of a file."""
+    text = str(value).strip()
+    try:
+        float(text)
+    except ValueError:
+        return bool(_ADDRESS.match(text)) or names_document(text) or as_time(text) is not None
+    return True
+
+
+def _is_needed(row: Row, name: str, asked: str, answered: str) -> bool:
+    """Whether a column tells that the line is wrong: it was given with the question, or it is a better answer."""
+    if name in (asked.split(".")[0], answered.split(".")[0]) or row[name] in (None, "", [], {}):
+        return False
+    last = answered.rpartition(".")[2]
+    if plain_name(name) in LABELS and not (part_of(last) == "answered" or answers_somehow(last)):
+        return True
+    true = is_expected(name) and not is_wrong_answer(name) and part_of(name) in ("answered", "unknown")
+    if true and not is_expected(answered) and isinstance(row[name], str):
+        return True
+    given = (part_of(name) == "given" or plain_name(name) == "body") and not is_retrieved(name)
+    return given and looks_like_content(row[name]) and str(row[name]) not in str(value_of(row, asked))
+
+
 def _guesses(row: Row) -> Iterator[dict[str, str]]:
     """What a person would try: the lists of turns, then a question and an answer by name, then by their place."""
+    yield from _turn_lists(row)
+    asked, replies = sides_of(row)
+    answered = [path for path in replies if not _is_one_of_several(path, replies)]
+    answered.sort(key=lambda path: not is_expected(path))
+    yield from ({"prompt": one, "completion": other} for one in asked for other in answered if one != other)
+    paths = [".".join(node.path) for node in nodes(row) if _is_written(node)]
+    written = [path for path in paths if not _is_one_of_several(path, paths)]
+    written.sort(key=lambda path: (not is_expected(path), not answers_somehow(path)))
+    yield from ({"prompt": one, "completion": other} for one in written for other in answered if one != other)
+    yield from ({"prompt": one, "completion": other} for one in asked for other in written if one != other)
+    prose = [name for name in row if _is_prose_column(Node((name,), row[name]))]
+    others = [name for name in row if name not in prose and part_of(name) != "note" and not _is_number(row[name])]
+    if len(prose) == 2 and (
+        not others or answers_somehow(prose[1])
+    ):  # in a language that nobody here knows: who reads from the left asks first
+        yield {"prompt": prose[0], "completion": prose[1]}
+
+
+def _turn_lists(row: Row) -> Iterator[dict[str, str]]:
     for path, value in nodes(row):
         items = objects(value)
-        if items is None or "[]" in path or any("." in name for name in path):
+        if items is None or "[]" in path or any("." in name or sum(map(str.isdigit, name)) > 2 for name in path):
             continue
+        if (len(items) == 1 and not TALK & set(words(path[-1]))) or _OF_OTHERS & set(words(path[-1])):
+            continue  # a list of something else
         if as_turns(value, path[-1]) is not None:
             yield {"messages": ".".join(path)}
         elif (roles := _two_parties([flat(item) for item in items])) is not None:
             yield {"messages": ".".join(path), "user_role": roles[0], "assistant_role": roles[1]}
-    asked, replies = sides_of(row)
-    answered = [path for path in replies if not _is_one_of_several(path, replies)]
-    yield from ({"prompt": one, "completion": other} for one in asked for other in answered if one != other)
-    paths = [".".join(node.path) for node in nodes(row) if _is_written(node)]
-    written = [path for path in paths if not _is_one_of_several(path, paths)]
-    yield from ({"prompt": one, "completion": other} for one in written for other in answered if one != other)
-    yield from ({"prompt": one, "completion": other} for one in asked for other in written if one != other)
-    prose = [".".join(node.path) for node in nodes(row) if _is_prose_column(node)]
-    if len(prose) == 2:  # names in a language that nobody here knows: who reads a sheet from the left asks first
-        yield {"prompt": prose[0], "completion": prose[1]}
+
+
+def _is_number(value: Any) -> bool:
+    return value in (None, "") or isinstance(value, int | float) or (isinstance(value, str) and _is_no_answer(value))
 
 
 def _is_one_of_several(path: str, paths: Sequence[str]) -> bool:
@@ -88,7 +195,7 @@ def _is_written(node: Node) -> bool:
     return (
         named
         and isinstance(node.value, str)
-        and "content" in parts
         and not parts & {"note", "media"}
-        and looks_like_content(node.value)
+        and (bool(parts & {"content", "given"}) or answers_somehow(node.path[-1]) or is_expected(node.path[-1]))
+        and (looks_like_content(node.value) or is_expected(node.path[-1]))
     )

@@ -99,8 +99,8 @@ CONTENT_ORDER = (
     *("segments", "response", "output", "input", "answer"),
 )
 _ACCEPTED = names("golden gold correct acceptable accepted valid possible reference expected alias")
-_EXPECTED = names("gt expected reference gold golden truth correct ideal")
-_TRUE = _EXPECTED - {"reference", "correct"}  # a reference may name a page, and what is correct a letter
+_EXPECTED = names("gt expected reference ref gold golden truth correct ideal")
+_TRUE = _EXPECTED - {"reference", "ref", "correct"}  # a reference may name a page, and what is correct a letter
 _OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini")
 _HOLDERS = names("session thread conversation chat request body context trace original event object run parent span")
 # What programs say of their own work; columns.py has those that data sets use.
@@ -204,6 +204,26 @@ def _noun(said: frozenset[str]) -> Literal["asked", "answered"] | None:
     if answered and not asked:
         return None if "input" in said else "answered"
     return "asked" if said in ({"input"}, {"utterance"}, {"input", "text"}) else None
+
+
+def can_ask(path: str) -> bool:
+    """Whether a column of this name may hold what was asked, for somebody who looks at a row that nobody knows."""
+    return not _is_number_of_one(path) and part_of(path.rpartition(".")[2]) not in ("answered", "system", "thoughts")
+
+
+def can_answer(path: str) -> bool:
+    """The same for what was answered."""
+    named = path.split(".")
+    task = words(named[-1])[-1:] in (("instruction",), ("instructions",), ("prompt",))
+    if _is_number_of_one(path) or task or is_wrong_answer(named[-1]):
+        return False
+    beside = any(part_of(name) in ("about", "thoughts", "tools") or _ABOUT & set(words(name)) for name in named)
+    return not beside and part_of(named[-1]) not in ("asked", "given", "system")
+
+
+def _is_number_of_one(path: str) -> bool:
+    """Whether a name on the way is the number of one of many: no other row has it."""
+    return any(name.isdecimal() or "[" in name for name in path.split("."))
 
 
 def is_wrong_answer(name: str) -> bool:

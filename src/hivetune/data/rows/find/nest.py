@@ -13,8 +13,8 @@ from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.names import is_a_question, words
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
-from hivetune.data.rows.layouts.columns import looks_like_content
-from hivetune.data.rows.layouts.said import names, objects, parsed
+from hivetune.data.rows.layouts.columns import looks_like_content, map_columns, maps_content
+from hivetune.data.rows.layouts.said import Conversation, names, objects, parsed
 
 RowPlace = tuple[str, ...]  # keys; EACH: every item of a list, or every value of an object whose values are alike
 EACH = "[]"
@@ -25,23 +25,26 @@ MAX_PLACES = 40
 MAX_TRIED_ROWS = 30  # tried at one place
 USABLE_SHARE = 0.5
 MIN_ALIKE = 2
+_NONE: Mapping[str, str] = {}
 MIN_QUESTIONS = 4
 _OF_A_FILE = names("description comment comments notes purpose readme disclaimer warning citation usage about")
 
 
-def place_of_rows(records: Sequence[Any]) -> RowPlace:
-    """Where the rows of such records are; empty when the records are rows, or when no place is better."""
+def place_of_rows(records: Sequence[Any], columns: Mapping[str, str] = _NONE) -> RowPlace:
+    """Where the rows of such records are, read with the columns that the user named; empty when the records are rows,
+    or when no place is better.
+    """
     records = [record for record in map(parsed, records) if record is not None]
-    if not records or sum(_is_row(record) for record in records) >= USABLE_SHARE * len(records):
+    if not records or sum(_is_row(record, columns) for record in records) >= USABLE_SHARE * len(records):
         return ()
     if all(is_table(record) for record in records):
-        return (BY_COLUMNS,) if _share(_rows(records, (BY_COLUMNS,))) >= USABLE_SHARE else ()
+        return (BY_COLUMNS,) if _share(rows_at(records, (BY_COLUMNS,)), columns) >= USABLE_SHARE else ()
     if len(records) == 1 and _are_questions(records[0]):
         return (BY_QUESTIONS,)
     best: tuple[float, RowPlace] = (0.0, ())
-    for place in _places(records):
-        share = _share(_rows(records, place))
-        if share >= USABLE_SHARE and share > best[0] and not _stands_beside(records, place):
+    for place in places(records):
+        share = _share(rows_at(records, place), columns)
+        if share >= USABLE_SHARE and share > best[0] and not _stands_beside(records, place, columns):
             best = (share, place)
     return best[1]
 
@@ -68,7 +71,8 @@ def place_name(place: RowPlace) -> str:
     return "".join(key if key == EACH else f".{key}" for key in place).removeprefix(".")
 
 
-def _rows(records: Sequence[Any], place: RowPlace) -> list[dict[str, Any]]:
+def rows_at(records: Sequence[Any], place: RowPlace) -> list[dict[str, Any]]:
+    """The first rows that such records hold at a place."""
     rows: list[dict[str, Any]] = []
     for record in records:
         rows += split_record(record, place)[:MAX_TRIED_ROWS]
@@ -77,24 +81,32 @@ def _rows(records: Sequence[Any], place: RowPlace) -> list[dict[str, Any]]:
     return rows[:MAX_TRIED_ROWS]
 
 
-def _share(rows: Sequence[Any]) -> float:
+def _share(rows: Sequence[Any], columns: Mapping[str, str]) -> float:
     """How many of these rows are read; a conversation that nobody began tells nothing."""
     rows = [row for row in rows if not (isinstance(row, dict) and row.get("messages") == [])]
-    return sum(_is_read(row) for row in rows) / max(1, len(rows))
+    return sum(_is_read(row, columns) for row in rows) / max(1, len(rows))
 
 
-def _stands_beside(records: Sequence[Any], place: RowPlace) -> bool:
+def _stands_beside(records: Sequence[Any], place: RowPlace, columns: Mapping[str, str]) -> bool:
     """Whether the conversations stand beside what lies at `place`, and not in it: each would be read many times."""
     beside = [one for record in records[:MAX_TRIED_ROWS] for one, _ in itertools.islice(_below(record, place, {}), 1)]
-    return any(map(_is_read, beside))
+    return any(_is_read(one, columns) for one in beside)
 
 
-def _is_row(record: Any) -> bool:
+def _read(row: Mapping[str, Any], columns: Mapping[str, str]) -> Conversation:
+    return (
+        read_conversation(map_columns(row, columns), mapped=maps_content(columns))
+        if columns
+        else read_conversation(row)
+    )
+
+
+def _is_row(record: Any, columns: Mapping[str, str]) -> bool:
     """Whether a record is a row itself: it is read, or refused for a fault of its own."""
     if not isinstance(record, dict):
         return False
     try:
-        read_conversation(record)
+        _read(record, columns)
     except RowRefused as refused:
         return refused.reason not in NOT_KNOWN
     except RecursionError:
@@ -102,17 +114,22 @@ def _is_row(record: Any) -> bool:
     return True
 
 
-def _is_read(row: Any) -> bool:
+def are_unread(rows: Sequence[Any]) -> bool:
+    """Whether nothing knows the layout of most of these rows."""
+    return sum(not _is_row(row, _NONE) for row in rows) > USABLE_SHARE * len(rows)
+
+
+def _is_read(row: Any, columns: Mapping[str, str]) -> bool:
     if not isinstance(row, dict):
         return False
     try:
-        found = read_conversation(row)
+        found = _read(row, columns)
     except (RowRefused, RecursionError):
         return False
     return found.messages[0].role != "assistant"  # a text alone may be half of what the record says
 
 
-def _places(records: Sequence[Any]) -> list[RowPlace]:
+def places(records: Sequence[Any]) -> list[RowPlace]:
     """Every place that could hold rows, the outer ones first."""
     found: list[RowPlace] = []
     waiting: list[tuple[RowPlace, list[Any]]] = [((), list(records))]

@@ -143,13 +143,13 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
         if field in NAMED_ROLES:
             mapped[field] = column  # no column: what the turns call who speaks
             continue
-        value = _value_of(row, column)
+        value = value_of(row, column)
         if value is not None:
             mapped[field] = value
     return mapped
 
 
-def _value_of(row: Row, column: str) -> Any:
+def value_of(row: Row, column: str) -> Any:
     value: Any = row
     for part in (column,) if column in row else tuple(column.split(".")):
         value = parsed(value)
@@ -162,7 +162,7 @@ def _value_of(row: Row, column: str) -> Any:
 
 def missing_columns(row: Row, columns: Mapping[str, str]) -> str:
     """Which of the user's columns a row does not have, and what it has; empty where it has them all."""
-    missing = [name for field, name in columns.items() if field not in NAMED_ROLES and _value_of(row, name) is None]
+    missing = [name for field, name in columns.items() if field not in NAMED_ROLES and value_of(row, name) is None]
     if not missing:
         return ""
     near = difflib.get_close_matches(missing[0], row, 1)
