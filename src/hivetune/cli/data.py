@@ -214,7 +214,7 @@ def _show_reading(document: dict[str, Any]) -> None:
     for said, names in alike.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
         show(f"{names[0]}{more}: {said}")
-    for name, lines in document["unclear"].items():
+    for name, lines in document.get("unclear", {}).items():  # a snapshot that was made before has none
         show(f"{name}: nothing knows how its rows are laid out; what would read them:")
         for line in lines:
             show(f"  {line['line']}\n    asked: {line['question']}\n    answered: {line['answer']}")
