@@ -94,6 +94,8 @@ def extract(row: Mapping[str, Any]) -> Fields:
 def _verdict(row: Mapping[str, Any]) -> bool | None:
     """False where a row says that its answer is wrong under a name that means so, or hardly true."""
     wrong, shares = _verdict_columns(tuple(row))
+    if not wrong and not shares:
+        return None
     if any(as_success(row[name]) for name in wrong):
         return False
     return False if any((share := _number(row[name])) is not None and 0 <= share < 0.5 for name in shares) else None

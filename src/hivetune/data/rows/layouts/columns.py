@@ -27,7 +27,7 @@ from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_
 from hivetune.errors import UsageError
 from hivetune.records import Message
 
-Kind = Literal["note", "media", "content", "unknown"]
+Kind = Literal["note", "media", "content", "choice", "unknown"]
 
 SYSTEM = ("system", "system_prompt", "system_message", "meta_instruction")
 TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
@@ -212,28 +212,24 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
     """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
     for name, kind in _looked_at(tuple(row), layout):
         value = row[name]
-        if kind == "content" and _is_lost_choice(row, name, conversation):
-            return name
         if name in conversation.explained or value in (None, "", [], {}) or _is_choice(name, value):
             continue
         if kind == "media":
             raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
-        if name in layout.asks or (kind == "content" and layout.asks):
+        if kind == "choice" and _is_lost_choice(name, value, conversation):
+            return name
+        if name in layout.asks or (kind in ("content", "choice") and layout.asks):
             return name  # a document beside a question, an answer or a label is half of something
         if kind == "unknown" and not looks_like_content(value):
             continue
-        if not _is_found(value, kind == "content", conversation.messages):
+        if not _is_found(value, kind in ("content", "choice"), conversation.messages):
             return name
     return None
 
 
-def _is_lost_choice(row: Row, name: str, conversation: Conversation) -> bool:
-    """Whether a column is one of several choices by their letters, and the question does not name them: their words
-    alone may stand there by chance.
-    """
-    if not CHOICE.match(name) or not (name[:-1] + "a" in row and name[:-1] + "b" in row) or row[name] in (None, ""):
-        return False
-    named = re.compile(rf"(?<!\w){name[-1]}\W{{1,3}}{re.escape(str(row[name]).strip()[:200])}", re.I)
+def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:
+    """Whether the question does not name one of several choices by its letter: its words may stand there by chance."""
+    named = re.compile(rf"(?<!\w){name[-1]}\W{{1,3}}{re.escape(str(value).strip()[:200])}", re.I)
     return not any(named.search(message.content) for message in conversation.messages if message.role == "user")
 
 
@@ -246,8 +242,9 @@ def _is_choice(name: str, value: Any) -> bool:
 def _looked_at(names: tuple[str, ...], layout: RowLayout) -> tuple[tuple[str, Kind], ...]:
     """The columns of such rows that may be content, by what their names say."""
     kinds = ((name, column_kind(name)) for name in names if name not in layout.explains)
+    choices = {name for name in names if CHOICE.match(name) and name[:-1] + "a" in names and name[:-1] + "b" in names}
     return tuple(
-        (name, kind)
+        (name, "choice" if name in choices else kind)
         for name, kind in kinds
         if name in layout.asks or (kind != "note" and (kind == "media" or name not in layout.beside))
     )

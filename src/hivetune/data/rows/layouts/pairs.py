@@ -105,6 +105,8 @@ def _one_answer(answer: Any, asked_in: str, column: str) -> tuple[Any, tuple[str
     """(an answer as text where it is an object or several ways to say the same, reasons of severity warn). Raises
     RowRefused for other lists of texts.
     """
+    if isinstance(answer, str):
+        return answer, ()
     if _are_said(answer) and len(answer) > 1:
         if say_the_same(answer):
             return answer[0], ("other-answers",)
