@@ -41,6 +41,13 @@ MISSING = (
     *("Error code: 429 - {'error': {'message': 'slow down'}}", "Internal Server Error", "Request timed out."),
     *('{"error": {"message": "x", "type": "y"}, "status": 500}', "You exceeded your current quota, please check it."),
     *("Error: name 'stoi' is not defined", 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 3'),
+    *("❌ Pas de réponse générée.", "⚠️ No response was generated.", "Keine Antwort erhalten", "未生成回答"),
+    *(
+        "Failed to generate a response",
+        "❌ Error: connection refused",
+        "Nessuna risposta generata",
+        "Ответ не получен.",
+    ),
     *("Error: 503 Service Unavailable", "[object Object]", "同上", "{}", "openai.RateLimitError: slow down"),
 )
 ANSWERS = (
@@ -51,6 +58,13 @@ ANSWERS = (
         '{"total": 3}',
         "$5",
         "[1, 2]",
+    ),
+    *(
+        "No answer was found in the document.",
+        "No response is needed.",
+        "❌",
+        "❌ Wrong: it is 7.",
+        "Pas de réponse simple.",
     ),
     *("The rate limit is 60 a minute.", "Nothing", "I see above all a need for rest.", "<b>bold</b>", "{name}", "xx"),
     *(

@@ -18,7 +18,6 @@ ASKED_ABOUT: dict[str, tuple[dict[str, Any], str]] = {
     "a text with its label": ({"text": PASSAGE, "label": "positive"}, "label"),
     "a text with a number for a label": ({"text": PASSAGE, "label": 1}, "label"),
     "a text with its intent": ({"text": "book me a table", "intent": "restaurant"}, "intent"),
-    "a text with its summary": ({"text": PASSAGE, "summary": "A river."}, "summary"),
     "a text with a translation": ({"text": PASSAGE, "german": "Die Seine fließt mitten durch die Stadt."}, "german"),
     "a text with code": ({"task_id": 2, "text": "Write a function.", "code": "def f(): ...", "test_list": []}, "code"),
     "choices of an exam": ({"question": QUESTION, "choices": ["Seine", "Rhine"], "answer": 0}, "choices"),
@@ -63,6 +62,10 @@ USABLE: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
     "instruction, context, response, category": (
         {"instruction": QUESTION, "context": PASSAGE, "response": ANSWER, "category": "closed_qa"},
         [("user", f"{QUESTION}\n{PASSAGE}"), ("assistant", ANSWER)],
+    ),
+    "a text with its summary": (
+        {"text": PASSAGE, "summary": "A river."},
+        [("user", PASSAGE), ("assistant", "A river.")],
     ),
     "question, response": ({"id": "flan.1", "system_prompt": "", "question": QUESTION, "response": ANSWER}, SPLIT),
     "query, response": ({"query": QUESTION, "response": ANSWER, "type": "GSM_Rephrased"}, SPLIT),

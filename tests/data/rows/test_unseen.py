@@ -112,6 +112,57 @@ def test_headers_that_a_template_left_in_the_columns() -> None:
     assert said({"input": "<_user>Who?<_bot>She.<_user>Where is it?", "output": "There."})[2:] == ASKED
 
 
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        ("[|Human|]:Where is it?\n[|AI|]:", "There."),
+        ("[|Human|] Where is it?\n[|AI|]", "[|AI|]: There."),
+        ("<|User|>:Where is it?<eoh>\n<|Bot|>:", "There.<eoa>"),
+        ("Where is it?", "There.<|endoftext|>"),
+        ("Where is it?", "There. </s>\n"),
+    ],
+)
+def test_marks_of_another_model_at_the_ends_of_the_columns(asked: str, answered: str) -> None:
+    for row in ({"inputs": asked, "targets": answered}, {"prompt": asked, "completion": answered}):
+        assert said(row) == ASKED
+        assert read_conversation(row).changed == ("turns-from-text",)
+    several = f"[|Human|]:Who?\n[|AI|]:She.\n{asked}" if asked.startswith("[|Human|]:") else asked
+    assert said({"inputs": several, "targets": answered})[-2:] == ASKED
+
+
+def test_a_tag_at_the_end_of_an_answer_stays() -> None:
+    for asked, answer in (("Strike it out.", "<s>it</s>"), ("Which mark ends it, </s> or <eos>?", "It is </s>")):
+        assert said({"prompt": asked, "completion": answer})[-1] == ("assistant", answer)
+    with pytest.raises(RowRefused, match="rendered-text"):
+        read_conversation({"prompt": "Where is it?", "completion": "There.\n[|Human|]: And he?"})
+
+
+def test_a_chatgpt_export_that_lost_its_tree() -> None:
+    def node(role: str, text: str, time: float | None) -> dict[str, Any]:
+        content = {"content_type": "text", "parts": [text]}
+        return {"message": {"author": {"role": role}, "content": content, "create_time": time}}
+
+    nodes = {"n": {"message": None}, "b": node("assistant", "There.", 3.0), "a": node("user", "Where is it?", 2.0)}
+    assert said({"title": "t", "mapping": nodes}) == ASKED
+    untimed = {"a": node("user", "Where is it?", None), "b": node("assistant", "There.", 3.0)}
+    assert said({"title": "t", "mapping": untimed}) == ASKED
+
+
+def test_a_column_without_a_value_is_not_called_missing() -> None:
+    def refused(row: dict[str, Any], column: str) -> RowRefused:
+        with pytest.raises(RowRefused) as caught:
+            read_example(RawRow("f:1", json.dumps(row).encode()), {"prompt": "asked", "completion": column})
+        return caught.value
+
+    row = {"asked": "Where is it?", "sql_made": None, "run": {"sql": None}}
+    for column in ("sql_made", "run.sql"):
+        assert (refused(row, column).reason, refused(row, column).hint) == (
+            "empty-answer",
+            f"the column {column!r} is empty in this row",
+        )
+    assert "did you mean 'sql_made'?" in refused(row, "sql_mad").hint
+
+
 def test_all_that_a_user_said_in_one_list_and_the_references_in_another() -> None:
     row = {"question_id": 1, "turns": ["Where is it?", "And he?"], "reference": ["There.", "Here."]}
     assert said(row) == [*ASKED, ("user", "And he?"), ("assistant", "Here.")]

@@ -54,6 +54,21 @@ _ERROR_START = re.compile(
     r"|(?:openai|anthropic)\.[a-z.]*error\b|<!doctype html>.{0,200}<title>\s*[45][0-9]{2}\b",
     re.S,
 )
+# A program says that no answer was made; that none was found, or known, may be one.
+_NOT_MADE = re.compile(
+    r"(?:sorry,? )?(?:no|empty) (?:answer|response|reply|output|completion|content) (?:was |has been |could be )?"
+    r"(?:generated|received|returned|produced|given by the model|from (?:the )?(?:llm|model|server|api))"
+    r"|(?:failed|unable) to (?:generate|produce|get) (?:an? |any )?(?:answer|response|reply|output)"
+    r"|(?:pas de|aucune) réponse (?:n'a (?:été|pu être) )?(?:générée|reçue|produite)"
+    r"|keine antwort (?:wurde )?(?:generiert|erzeugt|erhalten|empfangen)"
+    r"|(?:no se (?:generó|recibió|ha generado) (?:ninguna |una )?respuesta|(?:sin|ninguna) respuesta generada)"
+    r"|(?:nenhuma resposta (?:foi )?(?:gerada|recebida)|sem resposta gerada|não foi gerada (?:nenhuma )?resposta)"
+    r"|nessuna risposta (?:è stata )?(?:generata|ricevuta)|geen antwoord (?:gegenereerd|ontvangen)"
+    r"|(?:nie wygenerowano|brak wygenerowanej) odpowiedzi|ответ не (?:был )?(?:сгенерирован|получен)"
+    r"|(?:未|没有|沒有)(?:能)?(?:生成|收到|返回)(?:任何)?(?:回答|回复|回覆|答案|响应|內容|内容)"
+    r"|(?:回答|応答|返答)(?:が|は)(?:生成されませんでした|ありませんでした)|응답이 생성되지 않았습니다"
+)
+_SIGNS = "❌❗‼⚠🚫⛔✖✗\ufe0f "  # in front of what a program says
 _ERROR_KEYS = names("error message code status status_code type param detail details request_id success ok statuscode")
 _ABOUT_ERRORS = re.compile(r"error|status|http|exception|\bapi\b|fehler", re.I)
 
@@ -94,16 +109,23 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
     if len(text) > LONGEST_CHARS and not text[:40].lower().startswith(("lorem ipsum", "<!doctype html")):
         return None
     plain = " ".join(text.casefold().split())
+    plain = plain.lstrip(_SIGNS) or plain
     shown = text[:40]
     bare = plain.rstrip(".!") or plain
     if plain in _MAY_BE_LABELS or bare in _MAY_BE_LABELS:
         return None if _is_named(bare, before) else Placeholder(shown, True)
-    missing = plain in _WORDS or bare in _WORDS or plain.startswith("lorem ipsum")
-    if missing or _SHEET.fullmatch(text) or _SLOT.fullmatch(plain):
+    if bare in _WORDS or _is_missing(text, plain):
         return None if _is_named(bare.split(" dolor")[0], before) else Placeholder(shown, False)
     if _is_error(text, plain) and not any(_ABOUT_ERRORS.search(one) for one in before):
         return Placeholder(shown, False)
     return None
+
+
+def _is_missing(text: str, plain: str) -> bool:
+    """Whether an answer says that there is none, or waits to be filled in."""
+    if plain in _WORDS or plain.startswith("lorem ipsum") or _NOT_MADE.fullmatch(plain.rstrip(".!。 ")):
+        return True
+    return bool(_SHEET.fullmatch(text) or _SLOT.fullmatch(plain))
 
 
 def _is_named(word: str, before: Iterable[str]) -> bool:

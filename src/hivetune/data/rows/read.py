@@ -17,7 +17,7 @@ from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.find.advice import as_option, columns_for
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.nest import RowPlace, split_payload
-from hivetune.data.rows.layouts.columns import map_columns, maps_content, missing_columns
+from hivetune.data.rows.layouts.columns import map_columns, maps_content, missing_column
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
@@ -233,7 +233,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         said = two.said if two else read_conversation(told, mapped=mapped)
     except RowRefused as refused:
         if columns and refused.reason == "unknown-layout":
-            raise RowRefused(refused.reason, missing_columns(_parsed_row(text), columns) or refused.hint) from None
+            raise missing_column(_parsed_row(text), columns) or refused from None
         if columns or refused.reason not in NOT_KNOWN:
             raise
         raise _with_advice(refused, row, raw.line) from None

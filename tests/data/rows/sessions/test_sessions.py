@@ -165,6 +165,31 @@ def test_claude_code_subagents_compactions_and_broken_lines(tmp_path: Path) -> N
     assert said(rows["7"]) == [("user", "Summary so far.\n\ngo on"), ("assistant", "Done.")]
 
 
+def test_claude_code_side_chains_in_a_tree_and_lines_that_lost_their_type(tmp_path: Path) -> None:
+    """A subagent's conversation hangs on the main one: it is no retry. A line without `type` says who speaks inside."""
+    log = Claude()
+    untyped = log.event("assistant", [tool_use("t1", "ls")], "u2")
+    del untyped["type"]
+    events = [
+        untyped | {"parentUuid": "u2"},
+        log.event("user", "list the files", None),  # u2
+        log.event("user", [tool_result("t1", "a.py")], "u1"),  # u3
+        log.event("user", "read a.py for me", "u3", side=True),  # u4
+        log.event("assistant", [{"type": "text", "text": "It is empty."}], "u4", side=True),  # u5
+        log.event("assistant", [{"type": "text", "text": "One file."}], "u3"),  # u6
+    ]
+    rows = read(write(tmp_path / "session.jsonl", [events[1], events[0], *events[2:]]), tmp_path)
+    assert said(rows["1"]) == [
+        ("user", "list the files"),
+        ("assistant", ""),
+        ("tool", "a.py"),
+        ("assistant", "One file."),
+    ]
+    assert said(rows["4"]) == [("user", "read a.py for me"), ("assistant", "It is empty.")]
+    assert isinstance(rows["1"], ReadRow)
+    assert rows["1"].changed == ()
+
+
 def test_one_line_of_a_session_is_not_a_row(tmp_path: Path) -> None:
     line = json.dumps(Claude().event("user", "hello", None))
     path = write(tmp_path / "rows.jsonl", ['{"prompt": "a", "completion": "b"}\n' * 30, line + "\n"])
@@ -236,6 +261,22 @@ def test_codex_words_that_only_events_hold(tmp_path: Path) -> None:
     assert [said(row) for row in rows.values()] == [
         [("user", "what is here?"), ("assistant", "One file."), ("user", "and there?"), ("assistant", "Two.")]
     ]
+
+
+def test_codex_that_ends_in_a_broken_call(tmp_path: Path) -> None:
+    call = {"type": "function_call", "name": "shell", "arguments": "echo test"}
+    events = [
+        codex("session_meta", {"id": "0199", "timestamp": "2025-10-01T09:59:00Z", "cwd": "/p"}),
+        codex("response_item", item("user", "what is here?")),
+        codex("response_item", item("assistant", "One file.")),
+    ]
+    rows = read(write(tmp_path / "rollout.jsonl", [*events, codex("response_item", call)]), tmp_path)
+    assert said(rows["2"]) == [("user", "what is here?"), ("assistant", "One file.")]
+    assert isinstance(rows["2"], ReadRow)
+    assert rows["2"].changed == ("trailing-turns",)
+    behind = codex("response_item", item("user", "and there?")), codex("response_item", item("assistant", "Two."))
+    rows = read(write(tmp_path / "rollout.jsonl", [*events, codex("response_item", call), *behind]), tmp_path)
+    assert rows["2"] == "bad-tool-call", "in the middle, what follows may stand on it"
 
 
 def test_codex_in_its_first_form(tmp_path: Path) -> None:

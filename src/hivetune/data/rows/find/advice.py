@@ -24,7 +24,7 @@ from hivetune.data.rows.find.names import (
     role_of,
     words,
 )
-from hivetune.data.rows.find.pair import sides_of
+from hivetune.data.rows.find.pair import is_copied, sides_of
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns, flat, names_party
 from hivetune.data.rows.layouts.columns import looks_like_content, map_columns, names_document, value_of
 from hivetune.data.rows.layouts.pairs import LABELS
@@ -97,6 +97,9 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
     if len(answers) < READ_SHARE * len(rows) or (len(answers) >= FEW_ROWS and len(set(map(str, answers))) == 1):
         return False
     if 2 * sum(map(_is_no_answer, answers)) > len(answers):
+        return False
+    copied = (is_copied(str(value_of(row, answered)), str(value_of(row, asked)), answered) for row in rows)
+    if 2 * sum(copied) > len(rows):
         return False
     return not any(_is_needed(row, name, asked, answered) for row in rows[:FEW_ROWS] for name in row)
 

@@ -1,6 +1,7 @@
 """The one way from a row to its conversation: by its layout, and where none has a place for it, by its structure."""
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.made import made_of
 from hivetune.data.rows.find.row import read_structure
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
 from hivetune.data.rows.layouts.said import Conversation, Row
@@ -18,7 +19,9 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
     """
     try:
         found = read_layout(row, mapped=mapped)
-        return found if mapped or found.layout != "text" else _spoken(found)
+        if mapped or found.layout != "text":
+            return found
+        return _spoken(found) if made_of(row) is None else read_structure(row)
     except RowRefused as refused:
         if refused.reason not in NOT_KNOWN or (mapped and "messages" not in row):
             raise

@@ -67,7 +67,7 @@ def with_given(row: Row, path: str, question: Any, answer: Any, answered: str) -
             if (
                 (part_of(name) != "given" and plain_name(name) != "body")
                 or value in (None, "", [], {})
-                or name == path.rpartition(".")[2]
+                or name in (path.rpartition(".")[2], answered)
                 or (is_retrieved(name) and is_expected(answered))
             ):
                 continue

@@ -8,6 +8,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import named_choice, with_given
 from hivetune.data.rows.find.leaves import at, nodes
+from hivetune.data.rows.find.made import made_of
 from hivetune.data.rows.find.names import (
     SHORTENED,
     answers_somehow,
@@ -26,7 +27,7 @@ from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
 from hivetune.data.rows.layouts.said import Row, names, parsed
 from hivetune.data.rows.layouts.turns import is_conversation, read_messages, read_system
-from hivetune.data.rows.sessions.rendered import goes_on
+from hivetune.data.rows.sessions.rendered import goes_on, without_end
 from hivetune.records import Message
 
 QUESTION_WORDS = 2  # of a question that is known by its place alone
@@ -65,7 +66,8 @@ def read_pair(row: Row) -> FoundPair:
     if spots.task is not None and isinstance(question, str):
         question = f"{_lines(at(row, spots.task))}\n{question}".strip()
     several = isinstance(answer, list) and bool(answer) and all(isinstance(text, str) for text in answer)
-    learned = answer[0] if several else answer
+    given = answer[0] if several else answer
+    learned = _without_end(given, question)
     said = {"role": "assistant", "content": learned, **_thoughts(row)}
     asked = with_given(row, spots.asked, question, learned, spots.answered)
     messages = [*_before(row, asked), *read_messages([said], None)]
@@ -73,7 +75,12 @@ def read_pair(row: Row) -> FoundPair:
     used = tuple(tuple(path.split(".")) for path in (spots.asked, spots.answered, *beside))
     used += tuple(path[:-1] for path in used[2:] if len(path) > 1)  # with all that was written about it there
     changed = ("other-answers",) if spots.judged or (several and len(answer) > 1) else ()
+    changed = (*changed, "turns-from-text") if learned != given else changed
     return FoundPair(messages, used, changed, spots.answered, learned)
+
+
+def _without_end(answer: Any, question: Any) -> Any:
+    return without_end(answer, question) if isinstance(answer, str) and isinstance(question, str) else answer
 
 
 class _Spots(NamedTuple):
@@ -87,6 +94,10 @@ class _Spots(NamedTuple):
 
 def _spots(row: Row) -> _Spots:
     """Raises RowRefused where there is not one question with one answer."""
+    if (pair := made_of(row)) is not None:
+        if not row[pair[1]]:
+            raise RowRefused("empty-answer", f"{pair[1]} is empty: --columns text={pair[0]} learns the texts whole")
+        return _Spots(*pair, None, [])
     asked, answered = _sides(row)
     answered = [*answered, *_references(row, asked, answered)]
     to_learn = _to_learn(_worked_out(row, answered))
@@ -205,8 +216,15 @@ def _refuse_doubt(row: Row, spots: _Spots, question: Any, answer: Any) -> None:
     one_word = isinstance(question, str) and len(question.split()) < QUESTION_WORDS and question.isascii()
     if one_word and not is_a_question(asked):
         raise RowRefused("unknown-layout", f"{asked} is one word: nothing says that it is the question")
+    _refuse_pieces(spots, question, answer)
+
+
+def _refuse_pieces(spots: _Spots, question: Any, answer: Any) -> None:
+    """Raises RowRefused where the answer is a piece of the question, or one of the two an object."""
+    if isinstance(question, str) and is_copied(str(answer), question, spots.answered):
+        raise RowRefused("unknown-layout", f"{spots.answered} stands in {spots.asked} word for word")
     if (isinstance(question, str) and _CODE.match(question)) or (isinstance(answer, str) and is_response(answer)):
-        raise RowRefused("unknown-layout", f"{asked} is an object that was written as text")
+        raise RowRefused("unknown-layout", f"{spots.asked} is an object that was written as text")
 
 
 def _before(row: Row, question: Any) -> list[Message]:
@@ -266,6 +284,16 @@ def _worked_out(row: Row, paths: list[str]) -> list[str]:
 def _stands_in(short: str, long: str) -> bool:
     """Whether a text stands in a longer one, and is no piece of a word or a number there."""
     return bool(short) and re.search(rf"(?<![\w.]){re.escape(short)}(?!\w)", long) is not None
+
+
+def is_copied(answer: str, question: str, answered: str) -> bool:
+    """Whether an answer is a piece of the question: most of it, or any where the name at `answered` hardly says answer.
+    A headline may stand in its article, and what is said to be right in its passage.
+    """
+    named = part_of(answered) == "answered" or is_expected(answered) or bool(SHORTENED & set(words(answered)))
+    if named and 2 * len(answer.strip()) <= len(question):
+        return False
+    return _stands_in(answer.strip(), question)
 
 
 def _named_depths(path: str, part: str) -> set[int]:

@@ -160,14 +160,26 @@ def value_of(row: Row, column: str) -> Any:
     return value
 
 
-def missing_columns(row: Row, columns: Mapping[str, str]) -> str:
-    """Which of the user's columns a row does not have, and what it has; empty where it has them all."""
-    missing = [name for field, name in columns.items() if field not in NAMED_ROLES and value_of(row, name) is None]
+def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
+    """Which of the user's columns a row does not have, or has without a value; None where it has them all."""
+    missing = [(field, name) for field, name in columns.items() if field not in NAMED_ROLES]
+    missing = [(field, name) for field, name in missing if value_of(row, name) is None]
     if not missing:
-        return ""
-    near = difflib.get_close_matches(missing[0], row, 1)
+        return None
+    field, name = missing[0]
+    if _is_there(row, name):
+        reason = "empty-answer" if field in ANSWERED else "empty-question" if field in ASKED else "unknown-layout"
+        return RowRefused(reason, f"the column {name!r} is empty in this row")
+    near = difflib.get_close_matches(name, row, 1)
     named = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:_MOST_NAMED])) or 'none'}"
-    return f"the row has no column {missing[0]!r}; {named}"
+    return RowRefused("unknown-layout", f"the row has no column {name!r}; {named}")
+
+
+def _is_there(row: Row, column: str) -> bool:
+    """Whether a row has a column, which holds nothing."""
+    above, _, last = column.rpartition(".")
+    holder = row if column in row or not above else value_of(row, above)
+    return column in row or (isinstance(parsed(holder), Mapping) and last in parsed(holder))
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 Of a tree the branch that was kept is read; retries and edits that were given up are counted (`other-branches`).
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,6 +40,8 @@ def _chatgpt(name: str, row: Row) -> Conversation:
     """A tree: `mapping` of nodes, `current_node`."""
     mapping = row["mapping"]
     nodes = {key: node for key, node in mapping.items() if isinstance(node, dict)}
+    if not any(node.get("parent") or node.get("children") for node in nodes.values()):
+        nodes = _in_a_row(nodes)
     parents = {key: node.get("parent") for key, node in nodes.items()}
     leaf = str(row.get("current_node"))
     if leaf not in nodes:
@@ -50,6 +53,17 @@ def _chatgpt(name: str, row: Row) -> Conversation:
         messages += _chatgpt_turn(nodes[key].get("message"))
     spoken = [key for key in nodes if key not in path and _chatgpt_role(nodes[key].get("message")) == "assistant"]
     return _done(name, messages, len(spoken))
+
+
+def _in_a_row(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Nodes that lost their tree, one behind the other: by their times where all have one, else as they stand."""
+    spoken = [key for key, node in nodes.items() if isinstance(node.get("message"), dict)]
+    times = {key: nodes[key]["message"].get("create_time") for key in spoken}
+    if all(isinstance(time, int | float) for time in times.values()):
+        spoken.sort(key=times.__getitem__)
+    below = {key: [other] for key, other in itertools.pairwise(spoken)}
+    above = {other: key for key, other in itertools.pairwise(spoken)}
+    return {key: {**nodes[key], "parent": above.get(key), "children": below.get(key)} for key in spoken}
 
 
 def _chatgpt_role(message: Any) -> Any:

@@ -20,7 +20,16 @@ from hivetune.data.rows.layouts.columns import (
     thoughts_of,
     tools_of,
 )
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, objects, parsed, said, text_of
+from hivetune.data.rows.layouts.said import (
+    Conversation,
+    Row,
+    RowLayout,
+    first_of,
+    objects,
+    parsed,
+    said,
+    text_of,
+)
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, in_order, read_messages, read_system
 from hivetune.data.rows.sessions.rendered import (
     asked_turns,
@@ -28,6 +37,7 @@ from hivetune.data.rows.sessions.rendered import (
     is_rendered,
     spoken_turns,
     turns_of,
+    without_end,
     without_header,
 )
 from hivetune.records import Message
@@ -82,8 +92,14 @@ def _pair(
     after = read_messages(replies, None) if replies else [_written(row, answer, answer_column)]
     messages, changed = in_order([*before, *after])
     read = (*((question_column,) if turns or bare else ()), *((answer_column,) if replies or told or bare else ()))
-    told = (*changed, *told, *(("turns-from-text",) if bare else ()))
+    told = (*changed, *told, *_read_from_text(question, turns, bare))
     return Conversation(name, messages, read_tools(tools_of(row)), changed=told, explained=read)
+
+
+def _read_from_text(question: Any, turns: list[dict[str, Any]] | None, bare: bool) -> tuple[str, ...]:
+    """The reason of severity warn, where marks were taken off or turns were found in a text that is no JSON."""
+    spoken = turns and isinstance(parsed(question), str)
+    return ("turns-from-text",) if bare or spoken else ()
 
 
 def _written(row: Row, answer: Any, column: str) -> Message:
@@ -95,9 +111,9 @@ def _written(row: Row, answer: Any, column: str) -> Message:
 
 
 def _without_headers(question: Any, answer: Any) -> tuple[Any, Any]:
-    """Both without the headers of a template that somebody left in the columns."""
+    """Both without the headers and the end mark of a template that somebody left in the columns."""
     if isinstance(question, str) and isinstance(answer, str):
-        return without_header(question, answer=False), without_header(answer, answer=True)
+        return without_header(question, answer=False), without_end(without_header(answer, answer=True), question)
     return question, answer
 
 

@@ -28,6 +28,7 @@ class _Event:
     message: dict[str, Any] | None
     noise: bool
     is_summary: bool
+    is_side: bool
 
 
 @dataclass(slots=True)
@@ -81,14 +82,14 @@ def claude_code_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
 def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
     uuid = event.get("uuid")
     if not isinstance(uuid, str):
-        if event.get("type") not in _SPOKEN:
+        if _role(event) is None:
             return
         uuid = f"line {number}"  # a copy without ids
     session.name = session.name or event.get("sessionId")
     session.time = session.time or event.get("timestamp")
     if uuid in session.events and session.events[uuid].message is not None:
         return  # written twice: the first stands
-    role = event["type"] if event.get("type") in _SPOKEN else None
+    role = _role(event)
     message = event.get("message") if role else None
     parent = event.get("parentUuid")
     kept = message if isinstance(message, dict) else None
@@ -99,8 +100,16 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
         kept,
         _is_noise(event),
         event.get("isCompactSummary") is True,
+        event.get("isSidechain") is True,
     )
     session.size += size
+
+
+def _role(event: dict[str, Any]) -> str | None:
+    """Who speaks in a line; one that lost its `type` says it in its message."""
+    message = event.get("message")
+    kind = event.get("type", message.get("role") if isinstance(message, dict) else None)
+    return kind if kind in _SPOKEN else None
 
 
 def _is_noise(event: dict[str, Any]) -> bool:
@@ -112,7 +121,7 @@ def _is_noise(event: dict[str, Any]) -> bool:
         return False
     if message.get("model") == "<synthetic>":
         return True
-    return event.get("type") == "user" and _text(message).lstrip().startswith(_OWN_TEXTS)
+    return _role(event) == "user" and _text(message).lstrip().startswith(_OWN_TEXTS)
 
 
 def _text(message: dict[str, Any]) -> str:
@@ -126,6 +135,11 @@ def _text(message: dict[str, Any]) -> str:
 def _rows(session: _Session) -> Iterator[PlacedRow]:
     if len(session.events) > 1 and not any(event.parent for event in session.events.values()):
         _chain(session)
+    for event in session.events.values():
+        above = session.events.get(event.parent or "")
+        begins = event.is_side and event.role == "user" and not _parts(event, "tool_result")
+        if begins and above is not None and not above.is_side:
+            event.parent = None  # what a subagent was asked is a conversation of its own
     roots: dict[str, list[str]] = {}
     root_of: dict[str, str] = {}
     for uuid, event in session.events.items():  # parents come before their children

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.data.rows.layouts.said import parsed
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
 
@@ -139,7 +140,19 @@ def _add_told(session: _Session) -> None:
             session.items.insert(place, {"type": "message", "role": "user", "content": text})
 
 
+def _leave_out_broken_end(session: _Session) -> None:
+    """A last call that breaks off, its arguments no object and nothing behind it, is no reason to lose the session."""
+    while session.items and _is_broken_call(session.items[-1]):
+        session.items.pop()
+        session.left_out.add("trailing-turns")
+
+
+def _is_broken_call(item: dict[str, Any]) -> bool:
+    return item.get("type") == "function_call" and not isinstance(parsed(item.get("arguments") or {}), dict)
+
+
 def _row(session: _Session) -> Iterator[PlacedRow]:
+    _leave_out_broken_end(session)
     _add_told(session)
     if any(item.get("role") == "user" for item in session.items):
         facts = {"session_id": session.name, "timestamp": session.time, "system": session.system}

@@ -2,6 +2,8 @@
 
 import re
 
+# BlueLM and Baize: `[|Human|]:`; InternLM and MOSS: `<|User|>:`.
+_PIPED = r"[\[<]\|(Human|User|AI|Assistant|Bot|System)\|[\]>]"
 _MARKS = {
     "chatml": re.compile(r"<\|im_start\|>(\w+)\n(.*?)(<\|im_end\|>|\Z)", re.S),
     "llama3": re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n\n(.*?)(<\|eot_id\|>|\Z)", re.S),
@@ -10,12 +12,18 @@ _MARKS = {
         r"(?=<\|(?:system|user|human|assistant|ai|bot)\|>|\Z)",
         re.S,
     ),
+    "piped": re.compile(
+        rf"{_PIPED} ?[:\uff1a]? ?(.*?)((?:<eo[ahm]>\s*)?)(?={_PIPED.replace('(', '(?:')}|\Z)",
+        re.S,
+    ),
     "telechat": re.compile(r"<_(user|bot)>(.*?)()(?=<_(?:user|bot)>|\Z)", re.S),
     "gemma": re.compile(r"<start_of_turn>(\w+)\n(.*?)(<end_of_turn>|\Z)", re.S),
 }
 _ANSWER = ("assistant", "model", "ai", "bot")
 _INST = re.compile(r"\[INST\]\s*(?:<<SYS>>\n(.*?)\n<</SYS>>\n\n)?(.*?)\s*\[/INST\](.*?)(?=</s>|\[INST\]|\Z)", re.S)
-_ANY = re.compile(r"<\|\w+\|>|<_(?:user|bot)>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>")
+_ANY = re.compile(
+    r"<\|\w+\|>|\[\|(?:Human|User|AI|Assistant|Bot|System)\|\]|<_(?:user|bot)>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>"
+)
 _NO_THOUGHTS = re.compile(r"\A\s*(?:<think>\s*(?:</think>)?\s*)?\Z")
 _LLAMA_DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")
 _SPEAKERS = {"human": "user", "user": "user", "system": "system"} | dict.fromkeys(
@@ -28,11 +36,16 @@ _ONE = r"(?:### ?)?<?(Human|User|USER|user|Assistant|ASSISTANT|assistant|GPT|bot
 _ASKER = re.compile(r"\s*" + _ONE)
 _INLINE = re.compile(r"(?:\A|\s)" + _ONE)
 _IN_CHINESE = re.compile(r"\A\s*(?:<s>)?\s*问[:：](.*)答[:：]\s*\Z", re.S)
-_NEXT_TURN = re.compile(r"^\s*### ?(?:Human|User|Assistant|Instruction|Input) ?:", re.M)
+_NEXT_TURN = re.compile(r"^\s*### ?(?:Human|User|Assistant|Instruction|Input) ?:|\[\|(?:Human|User)\|\]", re.M)
 _INSTRUCTION = re.compile(r"^### ?Instruction:.*^### ?(?:Response|Output|Answer):", re.S | re.M)
 HEADER_CHARS = 40  # in which a header begins
 _QUESTION_HEADER = re.compile(r"\A(?:\s{0,20}### ?(?:Instruction|Human|User|Question) ?:){1,4}\s*")
-_ANSWER_HEADER = re.compile(r"\A(?:\s{0,20}### ?(?:Response|Assistant|Answer) ?:){1,4}\s*")
+_ANSWER_HEADER = re.compile(
+    r"\A(?:\s{0,20}(?:### ?(?:Response|Assistant|Answer) ?:|\[\|(?:AI|Assistant|Bot)\|\] ?[:\uff1a]?)){1,4}\s*"
+)
+_END = re.compile(
+    r"(<\|(?:endoftext|im_end|eot_id|end_of_text|end)\|>|</s>|<eos>|<end_of_turn>|<eo[ahm]>|<\uff5cend\u2581of\u2581sentence\uff5c>)\s*\Z"
+)
 _FRAME = re.compile(r"\A(?:\s|<s>|</s>|<bos>|<\|begin_of_text\|>|<\|endoftext\|>)*\Z")
 
 
@@ -45,7 +58,7 @@ def turns_of(prompt: str) -> list[dict[str, str]] | None:
         if found:
             if not _FRAME.match(pattern.sub("", prompt)):
                 return None
-            turns = [{"role": m.group(1), "content": m.group(2).strip("\n")} for m in found]
+            turns = [{"role": m.group(1).lower(), "content": m.group(2).strip("\n")} for m in found]
             is_open = found[-1].group(3) == "" and turns[-1]["role"] in _ANSWER
             if is_open and not _NO_THOUGHTS.match(turns[-1]["content"]):
                 return None  # the answer's beginning was given
@@ -115,8 +128,19 @@ def goes_on(answer: str) -> bool:
 
 
 def without_header(text: str, *, answer: bool) -> str:
-    """A question or an answer without the header that Alpaca's template writes in front of it."""
-    return (_ANSWER_HEADER if answer else _QUESTION_HEADER).sub("", text) if "###" in text[:HEADER_CHARS] else text
+    """A question or an answer without the header that a template (Alpaca's, BlueLM's) writes in front of it."""
+    head = text[:HEADER_CHARS]
+    return (_ANSWER_HEADER if answer else _QUESTION_HEADER).sub("", text) if "###" in head or "[|" in head else text
+
+
+def without_end(answer: str, question: str) -> str:
+    """An answer without the mark at its end that told another model to stop. It stays where the question has it too, or
+    where it closes a tag: then it is what was answered.
+    """
+    found = _END.search(answer, max(0, len(answer) - HEADER_CHARS)) if answer.rstrip().endswith(">") else None
+    if found is None or found.group(1) in question or (found.group(1) == "</s>" and "<s>" in answer):
+        return answer
+    return answer[: found.start()].rstrip()
 
 
 def is_rendered(text: str) -> bool:

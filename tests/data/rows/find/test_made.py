@@ -1,0 +1,86 @@
+"""Rows of two texts of which one is made of the other, by their names; and pieces of a question that are no answers."""
+
+from typing import Any
+
+import pytest
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.advice import lines_for
+from hivetune.data.rows.find.conversation import read_conversation
+
+TEXT, SHORT = "The Seine flows through the middle of the city of Paris.", "A river in a city."
+
+
+def said(row: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(m.role, m.content) for m in read_conversation(row).messages]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"context": TEXT, "target": SHORT},
+        {"Content": TEXT, "Summary": SHORT},
+        {"summary": SHORT, "text": TEXT, "id": "ab12"},
+        {"fname": "train_664", "dialogue": TEXT, "summary": SHORT, "topic": "rivers"},
+        {"examples": TEXT, "ground_truth": SHORT},
+        {"article": TEXT, "highlights": SHORT, "id": 7, "published": "2024-01-05"},
+        {"document": TEXT, "summary": SHORT, "url": "https://example.org/a"},
+        {"title": "Rivers of France in short", "paper": TEXT, "abstract": SHORT},
+        {"source": TEXT, "target": SHORT, "target_lang": "de"},
+        {"source_text": TEXT, "target_text": SHORT},
+        {"text": TEXT, "label": 1, "label_text": SHORT},
+        {"text": TEXT, "completion": SHORT},
+    ],
+)
+def test_two_texts_of_which_one_is_made_of_the_other(row: dict[str, Any]) -> None:
+    assert said(row) == [("user", TEXT), ("assistant", SHORT)]
+    short = {name: "rivers" if value == SHORT else value for name, value in row.items()}
+    assert said(short)[-1] == ("assistant", "rivers"), "the names decide, and not what one row says"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": TEXT, "label": "positive"},
+        {"text": TEXT, "target": "positive"},  # a class
+        {"source": TEXT, "target": SHORT},  # of which language?
+        {"article": TEXT, "highlights": SHORT, "summary": "Paris and its river."},
+        {"text": TEXT, "summary": SHORT, "prompt_style": "As a poet would say it."},
+        {"text": TEXT, "sql": "SELECT 1", "schema": "CREATE TABLE rivers"},
+        {"premise": TEXT, "hypothesis": SHORT, "target": "1"},
+        {"question_id": 4, "text": TEXT, "translation": SHORT},  # its answer stands elsewhere
+        {
+            "dialogue": "User: Where does it flow?\nAssistant: Through Paris.",
+            "summary": SHORT,
+        },  # to learn may be either
+    ],
+)
+def test_what_else_may_be_meant_is_asked_about(row: dict[str, Any]) -> None:
+    with pytest.raises(RowRefused):
+        read_conversation(row)
+
+
+@pytest.mark.parametrize("empty", ["", None])
+def test_a_text_whose_summary_is_missing_is_not_learned_whole(empty: str | None) -> None:
+    with pytest.raises(RowRefused) as refused:
+        read_conversation({"text": TEXT, "summary": empty})
+    assert refused.value.reason == "empty-answer"
+    assert "--columns text=text" in refused.value.hint
+
+
+def test_a_piece_of_the_question_is_no_answer() -> None:
+    described = {"code": "05", "title": "Rivers", "prompt": "### Rivers\n* Code: 05\n* Description: what flows"}
+    with pytest.raises(RowRefused):
+        read_conversation(described)
+    others = [{**described, "code": f"{n}", "prompt": f"### Rivers\n* Code: {n}\n* Description: it"} for n in range(9)]
+    assert lines_for([described, *others]) == []
+    with pytest.raises(RowRefused):
+        read_conversation({"customer_message": f"Hello. {TEXT}", "agent_reply": TEXT})
+    passage = {"user_message": "Which river?", "context": TEXT, "agent_reply": "The Seine"}
+    assert said(passage)[-1] == ("assistant", "The Seine"), "an answer may stand in what was given"
+
+
+@pytest.mark.parametrize("name", ["error", "exception", "error_message", "traceback", "run_status"])
+def test_what_became_of_a_run_is_never_proposed_as_its_answer(name: str) -> None:
+    rows = [{"question": f"{TEXT} {n}?", "route": "sql", name: f"Timeout in stage {n} of the run"} for n in range(9)]
+    assert lines_for(rows) == []
