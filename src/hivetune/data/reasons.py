@@ -294,7 +294,7 @@ REASONS: dict[str, Reason] = {
     ),
     "turns-from-text": Reason(
         "warn",
-        "a text with speakers or a template's marks in it was read as the turns of a conversation",
+        "speakers or a template's marks in a text were read as the turns of a conversation, or taken off its ends",
         "nothing to do",
     ),
     "leading-answer": Reason("warn", "turns of the assistant before the first question were left out", "nothing to do"),

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 
@@ -37,3 +39,15 @@ def test_a_path_that_is_read_in_one_row_is_not_called_unread(write_rows: Callabl
         {"role": "user", "content": "Great, that worked. Thank you!"},
     ]
     assert understood(write_rows([{"messages": turns}]))["left_out"] == []
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Where is the invoice of March?", "completion": "Below Billing, Invoices.<|endoftext|>"},
+        {"prompt": "[|Human|]:Where is the invoice of March?\n[|AI|]:", "completion": "Below Billing, Invoices."},
+    ],
+)
+def test_columns_whose_marks_are_taken_off_are_read(write_rows: Callable[..., Path], row: dict[str, Any]) -> None:
+    found = understood(write_rows([row]))
+    assert (found["question"], found["answer"], found["left_out"]) == (["prompt"], ["completion"], [])

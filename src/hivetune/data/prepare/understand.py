@@ -151,7 +151,8 @@ def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str
     """(kind, path) of each text of a row: where it stands in the conversation, or that it does not."""
     called = {text for m in example.messages for call in m.tool_calls for text in texts_in(call["function"])}
     offered = set(texts_in([dict(tool) for tool in example.tools]))
-    seen = set()
+    seen: set[tuple[str, str]] = set()
+    texts: dict[str, str] = {}
     for path, value in nodes(row):
         if not isinstance(value, str) or not value.strip():
             continue
@@ -161,8 +162,20 @@ def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str
         if kind is None and not looks_like_content(value):
             continue
         kind = kind or ("tools" if value in offered else "left_out")
-        seen.add((kind, ".".join(path).replace(".[]", "[]")))
-    yield from sorted(seen)
+        name = ".".join(path).replace(".[]", "[]")
+        seen.add((kind, name))
+        texts[name] = value
+    unread = {name: text for name, text in texts.items() if ("left_out", name) in seen}
+    around = set(_around(unread, {kind for kind, _ in seen}, example.messages))
+    yield from sorted((seen | around) - {("left_out", name) for _, name in around})
+
+
+def _around(left_out: Mapping[str, str], told: set[str], messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """(kind, path) of texts in which messages stand that no other text holds: marks of a template were taken off."""
+    for message in messages:
+        kind = _KINDS[message.role]
+        if kind not in told and looks_like_content(message.content):
+            yield from ((kind, name) for name, text in left_out.items() if message.content.strip() in text)
 
 
 def _kind_of(text: str, messages: Sequence[Message]) -> str | None:

@@ -60,6 +60,13 @@ def test_what_else_may_be_meant_is_asked_about(row: dict[str, Any]) -> None:
         read_conversation(row)
 
 
+def test_what_was_thought_in_between_tells_that_a_context_is_the_question() -> None:
+    row = {"context": f"{TEXT} Find its width.", "answer": "40", "chain_of_thought": "It is 40 m wide.", "category": 2}
+    assert said(row) == [("user", row["context"]), ("assistant", "40")]
+    with pytest.raises(RowRefused):
+        read_conversation({"context": TEXT, "answer": "40"})  # to a question that nobody wrote down
+
+
 @pytest.mark.parametrize("empty", ["", None])
 def test_a_text_whose_summary_is_missing_is_not_learned_whole(empty: str | None) -> None:
     with pytest.raises(RowRefused) as refused:

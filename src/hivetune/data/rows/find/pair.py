@@ -185,8 +185,13 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
     is_given = plain_name(written[0].rpartition(".")[2]) in _CONTEXTS
     asks = texts[written[0]].rstrip().endswith(("?", "\uff1f"))
     if not looks_like_content(at(row, answered[0])):
-        return written if is_given and (asks or "continuation" in said) else []
+        return written if is_given and (asks or _leads_on(row, said)) else []
     return written if is_given or asks else []
+
+
+def _leads_on(row: Row, said: set[str]) -> bool:
+    """Whether an answer goes on where its context ends, or thoughts lead from the one to the other."""
+    return "continuation" in said or bool(_thoughts(row))
 
 
 def _is_source(row: Row, path: str, short: str) -> bool:
