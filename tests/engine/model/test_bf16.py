@@ -19,7 +19,7 @@ from hivetune.run.choices import Choices
 Gradients = dict[str, torch.Tensor]
 
 
-def compare(
+def assert_no_worse_than_peft(
     folder: Path, docs: list[Document], lora: LoraConfig, size: float, work: Path, adapters: int, choices: Choices
 ) -> None:
     """At most 1.1 times PEFT's error: of the loss, over all gradients and for nearly every tensor.
@@ -89,7 +89,9 @@ def test_small_models(case: str, products: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", case)
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.to(torch.bfloat16).save_pretrained(folder)  # both sides read the same bf16 weights
-    compare(folder, documents(), LoraConfig(r=4, alpha=8), 0.1, tmp_path / "adapters", 12, Choices(products=products))
+    assert_no_worse_than_peft(
+        folder, documents(), LoraConfig(r=4, alpha=8), 0.1, tmp_path / "adapters", 12, Choices(products=products)
+    )
 
 
 @pytest.mark.slow
@@ -97,4 +99,6 @@ def test_smollm2(smollm2: Path, tmp_path: Path) -> None:
     """The real model on real text, three rows with a shared system prompt."""
     tokens = json.loads((Path(__file__).parent / "golden" / "smollm2_rows.json").read_text())
     docs = [Document(i, torch.tensor(r["tokens"]), torch.tensor(r["trained"]).bool()) for i, r in enumerate(tokens)]
-    compare(smollm2, docs, LoraConfig(r=8, alpha=16), 0.02, tmp_path / "adapters", 1, Choices(products="native"))
+    assert_no_worse_than_peft(
+        smollm2, docs, LoraConfig(r=8, alpha=16), 0.02, tmp_path / "adapters", 1, Choices(products="native")
+    )

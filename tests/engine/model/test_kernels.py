@@ -35,7 +35,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def same(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> None:
+def assert_same(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> None:
     a, b = a.double(), b.double()
     assert float((a - b).abs().max()) <= TOLERANCE[dtype] * max(1.0, float(b.abs().max()))
 
@@ -52,7 +52,7 @@ def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
         ops.norm_backward(delta.contiguous(), total, rstd, w, dx, again)
         results.append((total, y, rstd, dx, again))
     for found, expected in zip(*results, strict=True):
-        same(found, expected, dtype)
+        assert_same(found, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -67,7 +67,7 @@ def test_gates(rows: int, width: int, activation: str, dtype: torch.dtype) -> No
         ops.glu_backward(dh, gate_up, d, again, activation)
         results.append((h, d, again))
     for found, expected in zip(*results, strict=True):
-        same(found, expected, dtype)
+        assert_same(found, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,8 +84,8 @@ def test_rotation_and_back(head_dim: int, dtype: torch.dtype) -> None:
         ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=True)
         results.append((turned, x))
     for found, expected in zip(*results, strict=True):
-        same(found, expected, dtype)
-    same(results[0][1], randn(5, 3 * head_dim + 4, dtype=dtype), dtype)
+        assert_same(found, expected, dtype)
+    assert_same(results[0][1], randn(5, 3 * head_dim + 4, dtype=dtype), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,7 +99,7 @@ def test_cross_entropy(rows: int, vocab: int, softcap: float | None, dtype: torc
         ops.cross_entropy(logits, target, count, softcap, nll, gradient=True)
         results.append((nll, logits))
     for found, expected in zip(*results, strict=True):
-        same(found, expected, dtype)
+        assert_same(found, expected, dtype)
 
 
 def test_not_a_number_stays_one() -> None:
@@ -149,7 +149,7 @@ def test_attention_over_many_pieces(window: int | None, softcap: float | None, d
         attention.backward(dout, qkv, out, lse, dqkv, window)
         results.append((out, dqkv[:, :32]))
     for found, expected in zip(*results, strict=True):
-        same(found, expected, dtype)
+        assert_same(found, expected, dtype)
 
 
 def thin_products(
@@ -186,7 +186,7 @@ def test_thin_products(rows: int, inputs: int, sizes: list[int], rank: int, dtyp
     found = thin_products(NativeOps(dtype), rows, inputs, sizes, rank, dtype, dtype)
     expected = thin_products(TorchOps(), rows, inputs, sizes, rank, dtype, torch.float64)
     for one, other, precision in zip(found, expected, [torch.float32] * 2 + [dtype] * 2, strict=True):
-        same(one, other, precision)
+        assert_same(one, other, precision)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -199,11 +199,11 @@ def test_all_products_give_the_same(rows: int, dtype: torch.dtype) -> None:
             w, x = randn(outputs, inputs, dtype=dtype), randn(rows, inputs + 36, dtype=dtype)[:, :inputs]
             out = torch.zeros(rows, outputs + 20, dtype=dtype)
             multiply(x, w.t(), out[:, :outputs])
-            same(out[:, :outputs], x.double() @ w.double().t(), dtype)
+            assert_same(out[:, :outputs], x.double() @ w.double().t(), dtype)
             assert not out[:, outputs:].any()
             dx = torch.empty(rows, inputs, dtype=dtype)
             multiply(out[:, :outputs], w, dx)
-            same(dx, out[:, :outputs].double() @ w.double(), dtype)
+            assert_same(dx, out[:, :outputs].double() @ w.double(), dtype)
 
 
 def test_our_products_do_not_depend_on_neighbours_or_threads() -> None:
@@ -248,8 +248,8 @@ def test_projecting_in_one_pass(rows: int, inputs: int, sizes: tuple[int, ...], 
         y = torch.full((rows, group.width), 9.0, dtype=dtype)
         ops.project(randn(rows, inputs, dtype=dtype), group, y)
         results.append(y)
-    same(results[0], results[2], dtype)
-    same(results[1], results[2], dtype)
+    assert_same(results[0], results[2], dtype)
+    assert_same(results[1], results[2], dtype)
 
 
 def test_the_fastest_products_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

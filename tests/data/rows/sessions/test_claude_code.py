@@ -1,0 +1,176 @@
+"""Sessions of Claude Code, from file to rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from session_files import read, said, write
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+from hivetune.data.rows.read import ReadRow
+
+
+class Claude:
+    """Lines as Claude Code writes them."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def event(self, kind: str, content: Any, parent: str | None, **more: Any) -> dict[str, Any]:
+        self.number += 1
+        message: dict[str, Any] = {"role": kind, "content": content}
+        if kind == "assistant":
+            message |= {"id": more.pop("id", f"msg_{self.number}"), "type": "message", "stop_reason": None}
+            message["model"] = more.pop("model", "claude-sonnet-4")
+        return {
+            "parentUuid": parent,
+            "isSidechain": more.pop("side", False),
+            "userType": "external",
+            "cwd": "/home/dev/project",
+            "sessionId": "3f1c",
+            "version": "2.0.1",
+            "gitBranch": "main",
+            "type": kind,
+            "message": message,
+            "uuid": f"u{self.number}",
+            "timestamp": "2025-10-01T10:00:00.000Z",
+            **more,
+        }
+
+
+def tool_use(call_id: str, command: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": "Bash", "input": {"command": command}}
+
+
+def tool_result(call_id: str, text: str) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": text}
+
+
+def test_claude_code(tmp_path: Path) -> None:
+    """A command of the program, a thought, two calls at once, an edited prompt and an error of the API."""
+    log = Claude()
+    events = [
+        {"type": "file-history-snapshot", "messageId": "m", "snapshot": {"trackedFileBackups": {}}},
+        log.event("user", "<command-name>/clear</command-name>", None),  # u1
+        log.event("user", "list the tests", "u1"),  # u2: edited later
+        log.event("assistant", [{"type": "text", "text": "There are none."}], "u2"),  # u3
+        log.event("user", "run the tests", "u1"),  # u4
+        log.event("assistant", [{"type": "thinking", "thinking": "pytest, surely"}], "u4", id="msg_a"),  # u5
+        log.event("assistant", [{"type": "text", "text": "Running."}], "u5", id="msg_a"),  # u6
+        log.event("assistant", [tool_use("t1", "pytest")], "u6", id="msg_a"),  # u7
+        log.event("assistant", [tool_use("t2", "ruff check")], "u7", id="msg_a"),  # u8
+        log.event("user", [tool_result("t1", "1 failed")], "u7"),  # u9: beside the path
+        log.event("user", [tool_result("t2", "clean")], "u8"),  # u10
+        log.event("assistant", [{"type": "text", "text": "API Error: 529"}], "u10", isApiErrorMessage=True),  # u11
+        log.event("assistant", [{"type": "text", "text": "One test fails."}], "u11"),  # u12
+    ]
+    rows = read(write(tmp_path / "session.jsonl", events), tmp_path)
+    assert list(rows) == ["3"]
+    row = rows["3"]
+    assert isinstance(row, ReadRow)
+    assert row.layout == "claude-code"
+    assert row.example.session == "3f1c"
+    assert said(row) == [
+        ("user", "run the tests"),
+        ("assistant", "Running."),
+        ("tool", "1 failed"),
+        ("tool", "clean"),
+        ("assistant", "One test fails."),
+    ]
+    answer = row.example.messages[1]
+    assert answer.reasoning == "pytest, surely"
+    assert [call["id"] for call in answer.tool_calls] == ["t1", "t2"]
+    assert row.changed == ("other-branches", "program-notes")
+
+
+def test_claude_code_pieces_of_one_answer_and_sessions_between_each_other(tmp_path: Path) -> None:
+    log = Claude()
+    asked = log.event("user", "List it.", None)
+    pieces = [log.event("assistant", [{"type": "text", "text": text}], asked["uuid"], id="m") for text in ("a.", "b.")]
+    other = {**log.event("user", "Who?", None), "sessionId": "other"}
+    replies = {**log.event("assistant", "She.", other["uuid"]), "sessionId": "other"}
+    again = {**asked, "message": {"role": "user", "content": "Something else."}}
+    rows = read(write(tmp_path / "log.jsonl", [asked, pieces[0], other, pieces[1], replies, again]), tmp_path)
+    assert [[text for _, text in said(row)] for row in rows.values()] == [["List it.", "a.b."], ["Who?", "She."]]
+    assert all(isinstance(row, ReadRow) and "other-branches" not in row.changed for row in rows.values())
+
+
+def test_claude_code_does_not_learn_what_the_user_stopped(tmp_path: Path) -> None:
+    log = Claude()
+    refusal = "The user doesn't want to proceed with this tool use. The tool use was rejected."
+    events = [
+        log.event("user", "delete everything", None),
+        log.event("assistant", [tool_use("t1", "rm -rf .")], "u1"),
+        log.event("user", [tool_result("t1", refusal)], "u2"),
+        log.event("user", [{"type": "text", "text": "[Request interrupted by user for tool use]"}], "u3"),
+        log.event("user", "list it first", "u4"),
+        log.event("assistant", [{"type": "text", "text": "Here: a, b."}], "u5"),
+    ]
+    row = read(write(tmp_path / "session.jsonl", events), tmp_path)["1"]
+    assert isinstance(row, ReadRow)
+    assert [(m.role, m.weight) for m in row.example.messages if m.role == "assistant"] == [
+        ("assistant", 0),
+        ("assistant", 1),
+    ]
+
+
+def test_claude_code_subagents_compactions_and_broken_lines(tmp_path: Path) -> None:
+    log = Claude()
+    events = [
+        log.event("user", "explore", None),
+        log.event("user", "find the parser", None, side=True),
+        log.event("assistant", [{"type": "text", "text": "In parse.py."}], "u2", side=True),
+        log.event("assistant", [{"type": "text", "text": "Explored."}], "u1"),
+        '{"parentUuid": "u4", "sessio\n',
+        {"type": "system", "subtype": "compact_boundary", "parentUuid": None, "uuid": "c", "sessionId": "3f1c"},
+        log.event("user", "Summary so far.", "c", isCompactSummary=True),
+        log.event("user", "go on", "u5"),
+        log.event("assistant", [{"type": "text", "text": "Done."}], "u6"),
+    ]
+    rows = read(write(tmp_path / "session.jsonl", events), tmp_path)
+    assert rows["5"] == "bad-json"
+    assert said(rows["1"]) == [("user", "explore"), ("assistant", "Explored.")]
+    assert said(rows["2"]) == [("user", "find the parser"), ("assistant", "In parse.py.")]
+    assert said(rows["7"]) == [("user", "Summary so far.\n\ngo on"), ("assistant", "Done.")]
+
+
+def test_claude_code_side_chains_in_a_tree_and_lines_that_lost_their_type(tmp_path: Path) -> None:
+    """A subagent's conversation hangs on the main one: it is no retry. A line without `type` says who speaks inside."""
+    log = Claude()
+    untyped = log.event("assistant", [tool_use("t1", "ls")], "u2")
+    del untyped["type"]
+    events = [
+        untyped | {"parentUuid": "u2"},
+        log.event("user", "list the files", None),  # u2
+        log.event("user", [tool_result("t1", "a.py")], "u1"),  # u3
+        log.event("user", "read a.py for me", "u3", side=True),  # u4
+        log.event("assistant", [{"type": "text", "text": "It is empty."}], "u4", side=True),  # u5
+        log.event("assistant", [{"type": "text", "text": "One file."}], "u3"),  # u6
+    ]
+    rows = read(write(tmp_path / "session.jsonl", [events[1], events[0], *events[2:]]), tmp_path)
+    assert said(rows["1"]) == [
+        ("user", "list the files"),
+        ("assistant", ""),
+        ("tool", "a.py"),
+        ("assistant", "One file."),
+    ]
+    assert said(rows["4"]) == [("user", "read a.py for me"), ("assistant", "It is empty.")]
+    assert isinstance(rows["1"], ReadRow)
+    assert rows["1"].changed == ()
+
+
+def test_one_line_of_a_session_is_not_a_row(tmp_path: Path) -> None:
+    line = json.dumps(Claude().event("user", "hello", None))
+    path = write(tmp_path / "rows.jsonl", ['{"prompt": "a", "completion": "b"}\n' * 30, line + "\n"])
+    assert read(path, tmp_path)["31"] == "session-line"
+
+
+def test_a_log_is_checked_from_its_file(tmp_path: Path) -> None:
+    """Rows in equal what came of them, and the report names the log."""
+    log = Claude()
+    events = [log.event("user", "hi there", None), log.event("assistant", [{"type": "text", "text": "Hello."}], "u1")]
+    path = write(tmp_path / "s.jsonl", events)
+    report = check(DataConfig(path=str(path))).document
+    assert report["rows_in"] == report["usable"] == 1
+    assert report["files"] == {str(path): {"claude-code": 1}}

@@ -1,0 +1,102 @@
+"""Sessions of Codex, from file to rows."""
+
+from pathlib import Path
+from typing import Any
+
+from session_files import read, said, write
+
+from hivetune.data.rows.read import ReadRow
+
+
+def codex(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
+    return {"timestamp": "2025-10-01T10:00:00.000Z", "type": kind, "payload": payload}
+
+
+def item(role: str, text: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+
+def test_codex(tmp_path: Path) -> None:
+    arguments = '{"command": ["bash", "-lc", "ls"]}'
+    call = {"type": "function_call", "name": "shell", "arguments": arguments, "call_id": "call_1"}
+    events = [
+        codex("session_meta", {"id": "0199", "timestamp": "2025-10-01T09:59:00Z", "cwd": "/p", "instructions": None}),
+        codex("response_item", item("user", "<environment_context>cwd: /p</environment_context>")),
+        codex("event_msg", {"type": "user_message", "message": "what is here?"}),
+        codex("response_item", item("user", "what is here?")),
+        codex("turn_context", {"cwd": "/p", "model": "gpt-5-codex"}),
+        codex(
+            "response_item",
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "look"}], "encrypted_content": "gAAA"},
+        ),
+        codex("response_item", call),
+        codex("response_item", {"type": "function_call_output", "call_id": "call_1", "output": "a.py"}),
+        codex("event_msg", {"type": "token_count", "info": {}}),
+        codex("response_item", item("assistant", "One file.")),
+        codex("response_item", item("user", "delete it")),
+        codex("response_item", item("assistant", "Deleted.")),
+        codex("event_msg", {"type": "thread_rolled_back", "num_turns": 1}),
+        codex("response_item", item("user", "show it")),
+        codex("response_item", item("assistant", "It says: x")),
+        codex("event_msg", {"type": "turn_aborted", "reason": "interrupted"}),
+        codex("response_item", item("user", "all of it")),
+        codex("response_item", item("assistant", "x = 1")),
+    ]
+    rows = read(write(tmp_path / "rollout.jsonl", events), tmp_path)
+    assert list(rows) == ["2"]
+    row = rows["2"]
+    assert isinstance(row, ReadRow)
+    assert row.example.session == "0199"
+    assert [(m.role, m.content, m.weight) for m in row.example.messages][-4:] == [
+        ("user", "show it", 1),
+        ("assistant", "It says: x", 0),
+        ("user", "all of it", 1),
+        ("assistant", "x = 1", 1),
+    ]
+    called = row.example.messages[1]
+    assert called.reasoning == "look"
+    assert called.tool_calls[0]["function"]["arguments"] == {"command": ["bash", "-lc", "ls"]}
+    assert "Deleted." not in [m.content for m in row.example.messages]
+    assert "other-branches" in row.changed
+
+
+def test_codex_words_that_only_events_hold(tmp_path: Path) -> None:
+    lines = [
+        codex("session_meta", {"id": "0199", "timestamp": "2025-10-01T09:59:00Z", "cwd": "/p"}),
+        codex("event_msg", {"type": "user_message", "message": "what is here?"}),
+        codex("response_item", item("assistant", "One file.")),
+        codex("event_msg", {"type": "user_message", "message": "and there?"}),
+        codex("response_item", item("assistant", "Two.")),
+    ]
+    rows = read(write(tmp_path / "rollout.jsonl", lines), tmp_path)
+    assert [said(row) for row in rows.values()] == [
+        [("user", "what is here?"), ("assistant", "One file."), ("user", "and there?"), ("assistant", "Two.")]
+    ]
+
+
+def test_codex_that_ends_in_a_broken_call(tmp_path: Path) -> None:
+    call = {"type": "function_call", "name": "shell", "arguments": "echo test"}
+    events = [
+        codex("session_meta", {"id": "0199", "timestamp": "2025-10-01T09:59:00Z", "cwd": "/p"}),
+        codex("response_item", item("user", "what is here?")),
+        codex("response_item", item("assistant", "One file.")),
+    ]
+    rows = read(write(tmp_path / "rollout.jsonl", [*events, codex("response_item", call)]), tmp_path)
+    assert said(rows["2"]) == [("user", "what is here?"), ("assistant", "One file.")]
+    assert isinstance(rows["2"], ReadRow)
+    assert rows["2"].changed == ("trailing-turns",)
+    behind = codex("response_item", item("user", "and there?")), codex("response_item", item("assistant", "Two."))
+    rows = read(write(tmp_path / "rollout.jsonl", [*events, codex("response_item", call), *behind]), tmp_path)
+    assert rows["2"] == "bad-tool-call", "in the middle, what follows may stand on it"
+
+
+def test_codex_in_its_first_form(tmp_path: Path) -> None:
+    events = [
+        {"id": "0198", "timestamp": "2025-07-01T00:00:00Z", "instructions": "Be brief.", "git": {"branch": "main"}},
+        {"record_type": "state"},
+        item("user", "hi"),
+        item("assistant", "Hello."),
+    ]
+    rows = read(write(tmp_path / "rollout.jsonl", events), tmp_path)
+    assert said(rows["3"]) == [("system", "Be brief."), ("user", "hi"), ("assistant", "Hello.")]

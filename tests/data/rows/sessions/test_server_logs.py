@@ -1,0 +1,128 @@
+"""Logs of servers and batch files, in the form that each program writes, from file to rows."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_files import read, said, write
+
+from hivetune.config import DataConfig
+from hivetune.data.intake.files import plan_inputs
+from hivetune.data.prepare.prepare import check
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import read_example, read_rows
+from hivetune.data.rows.sessions.rendered import turns_of
+
+LLAMA_LOG = (
+    "build: 5000 (abc) with cc for x86_64-linux-gnu\n"
+    "srv    load_model: loading model 'm.gguf'\n"
+    "srv  log_server_r: request: POST /v1/chat/completions 127.0.0.1 200\n"
+    'srv  log_server_r: request:  {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "stream": false}\n'
+    'srv  log_server_r: response: {"choices":[{"finish_reason":"stop","index":0,"message":{"role":"assistant",'
+    '"content":"Four."}}],"created":1,"model":"m","object":"chat.completion"}\n'
+    'srv  log_server_r: request:  {"content": "tokenize me"}\n'
+    'srv  log_server_r: response: {"tokens":[1,2]}\n'
+    'srv  log_server_r: request:  {"messages": [{"role": "user", "content": "And 3?"}], "stream": true}\n'
+    "srv  log_server_r: response: \n"
+)
+
+
+def test_llama_server(tmp_path: Path) -> None:
+    path = tmp_path / "server.log.gz"
+    path.write_bytes(gzip.compress(LLAMA_LOG.encode()))
+    rows = read(path, tmp_path)
+    assert said(rows["4"]) == [("user", "What is 2 + 2?"), ("assistant", "Four.")]
+    assert rows["8"] == "no-answer"
+    assert len(rows) == 2
+
+
+PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nIt's 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+VLLM_LOG = (
+    "INFO 08-06 12:00:00 [api_server.py:1] vLLM API server version 0.10.0\n"
+    f"INFO 08-06 12:00:01 [logger.py:39] Received request chatcmpl-1: prompt: {PROMPT!r}, params: SamplingParams(n=1)\n"
+    f"DEBUG 08-06 12:00:02 [logger.py:40] Request chatcmpl-2 details: prompt: {PROMPT!r}, prompt_token_ids: [1]\n"
+    "INFO 08-06 12:00:03 [logger.py:60] Generated response chatcmpl-2: output: 'Four, of', output_token_ids: [7], "
+    "finish_reason: length\n"
+    'INFO 08-06 12:00:04 [logger.py:60] Generated response chatcmpl-1 (streaming complete): output: "It\'s four.", '
+    "output_token_ids: None, finish_reason: stop\n"
+    "INFO 08-06 12:00:05 [logger.py:39] Received request chatcmpl-3: prompt: 'x <|weird|> y', params: S()\n"
+    "INFO 08-06 12:00:06 [logger.py:60] Generated response chatcmpl-3: output: 'z', finish_reason: stop\n"
+)
+
+
+def test_vllm(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_text(VLLM_LOG)
+    rows = read(path, tmp_path)
+    assert said(rows["2"]) == [("system", "Be brief."), ("user", "It's 2 + 2?"), ("assistant", "It's four.")]
+    assert rows["3"] == "cut-off-answer"
+    assert rows["6"] == "unknown-layout"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "turns"),
+    [
+        (
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+            "Today Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+            [("user", "Hi")],
+        ),
+        ("<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", [("user", "Hi")]),
+        ("<s>[INST] Hi [/INST] Hello</s>[INST] Bye [/INST]", [("user", "Hi"), ("assistant", "Hello"), ("user", "Bye")]),
+        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", [("user", "Hi")]),
+        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nThe answer", None),
+        ("<|im_start|>user\nHi<|im_end|>\nstray text", None),
+        ("Once upon a time", None),
+    ],
+)
+def test_prompts_back_to_turns(prompt: str, turns: list[tuple[str, str]] | None) -> None:
+    found = turns_of(prompt)
+    assert (found and [(turn["role"], turn["content"]) for turn in found]) == turns
+
+
+def batch(identity: str, text: str) -> dict[str, Any]:
+    body = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": text}]}
+    return {"custom_id": identity, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def batch_answer(identity: str, text: str) -> dict[str, Any]:
+    body = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": text}}]}
+    response = {"status_code": 200, "request_id": "r", "body": body}
+    return {"id": "batch_req_1", "custom_id": identity, "response": response, "error": None}
+
+
+def test_batch_files_are_joined(tmp_path: Path) -> None:
+    (tmp_path / "batch").mkdir()
+    write(tmp_path / "batch" / "in.jsonl", [batch("a", "Which river?"), batch("b", "Which sea?"), batch("c", "Who?")])
+    failed = {"custom_id": "c", "response": None, "error": {"message": "expired"}}
+    lost = batch_answer("z", "Nobody asked.")
+    write(tmp_path / "batch" / "out.jsonl", [batch_answer("a", "The Seine."), lost, failed])
+    found: dict[str, Any] = {}
+    for chunk in plan_inputs(str(tmp_path / "batch"), tmp_path).chunks:
+        for raw in read_rows(chunk):
+            place = Path(raw.source).name
+            try:
+                found[place] = said(read_example(raw, {}))
+            except RowRefused as error:
+                found[place] = error.reason
+    assert found == {
+        "in.jsonl:2": "no-answer",
+        "out.jsonl:1": [("user", "Which river?"), ("assistant", "The Seine.")],
+        "out.jsonl:2": "earlier-turns-missing",
+        "out.jsonl:3": "failed",
+    }
+
+
+def test_batches_of_anthropic_and_ids_of_two_questions(tmp_path: Path) -> None:
+    (tmp_path / "batch").mkdir()
+    params = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Which river?"}]}
+    message = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "The Seine."}]}
+    write(tmp_path / "batch" / "a.jsonl", [{"custom_id": "a", "params": params}, {"custom_id": "b", "params": params}])
+    write(tmp_path / "batch" / "b.jsonl", [{"custom_id": "b", "params": {**params, "messages": []}}])
+    results = [{"custom_id": one, "result": {"type": "succeeded", "message": message}} for one in "ab"]
+    write(tmp_path / "batch" / "c.jsonl", results)
+    report = check(DataConfig(path=str(tmp_path / "batch"))).document
+    assert report["usable"] == 1
+    assert report["rejected"] == {"no-answer": 2, "earlier-turns-missing": 1}
