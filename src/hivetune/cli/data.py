@@ -218,6 +218,8 @@ def _show_reading(document: dict[str, Any]) -> None:
         show(f"{name}: nothing knows how its rows are laid out; what would read them:")
         for line in lines:
             show(f"  {line['line']}\n    asked: {line['question']}\n    answered: {line['answer']}")
+    for name in document.get("no_header", ()):
+        show(f"{name} has no header: its first line is a row, and its columns are called by their place or content")
     for name, encoding in document["encodings"].items():
         show(f"{name} is {encoding.upper()}, and was read as such")
 

@@ -15,9 +15,8 @@ QUESTION, ANSWER = "Which river flows through Paris?", "The Seine."
 # Rows in which something would be lost or learned wrongly if they were read: before, all were trained with exit 0.
 ASKED_ABOUT: dict[str, tuple[dict[str, Any], str]] = {
     "prompt and text": ({"prompt": QUESTION, "text": ANSWER}, "prompt"),
-    "a text with its label": ({"text": PASSAGE, "label": "positive"}, "label"),
-    "a text with a number for a label": ({"text": PASSAGE, "label": 1}, "label"),
-    "a text with its intent": ({"text": "book me a table", "intent": "restaurant"}, "intent"),
+    "a text with two classes": ({"text": PASSAGE, "sentiment": "positive", "emotion": "joy"}, "sentiment"),
+    "a text with what its class is of": ({"text": PASSAGE, "label": "good", "aspect": "width"}, "label"),
     "a text with a translation": ({"text": PASSAGE, "german": "Die Seine fließt mitten durch die Stadt."}, "german"),
     "a text with code": ({"task_id": 2, "text": "Write a function.", "code": "def f(): ...", "test_list": []}, "code"),
     "choices of an exam": ({"question": QUESTION, "choices": ["Seine", "Rhine"], "answer": 0}, "choices"),

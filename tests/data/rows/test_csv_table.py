@@ -151,3 +151,85 @@ def test_a_title_above_the_header_is_no_row(above: list[str]) -> None:
 def test_a_header_of_one_name_stays_the_header(text: str) -> None:
     found = list(csv_rows(Text(text), None))  # type: ignore[arg-type]
     assert [place for place, *_ in found] == [2, 3]
+
+
+SAID = [
+    ("Where is the depot?", "It is in Bonn today."),
+    ("Who runs it now?", "A man from Aachen."),
+    ("Why, then?", "Nobody"),
+]
+SAID += [(f"What is the price of part {i}?", f"It costs {i} euros.") for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("records", "names"),
+    [
+        (SAID, ["question", "answer"]),
+        ([(str(i), *pair) for i, pair in enumerate(SAID)], ["column_1", "question", "answer"]),
+        ([(q, ("good", "bad")[i % 2]) for i, (q, _) in enumerate(SAID)], ["text", "label"]),
+        ([(str(i % 2), q) for i, (q, _) in enumerate(SAID)], ["label", "text"]),
+        ([(q, f"({'ABC'[i % 3]})", a) for i, (q, a) in enumerate(SAID)], ["column_1", "column_2", "column_3"]),
+        ([(f"2025-01-0{i % 2 + 1} 12:00", a) for i, (_, a) in enumerate(SAID)], ["column_1", "column_2"]),
+        ([(f"wavs/{i}.wav", a) for i, (_, a) in enumerate(SAID)], ["column_1", "column_2"]),
+        ([(q, a) for _, a in SAID for q in ("Where are they?",)][:6], ["question", "answer"]),
+    ],
+)
+def test_a_table_without_a_header_keeps_its_first_row(records: list[tuple[str, ...]], names: list[str]) -> None:
+    rows, problems = read("".join("\t".join(record) + "\n" for record in records))
+    assert rows == [dict(zip(names, record, strict=True)) for record in records]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "question\tanswer",
+        "Word\tWhat it means",
+        "pregunta\trespuesta",
+        "Q1\tQ2",
+        "How do you feel about us?\tanswer",
+        "\t",
+    ],
+)
+def test_a_header_of_names_is_no_row(header: str) -> None:
+    rows, _ = read("\n".join([header, *("\t".join(pair) for pair in SAID)]))
+    assert len(rows) == len(SAID)
+
+
+def test_few_rows_keep_their_header() -> None:
+    assert read("Where is it?\tIn Bonn today.\nWho are you?\tA man from there.\n")[0][0].keys() == {
+        "Where is it?",
+        "In Bonn today.",
+    }
+
+
+def test_a_header_that_comes_again_is_no_row() -> None:
+    rows, problems = read("question,answer\nq1,a1\nquestion,answer\nq2,a2\n")
+    assert ([row["question"] for row in rows], problems) == (["q1", "q2"], [])
+
+
+def test_commas_of_sentences_that_nobody_quoted() -> None:
+    rows, problems = read("question,answer\nhello, how are you?,I am well, thank you\nand,you,me\n")
+    assert rows == [{"question": "hello, how are you?", "answer": "I am well, thank you"}]
+    assert problems == [(3, "csv-columns")]
+
+
+def test_a_space_behind_each_delimiter_is_no_part_of_the_values() -> None:
+    rows, _ = read('"question", "answer", "note"\n"how, so?", "so, I think",  1\n')
+    assert rows == [{"question": "how, so?", "answer": "so, I think", "note": "1"}]
+
+
+def test_quotes_are_signs_where_tabs_delimit() -> None:
+    lines = ['"Bonn" is where?\tIt is "there', '"Who\tA man', 'he said\t"no', "and\tyou"]
+    rows, problems = read("question\tanswer\n" + "\n".join(lines) + "\n")
+    assert [[row["question"], row["answer"]] for row in rows] == [line.split("\t") for line in lines]
+    assert problems == []
+    quoted = read('question\tanswer\nhow?\t"so\nand so"\n')
+    assert quoted == ([{"question": "how?", "answer": "so\nand so"}], [])
+
+
+def test_the_check_says_that_there_is_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "dialogs.txt"
+    path.write_text("".join("\t".join(pair) + "\n" for pair in SAID))
+    document = check(DataConfig(path=str(path))).document
+    assert (document["rows_in"], document["usable"], document["no_header"]) == (len(SAID), len(SAID), [str(path)])

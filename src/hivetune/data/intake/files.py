@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
-from hivetune.data.rows.formats import convert_lines, file_format, open_bytes, share_before_damage
+from hivetune.data.rows.formats import convert_lines, file_format, lacks_header, open_bytes, share_before_damage
 from hivetune.data.rows.sessions.batches import BatchSide, batch_side, join_batches
 from hivetune.data.rows.sessions.detect import convert_session, is_session, session_format
 from hivetune.data.rows.sessions.messages import regroup
@@ -27,6 +27,7 @@ _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 COMPRESSED = (".gz", ".zst")
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
+NO_HEADER = ".no-header"  # behind the format of a table whose first line is a row
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 4 << 20
 
 
@@ -150,6 +151,8 @@ def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int)
     else:
         convert_lines(path, known, spilled)
     _add_lost_rows(path, known, spilled)
+    if lacks_header(path, known):
+        known += NO_HEADER
     if not is_session(known) and regroup(spilled, name):
         known = f"message-log ({known})"
     return known, list(_cut(spilled, name, "numbered", chunk_bytes, None))

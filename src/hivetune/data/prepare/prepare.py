@@ -23,7 +23,7 @@ from hivetune.base.whole import problems_once
 from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.fates import Decisions
 from hivetune.data.frozen import kept_out
-from hivetune.data.intake.files import Inputs, plan_inputs
+from hivetune.data.intake.files import NO_HEADER, Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
 from hivetune.data.judged.lessons import learnable
 from hivetune.data.leave_out import read_leave_out
@@ -205,6 +205,7 @@ def _examine(
     report.document["encodings"] = {
         name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE_FORMAT.search(known))
     }
+    report.document["no_header"] = [name for name, known in inputs.formats.items() if NO_HEADER in known]
     report.document["understood"] = understood(inputs, data.columns)
     report.document["unclear"] = unclear(inputs, data.columns)
     return ExaminedRows(inputs, results, decisions, report)

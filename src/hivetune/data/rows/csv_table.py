@@ -6,9 +6,11 @@ a quote is wrong, reading goes on at the first line from which records are whole
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
+from hivetune.data.rows.header import HEAD_RECORDS, names_without_header
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
 
 _DELIMITERS = (",", ";", "\t", "|")
@@ -17,6 +19,13 @@ _MAX_LINES_AHEAD = 1000  # in which they must be found
 _TOP_LINES = 12  # among which the header is looked for
 _MIN_COLUMNS = 3  # of a table under a title: a line of text has two pieces soon
 _MAX_NAME_CHARS = 40
+
+
+class _Form(NamedTuple):
+    """How the fields of a record are told apart. `spaced`: a space stands behind each delimiter."""
+
+    delimiter: str
+    spaced: bool
 
 
 class _Lines:
@@ -48,27 +57,79 @@ class _Lines:
 def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
     lines = _Lines(source.lines())
     csv.field_size_limit(MAX_ROW_CHARS)
-    top = list(islice(lines, _TOP_LINES))
-    title, delimiter = _title(top, delimiter)
-    lines.give_back(top[title:])
-    header: list[str] | None = None
+    title, form, header = _beginning(lines, delimiter)
+    named = header is None
     place = 1 + title
-    for fields in _records(lines, delimiter):
+    for fields in _records(lines, form):
         size = len(lines.taken)
+        fields = _or_by_tabs(fields, lines, form, header) if header is not None else fields
         if fields is None and header is None:
             yield place, "p", "csv-quote:the quotes of the header do not match, so nothing behind it was read"
             return
         if fields is None:
-            size = _end_of_broken(lines, delimiter, len(header or []))
-            yield from _broken(lines.taken[:size], place, delimiter, len(header or []))
+            size = _end_of_broken(lines, form, len(header or []))
+            yield from _broken(lines.taken[:size], place, form.delimiter, len(header or []))
             lines.give_back(lines.taken[size:])
         elif fields and header is None:
             header = fields
-        elif any(fields or ()) and header is not None:  # a line of separators alone is a blank one
-            yield _csv_row(place, header, fields or [])
-        place += size
+        elif header is not None and _is_row(fields, header if named else []):
+            yield _csv_row(place, header, fields, form)
+        place += min(size, len(lines.taken))
     if source.problem:
         yield place, "p", source.problem
+
+
+def _is_row(fields: list[str], header: list[str]) -> bool:
+    """Whether fields are no blank line (nor separators alone), and no header again, as in files that were joined."""
+    return any(fields) and fields != header
+
+
+def _or_by_tabs(fields: list[str] | None, lines: _Lines, form: _Form, header: list[str]) -> list[str] | None:
+    """The fields of a record; those between the tabs of its first line where its quotes are signs like others, as in
+    most files with tabs. The lines behind that one are given back.
+    """
+    if form.delimiter != "\t" or (fields is not None and len(fields) in (0, len(header))):
+        return fields
+    plain = lines.taken[0].rstrip("\r\n").split("\t")
+    if len(plain) != len(header):
+        return fields
+    lines.give_back(lines.taken[1:])
+    del lines.taken[1:]
+    return plain
+
+
+def has_header(source: TextSource, delimiter: str | None) -> bool:
+    """Whether the first line of a table names its columns."""
+    return _beginning(_Lines(source.lines()), delimiter)[2] is None
+
+
+def _beginning(lines: _Lines, delimiter: str | None) -> tuple[int, _Form, list[str] | None]:
+    """(lines above the table, its form, names for its columns where its first record does not name them)."""
+    top = list(islice(lines, _TOP_LINES))
+    title, delimiter = _title(top, delimiter)
+    lines.give_back(top[title:])
+    form = _Form(delimiter, _has_spaces(top[title : title + 1], delimiter))
+    return title, form, _names_of_rows(lines, form)
+
+
+def _names_of_rows(lines: _Lines, form: _Form) -> list[str] | None:
+    """Names for the columns of a table whose first record is a row, else None. The lines that were looked at are given
+    back.
+    """
+    seen: list[str] = []
+    records: list[list[str]] = []
+    for fields in islice(_records(lines, form), HEAD_RECORDS):
+        seen += lines.taken
+        if fields is None or len(seen) > _MAX_LINES_AHEAD:
+            break
+        records += [fields] if any(fields) else []
+    lines.give_back(seen)
+    return names_without_header(records) if records else None
+
+
+def _has_spaces(first: Sequence[str], delimiter: str) -> bool:
+    """Whether a space stands behind each delimiter of the header, so that it is no part of the names and values."""
+    return bool(first) and first[0].count(delimiter) == first[0].count(f"{delimiter} ") > 0
 
 
 def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
@@ -92,15 +153,28 @@ def _are_names(cells: list[str]) -> bool:
     return len(cells) >= _MIN_COLUMNS and len(set(named)) == len(named) and short
 
 
-def _csv_row(place: int, header: list[str], fields: list[str]) -> PlacedRow:
+def _csv_row(place: int, header: list[str], fields: list[str], form: _Form) -> PlacedRow:
+    if len(fields) > len(header) and form.delimiter == "," and not form.spaced:
+        fields = _joined(fields)
     if len(fields) != len(header):
         return place, "p", f"csv-columns:{len(fields)} fields, the header has {len(header)}"
     return place, "r", json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=False)
 
 
-def _records(lines: _Lines, delimiter: str) -> Iterator[list[str] | None]:
+def _joined(fields: list[str]) -> list[str]:
+    """Without the cuts in front of a space: sentences that nobody quoted have commas, too."""
+    whole = fields[:1]
+    for field in fields[1:]:
+        if field[:1] == " ":
+            whole[-1] += f",{field}"
+        else:
+            whole.append(field)
+    return whole
+
+
+def _records(lines: _Lines, form: _Form) -> Iterator[list[str] | None]:
     """Records one by one; None for one in which a quote is not closed, or closed before the end of its field."""
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    reader = csv.reader(lines, delimiter=form.delimiter, skipinitialspace=form.spaced, strict=True)
     while True:
         lines.taken = []
         try:
@@ -108,16 +182,16 @@ def _records(lines: _Lines, delimiter: str) -> Iterator[list[str] | None]:
         except StopIteration:
             return
         except csv.Error:
-            reader = csv.reader(lines, delimiter=delimiter, strict=True)
+            reader = csv.reader(lines, delimiter=form.delimiter, skipinitialspace=form.spaced, strict=True)
             yield None
 
 
-def _end_of_broken(lines: _Lines, delimiter: str, columns: int) -> int:
+def _end_of_broken(lines: _Lines, form: _Form, columns: int) -> int:
     """How many of the taken lines are lost: up to the first one from which the next records are whole."""
     place = 1
     while any(True for _ in lines.ahead(place)):
         ahead = _Lines(islice(lines.ahead(place), _MAX_LINES_AHEAD))
-        records = islice((fields for fields in _records(ahead, delimiter) if fields != []), _WHOLE_AGAIN)
+        records = islice((fields for fields in _records(ahead, form) if fields != []), _WHOLE_AGAIN)
         if all(whole := [fields is not None and len(fields) == columns for fields in records]) and whole:
             return place
         place += 1

@@ -17,13 +17,15 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
 from hivetune.base.paths import what_to_do
-from hivetune.data.rows.csv_table import csv_rows
+from hivetune.data.rows.csv_table import csv_rows, has_header
 from hivetune.data.rows.encodings import Transcoded, wide_encoding
 from hivetune.data.rows.json_document import json_rows
 from hivetune.data.rows.placed import PlacedRow
+from hivetune.data.rows.text_file import TEXT_FORMS, text_form, text_rows
 from hivetune.errors import MachineNotFit, UsageError
 
 BLOCK_CHARS = 1 << 20
+HEAD_BYTES = 4096  # by which the kind of a file is told
 # Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
 MAX_RATIO = 300
 ALWAYS_UNPACKED_BYTES = 64 << 20
@@ -93,7 +95,7 @@ def refuse_foreign(head: bytes, name: str) -> None:
 
 
 def file_format(path: str, name: str) -> str:
-    """One of jsonl, json, csv, tsv, parquet; behind it .utf-16-le or the like, and .gz or .zst.
+    """One of jsonl, json, csv, tsv, parquet or TEXT_FORMS; behind it .utf-16-le or the like, and .gz or .zst.
 
     Content beats the suffix.
     Raises UsageError when the file can't be read, or is of a kind that holds no rows.
@@ -101,7 +103,7 @@ def file_format(path: str, name: str) -> str:
     lower = name.lower()
     try:
         with open(path, "rb") as file:
-            head = file.read(4096)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}", hint=what_to_do(error)) from None
     if head.startswith(b"PAR1"):
@@ -114,16 +116,24 @@ def file_format(path: str, name: str) -> str:
         compression = ".zst"
     if compression:
         lower = lower.removesuffix(compression)
-        head = open_bytes(path, compression).read(4096)[0]
+        head = open_bytes(path, compression).read(HEAD_BYTES)[0]
     encoding = wide_encoding(head)
     if encoding:
         compression = f".{encoding}{compression}"
-        head = open_bytes(path, compression).read(4096)[0]
+        head = open_bytes(path, compression).read(HEAD_BYTES)[0]
     if lower.endswith(".csv"):
         return "csv" + compression
-    if lower.endswith(".tsv"):
-        return "tsv" + compression
+    if lower.endswith((".tsv", ".txt")):
+        form = text_form(_lines_of(head), table=lower.endswith(".tsv"))
+        if form is not None:
+            return form + compression
     return ("json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl") + compression
+
+
+def _lines_of(head: bytes) -> str:
+    """The beginning of a text, without a last line that may be cut."""
+    text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace").replace("\r\n", "\n")
+    return text if len(head) < HEAD_BYTES else text[: text.rfind("\n") + 1]
 
 
 def _is_json_document(head: bytes, spread: bool) -> bool:
@@ -192,19 +202,27 @@ def text_lines(stream: ByteStream) -> Iterator[tuple[int, str]]:
 
 
 def convert_lines(path: str, known: str, out: str) -> None:
-    """Write the rows of a JSON document, CSV or Parquet file to `out` as numbered lines. Streams; never raises for
-    damaged content, which becomes a "p" line.
+    """Write the rows of a file that is no JSONL to `out` as numbered lines. Streams; never raises for damaged content,
+    which becomes a "p" line.
     """
     kind = known.split(".")[0]
     if kind == "parquet":
         rows = _parquet_rows(path)
     elif kind == "json":
         rows = json_rows(_Text(open_bytes(path, known)))
+    elif kind in TEXT_FORMS:
+        rows = text_rows(_Text(open_bytes(path, known)), kind)
     else:
         rows = csv_rows(_Text(open_bytes(path, known)), "\t" if kind == "tsv" else None)
     with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
         for place, mark, text in rows:
             file.write(f"{place}\t{mark}\t{text}\n")
+
+
+def lacks_header(path: str, known: str) -> bool:
+    """Whether a file is a table whose first line is a row."""
+    kind = known.split(".")[0]
+    return kind in ("csv", "tsv") and not has_header(_Text(open_bytes(path, known)), "\t" if kind == "tsv" else None)
 
 
 class _Text:

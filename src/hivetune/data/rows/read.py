@@ -16,6 +16,7 @@ from hivetune.data.rows.encodings import latin_text
 from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.find.advice import as_option, columns_for
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
+from hivetune.data.rows.find.made import class_column
 from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.layouts.columns import map_columns, maps_content, missing_column
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
@@ -279,7 +280,7 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
     fields = extract(row)
     success = fields.success if "success" not in stored else bool(stored["success"])
     if success is None:
-        success = next((as_success(row[name]) for name in KTO_LABELS if _is_truth(row.get(name))), None)
+        success = _kto_label(row)
     checker = row.get("checker")
     return Example(
         id="",
@@ -298,6 +299,12 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
         maker=maker_of(row),
         answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
     )
+
+
+def _kto_label(row: Row) -> bool | None:
+    """Whether an answer is a good one; a class that is true or false is the answer itself."""
+    named = [name for name in KTO_LABELS if _is_truth(row.get(name))]
+    return as_success(row[named[0]]) if named and class_column(row) is None else None
 
 
 def _is_truth(value: Any) -> bool:

@@ -171,4 +171,4 @@ def test_a_query_answers_its_question() -> None:
 
 def test_the_class_of_a_text_is_no_answer() -> None:
     with pytest.raises(RowRefused):
-        read_conversation({"text": ASKED, "label": "a question about places"})
+        read_conversation({"question": ASKED, "intent": "a question about places", "intent_id": 3})

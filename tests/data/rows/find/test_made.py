@@ -1,5 +1,6 @@
 """Rows of two texts of which one is made of the other, by their names; and pieces of a question that are no answers."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.advice import lines_for
 from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.read import RawRow, read_example
 
 TEXT, SHORT = "The Seine flows through the middle of the city of Paris.", "A river in a city."
 
@@ -39,10 +41,43 @@ def test_two_texts_of_which_one_is_made_of_the_other(row: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"text": TEXT, "label": "positive"}, "positive"),
+        ({"label": "1", "review": TEXT}, "1"),
+        ({"": "17", "text": TEXT, "label": "none of these", "Unnamed: 0": "17"}, "none of these"),
+        ({"text": TEXT, "target": "positive"}, "positive"),
+        ({"text": TEXT, "label": 0, "label_name": "a river", "idx": 3}, "a river"),
+        ({"text": TEXT, "label": 1}, "1"),
+        ({"query": "fares to Paris", "intent": "fare"}, "fare"),
+        ({"Tweet": "so sad", "Sentiment Label": "negative", "date": "2024-01-05"}, "negative"),
+        ({"Category": "ham", "Message": TEXT}, "ham"),
+        ({"statement": TEXT, "label": "false", "speaker_id": 3}, "false"),
+    ],
+)
+def test_a_text_and_its_class(row: dict[str, Any], answer: str) -> None:
+    asked = next(value for value in row.values() if value in (TEXT, "fares to Paris", "so sad"))
+    assert said(row) == [("user", asked), ("assistant", answer)]
+
+
+def test_a_class_that_is_false_is_no_verdict_on_its_answer() -> None:
+    read = read_example(RawRow("f:2", json.dumps({"text": TEXT, "label": "false"}).encode()), {})
+    assert (read.example.success, read.example.lesson) == (None, "sft")
+    failed = {"prompt": TEXT, "completion": SHORT, "label": "false"}
+    assert read_example(RawRow("f:2", json.dumps(failed).encode()), {}).example.success is False
+
+
+@pytest.mark.parametrize(
     "row",
     [
-        {"text": TEXT, "label": "positive"},
-        {"text": TEXT, "target": "positive"},  # a class
+        {"text": TEXT, "sentiment": "positive", "emotion": "joy"},  # which of them?
+        {"text": TEXT, "aspect": "width", "label": "positive"},  # the class of both
+        {"text": TEXT, "aspect": "", "label": "positive"},  # the names decide
+        {"text": TEXT, "entities": ["Seine"], "label": "river"},
+        {"content": TEXT, "category": "rivers"},  # a document with its topic
+        {"prompt": TEXT, "category": "rivers"},  # a question without its answer
+        {"sentence1": TEXT, "sentence2": SHORT, "label": "1"},
+        {"question_id": 4, "text": TEXT, "label": "good"},
         {"source": TEXT, "target": SHORT},  # of which language?
         {"article": TEXT, "highlights": SHORT, "summary": "Paris and its river."},
         {"text": TEXT, "summary": SHORT, "prompt_style": "As a poet would say it."},

@@ -1,8 +1,12 @@
-"""A row of two texts of which one is, by its name, made of the other: `context` and `target`, `dialogue` and `summary`.
+"""A row of two texts of which one is, by its name, made of the other: `context` and `target`, `dialogue` and `summary`;
+or of a text and its class: `text` and `label`, `review` and `sentiment`.
 
-Names decide, so that all rows of a file are read alike; a row with a third text is asked about.
+Names decide, so that all rows of a file are read alike, whether a class is a word or a number; a row with a third text
+or a second class is asked about.
 """
 
+import math
+from functools import lru_cache
 from typing import Any, Literal
 
 from hivetune.data.rows.fields import as_time, plain_name
@@ -13,20 +17,30 @@ from hivetune.data.rows.layouts.said import Row, names
 
 _Kind = Literal["prompt", "document", "product", "class"]
 
+_CLASSES = names("label labels sentiment emotion intent polarity class")  # of a text and nothing else, unlike a target
 _KINDS: dict[str, _Kind] = (
     dict.fromkeys(names("context input example examples"), "prompt")  # type: ignore[assignment]
     | dict.fromkeys(
         names(
             "text content document article dialogue dialog passage conversation transcript story report email post "
-            "review paragraph paper body"
+            "review paragraph paper body sentence tweet comment message utterance statement query news symptom symptoms"
         ),
         "document",
     )
     | dict.fromkeys(SHORTENED | names("abstract completion translation sql"), "product")
-    | dict.fromkeys(names("target truth"), "class")  # of a document they may be its class; a prompt they answer
+    | dict.fromkeys(names("target truth") | _CLASSES, "class")
 )
-_MAKES = (("prompt", "product"), ("prompt", "class"), ("document", "product"))
-_QUALIFIERS = names("ground full raw whole expected reference gold short")
+_MAKES = (
+    ("prompt", "product"),
+    ("prompt", "class"),
+    ("document", "product"),
+    ("document", "class"),
+    ("product", "class"),
+)
+_TOPICS = names("category topic")  # of a short text alone in its row; those of a document are said about it
+_SHORT_TEXTS = names("text message sentence tweet comment review post email headline statement symptom symptoms resume")
+_QUALIFIERS = names("ground full raw whole expected reference gold short name string clean cleaned")
+_IN_WORDS = names("text name string description")
 _LANGUAGES = frozenset(("lang", "language", "languages"))
 
 
@@ -36,38 +50,90 @@ def made_of(row: Row) -> tuple[str, str] | None:
     None where the names do not say both, where one says that the other half stands elsewhere, or where another column
     holds more than a number, a label, a date, a note or the name of something.
     """
-    pair = _by_name(row)
-    if pair is None or any(plain_name(name) in HALVES for name in row):
+    pair = _by_name(tuple(row))
+    if pair is None:
         return None
     text, made = (row[name] for name in pair)
-    if not isinstance(text, str) or not isinstance(made, str | None) or names_document(text):
+    if not isinstance(text, str) or not isinstance(made, str | int | float | None):
         return None
-    return pair if all(_is_beside(name, row[name]) for name in row if name not in pair) else None
+    if not _is_class(pair[1]) and names_document(text):
+        return None
+    others = (name for name in row if name not in pair)
+    beside = _is_beside_class if _is_class(pair[1]) else _is_beside
+    return pair if all(beside(name, row[name]) for name in others) else None
 
 
-def _by_name(row: Row) -> tuple[str, str] | None:
-    plain = {frozenset(words(name)): name for name in row}
+def class_column(row: Row) -> str | None:
+    """The column of the class, in a row of a text and its class."""
+    pair = made_of(row)
+    return pair[1] if pair is not None and _is_class(pair[1]) else None
+
+
+@lru_cache(512)
+def _by_name(columns: tuple[str, ...]) -> tuple[str, str] | None:
+    """(text, what was made of it) among such columns."""
+    if any(plain_name(name) in HALVES for name in columns):
+        return None
+    plain = {frozenset(words(name)): name for name in columns}
     for source, target in (({"source"}, {"target"}), ({"source", "text"}, {"target", "text"})):
         if {frozenset(source), frozenset(target)} <= plain.keys():  # of two languages, or as a trainer of T5 has them
-            named = len(source) > 1 or any(_LANGUAGES & said for said in plain)
-            return (plain[frozenset(source)], plain[frozenset(target)]) if named else None
-    if {"text", "label_text"} <= row.keys():
-        return "text", "label_text"
-    said_by = {name: said - _QUALIFIERS for said, name in plain.items()}
-    kinds = {name: _KINDS.get(next(iter(said))) for name, said in said_by.items() if len(said) == 1}
+            told = len(source) > 1 or any(_LANGUAGES & said for said in plain)
+            return (plain[frozenset(source)], plain[frozenset(target)]) if told else None
+    kinds = {name: _kind(said) for said, name in plain.items()}
     pairs = [
         (source, made)
         for source, given in kinds.items()
         for made, kind in kinds.items()
         if (given, kind) in _MAKES and source != made
     ]
-    return pairs[0] if len(pairs) == 1 else None
+    named = [pair for pair in pairs if _is_named(frozenset(words(pair[1])))]  # `label_text` beside a `label` of numbers
+    pairs = named if len(named) == 1 else pairs
+    return pairs[0] if len(pairs) == 1 else None if pairs else _with_topic(plain)
+
+
+def _kind(said: frozenset[str]) -> _Kind | None:
+    """What a name with these words holds; None where it does not say, or says two things."""
+    if _is_named(said):
+        return "class"
+    kinds = {_KINDS.get(word) for word in said - _QUALIFIERS}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _is_named(said: frozenset[str]) -> bool:
+    """Whether these words say that a class stands there in words."""
+    return bool(said & _CLASSES) and bool(said & _IN_WORDS) and said <= _CLASSES | _IN_WORDS
+
+
+def _with_topic(plain: dict[frozenset[str], str]) -> tuple[str, str] | None:
+    """A short text and its category, with nothing beside them but numbers of rows."""
+    texts = [name for said, name in plain.items() if said and said <= _SHORT_TEXTS]
+    topics = [name for said, name in plain.items() if said and said <= _TOPICS]
+    others = [
+        name for said, name in plain.items() if name not in (*texts, *topics) and said - {"id", "index", "unnamed"}
+    ]
+    return (texts[0], topics[0]) if len(texts) == len(topics) == 1 and not others else None
+
+
+def _is_class(name: str) -> bool:
+    said = frozenset(words(name))
+    return _kind(said) == "class" or said <= _TOPICS
 
 
 def _is_beside(name: str, value: Any) -> bool:
     """Whether a column may stand beside such a pair and be left out."""
-    if value is None or value in ("", []) or isinstance(value, int | float):
-        return True
-    if name in LABELS or part_of(name) in ("note", "system"):
+    if value in (None, "", []) or _is_number(value) or name in LABELS or part_of(name) in ("note", "system"):
         return True
     return isinstance(value, str) and (names_document(value) or as_time(value) is not None)
+
+
+def _is_beside_class(name: str, value: Any) -> bool:
+    """The same beside a class, which may be that of the text and of what another column names: an aspect, an entity."""
+    return part_of(name) in ("note", "system") or _is_number(value) or set(words(name)) <= _TOPICS
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, or the text of one as tables have it."""
+    try:
+        return isinstance(value, int | float) or (isinstance(value, str) and math.isfinite(float(value)))
+    except ValueError:
+        return False

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from hivetune.data.rows.find.names import role_of
 from hivetune.data.rows.sessions.rendered import spoken_turns
@@ -14,14 +15,19 @@ _SPEAKER = re.compile(
 )
 # Between the turns of two people, in sets of dialogues that name nobody.
 _END_OF_UTTERANCE = re.compile(r"\s*(?:__eou__|__eot__|<eou>|\[EOU\]|<\|eou\|>|\[EOT\])\s*")
+# As trainers of DialoGPT write a conversation: the weight of each turn, maybe with who speaks and its number.
+_WEIGHTED = re.compile(r"\s*([01])\.\d+ (?:([01]) \d+ )?")
+_END_OF_WEIGHTED = re.compile(r"[ \t]*(?: EOS\b|\t)[ \t]*")
 _SPEAK = ("user", "assistant", "system")
 _MIN_SPOKEN = 2
 
 
-def turns_in_text(text: str) -> list[dict[str, str]] | None:
+def turns_in_text(text: str) -> list[dict[str, Any]] | None:
     """The turns of a text that begins with a speaker; None for any other text, and where a line may be somebody's words
     and no speaker: two sides have to take turns, unless every line names its speaker.
     """
+    if _WEIGHTED.match(text):
+        return _weighted(text)
     if _END_OF_UTTERANCE.search(text):
         said = [piece for piece in _END_OF_UTTERANCE.split(text) if piece]
         return _in_turn(said) if len(said) >= _MIN_SPOKEN else None
@@ -39,6 +45,26 @@ def turns_in_text(text: str) -> list[dict[str, str]] | None:
     if not all(said) or not _take_turns(roles, each_line_speaks):
         return None
     return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
+
+
+def _weighted(text: str) -> list[dict[str, Any]] | None:
+    """The turns of a text in which each has its weight; who gave the last one answers, and of turns in a row the last
+    one's weight counts. None for any other text.
+    """
+    pieces = [piece for piece in _END_OF_WEIGHTED.split(text) if piece.strip()]
+    marks = [_WEIGHTED.match(piece) for piece in pieces]
+    found = [mark for mark in marks if mark is not None]
+    if len(found) < len(pieces) or len(pieces) < _MIN_SPOKEN or len({mark.group(2) is None for mark in found}) > 1:
+        return None
+    sides = [mark.group(2) or str((len(found) - i) % 2) for i, mark in enumerate(found)]
+    turns: list[dict[str, Any]] = []
+    for side, piece, mark in zip(sides, pieces, found, strict=True):
+        role, said, weight = ("user", "assistant")[side == sides[-1]], piece[mark.end() :].strip(), int(mark.group(1))
+        if turns and turns[-1]["role"] == role:  # a template has no place for two answers
+            turns[-1] |= {"content": f"{turns[-1]['content']}\n\n{said}", "weight": weight}
+        else:
+            turns.append({"role": role, "content": said, "weight": weight})
+    return turns
 
 
 def _in_turn(said: Sequence[str]) -> list[dict[str, str]]:

@@ -1,0 +1,94 @@
+"""Whether the first line of a table names its columns, decided on the first lines of a file; and names for the columns
+of a table without such a line: `question` and `answer` for two columns of sentences, `text` and `label` for sentences
+with one of few words, else `column_1`, `column_2` ...
+"""
+
+import math
+from collections.abc import Sequence
+
+from hivetune.data.rows.fields import as_time, plain_name
+from hivetune.data.rows.find.names import part_of
+from hivetune.data.rows.layouts.columns import looks_like_content, names_document
+
+HEAD_RECORDS = 30  # records of a table
+_MIN_RECORDS = 4  # below which a table without a header can't be told from one with an odd one
+_MAX_NAME_CHARS, _MAX_NAME_WORDS = 40, 5
+_MAX_CLASS_CHARS = 40
+_ROWS_A_CLASS = 3  # at least, on average
+_SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
+
+
+def names_without_header(records: Sequence[list[str]]) -> list[str] | None:
+    """Names for the columns of a table whose first record is a row; None where it names them. `records`: the first ones
+    of the table.
+    """
+    first = records[0]
+    below = [record for record in records[1:] if len(record) == len(first)]
+    if len(below) < _MIN_RECORDS - 1 or not _is_row(first, below):
+        return None
+    rows = [first, *below]
+    return _names([[row[i].strip() for row in rows] for i in range(len(first))])
+
+
+def _is_row(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+    """Whether a first record is like those below: one of its values comes again in its column (not in a header that is
+    there twice), or none is a known name and those that can't be names are like what stands below them.
+    """
+    columns = [[row[i].strip() for row in below] for i in range(len(first))]
+    cells = [cell.strip() for cell in first]
+    for i, cell in enumerate(cells):
+        if cell and not _is_number(cell) and any(row[i].strip() == cell for row in below if row != first):
+            return True
+    if any(_is_name(cell) and len(cell) > 1 and part_of(plain_name(cell)) != "unknown" for cell in cells):
+        return False
+    others = [(cell, column) for cell, column in zip(cells, columns, strict=True) if cell and not _is_name(cell)]
+    return bool(others) and all(_share(column, _look(cell)) > 1 / 2 for cell, column in others)
+
+
+def _is_name(cell: str) -> bool:
+    """Whether somebody would call a column so."""
+    short = len(cell) <= _MAX_NAME_CHARS and len(cell.split()) <= _MAX_NAME_WORDS
+    return bool(cell) and short and not cell.endswith(_SENTENCE_ENDS) and _look(cell) in ("word", "prose")
+
+
+def _look(cell: str) -> str:
+    """number, time, document, prose or word."""
+    if _is_number(cell):
+        return "number"
+    if as_time(cell) is not None:
+        return "time"
+    if "/" in cell and names_document(cell):
+        return "document"
+    return "prose" if looks_like_content(cell) else "word"
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+def _share(column: Sequence[str], look: str) -> float:
+    return sum(_look(cell) == look for cell in column) / len(column)
+
+
+def _names(columns: Sequence[Sequence[str]]) -> list[str]:
+    """What the columns are called, by what they hold."""
+    called = [f"column_{number}" for number in range(1, len(columns) + 1)]
+    told = [
+        i for i, column in enumerate(columns) if not (_share(column, "number") == 1 and len(set(column)) == len(column))
+    ]
+    prose = [i for i in told if _share(columns[i], "prose") > 1 / 2]
+    classes = [i for i in told if i not in prose and _are_classes(columns[i])]
+    if len(told) == 2 and len(prose) == 2:
+        called[prose[0]], called[prose[1]] = "question", "answer"
+    elif len(told) == 2 and len(prose) == len(classes) == 1:
+        called[prose[0]], called[classes[0]] = "text", "label"
+    return called
+
+
+def _are_classes(column: Sequence[str]) -> bool:
+    kinds = set(column)
+    named = all(0 < len(kind) <= _MAX_CLASS_CHARS and _look(kind) in ("word", "number", "prose") for kind in kinds)
+    return named and len(kinds) * _ROWS_A_CLASS <= len(column)

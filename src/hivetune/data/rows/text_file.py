@@ -1,0 +1,103 @@
+"""Files of plain text whose rows are known by their form: a conversation a line, conversations with blank lines between
+them, questions and answers behind `Q:` and `A:`, and lines that are the rows of a table.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from hivetune.data.rows.find.names import words
+from hivetune.data.rows.find.talk.transcripts import turns_in_text
+from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
+
+TALK_LINES, TALK_BLOCKS, QUESTIONS = TEXT_FORMS = ("talk-lines", "talk-blocks", "questions")
+_MIN_ALIKE = 2  # lines or questions
+_SHARE = 0.8  # of the lines that have as many fields as the first
+_SIDE = re.compile(r"\s*([^\W\d_]{1,20}) ?\d{0,4} ?[:\uff1a]\s?(.*)", re.S)
+_SIDES: dict[tuple[str, ...], str] = {
+    ("q",): "question",
+    ("question",): "question",
+    ("a",): "answer",
+    ("answer",): "answer",
+}
+_NUMBERED = re.compile(r"\d+ \S")  # a turn of a conversation over many lines
+
+
+def text_form(head: str, *, table: bool) -> str | None:
+    """One of TEXT_FORMS, or tsv, for a file that begins so; None for any other. `table`: its name says that it is one,
+    so that only conversations make it another.
+    """
+    lines = [line for line in head.split("\n") if line.strip()]
+    if not lines or lines[0].lstrip()[:1] in ("{", "["):
+        return None
+    if len(lines) >= _MIN_ALIKE and all(map(_are_turns, lines)):
+        return TALK_LINES
+    if table:
+        return "tsv"
+    sides = [side for line in lines if (side := _side(line)[0]) is not None]
+    if len(sides) >= _MIN_ALIKE and _side(lines[0])[0] and all(one != other for one, other in pairwise(sides)):
+        return QUESTIONS
+    if all(map(_are_turns, _whole_blocks(head))):
+        return TALK_BLOCKS
+    cells = [line.count("\t") for line in lines]
+    is_table = cells[0] and len(lines) >= _MIN_ALIKE and cells.count(cells[0]) >= _SHARE * len(cells)
+    return "tsv" if is_table and not all(map(_NUMBERED.match, lines)) else None
+
+
+def text_rows(source: TextSource, form: str) -> Iterator[PlacedRow]:
+    """The rows of a file of one of TEXT_FORMS, each with the line where it begins."""
+    place = 1
+    for place, lines in _pieces(source, form):
+        text = "".join(lines).strip()
+        if len(text) > MAX_ROW_CHARS:
+            yield place, "p", f"line-too-large:{len(text):,} characters in one conversation"
+            continue
+        yield place, "r", json.dumps(_question(lines) if form == QUESTIONS else {"dialogue": text}, ensure_ascii=False)
+    if source.problem:
+        yield place, "p", source.problem
+
+
+def _pieces(source: TextSource, form: str) -> Iterator[tuple[int, list[str]]]:
+    """(the number of its first line, the lines) of each row."""
+    first = 1
+    lines: list[str] = []
+    for number, line in enumerate(source.lines(), 1):
+        is_blank = not line.strip()
+        begins = form == TALK_LINES or (form == QUESTIONS and _side(line)[0] == "question")
+        if lines and (begins or (is_blank and form == TALK_BLOCKS)):
+            yield first, lines
+            lines = []
+        if not is_blank or (lines and form == QUESTIONS):
+            first = first if lines else number
+            lines.append(line)
+    if lines:
+        yield first, lines
+
+
+def _question(lines: Sequence[str]) -> dict[str, str]:
+    """The question and its answer without their marks; each may have several lines."""
+    texts = {"question": "", "answer": ""}
+    column = "question"
+    for line in lines:
+        side, said = _side(line)
+        column = side or column
+        texts[column] += said
+    return {column: text.strip() for column, text in texts.items()}
+
+
+def _side(line: str) -> tuple[str | None, str]:
+    """(what a line begins, what it says): `Q: ..`, `Answer 3: ..`, in many languages."""
+    found = _SIDE.fullmatch(line)
+    side = _SIDES.get(words(found.group(1))) if found is not None else None
+    return (side, found.group(2)) if side and found else (None, line)
+
+
+def _are_turns(text: str) -> bool:
+    return turns_in_text(text.strip()) is not None
+
+
+def _whole_blocks(head: str) -> list[str]:
+    """The blocks of a beginning, without its last one, which may be cut."""
+    blocks = [block for block in re.split(r"\n[ \t\r]*\n", head) if block.strip()]
+    return blocks[:-1] if len(blocks) > 1 else blocks
