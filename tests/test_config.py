@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.config import known_settings, load_config, parse_config
+from hivetune.config import known_settings, load_config, override_config, parse_config
 from hivetune.errors import UsageError
 from hivetune.process.cluster import cluster_of
 
@@ -57,6 +57,14 @@ def test_a_wrong_setting_is_named(tree: dict[str, object], message: str) -> None
         parse_config(tree, "run.yaml")
     assert caught.value.message.startswith("run.yaml: ")
     assert caught.value.exit_code == 2
+
+
+def test_a_setting_that_was_null_takes_parts() -> None:
+    """`eval RUN --set eval.checker.name=exact`: a run's config is written out, its checker as null."""
+    parts = ["eval.checker.name=exact", "eval.checker.text=four"]
+    assert override_config(parse_config(SMALL), parts).eval.checker == {"name": "exact", "text": "four"}
+    with pytest.raises(UsageError, match="epochs has no settings"):
+        override_config(parse_config(SMALL), ["epochs.x=1"])
 
 
 def test_a_wrong_setting_of_the_command_line_is_not_blamed_on_the_file(tmp_path: Path) -> None:

@@ -374,7 +374,9 @@ def _override(tree: dict[str, Any], override: str, said: str) -> str:
         raise UsageError(f"{said}: not of the form a.b=c", hint="for example --set lora.r=8")
     *parents, last = key.split(".")
     for parent in parents:
-        child = tree.setdefault(parent, {})
+        if tree.get(parent) is None:  # not set yet, or `null` in a config that is written out
+            tree[parent] = {}
+        child = tree[parent]
         if not isinstance(child, dict):
             raise UsageError(f"{said}: {parent} has no settings")
         tree = child

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gguf_families import write_model
 from serve.fake_server import fake_server, stream
 
 from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest
+from hivetune.config import override_config
 from hivetune.process.parent import GRACE_S
 from hivetune.release.base import base_gguf
 from hivetune.run.folder import EVALUATION
@@ -183,6 +185,9 @@ def test_where_llama_cpp_can_not_serve_a_model_the_engine_answers_and_it_is_said
     monkeypatch.setattr(evaluate, "dry_export", lambda run: DryExport(unwritten="unsupported"))
     found = evaluate_run(run)
     assert found["answered_by"] == "the engine: unsupported" and found["problems"] == []
+    judged = replace(run, config=override_config(run.config, ["eval.judge=base", "eval.frozen=[helpdesk]"]))
+    unasked = "the engine: unsupported; eval.judge and eval.frozen: not asked, since that needs llama.cpp"
+    assert evaluate_run(judged)["answered_by"] == unasked
     for side in ("base", "tuned"):
         assert [row[side] for row in found["rows"]] == [row[side] for row in served["rows"]]
         assert all(answer[side]["seconds"] > 0 and answer[side]["answer"] for answer in found["answers"])

@@ -124,7 +124,7 @@ def test_a_signal_stops_after_a_checkpoint_and_train_goes_on(place: Place, numbe
     assert list((output / "checkpoints").iterdir())
 
 
-def test_no_template_no_rows_and_no_cluster(place: Place) -> None:
+def test_what_can_not_be_trained_leaves_no_run(place: Place) -> None:
     bare = place.folder / "bare"
     if not bare.exists():
         write_model(bare, "llama")
@@ -140,6 +140,10 @@ def test_no_template_no_rows_and_no_cluster(place: Place) -> None:
     code, document, _ = place.call("train", "mine.yaml", "--set", "workers=127.0.0.1:9", "--set", "output=nobody")
     assert (code, "does not answer" in document["error"]["message"]) == (4, True)
     assert not (place.folder / "nobody").exists(), "a run that never began"
+    checker = "eval.checker={name: function, file: nothing.py}"  # of use when it is trained only
+    code, document, _ = place.call("train", "mine.yaml", "--set", checker, "--set", "output=nobody")
+    assert (code, document["error"]["message"]) == (2, "eval.checker: nothing.py is not a file")
+    assert not (place.folder / "nobody").exists()
 
 
 def test_the_model_of_rows_may_be_said_as_a_setting() -> None:

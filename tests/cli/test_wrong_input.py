@@ -49,6 +49,10 @@ def make_files(folder: Path) -> None:
     (folder / "lost.yaml").write_text("model: smollm2-135m\ndata: rowz.jsonl\n")
     (folder / "odd.csv").write_text("colour,weight\nred,1\n")
     (folder / "empty.jsonl").write_text("")
+    (folder / "tab.yaml").write_text("model: smollm2-135m\ndata:\n\tpath: rows.jsonl\n")
+    (folder / "colon.yaml").write_text("model: smollm2-135m\ndata: a: b\n")
+    (folder / "latin.yaml").write_bytes("model: é\n".encode("latin-1"))
+    (folder / "circle").symlink_to("circle")
     (folder / "book.xlsx").write_bytes(b"PK\x03\x04" + bytes(90))
     (folder / "paper.pdf").write_bytes(b"%PDF-1.7\n%\xe2\xe3\n")
     (folder / "model.gguf").write_bytes(b"GGUF\3\0\0\0")
@@ -72,6 +76,12 @@ WRONG = [
     ("init rows.jsonl --set lora.r=x", 2, "--set lora.r=x: 'lora.r'"),
     ("init rowz.jsonl", 2, "rowz.jsonl does not exist"),
     ("init rows.jsonl --out here", 2, "here is a folder"),
+    ("train tab.yaml", 2, "tab.yaml:3: the line is indented with a tab\nhint: indent with spaces"),
+    ("train colon.yaml", 2, "colon.yaml:2 is not YAML: mapping values are not allowed in this context"),
+    ("train latin.yaml", 2, "latin.yaml is not UTF-8 text"),
+    ("init circle", 2, "circle is a link that leads nowhere"),
+    ("plan rows.jsonl", 2, "hint: add --model smollm2-135m, or write a config first: hivetune init rows.jsonl"),
+    ("fetch nosuch", 2, "model nosuch not found: it is not a folder, a file or a Hub id"),
     # plans
     ("plan mine.yaml --rows -5", 2, "Invalid value for '--rows'"),
     ("plan mine.yaml --tokens 0", 2, "Invalid value for '--tokens'"),
@@ -87,6 +97,7 @@ WRONG = [
     ("data check empty.jsonl", 3, "there are no rows"),
     ("data check odd.csv --columns prompt=color,completion=weight", 3, "no column 'color'; did you mean 'colour'?"),
     ("data check odd.csv --columns prompt=x,completion=weight", 3, "no column 'x'; it has colour, weight"),
+    ("collect rowz.jsonl", 2, "rowz.jsonl does not exist"),
     # what would be overwritten, or cannot be written
     ("data check rows.jsonl --clean rows.jsonl", 2, "rows.jsonl is read here: it would be overwritten"),
     ("data check rows.jsonl --html rows.jsonl", 2, "rows.jsonl is read here"),
@@ -94,6 +105,7 @@ WRONG = [
     ("data check rows.jsonl --clean /sys/clean.jsonl", 2, "hivetune: /sys/clean.quarantine.jsonl: "),
     ("data check rows.jsonl --html here", 2, "here is a folder"),
     ("data synth --out here", 2, "here is a folder"),
+    ("report last --to tensorboard rows.jsonl", 2, "rows.jsonl is a file\nhint: give a folder for tensorboard"),
     # what is served
     ("serve --card foo", 2, "--card foo: no card\nhint: give cuda:0"),
     ("frozen nosuch", 2, "no release is called 'nosuch'"),
@@ -122,7 +134,7 @@ def test_a_command_that_is_proposed_can_be_pasted(tmp_path: Path, call: Call) ->
     make_files(tmp_path)
     (tmp_path / "rows.jsonl").rename(tmp_path / "FAQ (final).jsonl")
     (tmp_path / "FAQ (final).yaml").write_text("")
-    assert "hint: hivetune train 'FAQ (final).jsonl' --model" in call("train", "FAQ (final).jsonl")[1]
+    assert "or write a config first: hivetune init 'FAQ (final).jsonl'" in call("train", "FAQ (final).jsonl")[1]
     assert "hint: use it: hivetune train 'FAQ (final).yaml'" in call("init", "FAQ (final).jsonl")[1]
 
 

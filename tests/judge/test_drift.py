@@ -70,7 +70,7 @@ def test_few_answers_leave_it_open_with_the_number_that_decides() -> None:
     base: list[str | None] = ["one", "three", "twelve", "a thousand", "two", "none"]
     tuned: list[str | None] = ["eleven of them", "a", "seven", "I", "fourteen or so", "x"]
     found = drift_findings(evaluation(base, tuned), GateConfig(more_refusals=0.05))
-    assert found[2].outcome == "undecided" and "rows needed to decide" in found[2].reason
+    assert found[2].outcome == "undecided" and "; 6 rows, about" in found[2].reason
 
 
 def test_answers_that_one_side_did_not_give_are_left_out() -> None:

@@ -213,6 +213,14 @@ def test_rows_of_one_session_are_one_piece_of_evidence() -> None:
     assert judge(document, GateConfig.model_validate(LOSS_ONLY)).verdict == "not-enough-evidence"
 
 
+def test_too_few_sessions_are_not_called_rows() -> None:
+    document = evaluation()
+    for number, row in enumerate(document["rows"]):
+        row["group"] = f"session:{number % 4}"
+    reason = judge(document, GateConfig()).reasons[0]
+    assert reason.startswith("loss: 4 sessions are too few for an interval"), reason
+
+
 def test_a_loss_beyond_floats_is_reported_as_unmeasured_perplexity() -> None:
     document = evaluation()
     for row in document["rows"]:

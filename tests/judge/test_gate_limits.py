@@ -34,7 +34,7 @@ def evaluation(
 SITUATIONS = {
     "success shown": (evaluation(), {"least_success": 0.98}, "deploy", "is shown"),
     "success missed": (evaluation(rate=0.9), {"least_success": 0.98}, "iterate", "is missed"),
-    "success open": (evaluation(n=60), {"least_success": 0.98}, "not-enough-evidence", "rows needed"),
+    "success open": (evaluation(n=60), {"least_success": 0.98}, "not-enough-evidence", "60 rows, about 573 needed"),
     "too few rows": (evaluation(n=3), {"least_success": 0.98}, "not-enough-evidence", "too few for an interval"),
     "fast enough": (evaluation(), {"most_latency_s": 12}, "deploy", "is kept"),
     "too slow": (evaluation(seconds=15), {"most_latency_s": 12}, "iterate", "is exceeded"),

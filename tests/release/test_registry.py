@@ -86,7 +86,7 @@ def test_names_mean_the_champion_and_aliases_move_together(database: sqlite3.Con
     first, second = add(database, tmp_path, 1), add(database, tmp_path, 2)
     with pytest.raises(UsageError, match="has no champion yet") as error:
         find(database, "helpdesk")
-    assert "1, 2/candidate" in error.value.hint
+    assert "helpdesk@1, helpdesk@2 (candidate)" in error.value.hint
     promote(database, first.label, by="ann", reason="first")
     promote(database, "helpdesk@candidate", by="ann", reason="better")
     assert aliases(database) == {"champion": 2, "previous": 1}
@@ -96,7 +96,7 @@ def test_names_mean_the_champion_and_aliases_move_together(database: sqlite3.Con
     assert moves == [("champion", 1, "ann"), ("champion", 2, "ann")]
     for wrong, words in (
         ("helpdesc", "did you mean 'helpdesk'"),
-        ("helpdesk@9", "1/previous"),
+        ("helpdesk@9", "helpdesk@1 (previous)"),
         ("helpdesk@x", "use a"),
     ):
         with pytest.raises(UsageError) as error:

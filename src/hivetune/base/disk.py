@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import platformdirs
 
+from hivetune.base.paths import real_path
 from hivetune.base.private import check_own, make_folder, open_plain, temporary_folder
 from hivetune.errors import Busy, UsageError
 
@@ -67,7 +68,7 @@ def home() -> Path:
     """`$HIVETUNE_HOME`, else the XDG data folder, without symbolic links: what lies below has one name. Not created
     here. Raises UsageError where it is a file."""
     chosen = os.environ.get("HIVETUNE_HOME")
-    path = Path(chosen or platformdirs.user_data_dir("hivetune")).expanduser().resolve()
+    path = real_path(chosen or platformdirs.user_data_dir("hivetune"))
     if path.is_file():
         raise UsageError(f"the home {path} is a file", hint="set HIVETUNE_HOME to a folder")
     return path

@@ -1,6 +1,9 @@
-"""What to do about a path that cannot be used, by the error that the system gives."""
+"""A person's path: where it leads, and what to do where it cannot be used, by the error that the system gives."""
 
 import errno
+import os
+import shlex
+from pathlib import Path
 
 _OWN = "give yourself the right to it"
 _TO_DO = {
@@ -13,6 +16,17 @@ _TO_DO = {
     errno.ENOTEMPTY: "give an empty or a new folder",
     errno.ENAMETOOLONG: "give a shorter name",
 }
+
+
+def real_path(path: str | Path) -> Path:
+    """Where it leads: absolute, `~` and links resolved. Links in a circle stay as they are, so that whoever opens them
+    gets an OSError; Path.resolve raises RuntimeError for them before Python 3.13."""
+    return Path(os.path.realpath(Path(path).expanduser()))
+
+
+def quoted(path: object) -> str:
+    """A path or name in a command that is proposed, as a shell takes it."""
+    return shlex.quote(str(path))
 
 
 def what_to_do(error: OSError, otherwise: str = "look at the path with ls") -> str:

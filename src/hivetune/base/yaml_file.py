@@ -12,6 +12,7 @@ from hivetune.errors import UsageError
 LARGEST_YAML_BYTES, MOST_YAML_VALUES, DEEPEST_YAML = 1 << 20, 100_000, 100
 # libyaml's parser where PyYAML was built with it: 1 MiB takes 0.1 s instead of 10 s.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+_LOOKS_LIKE = "settings are lines of text such as `name: value`"
 
 
 def read_yaml(path: Path) -> Any:
@@ -20,7 +21,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: bytes | str, where: str) -> Any:
-    """The values in a YAML text. Raises UsageError naming `where`."""
+    """The values in a YAML text. Raises UsageError naming `where` and the line."""
     try:
         _check_depth(text)
         loader = LOADER(text)
@@ -32,9 +33,22 @@ def parse_yaml(text: bytes | str, where: str) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError, TypeError) as error:  # ValueError: a date such as 2026-02-30
-        raise UsageError(
-            f"{where} is not YAML: {error}", hint="settings are lines of text such as `name: value`"
-        ) from None
+        raise _not_yaml(text, where, error) from None
+
+
+def _not_yaml(text: bytes | str, where: str, error: Exception) -> UsageError:
+    if isinstance(error, yaml.reader.ReaderError):
+        if error.reason.endswith("not allowed"):
+            return UsageError(f"{where} is not YAML: {error.reason}", hint=_LOOKS_LIKE)
+        return UsageError(f"{where} is not UTF-8 text", hint="save it as UTF-8")
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return UsageError(f"{where} is not YAML: {error}", hint=_LOOKS_LIKE)
+    number = error.problem_mark.line
+    lines = (text if isinstance(text, str) else text.decode("utf-8", "replace")).splitlines()
+    if number < len(lines) and lines[number].lstrip(" ").startswith("\t"):
+        return UsageError(f"{where}:{number + 1}: the line is indented with a tab", hint="indent with spaces")
+    told = ", ".join(part for part in (error.context, error.problem) if part)
+    return UsageError(f"{where}:{number + 1} is not YAML: {told}", hint=_LOOKS_LIKE)
 
 
 def _check_depth(text: bytes | str) -> None:

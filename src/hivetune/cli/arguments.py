@@ -1,6 +1,5 @@
 """What several commands take: a run, a config or rows with a model, settings; and how a shell completes them."""
 
-import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
+from hivetune.base.paths import quoted
 from hivetune.cli.output import say
 from hivetune.config import RunConfig, known_settings, load_config, override_config, parse_config
 from hivetune.data.intake.files import names_rows
@@ -77,21 +77,21 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] | Non
 
     Raises UsageError.
     """
-    path, quoted = Path(config), shlex.quote(config)
+    path = Path(config)
     if path.is_dir() and path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(f"{config} is a folder", hint="give a YAML file, or rows together with --model")
     if model is None and not names_rows(config):
         return load_config(path, overrides or ()), path.stem
     if path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(
-            f"--model {model}: {config} names its model itself", hint=f"hivetune train {quoted} --set model={model}"
+            f"--model {model}: {config} names its model itself", hint=f"in place of --model: --set model={model}"
         )
     if model is None:  # said as a setting, which is then set as all others are
         model = next((text.removeprefix("model=") for text in overrides or () if text.startswith("model=")), None)
     if model is None:
         raise UsageError(
             f"{config} is rows: which model should learn them?",
-            hint=f"hivetune train {quoted} --model smollm2-135m, or write a config first: hivetune init {quoted}",
+            hint=f"add --model smollm2-135m, or write a config first: hivetune init {quoted(config)}",
         )
     check_storable(config)
     settings = override_config(

@@ -26,7 +26,7 @@ def collect(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SRC...",
+            metavar="SRC",
             help="a JSONL file, folder or glob; sqlite:PATH?table=T; redis://HOST/DB?stream=S; redis+cluster://...",
             show_default=False,
         ),

@@ -31,7 +31,7 @@ UNIT = "hivetune-cycle"
 
 def cycle(
     what: Annotated[str, typer.Argument(metavar="CONFIG|status|pause|resume|now|admit", help="YAML file, or a word.")],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="With a word: of which loop.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="With a word: of which loop.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
     once: Annotated[bool, typer.Option("--once", help="End when there is nothing to do now.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done now, and why.")] = False,

@@ -27,7 +27,7 @@ _SECRET = "redacted-secret"
 NO_MODEL = "none"
 
 Sources = Annotated[
-    list[str] | None, typer.Argument(metavar="SRC...", help="Files, folders, globs, '-' for standard input, 'store'.")
+    list[str] | None, typer.Argument(metavar="SRC", help="Files, folders, globs, '-' for standard input, 'store'.")
 ]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Also check template, mask and tokens of this model.")]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="Take model and data settings from this YAML.")]

@@ -24,7 +24,7 @@ from hivetune.machine.profile import read_profile
 def doctor(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE_OR_TEXT]", help="Explain this error or log; a run folder's log; -: stdin."),
+        typer.Argument(metavar="FILE_OR_TEXT", help="Explain this error or log; a run folder's log; -: stdin."),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A run's YAML file: judge what it asks of this machine.")] = None,
     env: Annotated[

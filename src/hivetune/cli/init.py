@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel
 
 from hivetune.base.disk import file_to_write, write_atomic
+from hivetune.base.paths import quoted, real_path
 from hivetune.cli.arguments import SetOption, complete_model
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, show, size
@@ -27,7 +28,7 @@ _WRITTEN = ("model", "data", "max_length", "epochs", "batch_size", "learning_rat
 
 
 def init(
-    rows: Annotated[list[str] | None, typer.Argument(metavar="[ROWS]...", help="Rows; default: the store.")] = None,
+    rows: Annotated[list[str] | None, typer.Argument(metavar="ROWS", help="Rows; default: the store.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -39,12 +40,12 @@ def init(
 ) -> None:
     """Look at the rows and at this machine, and write a commented YAML that trains as it is."""
     sources = rows or ["store"]
-    first = Path(sources[0])
-    path = out or Path(f"{first.resolve().name.partition('.')[0] or 'rows'}.yaml")
+    first = real_path(sources[0])
+    path = out or Path(f"{first.name.partition('.')[0] or 'rows'}.yaml")
     if file_to_write(path).exists():
         raise UsageError(
             f"{path} is there already",
-            hint=f"use it: hivetune train {shlex.quote(str(path))}, or write another: --out FILE",
+            hint=f"use it: hivetune train {quoted(path)}, or write another: --out FILE",
         )
     settings = first_settings(rows, model, overrides or ())
     # What is on this machine is prepared; a Hub id that is not here would need the network.
@@ -52,7 +53,7 @@ def init(
     folder = model_folder(settings.model) if here else None
     with progress("looking at the rows", "rows", AFTER_ROWS) as report:
         proposal = propose(settings, folder, report)
-    train = f"hivetune train {shlex.quote(str(path))}"
+    train = f"hivetune train {quoted(path)}"
     text = "\n".join(_lines(proposal, shlex.join(sources), train)) + "\n"
     write_atomic(path, text.encode())
     show(f"{text}\nwritten: {path}\nnext: {train}")
@@ -103,7 +104,7 @@ def _said(section: BaseModel, written: Collection[str], indent: str = "") -> Ite
 def _about_model(proposal: Proposal) -> Iterator[str]:
     planned = proposal.planned
     if planned is None:
-        yield f"# The sizes of this model are not known here yet: hivetune fetch {proposal.config.model}"
+        yield f"# The sizes of this model are not known here yet: hivetune fetch {quoted(proposal.config.model)}"
         return
     yield f"# On {planned.device.name}: {_predicted(planned)}"
     others = {o.model: o for o in reversed(planned.options) if o.fits and o.model != proposal.config.model}

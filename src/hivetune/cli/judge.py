@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import override_config
@@ -26,7 +27,7 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
         evaluation = evaluate_run(opened, report)
     show_evaluation(evaluation)
     _show_answers(evaluation["answers"])
-    show(f"next: hivetune gate {run}")
+    show(f"next: hivetune gate {quoted(run)}")
     emit(evaluation)
 
 
@@ -35,7 +36,7 @@ def gate(run: RunArgument, overrides: SetOption = None) -> None:
     verdict = judge_run(_open(run, overrides, "gate."))
     show_verdict(verdict)
     if verdict.verdict == "deploy":
-        show(f"next: hivetune export {run} --to gguf")
+        show(f"next: hivetune export {quoted(run)} --to gguf")
     emit(verdict_document(verdict))
     if verdict.verdict != "deploy":
         if not verdict.advice:

@@ -18,7 +18,7 @@ from hivetune.walk.open import Run, load_run
 
 def lm_eval(
     first: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP)],
-    second: Annotated[str | None, typer.Argument(metavar="[B]", help="The same; differences are B - A.")] = None,
+    second: Annotated[str | None, typer.Argument(metavar="B", help="The same; differences are B - A.")] = None,
     task: Annotated[list[str] | None, typer.Option("--task", metavar="NAME", help="A task; may be repeated.")] = None,
     folder: Annotated[Path | None, typer.Option("--task-folder", help="A folder with tasks of your own.")] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run whose base `base` is.")] = None,

@@ -11,7 +11,7 @@ from hivetune.walk.fetch import fetch_model
 
 
 def fetch(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, GGUF file, or smollm2-135m.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, folder, GGUF file, or smollm2-135m.")],
 ) -> None:
     """Get a model and prepare it once: safetensors, tokenizer, chat template. A Hub id needs a network."""
     folder = model_folder(model)

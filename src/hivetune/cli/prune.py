@@ -17,7 +17,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def rm(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs: names, folders or 'last'.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs: names, folders or 'last'.")],
     yes: YesOption = False,
 ) -> None:
     """Delete runs with their checkpoints and adapters. Releases that were registered from them stay whole."""

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument
 from hivetune.cli.output import emit, progress, say, show, size
 from hivetune.errors import MachineNotFit
-from hivetune.release.export import Exported, export_run
+from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run
 from hivetune.release.quantize import RECIPES
 from hivetune.run.find import find_run
 from hivetune.serve.llama.backend import find_engine
@@ -18,7 +19,10 @@ from hivetune.walk.release.prove import prove_export, said_of
 def export(
     run: RunArgument,
     to: Annotated[str, typer.Option("--to", help="adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
-    quant: Annotated[str, typer.Option("--quant", help=f"Number type of a GGUF: {', '.join(RECIPES)}.")] = "f16",
+    quant: Annotated[
+        str | None,
+        typer.Option("--quant", help=f"Number type of a GGUF: {', '.join(RECIPES)}; default: {DEFAULT_QUANT}."),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option("--check/--no-check", help="Prove that what was exported is what was trained."),
@@ -26,8 +30,10 @@ def export(
 ) -> None:
     """Export the adapter of a run to RUN/export: PEFT adapter, merged model, GGUF, GGUF adapter or Ollama."""
     folder = find_run(run)
+    if quant is not None and to not in QUANTIZED:
+        say(f"--quant {quant} is not used: it is for --to {' and '.join(QUANTIZED)}")
     with progress(f"exporting {to}", "tensors") as report:
-        exported = export_run(folder, to, quant=quant, progress=report)
+        exported = export_run(folder, to, quant=quant or DEFAULT_QUANT, progress=report)
     say(f"{'made' if exported.made else 'already there'}: {exported.path} ({size(exported.size_bytes)})")
     document: dict[str, Any] = {
         "to": exported.to,
@@ -57,9 +63,9 @@ def _proof(run: Path, exported: Exported) -> dict[str, Any] | None:
 
 def _next(to: str, path: Path) -> str:
     return {
-        "gguf": f"next: hivetune chat {path}",
-        "gguf-adapter": f"next: llama-server --model BASE.gguf --lora {path}",
-        "ollama": f"next: cd {path} && ollama create NAME -f Modelfile",
+        "gguf": f"next: hivetune chat {quoted(path)}",
+        "gguf-adapter": f"next: llama-server --model BASE.gguf --lora {quoted(path)}",
+        "ollama": f"next: cd {quoted(path)} && ollama create NAME -f Modelfile",
         "adapter": f"next: PeftModel.from_pretrained(base, {str(path)!r})",
-        "merged": f"next: vllm serve {path}",
+        "merged": f"next: vllm serve {quoted(path)}",
     }[to]

@@ -10,6 +10,7 @@ from typing import Annotated, get_args
 import typer
 
 from hivetune.base.disk import write_atomic
+from hivetune.base.paths import real_path
 from hivetune.cli.arguments import complete_run
 from hivetune.cli.output import emit, say, show
 from hivetune.config import ReportTarget
@@ -30,7 +31,7 @@ def report(
     run: Annotated[str, typer.Argument(metavar="RUN|all", help="Run, or all of them.", autocompletion=complete_run)],
     place: Annotated[
         str | None,
-        typer.Argument(metavar="[PLACE]", help="Folder; for mlflow also a URI, for prometheus and grafana a file."),
+        typer.Argument(metavar="PLACE", help="Folder; for mlflow also a URI, for prometheus and grafana a file."),
     ] = None,
     to: Annotated[
         str, typer.Option("--to", help="tensorboard, mlflow, trackio or wandb; prometheus or grafana with 'all'.")
@@ -58,7 +59,7 @@ def report(
 def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
     if run != ALL or place is None:
         raise UsageError(f"--to {to} tells of this whole home", hint=f"hivetune report all FILE --to {to}")
-    path = Path(place).expanduser().resolve()
+    path = real_path(place)
     if to == "grafana":
         write_atomic(path, dashboard().encode())
         show(f"{path}: import it in Grafana (Dashboards, New, Import) and choose your Prometheus there")

@@ -15,7 +15,7 @@ def status() -> None:
         table("", columns, [_running(each) for each in found.running], numeric=columns[1:])
     else:
         show("no run goes on")
-    served = ", ".join(release.label for release in found.champions) or "nothing is registered"
+    served = ", ".join(release.label for release in found.champions) or "none"
     if found.champions:
         how = f"served by process {found.gateway_pid}" if found.gateway_pid is not None else "not served"
         served = f"{served}, {how}"

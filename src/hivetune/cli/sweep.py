@@ -15,7 +15,7 @@ KEEP = ("all", "best")
 
 def sweep(
     config: ConfigArgument,
-    more: Annotated[list[str] | None, typer.Argument(metavar="KEY=A,B...", help="More settings to try.")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="KEY=A,B", help="More settings to try.")] = None,
     over: Annotated[
         list[str] | None,
         typer.Option("--over", metavar="KEY=A,B", help="Try each value.", autocompletion=complete_setting),

@@ -22,7 +22,7 @@ _SHOWN_ROWS = 3
 What = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="WHAT...",
+        metavar="WHAT",
         help="Categories, your own packs (TOML), folders of documents, folders with usr/share; default: all.",
     ),
 ]

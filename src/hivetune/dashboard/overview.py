@@ -9,6 +9,7 @@ from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock_holder
+from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
 from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of, suspect_rows
 from hivetune.errors import UsageError
@@ -121,14 +122,13 @@ def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
 
 def needs_of(runs: list[RunStatus], registered: list[Release], tainted: dict[str, int]) -> Iterator[Suggestion]:
     for status in runs:
+        name = quoted(status.run.name)
         if status.state == "interrupted":
-            yield Suggestion(
-                f"{status.run.name} was interrupted at step {status.step}", f"hivetune resume {status.run.name}"
-            )
+            yield Suggestion(f"{status.run.name} was interrupted at step {status.step}", f"hivetune resume {name}")
         elif status.state == "failed":
-            yield Suggestion(f"{status.run.name} failed: {status.last_fault}", f"hivetune show {status.run.name}")
+            yield Suggestion(f"{status.run.name} failed: {status.last_fault}", f"hivetune show {name}")
         elif status.state == "damaged":
-            yield Suggestion(f"{status.run.name} is damaged: {status.problem}", f"hivetune show {status.run.name}")
+            yield Suggestion(f"{status.run.name} is damaged: {status.problem}", f"hivetune show {name}")
     for release in registered:
         if "candidate" in release.aliases and release.verdict == "deploy" and not release.withdrawn:
             yield Suggestion(f"{release.label} passed the gate and waits", f"hivetune promote {release.label}")
@@ -158,14 +158,14 @@ def next_steps(
 def _after(run: Path, registered: set[str]) -> Iterator[Suggestion]:
     name = run.name
     if not (run / EVALUATION).exists():
-        yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {name}")
+        yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {quoted(name)}")
     elif not (run / VERDICT).exists():
-        yield Suggestion(f"{name} is measured and not judged yet", f"hivetune gate {name}")
+        yield Suggestion(f"{name} is measured and not judged yet", f"hivetune gate {quoted(name)}")
     else:
         try:
             passed = read_sealed(run / VERDICT).get("verdict") == "deploy"
         except UsageError:
-            yield Suggestion(f"the verdict of {name} is damaged", f"hivetune gate {name}")
+            yield Suggestion(f"the verdict of {name} is damaged", f"hivetune gate {quoted(name)}")
             return
         if passed and str(run) not in registered and (run / ADAPTER).exists():
-            yield Suggestion(f"{name} passed the gate", f"hivetune register {name} --as NAME")
+            yield Suggestion(f"{name} passed the gate", f"hivetune register {quoted(name)} --as NAME")

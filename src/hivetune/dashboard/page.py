@@ -4,7 +4,6 @@ A template's blocks are its parts: each fills the element whose id is the block'
 a template shows is escaped, unless it is `Markup` that was escaped where it was made.
 """
 
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from hivetune.base.paths import quoted
 from hivetune.base.units import duration, number, size
 from hivetune.dashboard.access import BELOW, form_token
 from hivetune.dashboard.watched import run_id, short_path
@@ -100,7 +100,7 @@ def _environment() -> jinja2.Environment:
         "size": size,
         "number": number,
         "count": _count,
-        "quoted": shlex.quote,
+        "quoted": quoted,
     }
     return environment
 

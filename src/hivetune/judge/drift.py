@@ -13,7 +13,7 @@ from typing import Any
 from hivetune.config import GateConfig
 from hivetune.data.checks.rules import has_loop
 from hivetune.judge.evaluate import SIDES
-from hivetune.judge.findings import Finding, FindingOutcome
+from hivetune.judge.findings import Finding, FindingOutcome, counted_units
 from hivetune.judge.statistics import FEWEST_UNITS, Estimate, by_group, jackknife, paired_proportions, rows_needed
 from hivetune.records import Metric
 
@@ -75,7 +75,7 @@ def _length(both: _Pairs, limit: float | None, tolerance: float) -> Finding:
     ratio = jackknife(columns, lambda s: s[1] / s[0], positive=True)
     bounds = f"between 1/{limit:g} and {limit:g}"
     if ratio.ci95 is None:
-        return _told(metric, "undecided", f"length: {ratio.units} rows are too few for an interval")
+        return _told(metric, "undecided", f"length: {counted_units(ratio, metric.n)} are too few for an interval")
     low, high = ratio.ci95
     said = (
         f"length: answers are {ratio.value:.3g} times as long as the baseline's, 95 % interval {low:.3g} to {high:.3g}"
@@ -97,7 +97,7 @@ def _share(name: str, both: _Pairs, test: Callable[[str], bool], limit: float | 
     if limit is None:
         return Finding(metric, "reported")
     if found.ci95 is None:
-        return _told(metric, "undecided", f"{name}: {found.units} rows are too few for an interval")
+        return _told(metric, "undecided", f"{name}: {counted_units(found, metric.n)} are too few for an interval")
     low, high = found.ci95
     said = (
         f"{name}: {sum(tuned)} of {n} answers, {sum(base)} of the baseline's, 95 % interval {low:+.3g} to {high:+.3g}"
@@ -111,10 +111,10 @@ def _share(name: str, both: _Pairs, test: Callable[[str], bool], limit: float | 
 
 
 def _open(metric: Metric, estimate: Estimate, effect: float, said: str, allowed: str) -> Finding:
-    needed = rows_needed(estimate, effect) or FEWEST_UNITS
+    needed, there = rows_needed(estimate, effect) or FEWEST_UNITS, counted_units(estimate, metric.n)
     if estimate.units < needed:
-        return _told(metric, "undecided", f"{said}: {allowed} is open; about {needed} rows needed to decide")
-    return _told(metric, "missed", f"{said}: {allowed} is not shown, although {estimate.units} rows are enough")
+        return _told(metric, "undecided", f"{said}: {allowed} is open; {there}, about {needed} needed to decide")
+    return _told(metric, "missed", f"{said}: {allowed} is not shown, although {there} are enough")
 
 
 def _told(metric: Metric, outcome: FindingOutcome, reason: str) -> Finding:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hivetune.config import EvalConfig
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.checkers.find import Checking, find_checker, row_checker
+from hivetune.judge.sides import parse_side
 from hivetune.judge.statistics import by_group, holm, jackknife, noise_of, p_value
 from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
@@ -64,11 +65,20 @@ def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, .
 
     Raises UsageError for a broken checker in the config, before anything is loaded.
     """
-    if config.checker is not None:
-        find_checker(config.checker, "eval.checker")
+    check_eval(config)
     rows = snapshot.rows("test")
     chosen = choose_prompts([snapshot.info(row) for row in rows], config.prompts)
     return tuple(rows), Generate(tuple(chosen), config.new_tokens, config.slots)
+
+
+def check_eval(config: EvalConfig) -> None:
+    """Raises UsageError for a checker, baseline or judge that no evaluation could use; whether a side exists is found
+    when it is opened."""
+    if config.checker is not None:
+        find_checker(config.checker, "eval.checker")
+    parse_side(config.baseline, "eval.baseline")
+    if config.judge is not None:
+        parse_side(config.judge, "eval.judge")
 
 
 def choose_prompts(rows: Iterable[HeldOutRow], count: int) -> list[int]:

@@ -39,7 +39,8 @@ def gain_finding(
     if threshold is None:
         return make("reported", "")
     if gain_ci is None:
-        return make("undecided", f"{name}: {estimate.units} rows are too few for an interval, about {needed} needed")
+        few = counted_units(estimate, metric.n)
+        return make("undecided", f"{name}: {few} are too few for an interval, about {needed} needed")
     low, high = gain_ci
     seen = f"{name}: gain {gain:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if low > threshold or (threshold > 0 and low == threshold):
@@ -51,12 +52,15 @@ def gain_finding(
     if high <= threshold:
         return make("missed", f"{seen}: better, but less than the required {threshold:g}")
     if estimate.units < needed:
-        return make(
-            "undecided", f"{seen} straddles {threshold:g}; n = {estimate.units}, about {needed} needed to decide"
-        )
-    return make(
-        "missed", f"{seen} straddles {threshold:g} although n = {estimate.units} is enough to see {tolerance:g}"
-    )
+        few = counted_units(estimate, metric.n)
+        return make("undecided", f"{seen} straddles {threshold:g}; {few}, about {needed} needed to decide")
+    enough = counted_units(estimate, metric.n)
+    return make("missed", f"{seen} straddles {threshold:g} although {enough} are enough to see {tolerance:g}")
+
+
+def counted_units(estimate: Estimate, n: int) -> str:
+    """The pieces of evidence in words: rows, or sessions where some of the `n` rows share one."""
+    return f"{estimate.units} {'rows' if estimate.units == n else 'sessions'}"
 
 
 def ratio_finding(
@@ -152,7 +156,8 @@ def _least(name: str, estimate: Estimate | None, n: int, limit: float, tolerance
     if estimate is None:
         return _unknown(name, n, limit, "no held-out row has a checker and an answer")
     if estimate.ci95 is None:
-        return _finding(name, estimate, n, limit, "undecided", f"{estimate.units} rows are too few for an interval")
+        few = f"{counted_units(estimate, n)} are too few for an interval"
+        return _finding(name, estimate, n, limit, "undecided", few)
     low, high = estimate.ci95
     if low >= limit:
         return _finding(name, estimate, n, limit, "passed", "is shown")
@@ -176,9 +181,10 @@ def _most(name: str, estimate: Estimate | None, n: int, limit: float, tolerance:
 
 def _straddling(name: str, estimate: Estimate, n: int, limit: float, effect: float) -> Finding:
     needed = rows_needed(estimate, max(effect, abs(estimate.value - limit))) or FEWEST_UNITS
+    there = counted_units(estimate, n)
     if estimate.units < needed:
-        return _finding(name, estimate, n, limit, "undecided", f"is open; about {needed} rows needed to decide")
-    return _finding(name, estimate, n, limit, "missed", f"is not shown, although {estimate.units} rows are enough")
+        return _finding(name, estimate, n, limit, "undecided", f"is open; {there}, about {needed} needed to decide")
+    return _finding(name, estimate, n, limit, "missed", f"is not shown, although {there} are enough")
 
 
 def _finding(name: str, estimate: Estimate, n: int, limit: float, outcome: FindingOutcome, said: str) -> Finding:

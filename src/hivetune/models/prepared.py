@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import home, read_json
+from hivetune.base.paths import real_path
 from hivetune.base.whole import problems_once
 from hivetune.errors import UsageError
 
@@ -68,7 +69,7 @@ def kind_of(name: str) -> SourceKind:
     near = difflib.get_close_matches(name, [*PACKAGED, *prepared_names()], 1)
     hint = f"give a Hub id such as Qwen/Qwen2.5-0.5B-Instruct, a folder, a GGUF file, or {next(iter(PACKAGED))}"
     raise UsageError(
-        f"model {name} not found: it is no folder, no file and no Hub id",
+        f"model {name} not found: it is not a folder, a file or a Hub id",
         hint=f"did you mean {near[0]}?" if near else hint,
     )
 
@@ -86,7 +87,7 @@ def folder_for(name: str) -> Path:
         return home() / "models" / (whole + part)
     if kind == "hub":
         return home() / "models" / (whole.replace("/", "--").replace("@", "--") + part)
-    path = Path(whole).expanduser().resolve()
+    path = real_path(whole)
     files = sorted(path.iterdir()) if kind == "folder" else [path]
     parts = [str(path)] + [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files if f.is_file()]
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=5).hexdigest()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from hivetune.base.disk import home, lock_holder
+from hivetune.base.paths import quoted
 from hivetune.base.private import check_own, open_plain
 from hivetune.errors import Busy
 from hivetune.run.folder import SUPERVISOR_LOG
@@ -33,7 +34,7 @@ def start_detached(run: Path) -> int:
     check_own(run)
     holder = lock_holder(run)
     if holder is not None:
-        raise Busy(f"{run} goes on already, in process {holder.pid}", hint=f"follow it: hivetune watch {run}")
+        raise Busy(f"{run} goes on already, in process {holder.pid}", hint=f"follow it: hivetune watch {quoted(run)}")
     with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
         process = subprocess.Popen(
             resume_command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -63,7 +64,7 @@ Description={description}
 After=local-fs.target
 
 [Service]
-ExecStart={" ".join(shlex.quote(word) for word in words)}
+ExecStart={shlex.join(words)}
 Environment=HIVETUNE_HOME={shlex.quote(str(home()))}
 {more}Restart=on-failure
 RestartSec=30

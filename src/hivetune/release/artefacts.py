@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import DISK, MANIFEST, Disk, read_json, sha256_file, size_of, write_manifest
+from hivetune.base.paths import quoted
 from hivetune.base.private import make_folder
 from hivetune.base.sealed import read_sealed
 from hivetune.base.whole import problems_once
@@ -85,7 +86,7 @@ def exports_in(folder: Path) -> dict[str, list[str]]:
 def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
     missing = [name for name in REQUIRED if not (run / name).is_file()]
     if missing:
-        raise HivetuneError(f"{run} has no {missing[0]}", hint=f"train it to its end: hivetune resume {run}")
+        raise HivetuneError(f"{run} has no {missing[0]}", hint=f"train it to its end: hivetune resume {quoted(run)}")
     files = {name: run / name for name in (*REQUIRED, *_OPTIONAL) if (run / name).is_file()}
     for folder in sorted((run / EXPORTS).glob("*")):
         if folder.name.startswith(".") or not (folder / MANIFEST).is_file():
@@ -94,7 +95,9 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
             continue  # of an earlier adapter of this run
         problems = problems_once(folder)
         if problems:
-            raise HivetuneError(f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {run}")
+            raise HivetuneError(
+                f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {quoted(run)}"
+            )
         _check_proof(folder)
         for root, _, names in os.walk(folder):
             for name in names:

@@ -34,6 +34,8 @@ from hivetune.run.folder import ADAPTER, EXPORTS
 from hivetune.run.record import read_record
 
 ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
+QUANTIZED: tuple[ExportFormat, ...] = ("gguf", "ollama")  # written in a number type that is chosen
+DEFAULT_QUANT = "f16"
 ADAPTER_FILES = ("adapter_config.json", ADAPTER)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 EXPORT_SPARE_BYTES = 64 << 20
@@ -59,7 +61,7 @@ class Source:
     name: str
 
 
-def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = silent) -> Exported:
+def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Progress = silent) -> Exported:
     """Export the adapter at the top of a run folder to `RUN/export/`.
 
     Raises UsageError for an unknown target or quantization, a run without adapter and a model that the target can't
@@ -74,14 +76,16 @@ def export_run(run: Path, to: str, *, quant: str = "f16", progress: Progress = s
     return export(source, run / EXPORTS, to, quant=quant, progress=progress)
 
 
-def export(source: Source, parent: Path, to: str, *, quant: str = "f16", progress: Progress = silent) -> Exported:
+def export(
+    source: Source, parent: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Progress = silent
+) -> Exported:
     """Export any adapter folder, a trained one or one that has learned nothing yet. Raises as `export_run`."""
     if to not in get_args(ExportFormat):
         raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
     missing = [name for name in ADAPTER_FILES if not (source.adapter / name).is_file()]
     if missing:
         raise UsageError(f"{source.adapter} has no {missing[0]} yet", hint="train it first: hivetune train CONFIG")
-    recipe = find_recipe(quant) if to in ("gguf", "ollama") else None
+    recipe = find_recipe(quant) if to in QUANTIZED else None
     folder = parent / (f"{to}-{recipe.name}" if recipe else to)
     identity = {
         "kind": "export",

@@ -144,8 +144,8 @@ def find(database: sqlite3.Connection, reference: str) -> Release:
             raise UsageError(f"{reference}: unknown alias {alias!r}", hint=f"use a version or {', '.join(ALIASES)}")
         found = [release for release in known if alias in release.aliases]
     if not found:
-        there = ", ".join("/".join((str(release.version), *release.aliases)) for release in known)
-        hint = f"{name} has {there}" + ("" if which else f"; promote one: hivetune promote {name}@VERSION")
+        there = ", ".join(" ".join((release.label, *(f"({alias})" for alias in release.aliases))) for release in known)
+        hint = f"there is {there}" + ("" if which else f"; promote one: hivetune promote {name}@VERSION")
         raise UsageError(f"{reference}: no such release" if which else f"{name} has no champion yet", hint=hint)
     return found[0]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.paths import real_path
 from hivetune.report.points import Held, RunPoint, main_value
 from hivetune.report.sink import PROJECT, Subject
 
@@ -27,7 +28,7 @@ def tracking_uri(place: str) -> str:
     """A folder or a file is an SQLite database; a URI is one as MLflow knows them."""
     if "://" in place:
         return place
-    path = Path(place).expanduser().resolve()
+    path = real_path(place)
     return f"sqlite:///{path if path.suffix == '.db' else path / 'mlflow.db'}"
 
 

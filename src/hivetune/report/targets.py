@@ -2,13 +2,13 @@
 
 import importlib.util
 import os
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.disk import home
+from hivetune.base.paths import quoted, real_path
 from hivetune.config import ReportTarget
-from hivetune.errors import MachineNotFit
+from hivetune.errors import MachineNotFit, UsageError
 from hivetune.report.sink import Sink, Subject
 
 # The package that has to be there; TensorBoard's file is written here.
@@ -30,14 +30,16 @@ class Destination:
 
 def destination_of(target: ReportTarget, place: str | None) -> Destination:
     """`place`, else what the tool's own variable says, else below the home. Raises MachineNotFit when the package
-    of the tool is missing."""
+    of the tool is missing, UsageError for a file where a folder belongs."""
     if problem := what_is_missing(target):
         raise MachineNotFit(problem, hint=f"pip install 'hivetune[{target}]'")
     if target == "mlflow":
         return Destination(target, place or os.environ.get("MLFLOW_TRACKING_URI") or str(home() / "mlflow"))
     variable = {"trackio": "TRACKIO_DIR", "wandb": "WANDB_DIR"}.get(target, "")
-    folder = place or os.environ.get(variable) or home() / target
-    return Destination(target, str(Path(folder).expanduser().resolve()))
+    folder = real_path(place or os.environ.get(variable) or home() / target)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file", hint=f"give a folder for {target}")
+    return Destination(target, str(folder))
 
 
 def what_is_missing(target: ReportTarget) -> str:
@@ -69,14 +71,14 @@ def open_sink(subject: Subject, destination: Destination) -> Sink:
 
 def how_to_look(destination: Destination) -> str:
     """The command that shows what was written."""
-    place = shlex.quote(destination.place)
+    place = quoted(destination.place)
     if destination.target == "tensorboard":
         return f"tensorboard --logdir {place}"
     if destination.target == "mlflow":
         from hivetune.report.mlflow import tracking_uri
 
         uri = tracking_uri(destination.place)
-        return f"open {uri}" if uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+        return f"open {uri}" if uri.startswith("http") else f"mlflow ui --backend-store-uri {quoted(uri)}"
     if destination.target == "trackio":
         return f"TRACKIO_DIR={place} trackio show --project hivetune"
     return f"wandb sync {place}/wandb/offline-run-*"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from hivetune.base.paths import quoted
 from hivetune.base.whole import named_problems, sha256_once
 from hivetune.errors import HivetuneError
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
@@ -12,7 +13,7 @@ def adapter_hash(folder: Path) -> str:
     folder's manifest names; a run has one when it is done."""
     path = folder / ADAPTER
     if not path.is_file():
-        raise HivetuneError(f"{path} is missing", hint=f"train it to its end: hivetune resume {folder}")
+        raise HivetuneError(f"{path} is missing", hint=f"train it to its end: hivetune resume {quoted(folder)}")
     problems = named_problems(folder, (ADAPTER, ADAPTER_CONFIG))
     if problems:
         raise HivetuneError(

@@ -1,7 +1,6 @@
 """Which run is meant: every command takes a folder, a name, the beginning of one, or `last`."""
 
 import difflib
-import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock_holder
+from hivetune.base.paths import quoted
 from hivetune.errors import UsageError
 from hivetune.run.folder import RECORD
 from hivetune.run.status import RunStatus, run_status
@@ -49,10 +49,10 @@ def find_run(name: str, or_else: str = "") -> Path:
 def shortest_name(folder: Path) -> str:
     """What a person types to mean this run: its name where it is the only one of it, else its folder; quoted."""
     if not (home() / "hive.db").exists():
-        return shlex.quote(str(folder))
+        return quoted(folder)
     with closing(open_database()) as database:
         paths = [path for (path,) in database.execute("SELECT path FROM runs") if Path(path).name == folder.name]
-    return shlex.quote(folder.name if paths == [str(folder)] else str(folder))
+    return quoted(folder.name if paths == [str(folder)] else folder)
 
 
 def known_runs() -> Iterator[RunStatus]:

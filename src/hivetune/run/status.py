@@ -6,12 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import boot_id, lock, lock_holder
 from hivetune.base.journal import DAMAGED, read_journal, read_tail
+from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
 from hivetune.errors import Busy, UsageError
 from hivetune.run import checkpoints
@@ -46,7 +47,7 @@ class RunStatus:
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "run": str(self.run)}
+        return {**asdict(self), "run": str(self.run)}
 
 
 @dataclass
@@ -147,7 +148,7 @@ def has_begun(run: Path) -> bool:
 
 def hold_run(run: Path) -> AbstractContextManager[None]:
     """The lock of a run folder, for who writes to it. Raises Busy, UsageError as `lock`."""
-    return lock(run, hint=f"wait for it, or stop it with: hivetune stop {run}")
+    return lock(run, hint=f"wait for it, or stop it with: hivetune stop {quoted(run)}")
 
 
 def stop_run(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> bool:

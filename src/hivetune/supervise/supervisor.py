@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hivetune import __version__, errors
 from hivetune.base.disk import FULL_DISK, boot_id, manifest_problems
 from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
@@ -137,7 +138,7 @@ class _Supervisor:
         if self.rungs:
             self.job.events.append("remembered", rungs=list(self.rungs))
         for folder, what, hint in (
-            (self.job.model, "the model", f"hivetune fetch {self.config.model}"),
+            (self.job.model, "the model", f"hivetune fetch {quoted(self.config.model)}"),
             (self.job.snapshot, "the data", "train from the config again: hivetune train CONFIG"),
         ):
             problems = manifest_problems(folder)
@@ -219,7 +220,7 @@ class _Supervisor:
             isolated=ended.phase in (Beat.VALIDATING, Beat.SAVING),
         )
         self.history.append(failure)
-        self.job.events.append("failure", **_plain(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)
+        self.job.events.append("failure", **asdict(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)
         action = next_action(self.history, self._bounds())
         if action.kind == "isolate":
             self._journal_action(action)
@@ -327,7 +328,7 @@ class _Supervisor:
         error = Stopped(
             f"stopped at step {step}; everything up to it is saved",
             signal_number=self.job.stop.number,
-            hint=f"go on with: hivetune resume {self.job.run}",
+            hint=f"go on with: hivetune resume {quoted(self.job.run)}",
         )
         return self._outcome("stopped", step, result, error)
 
@@ -342,7 +343,7 @@ class _Supervisor:
         where = f" in step {ended.step}" if ended.step >= 0 else " while it was loading"
         error = RecoveryExhausted(
             f"the worker died{where}: {ended.diagnosis.words}\n{action.why}. {left}",
-            hint=f"{fault.advice} Then: hivetune resume {self.job.run}",
+            hint=f"{fault.advice} Then: hivetune resume {quoted(self.job.run)}",
         )
         return self._outcome("failed", ended.durable, {}, error)
 
@@ -394,7 +395,3 @@ def _reserve_bytes(run: Path) -> int:
     ]
     missing = max(1, CHECKPOINTS_ON_DISK - len(sizes))
     return max(LEAST_RESERVE_BYTES, missing * max(sizes, default=0))
-
-
-def _plain(failure: Failure) -> dict[str, Any]:
-    return {name: getattr(failure, name) for name in Failure.__dataclass_fields__}

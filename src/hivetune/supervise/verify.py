@@ -23,6 +23,7 @@ from typing import Any
 
 from hivetune.base.disk import write_atomic, write_manifest
 from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import HivetuneError, Stopped
@@ -125,7 +126,7 @@ def verify_resume(
         except Stopped as error:  # its words are of a run that can be resumed; this one is deleted by who asked for it
             raise Stopped("stopped before both runs were compared", signal_number=error.signal_number) from None
         except HivetuneError as error:
-            error.hint = error.hint.replace(f"hivetune resume {run}", "hivetune verify-resume CONFIG")
+            error.hint = error.hint.replace(f"hivetune resume {quoted(run)}", "hivetune verify-resume CONFIG")
             raise
 
     steps = STEPS

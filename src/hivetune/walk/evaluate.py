@@ -5,6 +5,7 @@ from typing import Any
 
 from hivetune.base.journal import read_journal
 from hivetune.base.sealed import write_sealed
+from hivetune.config import EvalConfig
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.judge.evaluate import evaluation_document, plan_evaluation
 from hivetune.judge.gate import judge
@@ -50,7 +51,13 @@ def _beside_base(run: Run, about: dict[str, Any], progress: Progress) -> dict[st
             return _as_served(run, about, progress)
         except DoesNotFit as error:
             why = error.message
-    return _by_engine(run, {**about, "answered_by": f"the engine: {why}"}, progress)
+    return _by_engine(run, {**about, "answered_by": f"the engine: {why}{_not_asked(run.config.eval)}"}, progress)
+
+
+def _not_asked(settings: EvalConfig) -> str:
+    """What only served sides are asked."""
+    found = [name for name, value in (("eval.judge", settings.judge), ("eval.frozen", settings.frozen)) if value]
+    return f"; {' and '.join(found)}: not asked, since that needs llama.cpp" if found else ""
 
 
 def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from typing import Any
 from hivetune import __version__
 from hivetune.base.database import open_database
 from hivetune.base.disk import LOCK, home, lock
+from hivetune.base.paths import real_path
 from hivetune.base.private import check_own, make_folder
 from hivetune.base.whole import problems_once
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import Busy, UsageError
+from hivetune.judge.evaluate import check_eval
 from hivetune.plan.stage2 import LEAST_VOUCHED, make_stage2_plan
 from hivetune.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
 from hivetune.process.cluster import cluster_of, own_address
@@ -48,20 +50,20 @@ def open_run(
 
     `on_busy` as in prepare_data: a second run on the same rows waits for the first to prepare them.
 
-    Raises UsageError when the folder belongs to another config or other data, naming the difference; MachineNotFit
-    when nobody answers at the cluster that a new run is to be computed on.
+    Raises UsageError when the folder belongs to another config or other data, naming the difference, and for a new run
+    whose evaluation could not be made; MachineNotFit when nobody answers at the cluster that it is to be computed on.
     """
     model = fetch_model(config.model, progress)
     snapshot = prepare_data(config, model, progress, on_busy)
     identity = identity_of(config, snapshot, model)
     settings_hash = identity_hash(identity)
-    folder = Path(config.output).expanduser() if config.output else home() / "runs" / f"{name}-{settings_hash[:10]}"
-    folder = folder.resolve()
+    folder = real_path(config.output or home() / "runs" / f"{name}-{settings_hash[:10]}")
     if (folder / RECORD).exists():
         refuse_other(folder, identity)
         return with_workers(load_run(folder), config.workers)
     if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
+    check_eval(config.eval)  # now, and not when hours of training are over
     plan = plan_of(config, snapshot, settings_hash)
     if (cluster := cluster_of(config)) is not None:
         own_address(cluster)  # nobody is there: no run is left that never began

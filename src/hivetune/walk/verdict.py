@@ -1,6 +1,6 @@
 """The verdict on an evaluation, by the thresholds of the run's config."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from hivetune.base.disk import write_json
@@ -35,14 +35,12 @@ def judge_run(run: Run) -> Verdict:
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
     """The JSON of `gate --json` and gate.json."""
-    metrics = []
-    for metric in verdict.metrics:
-        fields = {name: getattr(metric, name) for name in metric.__dataclass_fields__}
-        metrics.append({**fields, "ci95": list(metric.ci95) if metric.ci95 else None})
     return {
         "schema": 1,
         "verdict": verdict.verdict,
         "reasons": list(verdict.reasons),
-        "metrics": metrics,
+        "metrics": [
+            {**asdict(metric), "ci95": list(metric.ci95) if metric.ci95 else None} for metric in verdict.metrics
+        ],
         "advice": [{"about": one.about, "said": one.said, "rows": list(one.rows)} for one in verdict.advice],
     }

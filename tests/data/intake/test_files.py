@@ -150,6 +150,8 @@ def test_folders_globs_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     assert find_sources(".") == ["a.jsonl", "b.jsonl", "deep/c.csv", "deep/d.jsonl.gz"]
     assert find_sources("*.jsonl") == ["a.jsonl", "b.jsonl"]
+    monkeypatch.setenv("HOME", str(tmp_path))  # as YAML names a file: no shell has read the `~`
+    assert find_sources("~/a.jsonl") == [str(tmp_path / "a.jsonl")]
     assert find_sources(["b.jsonl", "./b.jsonl", str(tmp_path / "b.jsonl")]) == ["b.jsonl"]
     for missing in ("no.jsonl", "no*.jsonl", "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)

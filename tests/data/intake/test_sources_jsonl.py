@@ -352,7 +352,7 @@ def test_a_folder_brings_all_its_logs_and_documents(log: Path) -> None:
 
 
 def test_a_source_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="names no JSON Lines file"):
+    with pytest.raises(UsageError, match="does not exist"):
         collect_now(str(tmp_path / "nothing.jsonl"))
 
 

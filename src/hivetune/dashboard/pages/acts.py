@@ -1,13 +1,13 @@
 """What a person can do here: promote, roll back, stop a run, forget. Each is confirmed on a page of its own, and does
 what the command of the same name does."""
 
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import get_args
 
 from hivetune.base.database import open_database
+from hivetune.base.paths import quoted
 from hivetune.dashboard.page import NotThere, Page, PageRequest
 from hivetune.dashboard.pages.releases import found_release
 from hivetune.dashboard.watched import Watcher
@@ -102,7 +102,7 @@ def _confirm_stop(watcher: Watcher, asked: PageRequest) -> Page:
     if status.state != "running":
         raise UsageError(f"{run.path.name} is not running")
     says = f"It is at step {status.step:,} of {status.steps:,}. It ends after a checkpoint; nothing is lost."
-    command = f"hivetune stop {shlex.quote(str(run.path))}"
+    command = f"hivetune stop {quoted(run.path)}"
     return _ask(asked, Question(f"Stop {run.path.name}?", says, "Stop", command, f"/runs/{asked.named['run']}"))
 
 
@@ -125,7 +125,7 @@ def _confirm_forgetting(watcher: Watcher, asked: PageRequest) -> Page:
         "All of it is removed from the store for good and kept out from now on. Snapshots, runs and releases that hold"
         " it are named; they are not changed."
     )
-    command = f"hivetune data forget --{kind} {shlex.quote(value)}"
+    command = f"hivetune data forget --{kind} {quoted(value)}"
     hidden = (("kind", kind), ("value", value))
     return _ask(asked, Question(f"Forget the {kind} {value}?", says, "Forget", command, "/data", hidden=hidden))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.base.sealed import read_sealed
 from hivetune.base.units import size
@@ -56,7 +57,7 @@ def evaluation_page(watcher: Watcher, asked: PageRequest) -> Page:
     """The run's own page of its evaluation, in the dashboard's frame."""
     run = _found(watcher, asked)
     if not (run.path / EVALUATION).exists():
-        raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"hivetune eval {run.path.name}")
+        raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"hivetune eval {quoted(run.path.name)}")
     evaluation = read_sealed(run.path / EVALUATION)
     judged = read_sealed(run.path / VERDICT) if (run.path / VERDICT).exists() else {"metrics": []}
     with of_this_version(run.path / EVALUATION):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
+from hivetune.base.paths import quoted
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.data.rows.formats import convert_lines, file_format, lacks_header, open_bytes, share_before_damage
 from hivetune.data.rows.sessions.batches import BatchSide, batch_side, join_batches
@@ -66,7 +67,7 @@ class Inputs:
 def find_sources(paths: str | Sequence[str]) -> list[str]:
     """File names, "-" and "store", in order, each once. Folders and globs are sorted. Raises UsageError."""
     found: list[str] = []
-    for path in [paths] if isinstance(paths, str) else paths:
+    for path in map(os.path.expanduser, [paths] if isinstance(paths, str) else paths):  # YAML knows no `~`
         if path in ("-", "store"):
             found.append(path)
         elif os.path.isdir(path):
@@ -161,7 +162,9 @@ def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int)
 def _refuse_what_never_ends(path: str) -> None:
     """A named pipe has no rows before somebody writes into it, and a device may never end."""
     if is_pipe(path) and not path.startswith(("/dev/fd/", "/proc/")):
-        raise UsageError(f"{path} is a named pipe", hint=f"read it through standard input: cat {path} | hivetune ... -")
+        raise UsageError(
+            f"{path} is a named pipe", hint=f"read it through standard input: cat {quoted(path)} | hivetune ... -"
+        )
     if not (os.path.isfile(path) or is_pipe(path)):
         raise UsageError(
             f"{path} is a device or socket, not a file", hint="give a file, a folder, a glob, '-' or 'store'"

@@ -122,8 +122,9 @@ def _byte_level_settings(document: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"GGUF export does not support a byte-level tokenizer with {sorted(normalizers)}")
     rule = tuple(_rule(step) for step in _flat(document.get("pre_tokenizer"), "pretokenizers"))
     if rule not in PRE_TOKENIZERS:
+        steps = ", ".join(f"{kind} {how}" for kind, how in rule)
         raise UsageError(
-            f"unknown to llama.cpp: this tokenizer's splitting rule: {rule}",
+            f"llama.cpp does not know this tokenizer's splitting rule: {steps}",
             hint="use --to merged; llama.cpp's own converter may support it",
         )
     return {

@@ -18,12 +18,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from hivetune.base.disk import write_json, write_manifest
+from hivetune.base.paths import real_path
 from hivetune.base.private import read_bounded
 from hivetune.data.render.folder import named_templates
 from hivetune.data.render.vocabulary import check_vocabulary
 from hivetune.engine.convert.check_weights import check_tied, check_weights
 from hivetune.engine.convert.hub import download
-from hivetune.engine.convert.weights import NOT_WHOLE
+from hivetune.engine.convert.weights import NOT_WHOLE, open_weights
 from hivetune.errors import UsageError
 from hivetune.models.prepared import (
     DESCRIPTION,
@@ -87,13 +88,13 @@ def prepare_model(
             source, revision, folder = download(whole, offline=offline)
             _take_folder(folder, work, name)
         elif kind == "folder":
-            folder = Path(whole).expanduser().resolve()
+            folder = real_path(whole)
             source = str(folder)
             _take_folder(folder, work, name)
         else:
             from hivetune.engine.convert.gguf_model import packaged_file, take_gguf
 
-            file = packaged_file(*PACKAGED[whole]) if kind == "package" else Path(whole).expanduser().resolve()
+            file = packaged_file(*PACKAGED[whole]) if kind == "package" else real_path(whole)
             source = file.name if kind == "package" else str(file)
             on_slow()
             take_gguf(file, work)
@@ -148,7 +149,9 @@ def _take_folder(folder: Path, work: Path, name: str) -> None:
     """Link weights and copy the small files of a transformers folder."""
     config = _read_object(folder / "config.json", name)
     check_no_remote_code(folder, config, name)
-    for file in weight_files(folder, name):
+    files = weight_files(folder, name)
+    open_weights(folder)  # a file that is cut is named as its owner knows it, and before torch is imported
+    for file in files:
         _link(folder / file, work / file)
     for file in COPIED:
         if (folder / file).is_file():

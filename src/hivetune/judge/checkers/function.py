@@ -9,8 +9,8 @@ Only the config may name one: a row comes from elsewhere, and naming code is run
 
 import json
 import sys
-from pathlib import Path
 
+from hivetune.base.paths import real_path
 from hivetune.errors import UsageError
 from hivetune.judge.checkers.limited import MEMORY_BYTES, OUTPUT_BYTES, TooSlow, run_limited
 from hivetune.judge.checkers.words import Arguments
@@ -45,7 +45,7 @@ def function(answer: str, arguments: Arguments) -> bool:
     It gets the answer and the row: prompt, reference, agent, category, source. Raises UsageError where it crashes,
     hangs, prints more than 1 MiB, takes too much memory or returns something else: none is the model's failure.
     """
-    file, name = str(Path(arguments["file"]).expanduser().resolve()), arguments.get("function", "check")
+    file, name = str(real_path(arguments["file"])), arguments.get("function", "check")
     timeout_s = float(arguments.get("timeout_s", FUNCTION_TIMEOUT_S))
     if not 0 < timeout_s <= LONGEST_FUNCTION_TIMEOUT_S:
         raise UsageError(f"checker: timeout_s must be above 0 and at most {LONGEST_FUNCTION_TIMEOUT_S:g}")

@@ -18,6 +18,7 @@ from typing import Any
 
 from hivetune.base.disk import FULL_DISK, MANIFEST, lock, sha256_file, write_manifest
 from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.errors import (
     DataRefused,
@@ -190,7 +191,7 @@ class _Carrier:
             kind = DoesNotFit if self._too_small else MachineNotFit
             raise kind(
                 f"no device of the cluster at {self._address} can go on with {self._run.folder.name}: {why}",
-                hint=f"mend that, or go on here: hivetune resume {self._run.folder}",
+                hint=f"mend that, or go on here: hivetune resume {quoted(self._run.folder)}",
             )
 
     def _deliver(self, actor: Any) -> None:
@@ -335,7 +336,7 @@ def _why(run: Path, code: int) -> str:
 def _error(run: Path, code: int, signal_number: int | None) -> HivetuneError:
     """As `hivetune resume` would have raised it here."""
     if code > 128:
-        hint = f"go on with: hivetune resume {run}"
+        hint = f"go on with: hivetune resume {quoted(run)}"
         return Stopped("stopped; everything up to its last step is saved", signal_number=signal_number, hint=hint)
     kind = _ERRORS.get(code, HivetuneError)
-    return kind(_why(run, code), hint=f"hivetune logs {run} says more; then: hivetune resume {run}")
+    return kind(_why(run, code), hint=f"hivetune logs {quoted(run)} says more; then: hivetune resume {quoted(run)}")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.release.artefacts import EXPORTED
 from hivetune.release.experts import families
@@ -169,6 +170,7 @@ def load_release(release: Release, checks: Checks | None = None) -> Served:
     files = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
     if not files:
         raise UsageError(
-            f"{release.label} has no GGUF adapter", hint=f"register its run again: hivetune register {release.run}"
+            f"{release.label} has no GGUF adapter",
+            hint=f"register its run again: hivetune register {quoted(release.run)} --as {release.name}",
         )
     return Served(release.label, files[0], files[0].stat().st_size)

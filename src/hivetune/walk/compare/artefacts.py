@@ -12,6 +12,7 @@ import psutil
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file
+from hivetune.base.paths import quoted
 from hivetune.base.yaml_file import read_yaml
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.judge.sides import NamedSide, SideKind, parse_side, read_figures
@@ -161,7 +162,7 @@ def _release(reference: str, quant: str) -> Artefact:
     if not exported:
         raise UsageError(
             f"{release.label} has no GGUF adapter, so it can't be served: {release.proof.get('unserved', 'unknown')}",
-            hint=f"if that is mended, register its run again: hivetune register {release.run} --as {release.name}",
+            hint=f"then register its run again: hivetune register {quoted(release.run)} --as {release.name}",
         )
     model = base_gguf(release.model, release.model_sha256, quant)
     return _served(release.label, "release", model, exported[0], _trained(release), None)

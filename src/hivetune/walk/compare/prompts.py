@@ -12,9 +12,9 @@ from hivetune.data.render.dialect import template_message
 from hivetune.data.rows.read import content_id
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
-from hivetune.judge.checkers.find import find_checker, row_checker
+from hivetune.judge.checkers.find import row_checker
 from hivetune.judge.compare import Prompt, last_said
-from hivetune.judge.evaluate import choose_prompts, plan_evaluation
+from hivetune.judge.evaluate import check_eval, choose_prompts, plan_evaluation
 from hivetune.records import Example, Message
 from hivetune.serve.llama.prompts import prompt_of
 from hivetune.walk.open import Run
@@ -35,8 +35,7 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
     A row needs an answer of its own only for people to see; one that ends with the user is asked as it is.
     Raises DataRefused when no row is left, UsageError for files that are not there.
     """
-    if config.checker is not None:
-        find_checker(config.checker, "eval.checker")
+    check_eval(config)
     rows: list[RowInfo] = []
     refused: dict[str, int] = {}
     for raw in rows_of_files(paths):

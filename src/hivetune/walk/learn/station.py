@@ -12,6 +12,7 @@ from typing import Any
 
 from hivetune.base.disk import home, write_json
 from hivetune.base.journal import read_journal
+from hivetune.base.paths import real_path
 from hivetune.config import RunConfig
 from hivetune.data.prepare.prepare import read_report
 from hivetune.errors import UsageError
@@ -84,7 +85,7 @@ def learn(
 def stages_folder(config: RunConfig, name: str) -> Path:
     """Where the stages of this config lie."""
     if config.output:
-        return Path(config.output).expanduser().resolve()
+        return real_path(config.output)
     digest = hashlib.sha256(json.dumps(settings_of(config), sort_keys=True).encode()).hexdigest()
     return (home() / "runs" / f"{name}-learn-{digest[:10]}").resolve()
 

@@ -11,6 +11,7 @@ from hivetune import __version__
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file
 from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
 from hivetune.data.render.dialect import template_message
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.artefacts import exports_in
@@ -35,7 +36,7 @@ def register_run(folder: Path, name: str) -> tuple[Release, bool]:
     """
     run = load_run(folder)
     if not (folder / ADAPTER).is_file():
-        raise UsageError(f"{folder} has no adapter yet", hint=f"train it to its end: hivetune resume {folder}")
+        raise UsageError(f"{folder} has no adapter yet", hint=f"train it to its end: hivetune resume {quoted(folder)}")
     proof = _prove(run)
     with closing(open_database()) as database:
         return register(database, run.folder, name, _about(run, proof), by=who())
@@ -139,5 +140,5 @@ def _verdict(run: Run) -> dict[str, Any] | None:
         return None
     except (KeyError, ValueError) as error:
         raise HivetuneError(
-            f"{run.folder / EVALUATION} is damaged: {error}", hint=f"hivetune eval {run.folder}"
+            f"{run.folder / EVALUATION} is damaged: {error}", hint=f"hivetune eval {quoted(run.folder)}"
         ) from None

@@ -1,5 +1,6 @@
 """JSON Lines files that others write: read from where we stopped, through rotation, no line twice and none lost."""
 
+import os
 import sqlite3
 import threading
 from collections import deque
@@ -79,9 +80,8 @@ class JsonlReader:
         self._follow = follow
         self._generations.load(database)
         if not follow and not self.has_files():
-            raise UsageError(
-                f"{self.name} names no JSON Lines file", hint="give a file, a folder with *.jsonl, or a glob in quotes"
-            )
+            what = "is not JSON Lines, or a folder of it" if os.path.exists(self.name) else "does not exist"
+            raise UsageError(f"{self.name} {what}", hint="give a file, a folder with *.jsonl, or a glob in quotes")
 
     def read(self) -> Batch | None:
         for _ in range(LOOKS):
