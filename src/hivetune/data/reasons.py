@@ -331,6 +331,14 @@ REASONS: dict[str, Reason] = {
         "errors, commands and notes that a coding agent itself wrote into its session are left out",
         "nothing to do",
     ),
+    "call-without-result": Reason(
+        "warn",
+        "a log does not hold what a call of a tool gave back: an empty result stands for it",
+        "leave the row out if its answers tell what the results said",
+    ),
+    "result-without-call": Reason(
+        "warn", "results of tools whose calls a log does not hold were left out", "nothing to do"
+    ),
     "internal-notes": Reason(
         "warn", "notes that a help desk's people wrote to each other are left out", "nothing to do"
     ),

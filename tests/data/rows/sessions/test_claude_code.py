@@ -174,3 +174,43 @@ def test_a_log_is_checked_from_its_file(tmp_path: Path) -> None:
     report = check(DataConfig(path=str(path))).document
     assert report["rows_in"] == report["usable"] == 1
     assert report["files"] == {str(path): {"claude-code": 1}}
+
+
+def test_claude_code_copies_without_ids(tmp_path: Path) -> None:
+    """Lines that keep only what was said: a subagent apart, a call whose result was left out, a result of no call."""
+
+    def line(kind: str, content: Any, **more: Any) -> dict[str, Any]:
+        return {"type": kind, "timestamp": "2026-01-01T00:00:00Z", "message": {"content": content}, **more}
+
+    events = [
+        line("user", "what is wrong?"),
+        line("assistant", [{"type": "text", "text": "I look."}, {"type": "tool_use", "name": "Read", "input": {}}]),
+        line("user", "find the parser", isSidechain=True),
+        line("assistant", [{"type": "text", "text": "In parse.py."}], isSidechain=True),
+        line("assistant", [{"type": "text", "text": "A typo."}]),
+        line("user", "go on"),
+        line("user", [tool_result("t9", "lost")]),
+        line("assistant", [{"type": "text", "text": "Done."}]),
+    ]
+    rows = read(write(tmp_path / "session.jsonl", events), tmp_path)
+    assert said(rows["3"]) == [("user", "find the parser"), ("assistant", "In parse.py.")]
+    assert said(rows["1"]) == [
+        *(("user", "what is wrong?"), ("assistant", "I look."), ("tool", ""), ("assistant", "A typo.")),
+        *(("user", "go on"), ("assistant", "Done.")),
+    ]
+    assert isinstance(rows["1"], ReadRow)
+    assert rows["1"].changed == ("call-without-result", "result-without-call")
+
+
+def test_claude_code_lines_of_a_message_alone(tmp_path: Path) -> None:
+    events = [
+        {"sessionId": "3f1c", "type": "session_start", "timestamp": "2026-01-01T00:00:00Z"},
+        *({"message": {"role": "user", "content": text}, "timestamp": "2026-01-01T00:00:01Z"} for text in ("a", "b")),
+        {"message": {"role": "assistant", "content": [tool_use("t1", "ls")]}, "timestamp": "2026-01-01T00:00:02Z"},
+        {"message": {"role": "user", "content": [tool_result("t1", "x")]}, "timestamp": "2026-01-01T00:00:03Z"},
+        {"message": {"role": "assistant", "content": "One."}, "timestamp": "2026-01-01T00:00:04Z"},
+    ]
+    rows = read(write(tmp_path / "session.jsonl", events), tmp_path)
+    assert [said(row) for row in rows.values()] == [
+        [("user", "a\n\nb"), ("assistant", ""), ("tool", "x"), ("assistant", "One.")]
+    ]

@@ -88,7 +88,7 @@ def test_codex_that_ends_in_a_broken_call(tmp_path: Path) -> None:
     assert rows["2"].changed == ("trailing-turns",)
     behind = codex("response_item", item("user", "and there?")), codex("response_item", item("assistant", "Two."))
     rows = read(write(tmp_path / "rollout.jsonl", [*events, codex("response_item", call), *behind]), tmp_path)
-    assert rows["2"] == "bad-tool-call", "in the middle, what follows may stand on it"
+    assert said(rows["2"])[-1] == ("assistant", "Two."), "in the middle it is read, and not learned"
 
 
 def test_codex_in_its_first_form(tmp_path: Path) -> None:
@@ -100,3 +100,59 @@ def test_codex_in_its_first_form(tmp_path: Path) -> None:
     ]
     rows = read(write(tmp_path / "rollout.jsonl", events), tmp_path)
     assert said(rows["3"]) == [("system", "Be brief."), ("user", "hi"), ("assistant", "Hello.")]
+
+
+def test_codex_answers_that_only_events_hold(tmp_path: Path) -> None:
+    """Texts of the assistant in events alone: before a call, behind its result, and as the end of the task."""
+    call = {"type": "function_call", "name": "shell", "arguments": '{"command": "ls"}', "call_id": "c1"}
+    lines = [
+        codex("session_meta", {"id": "0199", "timestamp": "2025-10-01T09:59:00Z", "cwd": "/p"}),
+        codex("event_msg", {"type": "user_message", "message": "what is here?"}),
+        codex("event_msg", {"type": "agent_message", "message": "I look."}),
+        codex("response_item", call),
+        codex("response_item", {"type": "function_call_output", "call_id": "c1", "output": "a.py"}),
+        codex("event_msg", {"type": "task_complete", "last_agent_message": "One file."}),
+        codex("event_msg", {"type": "user_message", "message": "and there?"}),
+        codex("event_msg", {"type": "agent_message", "message": "Done."}),
+        codex("event_msg", {"type": "task_complete", "last_agent_message": "Done."}),
+        codex("event_msg", {"type": "user_message", "message": "thanks"}),
+        codex("event_msg", {"type": "agent_message", "message": "You are welcome."}),
+        codex("response_item", item("assistant", "You are welcome.")),
+    ]
+    rows = read(write(tmp_path / "rollout.jsonl", lines), tmp_path)
+    row = rows["2"]
+    assert said(row) == [
+        ("user", "what is here?"),
+        ("assistant", "I look."),
+        ("tool", "a.py"),
+        ("assistant", "One file."),
+        ("user", "and there?"),
+        ("assistant", "Done."),
+        ("user", "thanks"),
+        ("assistant", "You are welcome."),
+    ]
+    assert isinstance(row, ReadRow)
+    assert row.example.messages[1].tool_calls
+
+
+def test_codex_answers_that_are_read_and_not_learned(tmp_path: Path) -> None:
+    """What rests on a search whose results the log does not hold, a call that breaks off, an answer with its thoughts
+    that the user stopped.
+    """
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+    broken = {"type": "function_call", "name": "shell", "arguments": "echo test", "call_id": "c1"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "no"}
+    search = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}}
+    items = [
+        *(item("user", "one?"), thought, search, item("assistant", "1")),
+        *(item("user", "two?"), item("assistant", "try"), broken, output, item("assistant", "2")),
+        *(item("user", "three?"), thought, item("assistant", "3, but")),
+    ]
+    end = [codex("event_msg", {"type": "turn_aborted"}), codex("response_item", item("user", "four?"))]
+    lines = [codex("response_item", one) for one in items] + end + [codex("response_item", item("assistant", "4"))]
+    rows = read(write(tmp_path / "rollout.jsonl", lines), tmp_path)
+    row = rows["1"]
+    assert isinstance(row, ReadRow)
+    learned = [(m.content, m.weight) for m in row.example.messages if m.role == "assistant"]
+    assert learned == [("1", 0), ("try", 0), ("2", 1), ("3, but", 0), ("4", 1)]
+    assert row.example.messages[3].tool_calls[0]["function"]["arguments"] == {"input": "echo test"}

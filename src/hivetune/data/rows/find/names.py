@@ -293,6 +293,6 @@ def names_kind(path: str) -> bool:
 
 def likely_contents(paths: Iterator[str]) -> list[str]:
     """Those paths whose last name is one for what was said, the likeliest first."""
-    known = [(_plain(path.rpartition(".")[2]), path) for path in paths]
+    known = [(_plain(path.rpartition(".")[2]).removesuffix("_json"), path) for path in paths]
     ranked = [(CONTENT_ORDER.index(name), path.count("."), path) for name, path in known if name in CONTENT_ORDER]
     return [path for *_, path in sorted(ranked)]

@@ -7,11 +7,11 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import free_call, read_call, result_text
-from hivetune.data.rows.layouts.said import one_of, parsed, text_of
+from hivetune.data.rows.layouts.said import objects, one_of, parsed, text_of
 
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")
-_CALLS = ("tool_use", "tool_call", "tool-call", "function_call", "toolUse", "functionCall")
+_CALLS = ("tool_use", "tool_call", "tool-call", "function_call", "toolUse", "functionCall", "toolRequest")
 _RESULTS = (
     "tool_result",
     "tool-result",
@@ -19,9 +19,10 @@ _RESULTS = (
     "function_call_output",
     "toolResult",
     "functionResponse",
+    "toolResponse",
 )
 _INNER = (
-    *("functionCall", "functionResponse", "toolUse", "toolResult", "tool_call", "function_call"),
+    *("functionCall", "functionResponse", "toolUse", "toolCall", "toolResult", "tool_call", "function_call"),
     "function_response",
 )
 # Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps.
@@ -89,6 +90,15 @@ def _add(found: Said, part: Any) -> None:
         raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
 
 
+def parts_in(text: str) -> list[Any] | None:
+    """The parts of a turn that a table keeps as JSON text; None for any other text."""
+    if not text.startswith("[{"):
+        return None
+    parts = objects(parsed(text))
+    kinds = (*_TEXTS, *_THOUGHTS, *_CALLS, *_RESULTS, *_SILENT)
+    return parts if parts and all("type" in part and _kind(part) in kinds for part in parts) else None
+
+
 def has_results(content: Any) -> bool:
     """Whether a list of parts holds what tools gave back."""
     return isinstance(content, list) and any(isinstance(part, dict) and _kind(part) in _RESULTS for part in content)
@@ -139,10 +149,14 @@ def _thoughts(part: Mapping[str, Any]) -> list[str]:
 
 
 def _inner(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part itself, or what Gemini and Bedrock put below a key that names its kind."""
+    """The part itself, or what Gemini, Bedrock and Goose put below a key that names its kind."""
     for key in _INNER:
-        if isinstance(part.get(key), dict):
-            return part[key]  # type: ignore[no-any-return]
+        inner = part.get(key)
+        if isinstance(inner, dict) and "status" in inner and "id" in part:  # Goose's calls and results
+            value = inner.get("value", inner.get("error"))
+            return {"id": part["id"], **(value if isinstance(value, dict) else {"content": value})}
+        if isinstance(inner, dict):
+            return inner
     return part
 
 

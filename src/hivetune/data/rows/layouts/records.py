@@ -51,8 +51,28 @@ def _messages(name: str, row: Row) -> Conversation:
 
 def _session(_name: str, row: Row) -> Conversation:
     """A conversation that data/rows/sessions put together from many lines."""
-    ordered, more = in_order(read_messages(row["messages"], row.get("system")))
-    return Conversation(str(row["hivetune_session"]), ordered, changed=(*row.get("left_out", ()), *more))
+    messages, told = _with_results(read_messages(row["messages"], row.get("system")))
+    ordered, more = in_order(messages)
+    return Conversation(str(row["hivetune_session"]), ordered, changed=(*row.get("left_out", ()), *told, *more))
+
+
+def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
+    """(messages, reasons of severity warn): an empty result where a log does not hold what a call gave back and the
+    answer goes on; without results of calls that it does not hold.
+    """
+    found: list[Message] = []
+    told: list[str] = []
+    for message in messages:
+        before = found[-1] if found else None
+        if message.role == "tool" and before is not None and before.role == "user":
+            told.append("result-without-call")
+            continue
+        goes_on = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
+        if goes_on and before is not None and before.role == "assistant" and before.tool_calls:
+            found += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
+            told.append("call-without-result")
+        found.append(message)
+    return found, tuple(dict.fromkeys(told))
 
 
 def _sharegpt(name: str, row: Row) -> Conversation:

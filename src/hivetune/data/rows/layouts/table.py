@@ -39,7 +39,9 @@ LAYOUTS: tuple[RowLayout, ...] = (
 # Columns of a chat's single message, with its text; a text beside one of them is no document.
 _SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
 _MESSAGE_KIND = re.compile(
-    r"(?:user|human|assistant|ai|bot|agent|customer)[_. -]?(?:message|msg|utterance|input|output|response)?", re.I
+    r"(?:user|human|assistant|ai|bot|agent|customer|tool|command|function)[_. -]?"
+    r"(?:message|msg|utterance|input|output|response|text|call|result)?|say|ask",
+    re.I,
 )
 _SPOKEN = ("text", "content", "message", "body", "value")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import calls_as_text, calls_in_text, read_call, result_text
-from hivetune.data.rows.layouts.parts import Said, has_results, read_content
+from hivetune.data.rows.layouts.parts import Said, has_results, parts_in, read_content
 from hivetune.data.rows.layouts.said import objects, one_of, parsed, text_of
 from hivetune.records import Message, Role
 
@@ -126,6 +126,8 @@ def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
     name, role = _role(turn)
     _refuse_media(turn)
     content = one_of(turn, *CONTENT_KEYS)
+    if isinstance(content, str) and (parts := parts_in(content)) is not None:
+        content = parts
     if name in CALL_ROLES and "tool_calls" not in turn:
         called = parsed(content)
         if not isinstance(called, dict | list):
@@ -146,6 +148,8 @@ def is_item(turn: Mapping[str, Any]) -> bool:
 def _plain_turn(role: Role, text: str) -> list[Message]:
     if role in ("assistant", "tool") and (calls := calls_as_text(text)):
         return [Message("assistant", "", tool_calls=calls)]
+    if text.startswith("[{") and (parts := parts_in(text)) is not None:
+        return _messages_of(role, read_content(parts), {})
     if role == "assistant" and "<tool_call>" in text:
         text, calls = calls_in_text(text)
         return [Message(role, text, tool_calls=calls)]

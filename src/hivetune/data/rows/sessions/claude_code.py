@@ -17,7 +17,18 @@ _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress
 INTERRUPTED = "[Request interrupted by user"
 REJECTED = "The user doesn't want to proceed with this tool use"
 # What the program itself writes as a user's turn.
-_OWN_TEXTS = ("<command-name>", "<local-command-stdout>", "<local-command-stderr>", "<command-message>", "Caveat: The")
+_OWN_TEXTS = (
+    *(
+        "<local-command-caveat>",
+        "<command-name>",
+        "<local-command-stdout>",
+        "<local-command-stderr>",
+        "<command-message>",
+    ),
+    "Caveat: The",
+)
+# All that a line has in copies that keep only what was said.
+_COPIED = frozenset(("message", "timestamp", "uuid", "parentUuid", "sessionId", "cwd", "requestId", "version"))
 
 
 @dataclass(slots=True)
@@ -44,9 +55,12 @@ class _Session:
 def is_claude_code(row: dict[str, Any]) -> bool:
     """Whether an object is a line of such a session."""
     if row.get("type") in _SPOKEN:
-        return isinstance(row.get("message"), dict) and ("sessionId" in row or "timestamp" in row)
+        named = any(name in row for name in ("sessionId", "session_id", "timestamp"))
+        return isinstance(row.get("message"), dict) and named
     if row.get("type") == "summary":
         return "leafUuid" in row
+    if "type" not in row and "message" in row and len(row) > 1 and _COPIED.issuperset(row):
+        return _role(row) is not None
     return row.get("type") in _OTHER_TYPES and ("sessionId" in row or "snapshot" in row)
 
 
@@ -152,10 +166,14 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
 
 
 def _chain(session: _Session) -> None:
-    """Without any parents (other programs' copies) the order of the lines is the conversation."""
-    before: str | None = None
+    """Without any parents (other programs' copies) the order of the lines is the conversation, that of the subagents
+    apart.
+    """
+    before: dict[bool, str | None] = {}
     for uuid, event in session.events.items():
-        event.parent, before = None if event.is_summary else before, uuid
+        asked = event.is_side and event.role == "user" and not _parts(event, "tool_result")
+        event.parent = None if event.is_summary or asked else before.get(event.is_side)
+        before[event.is_side] = uuid
 
 
 def _row(session: _Session, uuids: list[str], spoken: list[str]) -> Iterator[PlacedRow]:

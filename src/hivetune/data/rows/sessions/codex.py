@@ -1,10 +1,11 @@
 """Sessions (rollouts) of Codex: items of OpenAI's Responses, one a line, with events of the program between them."""
 
-import json
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.data.rows.layouts.columns import texts_in
 from hivetune.data.rows.layouts.said import parsed
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
@@ -16,14 +17,24 @@ _ITEM_TYPES = (
 )
 
 
+_LONG_TEXT = 40  # characters; that many stand in another text only where it repeats them
+_TOLD = "hivetune_told"  # marks words that an event tells; mostly an item says them too
+# What an event says that somebody said, and where it says it.
+_TOLD_BY = {
+    "user_message": ("user", "message"),
+    "agent_message": ("assistant", "message"),
+    "task_complete": ("assistant", "last_agent_message"),
+    "turn_complete": ("assistant", "last_agent_message"),
+}
 # Items that say nothing to a model. A kind that nobody knows stays, so that the row is refused for it.
+_HIDDEN_SEARCHES = ("web_search_call",)
 _SILENT_ITEMS = ("ghost_snapshot", "compaction", "compaction_summary", "other")
 
 
 @dataclass(slots=True)
 class _Session:
-    """Items since the session began or was compacted. `place`: the line of the first one; `told`: what an event says
-    that the user said, with the number of items before it.
+    """Items since the session began or was compacted; between them, marked by _TOLD, what an event says that somebody
+    said. `place`: the line of the first one.
     """
 
     name: str | None = None
@@ -31,7 +42,6 @@ class _Session:
     system: str | None = None
     place: int = 0
     items: list[dict[str, Any]] = field(default_factory=list)
-    told: list[tuple[int, str]] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
     size: int = 0
 
@@ -90,12 +100,15 @@ def _add(session: _Session, number: int, kind: str, payload: dict[str, Any], tim
 
 def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
     """What an event of the program says of the items."""
-    if event.get("type") == "turn_aborted":
-        _unlearn_last(session.items)
-    elif event.get("type") == "thread_rolled_back":
+    kind = event.get("type")
+    role, column = _TOLD_BY.get(str(kind), ("", ""))
+    if kind == "turn_aborted":
+        _leave_out_repeated(session)
+        _unlearn_answer(session.items, len(session.items))
+    elif kind == "thread_rolled_back":
         _roll_back(session, event.get("num_turns"))
-    elif event.get("type") == "user_message" and isinstance(text := event.get("message"), str) and text.strip():
-        session.told.append((len(session.items), text))
+    elif role and isinstance(text := event.get(column), str) and text.strip():
+        session.items.append({"type": "message", "role": role, "content": text, _TOLD: True})
         session.place = session.place or number
 
 
@@ -112,32 +125,64 @@ def _item(payload: dict[str, Any]) -> dict[str, Any]:
     return dict(payload)
 
 
-def _unlearn_last(items: list[dict[str, Any]]) -> None:
-    """An answer that was interrupted is read and not learned."""
-    for item in reversed(items):
-        if item.get("role") == "user":
+def _is_of_answer(item: dict[str, Any]) -> bool:
+    """Whether the model wrote an item: its words, thoughts and calls."""
+    return item.get("role", "assistant") == "assistant" and not str(item.get("type")).endswith("_output")
+
+
+def _unlearn_answer(items: list[dict[str, Any]], end: int) -> None:
+    """The answer in front of `end` is read and not learned, with its thoughts and calls."""
+    for item in reversed(items[:end]):
+        if not _is_of_answer(item):
             return
-        if item.get("role") == "assistant":
-            item["weight"] = 0
-            return
+        item["weight"] = 0
 
 
 def _roll_back(session: _Session, num_turns: Any) -> None:
     """The user went back: the turns behind that point were given up."""
+    _leave_out_repeated(session)
     turns = [i for i, item in enumerate(session.items) if item.get("role") == "user"]
     count = num_turns if isinstance(num_turns, int) and num_turns > 0 else 0
     if count and turns:
         del session.items[turns[-min(count, len(turns))] :]
-        session.told = [(place, text) for place, text in session.told if place < len(session.items)]
         session.left_out.add("other-branches")
 
 
-def _add_told(session: _Session) -> None:
-    """Put what only events say that the user said between the items; mostly an item says it too."""
-    said = json.dumps([item for item in session.items if item.get("role") == "user"])
-    for place, text in reversed(session.told):
-        if json.dumps(text.strip())[1:-1] not in said:
-            session.items.insert(place, {"type": "message", "role": "user", "content": text})
+def _leave_out_repeated(session: _Session) -> None:
+    """Leave out what events tell and an item says too, or an event in front of it in the same answer."""
+    said: dict[str, list[str]] = {"user": [], "assistant": []}
+    for item in session.items:
+        if _TOLD not in item and (role := str(item.get("role"))) in said:
+            said[role] += [text.strip() for text in texts_in(item.get("content"))]
+    kept: list[dict[str, Any]] = []
+    for item in session.items:
+        if _TOLD in item:
+            answer = itertools.takewhile(lambda before: before.get("role") != "user", reversed(kept))
+            told = [before["content"].strip() for before in answer if _TOLD in before]
+            if _is_said(item["content"].strip(), [*said[item["role"]], *told]):
+                continue
+        kept.append(item)
+    session.items = kept
+
+
+def _is_said(text: str, texts: Sequence[str]) -> bool:
+    """Whether one of these texts is this one; or holds it, behind what an editor writes in front of a question."""
+    return any(text == one or one.endswith(f"\n{text}") or (len(text) >= _LONG_TEXT and text in one) for one in texts)
+
+
+def _unlearn_what_rests_on_searches(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the searches that the provider ran itself: the log does not hold what they found, so the rest of the turn
+    is read and not learned.
+    """
+    hidden = False
+    for place, item in enumerate(items):
+        if item.get("type") in _HIDDEN_SEARCHES:
+            _unlearn_answer(items, place)
+            hidden = True
+        hidden = hidden and item.get("role") != "user"
+        if hidden and _is_of_answer(item):
+            item["weight"] = 0
+    return [item for item in items if item.get("type") not in _HIDDEN_SEARCHES]
 
 
 def _leave_out_broken_end(session: _Session) -> None:
@@ -151,9 +196,19 @@ def _is_broken_call(item: dict[str, Any]) -> bool:
     return item.get("type") == "function_call" and not isinstance(parsed(item.get("arguments") or {}), dict)
 
 
+def _unlearn_broken_calls(items: list[dict[str, Any]]) -> None:
+    """A call in the middle whose arguments are no object is read as the text that it is, and not learned."""
+    for place, item in enumerate(items):
+        if _is_broken_call(item):
+            items[place] = {**item, "type": "custom_tool_call", "input": str(item.get("arguments"))}
+            _unlearn_answer(items, place + 1)
+
+
 def _row(session: _Session) -> Iterator[PlacedRow]:
     _leave_out_broken_end(session)
-    _add_told(session)
-    if any(item.get("role") == "user" for item in session.items):
+    _leave_out_repeated(session)
+    _unlearn_broken_calls(session.items)
+    items = _unlearn_what_rests_on_searches(session.items)
+    if any(item.get("role") == "user" for item in items):
         facts = {"session_id": session.name, "timestamp": session.time, "system": session.system}
-        yield from conversation("codex", session.place, session.items, session.left_out, **facts)
+        yield from conversation("codex", session.place, items, session.left_out, **facts)

@@ -9,13 +9,15 @@ from hivetune.data.rows.find.names import CONTENT_ORDER
 from hivetune.data.rows.find.talk.streams import MIN_MESSAGES, is_event_like
 from hivetune.data.rows.formats import open_bytes, text_lines
 from hivetune.data.rows.placed import PlacedRow
+from hivetune.data.rows.sessions.aider import AIDER_HEAD, aider_rows
 from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
 from hivetune.data.rows.sessions.codex import codex_rows, is_codex
-from hivetune.data.rows.sessions.messages import NUM_SAMPLE, message_rows, message_shape
+from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
 
 Lines = Iterator[tuple[int, str]]
 READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
+    "aider": lambda lines, _name: aider_rows(lines),
     "claude-code": lambda lines, _name: claude_code_rows(lines),
     "codex": lambda lines, _name: codex_rows(lines),
     "message-log": message_rows,
@@ -26,7 +28,9 @@ _HEAD_LINE = 4096  # bytes of a line about a log
 _NUM_LINES = 20
 _SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
 _CODEX_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
-_OF_EVENTS = tuple(f'"{name}"'.encode() for name in (*CONTENT_ORDER, "type", "event", "kind", "user", "assistant"))
+_OF_EVENTS = tuple(
+    f'"{name}"'.encode() for name in (*CONTENT_ORDER, "type", "event", "kind", "role", "user", "assistant")
+)
 _TABLES = (".csv", ".tsv", ".parquet")
 
 
@@ -45,6 +49,8 @@ def session_format(path: str, name: str, known: str) -> str:
 
 def _agent(head: bytes, name: str) -> str | None:
     """The coding agent that wrote this, or a chat application with one message a line."""
+    if head.lstrip().startswith(AIDER_HEAD):
+        return "aider"
     if _CODEX_LINE.match(head):
         return "codex"
     for line in head.split(b"\n")[:_NUM_LINES]:
@@ -81,7 +87,7 @@ def _is_message_log(head: bytes, name: str) -> bool:
         found.append(event if isinstance(event, dict) else None)
         if len(found) == MIN_MESSAGES and not all(event is None or is_event_like(event) for event in found[1:]):
             return False
-    return message_shape(found, name, whole=whole) is not None
+    return are_of_openhands(found) or message_shape(found, name, whole=whole) is not None
 
 
 def convert_session(path: str, name: str, known: str, out: str) -> None:

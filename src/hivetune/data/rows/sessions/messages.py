@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hivetune.data.rows.find.names import words
@@ -32,8 +32,7 @@ def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: 
 def message_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[PlacedRow]:
     """One row for each session of a log in JSON Lines."""
     first, rest = _begun(events(lines))
-    shape = message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)
-    yield from _joined(itertools.chain(first, rest), shape)
+    yield from _conversations(first, rest, name) or ()
 
 
 def regroup(path: str, name: str) -> bool:
@@ -41,21 +40,30 @@ def regroup(path: str, name: str) -> bool:
     session.
     """
     with open(path, encoding="utf-8", errors="surrogatepass") as file:
-        first, rest = _begun(_numbered(file))
-        known = [event for _, event, _ in first if event is not None]
-        if len(known) == len(first) and is_openhands(known):
-            everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
-            turns = openhands_turns([event for _, event in everything])
-            joined = conversation("openhands", everything[0][0], turns, ["program-notes"])
-        elif (shape := message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)) is None:
+        joined = _conversations(*_begun(_numbered(file)), name)
+        if joined is None:
             return False
-        else:
-            joined = _joined(itertools.chain(first, rest), shape)
         with open(f"{path}.joined", "w", encoding="utf-8", errors="surrogatepass", newline="\n") as out:
             for place, mark, text in joined:
                 out.write(f"{place}\t{mark}\t{text}\n")
     os.replace(f"{path}.joined", path)
     return True
+
+
+def are_of_openhands(sample: Sequence[dict[str, Any] | None]) -> bool:
+    """Whether a log is one of OpenHands, by its first events."""
+    known = [event for event in sample if event is not None]
+    return len(known) == len(sample) and is_openhands(known)
+
+
+def _conversations(first: list[Event], rest: Iterator[Event], name: str) -> Iterator[PlacedRow] | None:
+    """The conversations of a log by its first events and the others; None: it is no such log."""
+    if are_of_openhands([event for _, event, _ in first]):
+        everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
+        turns = openhands_turns([event for _, event in everything])
+        return conversation("openhands", everything[0][0], turns, ["program-notes"])
+    shape = message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)
+    return None if shape is None else _joined(itertools.chain(first, rest), shape)
 
 
 def _begun(found: Iterator[Event]) -> tuple[list[Event], Iterator[Event]]:
@@ -74,7 +82,7 @@ def _numbered(lines: Iterable[str]) -> Iterator[Event]:
         yield int(place), event if isinstance(event, dict) else None, text
 
 
-def _joined(found: Iterable[Event], shape: MessageShape | None) -> Iterator[PlacedRow]:
+def _joined(found: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:
     """One row for each session, in the order that its messages name. A session is held until the log ends; beyond
     MAX_KEPT_CHARS the oldest is given out, and what comes of it later stays one message a row.
     """
@@ -83,7 +91,7 @@ def _joined(found: Iterable[Event], shape: MessageShape | None) -> Iterator[Plac
     kept = 0
     given: set[str] = set()
     for number, event, text in found:
-        said = None if event is None or shape is None else said_in(event, shape)
+        said = None if event is None else said_in(event, shape)
         if said is None or said.session in given:
             yield broken(number, text)
             continue

@@ -30,6 +30,8 @@ _PROGRAM = names(
     "aborted cancel cancelled timeout retry retrieval embedding lifecycle telemetry thinking reasoning system notice "
     "notification attachment permission approval span response"
 )
+_THOUGHTS = names("thinking thought thoughts reasoning")  # of a model, under the same name as its words
+CALL_LISTS = ("tool_calls", "tool_requests", "tool_uses", "tool_invocations")
 
 
 class EventKinds(NamedTuple):
@@ -69,7 +71,7 @@ def _told_apart(path: str, by_kind: Mapping[str, Sequence[Mapping[str, Any]]]) -
             roles[kind] = "assistant"
         elif role is not None and content is not None and not (role == "tool" and _CALLS & set(words(kind))):
             roles[kind], contents[kind] = role, content
-        elif role == "tool" or (role is None and not _is_note(kind) and _is_written(events)):
+        elif role == "tool" or (role is None and not tells_a_note(kind) and _is_written(events)):
             return None  # something that a model read or said, and nobody knows what
         else:
             notes.add(kind)
@@ -81,7 +83,7 @@ def _told_apart(path: str, by_kind: Mapping[str, Sequence[Mapping[str, Any]]]) -
 def role_of_kind(kind: str) -> Role | None:
     """Who speaks in events of a kind; "tool" for calls and results alike; None for parts of something and for notes."""
     said = frozenset(words(kind))
-    if said & _PARTS:
+    if said & (_PARTS | _THOUGHTS):
         return None
     if said & _TOOLS:
         return "tool"
@@ -99,7 +101,9 @@ def turn_of(flat: Mapping[str, Any], kinds: EventKinds) -> dict[str, Any] | None
     if path is None:
         call = call_in(flat)
         return None if call is None else {"role": "assistant", "content": None, "tool_calls": [call]}
-    said = flat.get(path)
+    said, calls = flat.get(path), calls_of(flat)
+    if role == "assistant" and calls:
+        return {"role": role, "content": said, "tool_calls": calls}
     if said is None or said == "" or said == []:
         return None
     if role == "tool":
@@ -125,6 +129,12 @@ def call_in(flat: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**call, "id": call_id} if isinstance(call_id, str) else call
 
 
+def calls_of(flat: Mapping[str, Any]) -> list[Any]:
+    """The calls that the event of an answer holds as a list."""
+    named = (value for path, value in flat.items() if plain_name(path.rpartition(".")[2]) in CALL_LISTS)
+    return next((calls for calls in map(parsed, named) if isinstance(calls, list) and calls), [])
+
+
 def _opened(flat: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
     """An object of one of these names, which `flat` has opened."""
     for key in names:
@@ -145,7 +155,8 @@ def _tool_name(plain: Mapping[str, Any]) -> str | None:
 
 
 def _content_of(events: Sequence[Mapping[str, Any]], kind_path: str) -> str | None:
-    """Where the events of one kind say their words."""
+    """Where the events of one kind say their words; one that holds calls may have none."""
+    events = [one for one in events if not calls_of(one)] or events
     paths = dict.fromkeys(path for one in events for path in one if path != kind_path)
     for path in likely_contents(iter(paths)):
         if 2 * sum(isinstance(one.get(path), str | list) and bool(one[path]) for one in events) >= len(events):
@@ -153,7 +164,8 @@ def _content_of(events: Sequence[Mapping[str, Any]], kind_path: str) -> str | No
     return None
 
 
-def _is_note(kind: str) -> bool:
+def tells_a_note(kind: str) -> bool:
+    """Whether the name of a kind is one for what a program says of its own work."""
     said = frozenset(words(kind))
     return bool(said & _PROGRAM) or bool(said & _PARTS)
 

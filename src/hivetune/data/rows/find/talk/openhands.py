@@ -1,7 +1,8 @@
 """Events of OpenHands: actions of an agent and a user, each with what was observed of it, as they lie in trajectories.
 
 What the model said stands in `tool_call_metadata.model_response`, the answer of the provider; one answer may hold the
-calls of several actions. Older events name the action and its arguments alone.
+calls of several actions. Older events name the action and its arguments alone; those of its newer library have a
+class each, and the call as the provider wrote it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ _WITHOUT = ("thought", "security_risk", "confirmation_state", "is_confirmed", "h
 
 def is_openhands(events: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a list holds these events: each an action or an observation, with its source."""
+    if _are_of_classes(events):
+        return True
     named = [one for one in events if isinstance(one.get("action", one.get("observation")), str)]
     return (
         len(named) == len(events) > 1
@@ -29,6 +32,8 @@ def is_openhands(events: Sequence[Mapping[str, Any]]) -> bool:
 
 def openhands_turns(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The turns of such events, without what the program says of its own state."""
+    if _are_of_classes(events):
+        return [turn for event in events if (turn := _of_class(event)) is not None]
     turns: list[dict[str, Any]] = []
     answers: set[str] = set()
     for event in events:
@@ -43,6 +48,28 @@ def openhands_turns(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         else:
             turns += _done(event)
     return turns
+
+
+def _are_of_classes(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a list holds events of the newer library: `MessageEvent`, `ActionEvent` and so on."""
+    kinds = {str(one.get("kind")) for one in events}
+    return len(events) > 1 and "MessageEvent" in kinds and all("kind" in one and "source" in one for one in events)
+
+
+def _of_class(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The turn that an event of the newer library is; None when it is a note."""
+    kind, call_id = event["kind"], one_of(event, "tool_call_id")
+    if kind == "SystemPromptEvent":
+        return {"role": "system", "content": one_of(event.get("system_prompt"), "text")}
+    if kind == "MessageEvent" and isinstance(event.get("llm_message"), dict):
+        return {"role": "user", **event["llm_message"]}
+    if kind == "ActionEvent" and isinstance(event.get("tool_call"), dict):
+        thoughts = {"reasoning_content": event.get("reasoning_content") or None}
+        return {"role": "assistant", "content": event.get("thought"), "tool_calls": [event["tool_call"]], **thoughts}
+    observed = event.get("error") if kind == "AgentErrorEvent" else one_of(event.get("observation"), "content")
+    if call_id is None or observed is None:
+        return None
+    return {"role": "tool", "content": observed, "tool_call_id": call_id}
 
 
 def _done(event: Mapping[str, Any]) -> list[dict[str, Any]]:

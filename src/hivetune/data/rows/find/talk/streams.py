@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hivetune.data.rows.fields import SESSION, TIME, as_time, plain_name
 from hivetune.data.rows.find.names import likely_contents, names_kind, names_role, part_of, role_of
 from hivetune.data.rows.find.talk.branches import links_of
-from hivetune.data.rows.find.talk.events import EventKinds, event_kinds, turn_of
+from hivetune.data.rows.find.talk.events import EventKinds, event_kinds, tells_a_note, turn_of
 from hivetune.data.rows.find.talk.turn_lists import flat, roles_of
 from hivetune.data.rows.layouts.columns import CONTENT, looks_like_content
 from hivetune.data.rows.layouts.turns import ROLES
@@ -45,6 +45,7 @@ _EXAMPLES = frozenset(ROLES) | {
     "0",
     "1",
 }  # who speaks in examples for a prompt; a client is somebody
+_MESSAGES = frozenset(("message", "msg", "chat_message"))  # kinds of rows
 _WITH_CALLS = ("tool_calls", "function_call", "tool_call_id", "reasoning_content")
 
 
@@ -77,7 +78,7 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
     flats = [flat(event) for event in events]
     if len(flats) > MIN_MESSAGES and _is_head(flats[0], flats[1]):
         flats = flats[1:]
-    if len(flats) < MIN_MESSAGES:
+    if len(flats) < MIN_MESSAGES or _are_more(flats):
         return None
     session, time = _path(flats, _GROUPS, str | int), _path(flats, TIME, str | int | float)
     order = time or _path(flats, _ORDER, str | int | float)
@@ -111,6 +112,16 @@ def _of_one_kind(flats: Sequence[Mapping[str, Any]], session: str | None, order:
     return None
 
 
+def _are_more(flats: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether rows say of themselves that some are messages and some are something else that has a written text too."""
+    for path in ("type", "kind", "event"):
+        kinds = {one[path].lower(): one for one in flats if isinstance(one.get(path), str)}
+        others = [one for kind, one in kinds.items() if kind not in _MESSAGES and tells_a_note(kind)]
+        if kinds.keys() & _MESSAGES and any(looks_like_content(text) for one in others for text in one.values()):
+            return True
+    return False
+
+
 def _of_kinds(flats: Sequence[Mapping[str, Any]], session: str | None, order: str | None) -> _Shaped | None:
     """Events of several kinds, some of them messages."""
     kinds = event_kinds(flats)
@@ -139,7 +150,7 @@ def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
     session = "" if shape.session is None else one.get(shape.session)
     order = as_order(one.get(shape.order)) if shape.order else None
     if shape.kinds is not None:
-        known = isinstance(session, str | int) and one.get(shape.kinds.kind) in (*shape.kinds.roles, *shape.kinds.notes)
+        known = isinstance(session, str | int) and _is_known(one.get(shape.kinds.kind), shape.kinds)
         return SaidLine(str(session), turn_of(one, shape.kinds), order, {}) if known else None
     if shape.role not in one and shape.content not in one and shape.session is None:
         return SaidLine("", None, None, {})  # a line about the log
@@ -151,6 +162,11 @@ def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
     if not text and not kept:
         return None
     return SaidLine(str(session), {"role": role, "content": text, **kept}, order, links_of(event))
+
+
+def _is_known(kind: Any, kinds: EventKinds) -> bool:
+    """Whether events of a kind were told apart, or are notes by its name."""
+    return kind in (*kinds.roles, *kinds.notes) or (isinstance(kind, str) and tells_a_note(kind))
 
 
 def as_order(value: Any) -> float | None:
@@ -199,8 +215,8 @@ def _content(flats: Sequence[Mapping[str, Any]], role: str) -> str | None:
 
 def _takes_turns(roles: Sequence[Role]) -> bool:
     """Whether a file without sessions is one conversation: after its system prompt, two sides in turn."""
-    spoken = [role for role in roles if role in ("user", "assistant")]
-    if len(roles) > MAX_WITHOUT_SESSION or "system" in roles[1:] or not spoken:
+    spoken = [role for role in roles if role != "system"]
+    if len(roles) > MAX_WITHOUT_SESSION or "system" in roles[1:] or not {"user", "assistant"} & set(spoken):
         return False
-    changes = sum(first != second for first, second in pairwise(spoken))
+    changes = sum(first != second or first == "tool" for first, second in pairwise(spoken))
     return changes >= MESSAGE_SHARE * (len(spoken) - 1)

@@ -1,0 +1,78 @@
+"""Aider's chat history, one Markdown file of many sessions: `####` lines are what the user says, quoted lines what the
+program says, all others what the model says.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hivetune.data.rows.placed import PlacedRow
+from hivetune.data.rows.sessions.events import conversation
+
+AIDER_HEAD = b"# aider chat started at "
+_STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
+_ASKED = "#### "
+_NOTE = ">"
+_NOTE_END = "  "  # behind nearly all lines that Aider quotes, and not behind a quotation of the model
+_COMMAND = re.compile(r"/(\w[\w-]*)\s*")
+_ASKS = ("ask", "code", "architect", "chat-mode", "context", "help")  # commands whose rest is a question
+
+
+def aider_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+    """One row for each session in which somebody asked something."""
+    place, time, held = 1, "", list[str]()
+    for number, line in lines:
+        if started := _STARTED.match(line):
+            yield from _row(place, time, held)
+            place, time, held = number, started.group(1), []
+        else:
+            held.append(line)
+    yield from _row(place, time, held)
+
+
+def _row(place: int, time: str, lines: Sequence[str]) -> Iterator[PlacedRow]:
+    turns, some_left = _turns(lines)
+    if any(turn["role"] == "user" for turn in turns):
+        yield from conversation("aider", place, turns, ["program-notes"] if some_left else (), timestamp=time)
+
+
+def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
+    """(what was said, whether the program said something too)."""
+    turns: list[dict[str, Any]] = []
+    some_left = False
+    kind = ""
+    for line in lines:
+        if line.startswith(_ASKED) or line.rstrip() == _ASKED.rstrip():
+            now, text = "user", line[len(_ASKED) :].rstrip()
+        elif line.startswith(_NOTE) and (line.endswith(_NOTE_END) or kind != "assistant"):
+            now, text, some_left = "note", "", True
+        else:
+            now, text = "assistant", line
+            if not line.strip() and kind != "assistant":
+                continue
+        if now != "note" and now == kind:
+            turns[-1]["content"] += f"\n{text}"
+        elif now != "note":
+            turns.append({"role": now, "content": text})
+        kind = now
+    said = [{**turn, "content": _words(turn)} for turn in turns]
+    kept = [turn for turn in said if turn["content"]]
+    return kept, some_left or [turn["content"].strip() for turn in turns] != [turn["content"] for turn in kept]
+
+
+def _words(turn: dict[str, Any]) -> str:
+    """The text of a turn without a command of Aider; of an answer without the notes at its end."""
+    if turn["role"] == "user":
+        return _without_command(str(turn["content"])).strip()
+    lines = str(turn["content"]).split("\n")
+    while lines and (lines[-1].startswith(_NOTE) or not lines[-1].strip()):
+        lines.pop()
+    return "\n".join(lines).strip()
+
+
+def _without_command(text: str) -> str:
+    """What a command asks the model; other texts as they are."""
+    command = _COMMAND.match(text)
+    if command is None:
+        return text
+    return text[command.end() :] if command.group(1) in _ASKS else ""

@@ -1,0 +1,71 @@
+"""Aider's chat history, from file to rows."""
+
+from pathlib import Path
+
+from session_files import read, said, write
+
+from hivetune.data.rows.read import ReadRow
+
+HISTORY = """
+# aider chat started at 2025-01-02 10:00:00
+
+> Aider v0.80.0  
+> Git repo: .git with 3 files  
+
+#### /add app.py  
+
+> Added app.py to the chat  
+
+#### rename the function  
+#### and its test  
+
+I rename both.
+
+> A quotation stays.
+
+app.py
+```python
+def go(): ...
+```
+
+> Tokens: 2k sent, 80 received.  
+> Applied edit to app.py  
+
+#### /ask why two?  
+
+Because one calls the other.
+
+# aider chat started at 2025-01-02 11:00:00
+
+> Aider v0.80.0  
+
+#### /exit  
+
+# aider chat started at 2025-01-02 12:00:00
+
+#### say hi
+"""
+
+
+def test_sessions_of_aider(tmp_path: Path) -> None:
+    rows = read(write(tmp_path / ".aider.chat.history.md", [HISTORY]), tmp_path)
+    edit = "I rename both.\n\n> A quotation stays.\n\napp.py\n```python\ndef go(): ...\n```"
+    assert list(rows) == ["2", "36"], "nobody asked anything in the second session"
+    assert said(rows["2"]) == [
+        ("user", "rename the function\nand its test"),
+        ("assistant", edit),
+        ("user", "why two?"),
+        ("assistant", "Because one calls the other."),
+    ]
+    assert isinstance(rows["2"], ReadRow)
+    assert (rows["2"].layout, rows["2"].changed) == ("aider", ("program-notes",))
+    assert rows["36"] == "no-answer"
+
+
+def test_notes_of_aider_whose_spaces_an_editor_took_off(tmp_path: Path) -> None:
+    bare = "\n".join(line.rstrip() for line in HISTORY.split("\n")).replace("> A quotation stays.\n\n", "")
+    rows = read(write(tmp_path / "history.md", [bare]), tmp_path)
+    assert [text for _, text in said(rows["2"])][1::2] == [
+        "I rename both.\n\napp.py\n```python\ndef go(): ...\n```",
+        "Because one calls the other.",
+    ]
