@@ -31,6 +31,8 @@ def talks(path: Path, text: str) -> list[list[tuple[str, str]]]:
         (f"Вопрос: {WHERE}\r\nОтвет: {THERE}\r\nВопрос: {WHO}\r\nОтвет: {SHE}\r\n", PAIRS),
         (f"User: {WHERE}\nBot: {THERE}\n\nUser: {WHO}\nBot: {SHE}\n", PAIRS),
         (f"Customer: {WHERE}\nAgent: {THERE}\nCustomer: {WHO}\nAgent: {SHE}\n", WHOLE),
+        (f"# About a depot.\n\nQ: {WHERE}\nA: {THERE}\n\nQ: {WHO}\nA: {SHE}\n", PAIRS),
+        (f"{WHERE} <EOS> {THERE} <EOS>\n{WHO} <EOS> {SHE} <EOS>\n", PAIRS),
         (f"{WHERE} __eou__ {THERE} __eou__\n{WHO} __eou__ {SHE} __eou__\n", PAIRS),
         ("".join(f"{WHERE}\t{THERE}\n{WHO}\t{SHE}\n" for _ in range(2)), PAIRS + PAIRS),
     ],

@@ -28,21 +28,32 @@ def text_form(head: str, *, table: bool) -> str | None:
     """One of TEXT_FORMS, or tsv, for a file that begins so; None for any other. `table`: its name says that it is one,
     so that only conversations make it another.
     """
-    lines = [line for line in head.split("\n") if line.strip()]
+    lines = [line for line in head.split("\n") if line.strip() and not _is_comment(line)]
     if not lines or lines[0].lstrip()[:1] in ("{", "["):
         return None
     if len(lines) >= _MIN_ALIKE and all(map(_are_turns, lines)):
         return TALK_LINES
     if table:
         return "tsv"
-    sides = [side for line in lines if (side := _side(line)[0]) is not None]
-    if len(sides) >= _MIN_ALIKE and _side(lines[0])[0] and all(one != other for one, other in pairwise(sides)):
+    if _are_questions(lines):
         return QUESTIONS
-    if all(map(_are_turns, _whole_blocks(head))):
+    if "\n" in head and all(map(_are_turns, _whole_blocks(head))):
         return TALK_BLOCKS
+    return "tsv" if _is_table(lines) else None
+
+
+def _are_questions(lines: Sequence[str]) -> bool:
+    """Whether the first of these lines begins a question, and answers and questions begin in turn behind it."""
+    sides = [side for line in lines if (side := _side(line)[0]) is not None]
+    in_turn = all(one != other for one, other in pairwise(sides))
+    return len(sides) >= _MIN_ALIKE and _side(lines[0])[0] == "question" and in_turn
+
+
+def _is_table(lines: Sequence[str]) -> bool:
+    """Whether most of these lines have as many tabs as the first; lines with numbers may be turns of conversations."""
     cells = [line.count("\t") for line in lines]
-    is_table = cells[0] and len(lines) >= _MIN_ALIKE and cells.count(cells[0]) >= _SHARE * len(cells)
-    return "tsv" if is_table and not all(map(_NUMBERED.match, lines)) else None
+    alike = cells[0] > 0 and len(lines) >= _MIN_ALIKE and cells.count(cells[0]) >= _SHARE * len(cells)
+    return alike and not all(map(_NUMBERED.match, lines))
 
 
 def text_rows(source: TextSource, form: str) -> Iterator[PlacedRow]:
@@ -63,7 +74,7 @@ def _pieces(source: TextSource, form: str) -> Iterator[tuple[int, list[str]]]:
     first = 1
     lines: list[str] = []
     for number, line in enumerate(source.lines(), 1):
-        is_blank = not line.strip()
+        is_blank = not line.strip() or (not lines and _is_comment(line))
         begins = form == TALK_LINES or (form == QUESTIONS and _side(line)[0] == "question")
         if lines and (begins or (is_blank and form == TALK_BLOCKS)):
             yield first, lines
@@ -91,6 +102,11 @@ def _side(line: str) -> tuple[str | None, str]:
     found = _SIDE.fullmatch(line)
     side = _SIDES.get(words(found.group(1))) if found is not None else None
     return (side, found.group(2)) if side and found else (None, line)
+
+
+def _is_comment(line: str) -> bool:
+    """Whether a line in front of a row is about the file."""
+    return line.startswith(("# ", "//"))
 
 
 def _are_turns(text: str) -> bool:

@@ -32,11 +32,16 @@ def said(row: dict[str, Any]) -> list[tuple[str, str]]:
         {"source_text": TEXT, "target_text": SHORT},
         {"text": TEXT, "label": 1, "label_text": SHORT},
         {"text": TEXT, "completion": SHORT},
+        {"translation": {"en": TEXT, "ro": SHORT}, "id": 4},
+        {"": "1", "English": TEXT, "Hindi": SHORT},
+        {"en_sentence": TEXT, "zh_cn": SHORT, "source": "web"},
+        {"#src": TEXT, "target": SHORT},
+        {"src": TEXT, "tgt": SHORT},
     ],
 )
 def test_two_texts_of_which_one_is_made_of_the_other(row: dict[str, Any]) -> None:
     assert said(row) == [("user", TEXT), ("assistant", SHORT)]
-    short = {name: "rivers" if value == SHORT else value for name, value in row.items()}
+    short = json.loads(json.dumps(row).replace(json.dumps(SHORT), '"rivers"'))
     assert said(short)[-1] == ("assistant", "rivers"), "the names decide, and not what one row says"
 
 
@@ -53,6 +58,7 @@ def test_two_texts_of_which_one_is_made_of_the_other(row: dict[str, Any]) -> Non
         ({"Tweet": "so sad", "Sentiment Label": "negative", "date": "2024-01-05"}, "negative"),
         ({"Category": "ham", "Message": TEXT}, "ham"),
         ({"statement": TEXT, "label": "false", "speaker_id": 3}, "false"),
+        ({"text": TEXT, "label": "city"}, "city"),  # any text may hold the word of its class
     ],
 )
 def test_a_text_and_its_class(row: dict[str, Any], answer: str) -> None:
@@ -78,6 +84,10 @@ def test_a_class_that_is_false_is_no_verdict_on_its_answer() -> None:
         {"prompt": TEXT, "category": "rivers"},  # a question without its answer
         {"sentence1": TEXT, "sentence2": SHORT, "label": "1"},
         {"question_id": 4, "text": TEXT, "label": "good"},
+        {"translation": {"en": TEXT, "ro": SHORT, "de": SHORT}},
+        {"en": TEXT, "ro": SHORT, "de": SHORT},
+        {"en": TEXT, "fr": SHORT, "label": "1"},
+        {"de": TEXT, "notes": SHORT},
         {"source": TEXT, "target": SHORT},  # of which language?
         {"article": TEXT, "highlights": SHORT, "summary": "Paris and its river."},
         {"text": TEXT, "summary": SHORT, "prompt_style": "As a poet would say it."},
@@ -126,3 +136,11 @@ def test_a_piece_of_the_question_is_no_answer() -> None:
 def test_what_became_of_a_run_is_never_proposed_as_its_answer(name: str) -> None:
     rows = [{"question": f"{TEXT} {n}?", "route": "sql", name: f"Timeout in stage {n} of the run"} for n in range(9)]
     assert lines_for(rows) == []
+
+
+def test_doubtful_classes_are_proposed() -> None:
+    rows = [{"review": f"{TEXT} {n}", "sentiment": "good", "emotion": "joy", "maker": "A"} for n in range(9)]
+    answers = ("sentiment", "emotion")
+    assert [line.columns for line in lines_for(rows)][:2] == [{"prompt": "review", "completion": n} for n in answers]
+    rows = [{"text": f"{TEXT} {n}", "gloss": f"river {n} city middle", "category": "rivers"} for n in range(9)]
+    assert lines_for(rows)[0].columns == {"prompt": "text", "completion": "gloss"}

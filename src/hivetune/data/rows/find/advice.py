@@ -11,6 +11,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import NO, YES, as_time, plain_name
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.leaves import Node, nodes
+from hivetune.data.rows.find.made import is_class, pairs_by_name
 from hivetune.data.rows.find.names import (
     answers_somehow,
     can_answer,
@@ -91,6 +92,8 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
         parties = {columns.get("user_role", "").lower(), columns.get("assistant_role", "").lower()} - {"0", "1"}
         return not parties & (YES | NO)
     asked, answered = columns["prompt"], columns["completion"]
+    if all((asked, answered) in _classes(row) for row in rows[:FEW_ROWS]):
+        return all(isinstance(row.get(asked), str) for row in rows[:FEW_ROWS])
     if not can_ask(asked) or not can_answer(answered) or plain_name(asked) in LABELS or plain_name(answered) == "body":
         return False  # a body stands in front of its question
     answers = [value for row in rows if (value := value_of(row, answered)) not in (None, "", [])]
@@ -119,7 +122,11 @@ def _is_needed(row: Row, name: str, asked: str, answered: str) -> bool:
     if name in (asked.split(".")[0], answered.split(".")[0]) or row[name] in (None, "", [], {}):
         return False
     last = answered.rpartition(".")[2]
-    if plain_name(name) in LABELS and not (part_of(last) == "answered" or answers_somehow(last)):
+    if (
+        plain_name(name) in LABELS
+        and part_of(name) != "note"
+        and not (part_of(last) == "answered" or answers_somehow(last))
+    ):
         return True
     true = is_expected(name) and not is_wrong_answer(name) and part_of(name) in ("answered", "unknown")
     if true and not is_expected(answered) and isinstance(row[name], str):
@@ -128,9 +135,16 @@ def _is_needed(row: Row, name: str, asked: str, answered: str) -> bool:
     return given and looks_like_content(row[name]) and str(row[name]) not in str(value_of(row, asked))
 
 
+def _is_rival_class(name: str, answered: str) -> bool:
+    """Whether a class stands beside what is no answer by its name."""
+    is_answer = part_of(answered) == "answered" or answers_somehow(answered)
+    return plain_name(name) in LABELS and part_of(name) != "note" and not is_answer
+
+
 def _guesses(row: Row) -> Iterator[dict[str, str]]:
     """What a person would try: the lists of turns, then a question and an answer by name, then by their place."""
     yield from _turn_lists(row)
+    yield from ({"prompt": text, "completion": made} for text, made in _classes(row))
     asked, replies = sides_of(row)
     answered = [path for path in replies if not _is_one_of_several(path, replies)]
     answered.sort(key=lambda path: not is_expected(path))
@@ -146,6 +160,11 @@ def _guesses(row: Row) -> Iterator[dict[str, str]]:
         not others or answers_somehow(prose[1])
     ):  # in a language that nobody here knows: who reads from the left asks first
         yield {"prompt": prose[0], "completion": prose[1]}
+
+
+def _classes(row: Row) -> list[tuple[str, str]]:
+    """(text, class) by their names, where several classes or texts, or other columns, made it doubtful."""
+    return [pair for pair in pairs_by_name(tuple(row)) if is_class(pair[1])]
 
 
 def _turn_lists(row: Row) -> Iterator[dict[str, str]]:

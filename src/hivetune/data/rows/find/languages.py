@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from hivetune.data.rows.layouts.said import names
+
 # As plain_name writes them, `câu_hỏi` for "Câu hỏi". A word that means something else in another language is left out.
 _SAME: Final = {
     "question": "pregunta preguntas pergunta perguntas domanda domande frage fragen vraag vragen pytanie "
@@ -53,3 +55,31 @@ _ENGLISH: Final = {word: name for name, words in _SAME.items() for word in words
 def in_english(name: str) -> str:
     """The English word for a plain name of another language; any other name as it is."""
     return _ENGLISH.get(name, name)
+
+
+# As columns of translations are called. Codes that are words of names (id, is, it, no, to, as, or, he, am ...) are left
+# out.
+_CODES = names(
+    "en de fr es pt ro ru zh ja ko ar hi vi th tr pl nl sv da fi cs hu el uk bg sr hr sk sl lt lv et fa ur bn ta te mr "
+    "gu kn ml pa ne si km lo mn sw yo ig ha zu xh af sq hy ka kk uz az eu ca gl ga cy mt eng deu ger fra fre spa por "
+    "rus zho chi cmn jpn kor ara hin vie tha tur pol nld swe dan fin ces hun ell ukr ron rum ben tam tel mar guj kan "
+    "mal pan nep sin khm mon swa yor ibo hau zul xho afr ind ita cn jp kr vn"
+)
+_NAMES = names(
+    "english german french spanish portuguese italian romanian russian chinese mandarin cantonese japanese korean "
+    "arabic hindi vietnamese thai turkish polish dutch swedish danish norwegian finnish czech hungarian greek "
+    "ukrainian bulgarian serbian croatian slovak slovenian lithuanian latvian estonian persian farsi urdu bengali "
+    "bangla tamil telugu marathi gujarati kannada malayalam punjabi nepali sinhala khmer lao mongolian swahili yoruba "
+    "igbo hausa zulu xhosa afrikaans albanian armenian georgian kazakh uzbek azerbaijani basque catalan galician irish "
+    "welsh maltese indonesian malay tagalog filipino hebrew kinyarwanda luganda wolof twi shona somali amharic latin "
+    "sanskrit esperanto hinglish 中文 英文 日文 韩文 中国語 英語 日本語 韓国語 한국어 영어 русский английский"
+)
+_TEXTS = names("text sentence sent translation latn hans hant cyrl arab xx cn tw")
+
+
+def names_language(name: str) -> bool:
+    """Whether a plain name is that of a language, or of a text in it: `en`, `german`, `english_sentence`, `zh_cn`."""
+    first, *others = name.split("_")
+    if others and first in _TEXTS:
+        first, *others = [*others, first]
+    return (first in _CODES or first in _NAMES) and set(others) <= _TEXTS

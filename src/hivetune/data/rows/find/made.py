@@ -1,19 +1,22 @@
 """A row of two texts of which one is, by its name, made of the other: `context` and `target`, `dialogue` and `summary`;
-or of a text and its class: `text` and `label`, `review` and `sentiment`.
+of a text and its class: `text` and `label`, `review` and `sentiment`; or of a text in two languages.
 
 Names decide, so that all rows of a file are read alike, whether a class is a word or a number; a row with a third text
 or a second class is asked about.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 from hivetune.data.rows.fields import as_time, plain_name
+from hivetune.data.rows.find.languages import names_language
+from hivetune.data.rows.find.leaves import at
 from hivetune.data.rows.find.names import SHORTENED, part_of, words
 from hivetune.data.rows.layouts.columns import names_document
 from hivetune.data.rows.layouts.pairs import HALVES, LABELS
-from hivetune.data.rows.layouts.said import Row, names
+from hivetune.data.rows.layouts.said import Row, names, parsed
 
 _Kind = Literal["prompt", "document", "product", "class"]
 
@@ -40,6 +43,7 @@ _MAKES = (
 _TOPICS = names("category topic")  # of a short text alone in its row; those of a document are said about it
 _SHORT_TEXTS = names("text message sentence tweet comment review post email headline statement symptom symptoms resume")
 _QUALIFIERS = names("ground full raw whole expected reference gold short name string clean cleaned")
+_TARGETS = tuple(frozenset((name,)) for name in ("tgt", "trg", "target", "dst"))
 _IN_WORDS = names("text name string description")
 _LANGUAGES = frozenset(("lang", "language", "languages"))
 
@@ -50,23 +54,43 @@ def made_of(row: Row) -> tuple[str, str] | None:
     None where the names do not say both, where one says that the other half stands elsewhere, or where another column
     holds more than a number, a label, a date, a note or the name of something.
     """
-    pair = _by_name(tuple(row))
+    pair = _by_name(tuple(row)) or _in_languages(row)
     if pair is None:
         return None
-    text, made = (row[name] for name in pair)
+    text, made = (at(row, name) for name in pair)
     if not isinstance(text, str) or not isinstance(made, str | int | float | None):
         return None
-    if not _is_class(pair[1]) and names_document(text):
+    if not is_class(pair[1]) and names_document(text):
         return None
-    others = (name for name in row if name not in pair)
-    beside = _is_beside_class if _is_class(pair[1]) else _is_beside
+    others = (name for name in row if name not in pair and name != "translation")
+    beside = _is_beside_class if is_class(pair[1]) else _is_beside
     return pair if all(beside(name, row[name]) for name in others) else None
 
 
 def class_column(row: Row) -> str | None:
     """The column of the class, in a row of a text and its class."""
     pair = made_of(row)
-    return pair[1] if pair is not None and _is_class(pair[1]) else None
+    return pair[1] if pair is not None and is_class(pair[1]) else None
+
+
+def _in_languages(row: Row) -> tuple[str, str] | None:
+    """The paths of the two languages in a translation, as the Hub's sets of them are written."""
+    both = parsed(row.get("translation"))
+    if not isinstance(both, dict) or len(both) != 2 or not all(names_language(plain_name(key)) for key in both):
+        return None
+    first, second = both
+    return f"translation.{first}", f"translation.{second}"
+
+
+def pairs_by_name(columns: Sequence[str]) -> list[tuple[str, str]]:
+    """Every (text, what may have been made of it) among such columns."""
+    kinds = {name: _kind(frozenset(words(name))) for name in columns}
+    return [
+        (source, made)
+        for source, given in kinds.items()
+        for made, kind in kinds.items()
+        if (given, kind) in _MAKES and source != made
+    ]
 
 
 @lru_cache(512)
@@ -79,13 +103,12 @@ def _by_name(columns: tuple[str, ...]) -> tuple[str, str] | None:
         if {frozenset(source), frozenset(target)} <= plain.keys():  # of two languages, or as a trainer of T5 has them
             told = len(source) > 1 or any(_LANGUAGES & said for said in plain)
             return (plain[frozenset(source)], plain[frozenset(target)]) if told else None
-    kinds = {name: _kind(said) for said, name in plain.items()}
-    pairs = [
-        (source, made)
-        for source, given in kinds.items()
-        for made, kind in kinds.items()
-        if (given, kind) in _MAKES and source != made
-    ]
+    if frozenset(("src",)) in plain and (made := next((plain[one] for one in _TARGETS if one in plain), None)):
+        return plain[frozenset(("src",))], made
+    spoken = [name for name in columns if names_language(plain_name(name))]
+    if len(spoken) == 2 and not any(_KINDS.get(word) for said in plain if plain[said] not in spoken for word in said):
+        return spoken[0], spoken[1]  # who reads from the left translates so
+    pairs = pairs_by_name(columns)
     named = [pair for pair in pairs if _is_named(frozenset(words(pair[1])))]  # `label_text` beside a `label` of numbers
     pairs = named if len(named) == 1 else pairs
     return pairs[0] if len(pairs) == 1 else None if pairs else _with_topic(plain)
@@ -114,7 +137,8 @@ def _with_topic(plain: dict[frozenset[str], str]) -> tuple[str, str] | None:
     return (texts[0], topics[0]) if len(texts) == len(topics) == 1 and not others else None
 
 
-def _is_class(name: str) -> bool:
+def is_class(name: str) -> bool:
+    """Whether a column of this name holds the class of a text."""
     said = frozenset(words(name))
     return _kind(said) == "class" or said <= _TOPICS
 

@@ -8,7 +8,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import named_choice, with_given
 from hivetune.data.rows.find.leaves import at, nodes
-from hivetune.data.rows.find.made import made_of
+from hivetune.data.rows.find.made import class_column, made_of
 from hivetune.data.rows.find.names import (
     SHORTENED,
     answers_somehow,
@@ -62,7 +62,8 @@ def read_pair(row: Row) -> FoundPair:
     answer = str(answer) if isinstance(answer, int | float) else answer
     if isinstance(turns := parsed(question), list) and is_conversation(turns):
         question, answer = turns, parsed(answer)
-    _refuse_doubt(row, spots, question, answer)
+    if class_column(row) is None:  # any text has a class, and may hold its word
+        _refuse_doubt(row, spots, question, answer)
     if spots.task is not None and isinstance(question, str):
         question = f"{_lines(at(row, spots.task))}\n{question}".strip()
     several = isinstance(answer, list) and bool(answer) and all(isinstance(text, str) for text in answer)
@@ -95,7 +96,7 @@ class _Spots(NamedTuple):
 def _spots(row: Row) -> _Spots:
     """Raises RowRefused where there is not one question with one answer."""
     if (pair := made_of(row)) is not None:
-        if not row[pair[1]]:
+        if at(row, pair[1]) in (None, ""):
             raise RowRefused("empty-answer", f"{pair[1]} is empty: --columns text={pair[0]} learns the texts whole")
         return _Spots(*pair, None, [])
     asked, answered = _sides(row)

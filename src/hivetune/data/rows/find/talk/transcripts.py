@@ -14,7 +14,7 @@ _SPEAKER = re.compile(
     r"^[ \t]*[\[(<*#]{0,3} ?([^\W\d][\w .-]{0,24}?)[\])>*]{0,3}[ \t]?[:\uff1a][\])>*]{0,3}[ \t]*", re.M
 )
 # Between the turns of two people, in sets of dialogues that name nobody.
-_END_OF_UTTERANCE = re.compile(r"\s*(?:__eou__|__eot__|<eou>|\[EOU\]|<\|eou\|>|\[EOT\])\s*")
+_END_OF_UTTERANCE = re.compile(r"\s*(?:__eou__|__eot__|<eou>|<EOS>|\[EOU\]|<\|eou\|>|\[EOT\])\s*")
 # As trainers of DialoGPT write a conversation: the weight of each turn, maybe with who speaks and its number.
 _WEIGHTED = re.compile(r"\s*([01])\.\d+ (?:([01]) \d+ )?")
 _END_OF_WEIGHTED = re.compile(r"[ \t]*(?: EOS\b|\t)[ \t]*")
@@ -59,11 +59,13 @@ def _weighted(text: str) -> list[dict[str, Any]] | None:
     sides = [mark.group(2) or str((len(found) - i) % 2) for i, mark in enumerate(found)]
     turns: list[dict[str, Any]] = []
     for side, piece, mark in zip(sides, pieces, found, strict=True):
-        role, said, weight = ("user", "assistant")[side == sides[-1]], piece[mark.end() :].strip(), int(mark.group(1))
-        if turns and turns[-1]["role"] == role:  # a template has no place for two answers
-            turns[-1] |= {"content": f"{turns[-1]['content']}\n\n{said}", "weight": weight}
-        else:
-            turns.append({"role": role, "content": said, "weight": weight})
+        said = piece[mark.end() :].strip()
+        turn: dict[str, Any] = {"role": "user", "content": said}
+        if side == sides[-1]:
+            turn = {"role": "assistant", "content": said, "weight": int(mark.group(1))}
+        if turns and turns[-1]["role"] == turn["role"]:  # a template has no place for two answers
+            turn["content"] = f"{turns.pop()['content']}\n\n{said}"
+        turns.append(turn)
     return turns
 
 
