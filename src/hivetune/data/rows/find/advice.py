@@ -121,12 +121,7 @@ def _is_needed(row: Row, name: str, asked: str, answered: str) -> bool:
     """Whether a column tells that the line is wrong: it was given with the question, or it is a better answer."""
     if name in (asked.split(".")[0], answered.split(".")[0]) or row[name] in (None, "", [], {}):
         return False
-    last = answered.rpartition(".")[2]
-    if (
-        plain_name(name) in LABELS
-        and part_of(name) != "note"
-        and not (part_of(last) == "answered" or answers_somehow(last))
-    ):
+    if _is_rival_class(name, answered.rpartition(".")[2]):
         return True
     true = is_expected(name) and not is_wrong_answer(name) and part_of(name) in ("answered", "unknown")
     if true and not is_expected(answered) and isinstance(row[name], str):
