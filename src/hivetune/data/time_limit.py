@@ -1,30 +1,68 @@
 """Limits on the processor time of what strangers' data and templates set going, one inside the other.
 
-Processor time, not the clock: a busy machine must not refuse rows. Signals reach the main thread only.
+Processor time, not the clock: a busy machine must not refuse rows. One timer ticks while there is any limit, and each
+tick counts against all of them: a limit that begins inside another one costs no call of the system. Signals reach the
+main thread only.
 """
 
-import contextlib
 import functools
+import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import NamedTuple
 
 from hivetune.data.reasons import RowRefused
 
 ROW_LIMIT_S = 20.0  # a row of 1 MB takes 0.5 s on a slow core
-LEAST_S = 1e-3  # a timer of 0 would be none
+TIMER_S = 0.02
 
 
-class Limit(NamedTuple):
-    """What runs at a time: the seconds left when another limit begins inside it, and what is raised when none are."""
+class TimeLimit(AbstractContextManager[None]):
+    """Raises `error()`, once, when its blocks together have taken `limit_s` of processor time.
 
-    left_s: float
-    error: BaseException | None
+    What is interrupted is Python and its regular expressions; a call into other native code ends first.
+    """
+
+    __slots__ = ("error", "left")
+
+    def __init__(self, limit_s: float, error: Callable[[], BaseException]):
+        self.left = limit_s / TIMER_S
+        self.error = error
+
+    def __enter__(self) -> None:
+        _running.append(self)
+        if len(_running) == 1:
+            signal.setitimer(signal.ITIMER_VIRTUAL, TIMER_S, TIMER_S)
+
+    def __exit__(self, *_error: object) -> None:
+        while _running and _running.pop() is not self:
+            pass  # a limit inside this one that was interrupted on its way out
+        if not _running:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-_error: BaseException | None = None
+_running: list[TimeLimit] = []  # the outermost first; a signal has no other way to find them
+Limit = AbstractContextManager[None]
+
+
+def time_limit(limit_s: float, error: Callable[[], BaseException]) -> Limit:
+    """No limit at all in a thread that can't be interrupted."""
+    return TimeLimit(limit_s, error) if can_limit_time() else nullcontext()
+
+
+def row_time_limit() -> Limit:
+    """Of one row: raises RowRefused("too-slow"). The last line of defence behind rules and checks that are linear."""
+    return time_limit(ROW_LIMIT_S, _too_slow)
+
+
+def many_time_limits() -> Limit:
+    """A block in which limits come one after the other: the timer goes on between them."""
+    return time_limit(math.inf, _too_slow)
+
+
+_too_slow = functools.partial(RowRefused, "too-slow")
 
 
 def can_limit_time() -> bool:
@@ -35,43 +73,15 @@ def can_limit_time() -> bool:
     return True
 
 
-def begin_limit(limit_s: float, error: BaseException) -> Limit:
-    """From now on `error` is raised after so much processor time. Returns the limit around it, for `end_limit`.
-
-    What is interrupted is Python and its regular expressions; a call into other native code ends first.
-    """
-    global _error  # a signal has no other way to say which limit is meant
-    outer = Limit(signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)[0], _error)
-    _error = error
-    return outer
-
-
-def end_limit(limit_s: float, outer: Limit) -> None:
-    """The limit of `limit_s` that was begun last is over: the one around it goes on."""
-    global _error
-    left_s = signal.setitimer(signal.ITIMER_VIRTUAL, 0)[0]
-    _error = outer.error
-    if outer.left_s:
-        signal.setitimer(signal.ITIMER_VIRTUAL, max(outer.left_s - limit_s + left_s, LEAST_S))
-
-
-@contextlib.contextmanager
-def row_time_limit(limit_s: float = ROW_LIMIT_S) -> Iterator[None]:
-    """Raises RowRefused("too-slow") inside the block after so much processor time: the last line of defence behind
-    rules and checks that are linear."""
-    outer = begin_limit(limit_s, RowRefused("too-slow"))
-    try:
-        yield
-    finally:
-        end_limit(limit_s, outer)
-
-
 @functools.cache
 def _install() -> None:
     """Once: changing the handler for each row took 5 % of its time."""
-    signal.signal(signal.SIGVTALRM, _time_is_up)
+    signal.signal(signal.SIGVTALRM, _tick)
 
 
-def _time_is_up(_number: int, _frame: FrameType | None) -> None:
-    if _error is not None:
-        raise _error
+def _tick(_number: int, _frame: FrameType | None) -> None:
+    for limit in _running:
+        limit.left -= 1
+        if limit.left <= 0:
+            limit.left = math.inf
+            raise limit.error()

@@ -227,6 +227,17 @@ def test_rows_that_are_too_long(policy: str, usable: int, write_rows: Callable[.
         assert prepare(config(path, max_length=64, on_overlong=policy), chatml).length(0) == 64
 
 
+def test_a_row_whose_one_trained_answer_is_cut_off_is_too_long(write_rows: Callable[..., Path], chatml: Path) -> None:
+    turns = chat("first?", "short answer")["messages"] + chat("second?", " ".join(map(str, range(300))))["messages"]
+    turns[1]["weight"] = 0
+    report = check(
+        DataConfig(path=str(write_rows([{"messages": turns}])), on_overlong="cut_turns"),
+        model_folder=chatml,
+        max_length=64,
+    )
+    assert report.document["rejected"] == {"too-long": 1}
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "left"), [("user", "u3", 9), ("session", "s", 5), ("source", "{path}", 0), ("row", "{path}:2", 9)]
 )

@@ -1,6 +1,7 @@
 """No row holds a preparation: lengths come before loops, a row has a time limit; what was changed has its place."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,16 +13,25 @@ import pytest
 from conftest import chat
 
 from hivetune.config import DataConfig
+from hivetune.data import time_limit
 from hivetune.data.checks.redact.apply import apply_policy
 from hivetune.data.checks.rules import has_loop
-from hivetune.data.prepare import work
-from hivetune.data.prepare.prepare import check, make_job
-from hivetune.data.prepare.work import Worker
+from hivetune.data.prepare.examine import stages
+from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import RawRow
-from hivetune.data.time_limit import can_limit_time, row_time_limit
+from hivetune.data.time_limit import Limit, can_limit_time, row_time_limit
 
 MAIL = "ana.lima7@uol.com.br"
+
+
+def limit_of(seconds: float) -> Limit:
+    return time_limit.time_limit(seconds, lambda: RowRefused("too-slow"))
+
+
+def spend(seconds: float) -> None:
+    ends = time.process_time() + seconds
+    while time.process_time() < ends:
+        sum(range(5000))
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
@@ -49,29 +59,45 @@ def test_turns_are_cut_by_their_length_before_they_are_read(tmp_path: Path, chat
     assert report.usable == 1
 
 
-def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stuck(example: Any, *rest: Any) -> Any:
         while "stuck" in example.messages[0].content:
             pass
         return apply_policy(example, *rest)
 
-    monkeypatch.setattr(work, "apply_policy", stuck)
-    monkeypatch.setattr(row_time_limit.__wrapped__, "__defaults__", (0.1,))
-    worker = Worker(make_job(DataConfig(path="-"), None, 2048, keep_raw=False))
-    rows = [RawRow(f"rows.jsonl:{i}", json.dumps(chat(q, "answer")).encode()) for i, q in enumerate(("stuck", "fine"))]
-    assert [worker._one(row)[0][2] for row in rows] == ["too-slow", None]
+    monkeypatch.setattr(stages, "apply_policy", stuck)
+    monkeypatch.setattr(time_limit, "ROW_LIMIT_S", 0.1)
+    path = write(tmp_path / "rows.jsonl", chat("stuck at me@home.org", "answer"), chat("fine", "answer"))
+    report = check(DataConfig(path=str(path)))
+    assert (report.document["rejected"], report.usable) == ({"too-slow": 1}, 1)
+
+
+def test_the_limit_of_a_row_holds_for_all_its_stages_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "ROW_LIMIT_S", 0.2)
+    limit = row_time_limit()
+    with pytest.raises(RowRefused, match="too-slow"):
+        for _ in range(8):
+            with limit:
+                spend(0.05)
 
 
 def test_a_time_limit_ends_with_its_block() -> None:
     assert can_limit_time()
-    with row_time_limit(0.2):
+    with limit_of(0.2):
         pass
-    ends = time.process_time() + 0.3
-    while time.process_time() < ends:
-        pass
-    with pytest.raises(RowRefused, match="too-slow"), row_time_limit(0.05):
+    spend(0.3)
+    with pytest.raises(RowRefused, match="too-slow"), limit_of(0.05):
         while True:
             pass
+
+
+def test_a_limit_that_was_interrupted_on_its_way_out_ends_with_the_one_around_it() -> None:
+    with limit_of(5.0):
+        limit_of(0.1).__enter__()  # and never left
+    spend(0.2)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 def test_other_threads_have_no_limit_and_no_failure() -> None:

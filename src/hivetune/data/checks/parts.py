@@ -10,7 +10,7 @@ from hivetune.records import Message
 
 
 class PartPolicies(Protocol):
-    """The settings that are asked, of a job of prepare/work.py."""
+    """The settings that are asked, of a job of prepare/examine/stages.py."""
 
     @property
     def on_tools(self) -> str: ...

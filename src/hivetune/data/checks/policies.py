@@ -13,7 +13,7 @@ from hivetune.records import Example
 
 
 class RowPolicies(Protocol):
-    """The settings that are asked, of a job of prepare/work.py."""
+    """The settings that are asked, of a job of prepare/examine/stages.py."""
 
     @property
     def on_failed(self) -> str: ...

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from hivetune.data.intake.files import Chunk
-from hivetune.data.prepare.work import ChunkJob, Worker
+from hivetune.data.prepare.examine.stages import ChunkJob
+from hivetune.data.prepare.work import Worker
 from hivetune.errors import HivetuneError
 from hivetune.records import Progress
 

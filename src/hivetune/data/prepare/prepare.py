@@ -31,11 +31,11 @@ from hivetune.data.prepare.build import write_snapshot
 from hivetune.data.prepare.clean import write_clean
 from hivetune.data.prepare.decide import decide_rows
 from hivetune.data.prepare.duplicates import write_dropped
+from hivetune.data.prepare.examine.stages import ChunkJob
 from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
 from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.understand import place_rows, unclear, understood
-from hivetune.data.prepare.work import ChunkJob
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.rows.formats import WIDE_FORMAT
 from hivetune.data.rows.layouts.columns import check_columns

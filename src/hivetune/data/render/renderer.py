@@ -135,8 +135,7 @@ class Renderer:
         view: View,
         parts: Sequence[Part],
     ) -> RenderedView:
-        prompt = spoken.apply(messages[: view.last], tools, True)
-        text, match = _real_text(spoken, messages, tools, view, parts, prompt)
+        prompt, text, match = _real_text(spoken, messages[: view.last + 1], tools, view, parts)
         spans = []
         for answer in view.answers[:-1]:
             start, end = match.place(answer.start), match.place(answer.end)
@@ -231,10 +230,10 @@ class Renderer:
     def _finished(self, tokens: list[int], mask: bytearray) -> Rendered:
         if mask:
             mask[0] = 0
-        if not any(mask):
+        if 1 not in mask:
             raise RenderError("no-trained-token")
         pad = self.pad_id if self.pad_id not in self.eos_ids else None
-        if pad in tokens and any(k for token, k in zip(tokens, mask, strict=True) if token == pad):
+        if pad is not None and pad in tokens and any(k for token, k in zip(tokens, mask, strict=True) if token == pad):
             raise RenderError("pad-trained")
         return Rendered(tuple(tokens), bytes(mask))
 
@@ -257,6 +256,10 @@ class SpokenTemplate:
 
     def apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], for_answer: bool) -> str:
         return self._template.apply(self.dialect.chat(messages), list(tools) or None, for_answer)
+
+    def prompt_and_whole(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+        """The prompt of the last of `messages`, and the text of all of them."""
+        return self._template.prompt_and_whole(self.dialect.chat(messages), list(tools) or None)
 
     def views(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
@@ -281,20 +284,21 @@ def _real_text(
     tools: Sequence[Mapping[str, Any]],
     view: View,
     parts: Sequence[Part],
-    prompt: str,
-) -> tuple[str, Match]:
-    """The text of a view, and how it is the skeleton's. Raises RenderError where a part is not found again."""
-    said = list(messages[: view.last + 1])
+) -> tuple[str, str, Match]:
+    """(the prompt of the last of `messages`, the text of their view, how it is the skeleton's).
+
+    Raises RenderError where a part is not found again.
+    """
+    if view.thought:
+        messages = [*messages[:-1], replace(messages[-1], reasoning=mark_of(PROBED_THOUGHT))]
+    prompt, text = spoken.prompt_and_whole(messages, tools)
     if view.whole:
-        text = spoken.apply(said, tools, False)
         if view.tail:
             text = text.rstrip("\n") + view.tail
-        return text, _matched(view.rendered, text, parts)
+        return prompt, text, _matched(view.rendered, text, parts)
     match = _matched(view.prompt, prompt, parts)
-    if view.thought:
-        said[-1] = replace(said[-1], reasoning=mark_of(PROBED_THOUGHT))
-    new = _matched(view.rendered, spoken.apply(said, tools, False), parts)
-    return prompt + new.fill(view.tail, parts), match
+    new = _matched(view.rendered, text, parts)
+    return prompt, prompt + new.fill(view.tail, parts), match
 
 
 def _matched(pattern: Pattern, text: str, parts: Sequence[Part]) -> Match:

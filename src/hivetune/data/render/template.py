@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.time_limit import begin_limit, can_limit_time, end_limit
+from hivetune.data.time_limit import time_limit
 
 # A template that writes today's date would make other tokens tomorrow. This is the date that Llama 3's own template
 # falls back to; a served prompt must be given the same one.
@@ -34,6 +34,7 @@ MAX_INTEGER_BITS = 1 << 16
 CPU_LIMIT_S = 2.0
 MEMORY_LIMIT_BYTES = 1 << 30  # beyond what the process has when the template starts
 MEMORY_AGE_S = 1.0
+ShownTurns = Sequence[Mapping[str, Any]]
 Returned = TypeVar("Returned")
 MOST_BREACHES = 5  # of its bounds; then a template is not run any more, else 1,000,000 rows would take weeks
 LOOP_FACTS = frozenset(("first", "last", "index", "index0", "length"))
@@ -59,22 +60,41 @@ class ChatTemplate:
         self._compiled = bounded(lambda: _environment().from_string(source))
         self._shared = {**self._compiled.globals, **self._variables}
 
-    def apply(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, for_answer: bool) -> str:
+    def apply(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
         """The text of `chat`, with the header of the next answer if `for_answer`. Raises RenderError."""
+        return self._in_bounds(lambda: (self._written(chat, tools, for_answer),))[0]
+
+    def prompt_and_whole(self, chat: ShownTurns, tools: Sequence[Any] | None) -> tuple[str, str]:
+        """The text up to the last answer as a prompt, and of all of `chat`, within the bounds of one text: to set them
+        takes as long as a short chat. Raises RenderError.
+        """
+        prompt, whole = self._in_bounds(
+            lambda: (self._written(chat[:-1], tools, True), self._written(chat, tools, False))
+        )
+        return prompt, whole
+
+    def _in_bounds(self, write: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         if self._breaches >= MOST_BREACHES:
             raise RenderError("template-limit", f"the template was given up after {MOST_BREACHES} rows")
-        names = {"messages": chat, "tools": tools, "documents": None, "add_generation_prompt": for_answer}
         try:
-            text = bounded(lambda: self._written({**self._shared, **names}))
+            texts = bounded(write)
         except RenderError as error:
             self._breaches += error.reason == "template-limit"
             raise
-        if len(text) > MAX_TEXT_CHARS:
-            raise RenderError("template-limit", f"the model's chat template writes {len(text):,} characters")
-        return text
+        longest = max(map(len, texts))
+        if longest > MAX_TEXT_CHARS:
+            raise RenderError("template-limit", f"the model's chat template writes {longest:,} characters")
+        return texts
 
-    def _written(self, names: dict[str, Any]) -> str:
+    def _written(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
         """What the template's own `render` gives, without its copies of all names: half of a short chat's time."""
+        names = {
+            **self._shared,
+            "messages": chat,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": for_answer,
+        }
         context = Context(self._compiled.environment, names, self._compiled.name, self._compiled.blocks)
         return "".join(self._compiled.root_render_func(context))
 
@@ -94,10 +114,10 @@ def bounded(call: Callable[[], Returned]) -> Returned:
     for limit in (soft, hard):
         if limit != resource.RLIM_INFINITY:
             smallest = min(smallest, limit)
-    around = begin_limit(CPU_LIMIT_S, _TimeUp()) if can_limit_time() else None  # the row has a limit of its own
-    resource.setrlimit(resource.RLIMIT_AS, (smallest, hard))
     try:
-        return call()
+        with time_limit(CPU_LIMIT_S, _TimeUp):  # the row has a limit of its own
+            resource.setrlimit(resource.RLIMIT_AS, (smallest, hard))
+            return call()
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise RenderError("template-error", f"the model's chat template says: {error}") from None
     except MemoryError:
@@ -108,8 +128,6 @@ def bounded(call: Callable[[], Returned]) -> Returned:
         raise RenderError("template-limit", f"the model's chat template ran for {CPU_LIMIT_S:g} s") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        if around is not None:
-            end_limit(CPU_LIMIT_S, around)
 
 
 @functools.lru_cache(maxsize=1)

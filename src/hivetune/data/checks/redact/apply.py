@@ -26,7 +26,8 @@ ROW_NAMES = re.compile(r"(?:id|ids|session|user|uuid|hash|digest|checksum|time|t
 ADVICE = {"secret": "revoke it", "personal": "check that the row still makes sense"}
 SECRETS = RuleSet((*SECRET_RULES, *KEYED_RULES, *LAST_RULES))
 PERSONAL = RuleSet((*CONTACT_RULES, *NUMBER_RULES, *PHONE_RULES))
-TELLING = TellingWords((*SECRETS.rules, *PERSONAL.rules))
+EVERYTHING = RuleSet((*SECRETS.rules, *PERSONAL.rules))
+TELLING = TellingWords(EVERYTHING.rules)
 MAX_NOTES = 5  # kinds of finds told of one row; more of them are counted
 
 
@@ -36,10 +37,7 @@ def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) 
     The very same example when there was nothing to do. Covers messages with all their fields, tool definitions and the
     checker (whose expected value must go the way of the answer's). Raises RowRefused(reason) under "reject".
     """
-    if policy == "keep":
-        return example, ()
-    text = _plain_text(example)
-    if text is not None and not rules.find(text, TELLING.of(text)):
+    if policy == "keep" or holds_nothing(example, rules):
         return example, ()
     walk = _Walk(rules)
     messages = [walk.message(message, number) for number, message in enumerate(example.messages, start=1)]
@@ -51,6 +49,14 @@ def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) 
     if policy == "reject":
         raise RowRefused(reason, f"{', '.join(notes)}: remove it" + (" and revoke it" if reason == "secret" else ""))
     return replace(example, messages=tuple(messages), tools=tuple(tools), checker=checker), notes
+
+
+def holds_nothing(example: Example, rules: RuleSet) -> bool:
+    """Whether none of `rules` finds anything in a row, told by one look at all of its text; False where only a walk
+    through its parts can tell. Most rows hold nothing: a look for EVERYTHING takes two thirds of one for each kind.
+    """
+    text = _plain_text(example)
+    return text is not None and not rules.find(text, TELLING.of(text))
 
 
 def _plain_text(example: Example) -> str | None:
