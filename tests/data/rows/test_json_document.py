@@ -122,3 +122,12 @@ def test_too_many_broken_elements_are_refused(tmp_path: Path) -> None:
     assert report.document["rejected"] == {"bad-json": 25}
     with pytest.raises(DataRefused, match="25 of 100 rows are rejected"):
         report.refuse(0.2)
+
+
+def test_objects_over_many_lines_are_rows_whatever_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"prompt": f"Who is {n}?", "completion": "A man"}, indent=2) for n in range(5))
+    )
+    document = check(DataConfig(path=str(path), near_duplicates=0)).document
+    assert (document["rows_in"], document["usable"]) == (5, 5)

@@ -142,7 +142,8 @@ def _is_json_document(head: bytes, spread: bool) -> bool:
     first, line_break, rest = text.partition(b"\n")
     if text.startswith(b"["):
         return not (rest.strip() and _is_whole(first))  # a list alone on the first line is a line of JSONL, no file
-    return spread and bool(line_break) and first.rstrip() in (b"{", b"")
+    indented = rest[:1] in (b" ", b"\t") and rest.lstrip(b" \t\r\n")[:1] == b'"'  # whatever the name says
+    return (spread or indented) and bool(line_break) and first.rstrip() in (b"{", b"")
 
 
 def _is_whole(line: bytes) -> bool:

@@ -294,3 +294,22 @@ def test_a_sheet_in_any_other_language_is_asked_about_with_the_line_that_reads_i
         said(row)
     assert columns_for(row) == {"prompt": "küsimus", "completion": "vastus"}
     assert columns_for({**row, "lisa": "Something else that somebody wrote"}) is None, "three: nobody can tell"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"gold_answers": []}, {"gold_sql": None}, {"answers": {"text": [], "answer_start": []}}],
+)
+def test_an_answer_that_is_missing_is_no_unknown_layout(answer: dict[str, Any]) -> None:
+    with pytest.raises(RowRefused) as refused:
+        read_conversation({"id": "q1", "question": ASKED, "answerable": False, **answer})
+    assert refused.value.reason == "empty-answer"
+
+
+def test_several_true_answers_are_ways_to_say_one() -> None:
+    assert said({"query": ASKED, "generation_gt": [ANSWERED, "Nobody has told."]}) == PAIR
+
+
+def test_a_line_never_makes_a_class_of_a_number_of_choices() -> None:
+    rows = [{"context": ASKED, "query": f"Who is {n}?", "option_0": "A dog", "label": n % 2} for n in range(9)]
+    assert all("label" not in line.columns.values() for line in lines_for(rows))

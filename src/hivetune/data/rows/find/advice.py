@@ -27,7 +27,7 @@ from hivetune.data.rows.find.names import (
 )
 from hivetune.data.rows.find.pair import is_copied, sides_of
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns, flat, names_party
-from hivetune.data.rows.layouts.columns import looks_like_content, map_columns, names_document, value_of
+from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, map_columns, names_document, value_of
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row, names, objects
 
@@ -158,8 +158,13 @@ def _guesses(row: Row) -> Iterator[dict[str, str]]:
 
 
 def _classes(row: Row) -> list[tuple[str, str]]:
-    """(text, class) by their names, where several classes or texts, or other columns, made it doubtful."""
-    return [pair for pair in pairs_by_name(tuple(row)) if is_class(pair[1])]
+    """(text, class) by their names, where several classes, or a column that says something else, made it doubtful; none
+    beside a question or anything that was given with one.
+    """
+    pairs = [pair for pair in pairs_by_name(tuple(row)) if is_class(pair[1])]
+    others = (name for name in row if not any(name in pair for pair in pairs))
+    beside = any(part_of(name) in ("asked", "answered", "given", "content") or CHOICE.match(name) for name in others)
+    return [] if beside or any(part_of(text) in ("asked", "given") for text, _ in pairs) else pairs
 
 
 def _turn_lists(row: Row) -> Iterator[dict[str, str]]:

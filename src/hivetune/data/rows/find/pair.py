@@ -12,6 +12,7 @@ from hivetune.data.rows.find.made import class_column, made_of
 from hivetune.data.rows.find.names import (
     SHORTENED,
     answers_somehow,
+    are_alternatives,
     is_a_models,
     is_a_question,
     is_an_answer,
@@ -107,8 +108,17 @@ def _spots(row: Row) -> _Spots:
     asked = asked or _by_its_look(row, to_learn)
     judged = _other_answers(row, answered, to_learn)
     if len(asked) != 1 or len(to_learn) != 1:
+        _refuse_empty_answer(row, asked, to_learn)
         raise RowRefused("unknown-layout", f"columns {', '.join(str(key)[:30] for key in list(row)[:8]) or 'none'}")
     return _Spots(asked[0], to_learn[0], task, judged)
+
+
+def _refuse_empty_answer(row: Row, asked: list[str], to_learn: list[str]) -> None:
+    """Raises RowRefused where only a column without a value is one for the answer."""
+    for name, value in row.items() if asked and not to_learn else ():
+        is_empty = value in (None, "", []) or (isinstance(value, dict) and not any(value.values()))
+        if is_empty and (part_of(name) == "answered" or are_alternatives(name) or answers_somehow(name)):
+            raise RowRefused("empty-answer", f"the column {name[:40]!r} is empty in this row")
 
 
 def _sides(row: Row) -> tuple[list[str], list[str]]:
