@@ -1,11 +1,6 @@
 """What the tests of the data room share: a small ChatML model, and files of rows."""
 
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 
 from hivetune.data.prepare.report import Report
 

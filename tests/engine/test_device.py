@@ -58,3 +58,12 @@ def test_a_precision_that_was_proven_wrong_is_refused_in_the_proofs_words() -> N
         device.complete("cpu", "bfloat16", NO_CHOICES)
     assert caught.value.hint.startswith("set dtype: float32")
     assert device.complete("cpu", "auto", NO_CHOICES).dtype == "float32"
+
+
+def test_threads_are_the_cores_that_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`docker run --cpus 2` on 64 cores: the affinity mask says 64."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(device, "usable_cores", lambda: 3)
+    assert device.default_threads() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert device.default_threads() == 5

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.disk import write_json
-from hivetune.cli.judge import show_metrics
+from hivetune.cli.judge import say_problems, show_metrics
 from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import UsageError
@@ -20,6 +20,7 @@ from hivetune.walk.compare.station import Comparison, compare_pair
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.verdict import verdict_document
 
+_COMPARISON = "compare.json"
 _SHOWN_ANSWERS, _SHOWN_CHARS = 5, 160
 SIDE_HELP = "base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL, or a .yaml file of figures."
 
@@ -69,7 +70,7 @@ def _document(made: Comparison, run: Run | None) -> dict[str, Any]:
     nothing_required = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None, least_kept=None)
     metrics = verdict_document(judge(made.document, nothing_required))["metrics"]
     document = {**made.document, "metrics": metrics}
-    write_json(made.folder / "compare.json", document)
+    write_json(made.folder / _COMPARISON, document)
     page = write_comparison_page(made.folder, document, run.folder if run else None)
     return {**document, "folder": str(made.folder), "page": str(page)}
 
@@ -87,12 +88,9 @@ def _show(document: dict[str, Any]) -> None:
     refused = document["rows_refused"]
     if refused:
         say(f"{sum(refused.values())} rows can't be asked: {', '.join(f'{why} {n}' for why, n in refused.items())}")
-    for problem in document["problems"][:5]:
-        say(f"{problem['source']} ({problem['model']}): {problem['problem']}")
-    if len(document["problems"]) > 5:
-        say(f"and {len(document['problems']) - 5} more problems, all in compare.json")
+    say_problems(document["problems"], _COMPARISON)
     _show_changes(document["answers"])
-    show(f"side by side: {document['page']}\nall of it: {Path(document['folder']) / 'compare.json'}")
+    show(f"side by side: {document['page']}\nall of it: {Path(document['folder']) / _COMPARISON}")
 
 
 def _judge_said(found: Mapping[str, Any]) -> str:

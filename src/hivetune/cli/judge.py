@@ -15,9 +15,12 @@ from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_part
 from hivetune.records import Verdict
 from hivetune.run.find import find_run
+from hivetune.run.folder import EVALUATION
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.verdict import judge_run, verdict_document
+
+MOST_PROBLEMS = 5  # that are told one by one
 
 
 def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
@@ -81,10 +84,15 @@ def show_evaluation(evaluation: dict[str, Any]) -> None:
         lines = by_part(evaluation, part)
         if part == "agent" or len(lines) > 1:
             _show_parts(part, lines)
-    for problem in evaluation["problems"][:5]:
+    say_problems(evaluation["problems"], EVALUATION)
+
+
+def say_problems(problems: Sequence[Mapping[str, str]], file: str) -> None:
+    """What was wrong with single rows: the first ones, and the file that has all of them."""
+    for problem in problems[:MOST_PROBLEMS]:
         say(f"{problem['source']} ({problem['model']}): {problem['problem']}")
-    if len(evaluation["problems"]) > 5:
-        say(f"and {len(evaluation['problems']) - 5} more problems, all in eval.json")
+    if len(problems) > MOST_PROBLEMS:
+        say(f"and {len(problems) - MOST_PROBLEMS} more problems, all in {file}")
 
 
 def _show_parts(part: str, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from hivetune.base.kernel import usable_cores
 from hivetune.config import RunConfig
 from hivetune.engine.model.products import at_hand, chosen_products
 from hivetune.errors import MachineNotFit
@@ -139,11 +140,11 @@ def cap_memory(device: torch.device, share: float) -> None:
 
 
 def default_threads() -> int:
-    """OMP_NUM_THREADS, else the cores this process may run on."""
+    """OMP_NUM_THREADS, else the cores that this process may use."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
 
 
 def product_rates(device: torch.device) -> dict[str, float]:

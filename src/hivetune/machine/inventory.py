@@ -6,7 +6,6 @@ Nothing is measured here, so it takes milliseconds; what is measured lies in the
 
 import hashlib
 import json
-import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import home
+from hivetune.base.kernel import memory_sizes, system_text, usable_cores, whole_number
 from hivetune.machine.kfd import kfd_architectures
 from hivetune.machine.nvml import read_nvidia
 
@@ -75,7 +75,7 @@ def read_machine(
     """This machine now. `folder` is where the runs will lie (default: the home); its free space is told. `nvidia` reads
     those cards (default: their driver's library)."""
     cpu, isa = _read_cpu(root / "proc/cpuinfo")
-    total, available = _read_memory(root / "proc/meminfo")
+    total, available = _read_memory(root)
     limit = _memory_limit(root)
     memory_limit = "machine"
     if limit and limit[0] < total:
@@ -83,7 +83,7 @@ def read_machine(
     return Machine(
         cpu=cpu,
         isa=isa,
-        cores=_usable_cores(root),
+        cores=usable_cores(root),
         memory_bytes=total,
         available_bytes=available,
         memory_limit=memory_limit,
@@ -115,10 +115,10 @@ def read_amd_cards(root: Path = Path("/")) -> list[Card]:
     driver = system_text(root / "sys/module/amdgpu/version") or f"kernel {kernel_release(root)}"
     cards: list[Card] = []
     for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device"), key=lambda path: _number_in(path.parent)):
-        total = _integer(device / "mem_info_vram_total")
+        total = whole_number(device / "mem_info_vram_total")
         if system_text(device / "vendor") != AMD_VENDOR or not total:
             continue
-        used = _integer(device / "mem_info_vram_used") or 0
+        used = whole_number(device / "mem_info_vram_used") or 0
         slot = device.resolve().name
         name = system_text(device / "product_name") or _marketing_name(root, device)
         architecture = architectures.get(slot, "")
@@ -152,13 +152,9 @@ def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:
     return name, tuple(flag for flag in ISA if flag in flags)
 
 
-def _read_memory(path: Path) -> tuple[int, int]:
+def _read_memory(root: Path) -> tuple[int, int]:
     """Total and available bytes; swap counts for nothing: a training that swaps never ends."""
-    sizes = {}
-    for line in system_text(path).splitlines():
-        words = line.replace(":", " ").split()
-        if len(words) >= 2 and words[1].isdecimal():
-            sizes[words[0]] = int(words[1]) * 1024
+    sizes = memory_sizes(root)
     if "MemTotal" not in sizes:
         import psutil
 
@@ -171,9 +167,9 @@ def _memory_limit(root: Path) -> tuple[int, int, str] | None:
     """The tightest cgroup limit on this process: (limit, left of it, its file). None without one."""
     found: list[tuple[int, int, str]] = []
     for folder, limit_name, used_name in _memory_groups(root):
-        limit = _integer(folder / limit_name)
+        limit = whole_number(folder / limit_name)
         if limit:
-            left = max(0, limit - (_integer(folder / used_name) or 0) + _reclaimable(folder))
+            left = max(0, limit - (whole_number(folder / used_name) or 0) + _reclaimable(folder))
             found.append((limit, min(left, limit), f"/{(folder / limit_name).relative_to(root)}"))
     return min(found, default=None)
 
@@ -204,19 +200,6 @@ def _reclaimable(folder: Path) -> int:
     return 0
 
 
-def _usable_cores(root: Path) -> int:
-    """Cores in the affinity mask, cut by the CPU quota (rounded down, at least one)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = (system_text(root / "sys/fs/cgroup/cpu.max") or "max").split()
-    if len(quota) == 2 and quota[0].isdecimal() and quota[1].strip("0").isdecimal():
-        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
-    old_quota = _integer(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-    old_period = _integer(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    if old_quota and old_quota > 0 and old_period:
-        cores = min(cores, max(1, old_quota // old_period))
-    return cores
-
-
 def _versions() -> dict[str, str]:
     """Versions that decide which kernels run. Read from package metadata: importing torch takes seconds."""
     found = {"python": platform.python_version(), "system": platform.system()}
@@ -226,19 +209,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def system_text(path: Path) -> str:
-    """What a file of the kernel or the system says; empty where it can't be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _integer(path: Path) -> int | None:
-    text = system_text(path)
-    return int(text) if text.lstrip("-").isdecimal() and int(text) < 1 << 60 else None
 
 
 def _number_in(path: Path) -> int:

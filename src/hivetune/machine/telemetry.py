@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from hivetune.base.kernel import whole_number
 from hivetune.machine.nvml import read_nvidia
 
 # What a sample takes of an NVIDIA card; the rest does not change while a run goes on.
@@ -63,21 +64,21 @@ def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
     """AMD cards from sysfs; works for every driver and without ROCm."""
     cards = []
     for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device")):
-        total = _integer(device / "mem_info_vram_total")
+        total = whole_number(device / "mem_info_vram_total")
         if total is None:
             continue
-        card: dict[str, Any] = {"memory_bytes": total, "used_bytes": _integer(device / "mem_info_vram_used")}
-        card["busy_percent"] = _integer(device / "gpu_busy_percent")
+        card: dict[str, Any] = {"memory_bytes": total, "used_bytes": whole_number(device / "mem_info_vram_used")}
+        card["busy_percent"] = whole_number(device / "gpu_busy_percent")
         for sensors in sorted((device / "hwmon").glob("hwmon*")):
             # temp2 is the junction, which decides throttling; older cards only have temp1, the edge.
             for number in (2, 1):
-                degrees = _integer(sensors / f"temp{number}_input")
+                degrees = whole_number(sensors / f"temp{number}_input")
                 if degrees is not None:
                     card["temperature_c"] = degrees / 1000
-                    limit = _integer(sensors / f"temp{number}_crit")
+                    limit = whole_number(sensors / f"temp{number}_crit")
                     card["hot"] = limit is not None and degrees / 1000 >= limit / 1000 - NEAR_LIMIT_C
                     break
-            microwatts = _integer(sensors / "power1_average") or _integer(sensors / "power1_input")
+            microwatts = whole_number(sensors / "power1_average") or whole_number(sensors / "power1_input")
             if microwatts is not None:
                 card["watts"] = microwatts / 1e6
         cards.append({name: value for name, value in card.items() if value is not None})
@@ -86,11 +87,3 @@ def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
 
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:
     return any(card.get("hot") for card in cards)
-
-
-def _integer(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return int(text) if text.lstrip("-").isdigit() else None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import chat
+from data.conftest import chat
 from data.prepare.faults import WORDS
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat
+from data.conftest import chat
 
 from hivetune.config import DataConfig
 from hivetune.data.intake import files

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import adds_up, chat
+from data.conftest import adds_up, chat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

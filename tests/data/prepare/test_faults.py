@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import adds_up
+from data.conftest import adds_up
 from faults import FAULTS, NEEDS_MODEL, planted
 
 from hivetune.config import DataConfig

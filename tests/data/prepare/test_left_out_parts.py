@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import adds_up
+from data.conftest import adds_up
 
 from hivetune.config import DataConfig, parse_config
 from hivetune.data.prepare.prepare import check, prepare

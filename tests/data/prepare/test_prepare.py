@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import adds_up, chat
+from data.conftest import adds_up, chat
+from data.models import make_family
 from faults import planted
-from models import make_family
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, manifest_problems, read_json

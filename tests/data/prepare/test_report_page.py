@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import chat
+from data.conftest import chat
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat
+from data.conftest import chat
 from data.prepare.faults import WORDS
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,9 +1,9 @@
 """Whatever people write, what is trained is their answer and nothing else, behind the prompt that a server makes."""
 
 import pytest
+from data.models import FAMILIES, corpus, make_model, template_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models import FAMILIES, corpus, make_model, template_of
 
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import Renderer

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import FAMILIES, TEMPLATES, Family, corpus, make_model, template_of
+from data.models import FAMILIES, TEMPLATES, Family, corpus, make_model, template_of
 
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import RenderedView, Renderer

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import CHATML, FAMILIES, make_family, make_model, template_of
+from data.models import CHATML, FAMILIES, make_family, make_model, template_of
 
 from hivetune.data.render.folder import load_renderer
 from hivetune.errors import UsageError

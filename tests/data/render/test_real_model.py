@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from conftest import adds_up
+from data.conftest import adds_up
 
 from hivetune.config import DataConfig, parse_config
 from hivetune.data.prepare.prepare import check, prepare

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from models import CHATML, FAMILIES, TEMPLATES, make_family, make_model
+from data.models import CHATML, FAMILIES, TEMPLATES, make_family, make_model
 from tokenizers import Tokenizer
 
 from hivetune.data.render.folder import load_renderer

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import chat
-from models import CHATML, make_model
+from data.conftest import chat
+from data.models import CHATML, make_model
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from models import CHATML, corpus, make_model, template_of
+from data.models import CHATML, corpus, make_model, template_of
 from test_corpus import CHATS, TOOL, answer, call, result, user
 
 from hivetune.data.render.folder import load_renderer

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import chat
+from data.conftest import chat
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat
+from data.conftest import chat
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check

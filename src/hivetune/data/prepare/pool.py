@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from hivetune.base.kernel import usable_cores
 from hivetune.data.intake.files import Chunk
 from hivetune.data.prepare.examine.stages import ChunkJob
 from hivetune.data.prepare.work import Worker
@@ -31,7 +32,7 @@ ENDS_WITHIN_S = 5.0
 
 def num_workers() -> int:
     """One for each core that this process may use."""
-    return min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+    return min(MAX_WORKERS, usable_cores())
 
 
 def result_path(folder: Path, number: int) -> Path:

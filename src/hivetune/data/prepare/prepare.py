@@ -200,7 +200,7 @@ def _examine(
     progress(sum(chunk.rows for chunk in inputs.chunks), None)  # nobody knows how long comparing them takes
     results = tuple(result_path(work, number) for number in range(len(inputs.chunks)))
     decisions = decide_rows(results, data, silent, frozen, learn)
-    report = make_report(results, decisions, data, model=job.model_folder, max_length=job.max_length)
+    report = make_report(results, decisions, model=job.model_folder, max_length=job.max_length)
     report.document["learn"] = learnable(decisions.lessons, decisions.reasons, decisions.corrections, learn)
     report.document["encodings"] = {
         name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE_FORMAT.search(known))

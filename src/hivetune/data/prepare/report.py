@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.config import DataConfig
 from hivetune.data.fates import (
     BEGINNING,
     DUPLICATE,
@@ -92,9 +91,7 @@ def accounting(decisions: Decisions) -> dict[str, Any]:
     }
 
 
-def make_report(
-    results: Sequence[Path], decisions: Decisions, data: DataConfig, *, model: str | None, max_length: int
-) -> Report:
+def make_report(results: Sequence[Path], decisions: Decisions, *, model: str | None, max_length: int) -> Report:
     """Everything that is known about the rows, as plain values."""
     counts = accounting(decisions)
     problems = list(_problems(results, decisions))

@@ -118,7 +118,7 @@ def _norm(given: _Given, sizes: Sizes) -> Compute:
 
 def _rotation(given: _Given, sizes: Sizes) -> Compute:
     spec, ops = sizes.spec, given.backend.ops
-    half = max((len(rope.frequencies) for rope in spec.ropes), default=spec.head_dim // 2)
+    half = max((len(rope) for rope in spec.ropes), default=spec.head_dim // 2)
     angle_TH = given("angle", sizes.tokens, half, wide=True)
     cos_TH, sin_TH = angle_TH.cos(), angle_TH.sin()
     before_TN = given("q", sizes.tokens, spec.q_width)

@@ -245,14 +245,14 @@ def compare_products(session: Session, step: int, *, every_s: float = canary.EVE
 def save_when_due(session: Session, progress: LoopState) -> None:
     """Begin a save if the time has come; what was written since is journaled."""
     session.saver.after_step(lambda: _state(session, progress))
-    _journal_saves(session, progress.step)
+    _journal_saves(session)
 
 
 def save_now(session: Session, progress: LoopState) -> None:
     """On disk when this returns. Raises OSError: what must not be lost can't be kept."""
     session.heartbeat.beat(Beat.SAVING)
     session.saver.save(_state(session, progress))
-    _journal_saves(session, progress.step)
+    _journal_saves(session)
 
 
 def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
@@ -351,7 +351,7 @@ def _flat_state(session: Session) -> dict[str, Tensor]:
     return {"param": session.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
 
 
-def _journal_saves(session: Session, step: int) -> None:
+def _journal_saves(session: Session) -> None:
     for saved in session.saver.ended():
         journal(
             session,

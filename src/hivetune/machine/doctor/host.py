@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.disk import home
-from hivetune.machine.inventory import kernel_release, system_text
+from hivetune.base.kernel import memory_sizes, system_text
+from hivetune.machine.inventory import kernel_release
 
 REDIS_PORT, GATEWAY_PORT = 6379, 8642
 _ANSWER_S = 0.2
@@ -67,7 +68,7 @@ class Host:
 def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *, measure: bool) -> Host:
     """The machine's own half. With `measure` services are asked for on the loopback, and a file that is gone at once
     is written in `folder` or the home."""
-    memory = _meminfo(root)
+    memory = memory_sizes(root)
     used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
     total = max(memory.get("MemTotal", 0), 1)
     user = environment.get("USER", "")
@@ -91,15 +92,6 @@ def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *
         firmware_package=_firmware_package(root),
         disk=_read_disk(root, folder or home(), environment, measure=measure),
     )
-
-
-def _meminfo(root: Path) -> dict[str, int]:
-    sizes = {}
-    for line in system_text(root / "proc/meminfo").splitlines():
-        words = line.replace(":", " ").split()
-        if len(words) >= 2 and words[1].isdecimal():
-            sizes[words[0]] = int(words[1]) * 1024
-    return sizes
 
 
 def _system(root: Path) -> str:

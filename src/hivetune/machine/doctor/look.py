@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hivetune.base.kernel import system_text
 from hivetune.machine.doctor.host import Host, read_host
 from hivetune.machine.doctor.software import Software, read_software
-from hivetune.machine.inventory import Card, Machine, describe_machine, read_machine, system_text
+from hivetune.machine.inventory import Card, Machine, describe_machine, read_machine
 from hivetune.machine.kfd import kfd_architectures
 from hivetune.machine.knowledge.facts import facts
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from hivetune.machine.inventory import system_text
+from hivetune.base.kernel import system_text
 
 PACKAGES = (
     *("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy", "triton"),

@@ -48,7 +48,7 @@ def read_module(module: str, path: Path) -> DocPage:
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise NotUnderstood(f"does not parse: {error}") from None
     entries, examples, texts = [], [], []
-    for name, node in _documented(tree, module):
+    for name, node in documented(tree, module):
         said = ast.get_docstring(node) or ""
         texts.append(f"{_usage(name, node)}\n{said}")
         prose = _prose(said)
@@ -66,7 +66,7 @@ def read_module(module: str, path: Path) -> DocPage:
     return DocPage(f"Python {module}", path, None, summary, (), tuple(entries), tuple(examples), passages, text)
 
 
-def _documented(
+def documented(
     node: ast.AST, prefix: str
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
     """Public functions, classes and methods with a docstring, by their dotted names."""
@@ -77,7 +77,7 @@ def _documented(
         if ast.get_docstring(child):
             yield name, child
         if isinstance(child, ast.ClassDef):
-            yield from _documented(child, name)
+            yield from documented(child, name)
 
 
 def _usage(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:

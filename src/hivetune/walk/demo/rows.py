@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hivetune.synth.sources.docstrings import documented
+
 SYSTEM_PROMPTS = {
     "librarian": (
         "You are the librarian of a Python team. You are asked what a function, method or class of the standard "
@@ -36,7 +38,7 @@ EXCEPTIONS = frozenset(
     name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
 )
 TYPES = frozenset(
-    {
+    [
         "bool",
         "bytearray",
         "bytes",
@@ -57,7 +59,7 @@ TYPES = frozenset(
         "integer",
         "dictionary",
         "sequence",
-    }
+    ]
 )
 SKIPPED = ("site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data")
 MIN_CHARS, MAX_CHARS = 40, 260  # longer answers do not end within the 64 new tokens of the demo's evaluation
@@ -127,23 +129,17 @@ def _documented() -> Iterator[Documented]:
         except (SyntaxError, UnicodeDecodeError):
             continue  # a deliberately broken file of the library's own tests
         module = ".".join(part for part in parts if part != "__init__")
-        yield from _walk(tree, module)
+        for name, node in documented(tree, module):
+            yield _described(name, node)
 
 
-def _walk(node: ast.AST, prefix: str) -> Iterator[Documented]:
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or child.name.startswith("_"):
-            continue
-        name = f"{prefix}.{child.name}"
-        text = ast.get_docstring(child)
-        if isinstance(child, ast.ClassDef):
-            if text:
-                yield Documented(name, None, (), text)
-            yield from _walk(child, name)
-        elif text:
-            names = [argument.arg for argument in child.args.posonlyargs + child.args.args + child.args.kwonlyargs]
-            parameters = tuple(argument for argument in names if argument not in ("self", "cls"))
-            yield Documented(name, f"{name}({', '.join(parameters)})", parameters, text)
+def _described(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Documented:
+    text = ast.get_docstring(node) or ""
+    if isinstance(node, ast.ClassDef):
+        return Documented(name, None, (), text)
+    names = [argument.arg for argument in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
+    parameters = tuple(argument for argument in names if argument not in ("self", "cls"))
+    return Documented(name, f"{name}({', '.join(parameters)})", parameters, text)
 
 
 def _opening(text: str) -> str | None:

@@ -43,12 +43,8 @@ class Routing:
     normalised: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary frequencies (radians per position, one per pair of channels) and what cos and sin are multiplied by."""
-
-    frequencies: tuple[float, ...]
-    scale: float
+Frequencies = tuple[float, ...]
+"""Of a rotation: radians per position, one for each pair of channels."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class ModelSpec:
     eps: float
     activation: str
     layers: tuple[LayerSpec, ...]
-    ropes: tuple[Rope, ...]
+    ropes: tuple[Frequencies, ...]
     tied: bool
     embed_scale: float
     attention_scale: float
@@ -167,16 +163,18 @@ def _known_family(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def _layers(config: Mapping[str, Any], family: Family, head_dim: int) -> tuple[tuple[LayerSpec, ...], tuple[Rope, ...]]:
+def _layers(
+    config: Mapping[str, Any], family: Family, head_dim: int
+) -> tuple[tuple[LayerSpec, ...], tuple[Frequencies, ...]]:
     count = config["num_hidden_layers"]
     sliding = _sliding(config, family, count)
     window = config.get("sliding_window")
     if family.local_rope:
         local, wide = _gemma3_rope(config)
-        ropes: tuple[Rope, ...] = (_rope(config, local, head_dim), _rope(config, wide, head_dim))
+        ropes: tuple[Frequencies, ...] = (_rope(local, head_dim), _rope(wide, head_dim))
         kinds: list[int | None] = [0 if is_sliding else 1 for is_sliding in sliding]
     else:
-        ropes = (_rope(config, _rope_parameters(config), head_dim),)
+        ropes = (_rope(_rope_parameters(config), head_dim),)
         kinds = [0] * count
     if family.no_rope_interval:
         interval = config.get("no_rope_layer_interval", family.no_rope_interval)
@@ -230,7 +228,7 @@ def _gemma3_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 10000.0)}, wide
 
 
-def _rope(config: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: int) -> Rope:
+def _rope(parameters: Mapping[str, Any], head_dim: int) -> Frequencies:
     """Frequencies theta^(-2i/d) (RoFormer, arXiv 2104.09864), divided for linear scaling (arXiv 2306.15595), or
     stretched as Llama 3.1 does. Raises NotFast for other kinds (YaRN, longrope, dynamic)."""
     kind = parameters.get("rope_type", "default")
@@ -243,7 +241,7 @@ def _rope(config: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: in
         frequencies = [_llama3(frequency, parameters) for frequency in frequencies]
     elif kind != "default":
         raise NotFast(f"the fast path does not support rope_type {kind!r}")
-    return Rope(tuple(frequencies), 1.0)
+    return tuple(frequencies)
 
 
 def _llama3(frequency: float, parameters: Mapping[str, Any]) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.model.fast.ops import wide_of
-from hivetune.engine.model.fast.spec import ModelSpec, Rope
+from hivetune.engine.model.fast.spec import Frequencies, ModelSpec
 from hivetune.plan.layout import Layout, Padding
 
 MASK_64 = (1 << 64) - 1
@@ -142,10 +142,7 @@ def _indices(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def _angles(rope: Rope, positions: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _angles(frequencies: Frequencies, positions: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [T, H], computed in fp64: fp32 angles are off by 1e-3 at position 32,000."""
-    angle_TH = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor(
-        rope.frequencies, dtype=torch.float64
-    )
-    cos_TH, sin_TH = ((part * rope.scale).to(dtype) for part in (angle_TH.cos(), angle_TH.sin()))
-    return cos_TH, sin_TH
+    angle_TH = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
+    return angle_TH.cos().to(dtype), angle_TH.sin().to(dtype)

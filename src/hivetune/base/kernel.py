@@ -1,0 +1,47 @@
+"""What the kernel says in its own files: texts, whole numbers, memory, and the cores that this process may use.
+
+`root` replaces `/` in tests.
+"""
+
+import os
+from pathlib import Path
+
+_ROOT = Path("/")
+
+
+def system_text(path: Path) -> str:
+    """What a file of the kernel or the system says; empty where it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def whole_number(path: Path) -> int | None:
+    """The number in a file of the kernel; None where there is none, or one from 2^60 on, which means "no limit"."""
+    text = system_text(path)
+    return int(text) if text.lstrip("-").isdecimal() and int(text) < 1 << 60 else None
+
+
+def memory_sizes(root: Path = _ROOT) -> dict[str, int]:
+    """/proc/meminfo in bytes, by its own names."""
+    sizes = {}
+    for line in system_text(root / "proc/meminfo").splitlines():
+        words = line.replace(":", " ").split()
+        if len(words) >= 2 and words[1].isdecimal():
+            sizes[words[0]] = int(words[1]) * 1024
+    return sizes
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Cores in the affinity mask, cut by the CPU quota of a container (rounded down, at least one): more threads than
+    the quota has cores stand still for most of each period."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = (system_text(root / "sys/fs/cgroup/cpu.max") or "max").split()
+    if len(quota) == 2 and quota[0].isdecimal() and quota[1].strip("0").isdecimal():
+        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
+    old_quota = whole_number(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+    old_period = whole_number(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    if old_quota and old_quota > 0 and old_period:
+        cores = min(cores, max(1, old_quota // old_period))
+    return cores
