@@ -7,14 +7,14 @@ from typing import Any
 
 from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.layouts.said import objects, one_of
-from hivetune.data.rows.layouts.traces import attributes
+from hivetune.data.rows.layouts.traces import MODEL_RUNS, attributes, typed
 from hivetune.data.rows.layouts.turns import ROLE_KEYS
 from hivetune.data.rows.sessions.claude_code import claude_code_rows
 
 # Looked for in the bytes of a row before it is parsed, since nearly no row is a container.
 KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "resourceSpans", "batches", "runs")
 _MODEL_SPANS = ("llmSpans", "llm_spans")  # the model's calls of a trace that lists each kind of step apart
-_ALSO = ("loglines", "post", *_MODEL_SPANS)
+_ALSO = ("loglines", "post", "child_runs", "resourceLogs", *_MODEL_SPANS)
 _MARK = re.compile(b'"(?:%s)"' % b"|".join(key.encode() for key in (*KEYS, *_ALSO)))
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
@@ -33,7 +33,7 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict) or "messages" in record:
         return None
-    found = list(_spans(record)) or _listed(record)
+    found = list(_spans(record)) or list(_logged(record)) or _model_runs(record) or _listed(record)
     return [json.dumps(row).encode() for row in found] if found else None
 
 
@@ -71,10 +71,36 @@ def _model_call(span: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "type": "GENERATION", "level": "ERROR" if failed else "DEFAULT"}
 
 
+def _model_runs(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls of a model among the runs below one; what stands above repeats them."""
+    found: list[dict[str, Any]] = []
+    for child in objects(run.get("child_runs")) or []:
+        inside = _model_runs(child)
+        kept = {key: value for key, value in child.items() if key != "child_runs"}
+        found += inside or ([kept] if child.get("run_type") in MODEL_RUNS else [])
+    return found
+
+
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """The Hub's viewer numbers its rows: {"row_idx": 0, "row": {...}}."""
     inner = row.get("row")
     return inner if isinstance(inner, dict) and "row_idx" in row else row
+
+
+def _logged(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of an OTLP batch of logs, those of one span together, as a span would hold them."""
+    held: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for resource in objects(one_of(record, "resourceLogs", "resource_logs")) or []:
+        for scope in objects(one_of(resource, "scopeLogs", "scope_logs")) or []:
+            for event in objects(scope.get("logRecords")) or []:
+                said = attributes(event.get("attributes"))
+                name = event.get("eventName") or said.get("event.name")
+                body = typed(event.get("body"))
+                held.setdefault((event.get("traceId"), event.get("spanId")), []).append(
+                    {"name": name, "attributes": said, "body": body}
+                )
+    for (trace, span), events in held.items():
+        yield {"traceId": trace, "span_id": span, "attributes": {}, "events": events}
 
 
 def _spans(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -8,9 +8,10 @@ costs the row that it is in.
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.layouts.columns import column_kind
+from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
 
 _KEPT_CHARS = 1 << 20  # of a broken element
@@ -106,6 +107,13 @@ def _skip_wrapper(document: _Document) -> bool:
     return True
 
 
+def _may_be_rows(value: Any) -> bool:
+    """Whether something behind the rows may be more of them: not the page and the number of what an API lists."""
+    if isinstance(value, dict):
+        return looks_like_content(value) or any(isinstance(inner, list | dict) for inner in value.values())
+    return isinstance(value, list) and bool(value)
+
+
 def _behind(document: _Document) -> Iterator[PlacedRow]:
     """What follows the rows of a wrapper: its end, and notes; anything else is said."""
     while len(document.buffer) - document.position < _KEPT_CHARS and document.read_more():
@@ -115,7 +123,7 @@ def _behind(document: _Document) -> Iterator[PlacedRow]:
         notes = json.loads("{" + rest.removeprefix(",")) if document.source.ended else None
     except (ValueError, RecursionError):
         notes = None
-    if notes is None or any(isinstance(value, list | dict) and value for value in notes.values()):
+    if notes is None or any(map(_may_be_rows, notes.values())):
         yield line, "p", document.source.problem or "what stands behind the list of rows was not read"
 
 

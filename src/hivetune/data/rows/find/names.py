@@ -89,7 +89,7 @@ _ROLE_NAMES = names(
     "role from sender speaker author type kind actor source who party participant side direction user agent turn name "
     "sender_type speaker_role author_role user_type sender_role message_type speaker_type participant_role origin "
     "author_type from_role sender_name is_user is_bot is_agent is_human is_ai is_assistant from_user from_bot bot "
-    "is_customer is_from_user is_system isbot isuser"
+    "is_customer is_from_user is_created_by_user is_system isbot isuser"
 )
 _KIND_NAMES = names(
     "event event_type event_name event_kind entry_type record_type msg_type op subtype topic action name"

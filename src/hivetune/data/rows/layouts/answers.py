@@ -3,13 +3,14 @@
 OpenAI (chat, completions, Responses, batch), Anthropic, Ollama, Gemini, Bedrock, Cohere, Hugging Face, LangChain.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
-from hivetune.data.rows.layouts.said import Tools, objects, one_of, parsed
+from hivetune.data.rows.layouts.said import Tools, listed, objects, one_of, parsed
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, is_item, read_messages, read_system, read_turn
+from hivetune.data.rows.sessions.rendered import asked_turns, turns_of
 from hivetune.records import Message
 
 CUT_OFF = frozenset(("length", "max_tokens", "max_output_tokens", "max_length", "model_context_window_exceeded"))
@@ -25,6 +26,7 @@ _ANSWERED = (
     "text",
     "result",
     "generated_text",
+    "generation",
     "outputText",
 )
 _WRAPPERS = ("body", "kwargs", "json", "data", "outputBodyJson", "inputBodyJson")
@@ -60,7 +62,8 @@ def read_request(value: Any) -> Request:
     config = one_of(value, "config", "generationConfig")
     system = one_of(value, *_SYSTEMS) or one_of(config, *_SYSTEMS)
     if isinstance(asked, str):
-        messages = [*read_system(system), *_history(value), Message("user", asked)]
+        spoken = turns_of(asked) or asked_turns(asked) or [{"role": "user", "content": asked}]
+        messages = [*read_system(system), *_history(value), *read_messages(spoken, None)]
     else:
         messages = read_messages(asked, system)
     tools = one_of(value, "tools", "functions", "toolConfig", "tool_config") or one_of(config, "tools")
@@ -102,7 +105,7 @@ def is_response(value: Any) -> bool:
     if isinstance(value, list):
         items = objects(_flat(value))
         keys = ("role", "lc", "from", "generated_text", "message", "toolName")
-        return items is not None and all(any(k in i for k in keys) or is_item(i) for i in items)
+        return items is not None and (all(any(k in i for k in keys) or is_item(i) for i in items) or _is_stream(items))
     return isinstance(value, dict) and _is_response_object(value)
 
 
@@ -169,6 +172,8 @@ def _of_message(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...
     if any(key in value for key in ("role", "lc", "from")) or value.get("type") in ("message", "ai", "AIMessage"):
         return read_turn({"role": "assistant", **value} if "role" not in value and "content" in value else value), ()
     inner = parsed(one_of(value, *_ANSWERED))
+    if isinstance(inner, str) and inner[:1] == " " and not inner[1:2].isspace():
+        inner = inner[1:]  # between the prompt and a completion of it
     if inner is not None and (isinstance(inner, str) or is_response(inner)):
         thoughts = value.get("thinking") if isinstance(value.get("thinking"), str) else None
         messages, changed = read_answer(inner)
@@ -277,8 +282,8 @@ def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
     items = objects(_flat(value))
     if items is None:
         raise RowRefused("wrong-type", "the response: an object, a list of messages or a text")
-    if any(one_of(item, "object") == "chat.completion.chunk" for item in items):
-        raise RowRefused("cut-off-answer", "the pieces of a stream: log the whole answer")
+    if _is_stream(items):
+        return _of_stream(items), ()
     if isinstance(items[0].get("generated_text"), str):
         return [_text_answer(items[0]["generated_text"])], ("other-answers",) if len(items) > 1 else ()
     if all("toolName" in item for item in items):  # the AI SDK
@@ -288,3 +293,43 @@ def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
     if any(one_of(item, "finish_reason") for item in items):  # OpenTelemetry puts it into the message
         _refuse_cut(next(reason for item in items if (reason := one_of(item, "finish_reason"))))
     return read_messages(items, None), ()
+
+
+def _is_stream(items: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a list holds the pieces in which OpenAI or Anthropic send an answer."""
+    if all(item.get("object") == "chat.completion.chunk" for item in items):
+        return True
+    return items[0].get("type") == "message_start" and all("type" in item for item in items)
+
+
+def _of_stream(items: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The message whose pieces were logged. Raises RowRefused where its end is missing."""
+    texts = dict.fromkeys(("content", "text", "reasoning_content", "thinking"), "")
+    calls: dict[Any, dict[str, Any]] = {}
+    end = None
+    for item in items:
+        choice = next(iter(listed(item.get("choices"))), item)
+        delta = one_of(choice, "delta") or {}
+        end = one_of(choice, "finish_reason") or one_of(delta, "stop_reason") or end
+        for name in texts:
+            texts[name] += str(one_of(delta, name) or "")
+        _add_calls(calls, item, delta)
+    if end is None:
+        raise RowRefused("cut-off-answer", "the pieces of a stream, without the last")
+    _refuse_cut(end)
+    thoughts = texts["reasoning_content"] or texts["thinking"]
+    said = {"role": "assistant", "content": texts["content"] + texts["text"], "reasoning_content": thoughts}
+    return read_turn({**said, "tool_calls": list(calls.values())})
+
+
+def _add_calls(calls: dict[Any, dict[str, Any]], item: Mapping[str, Any], delta: Any) -> None:
+    """What a piece of a stream tells of calls: Anthropic's block with its arguments behind it, OpenAI's pieces."""
+    block, place = one_of(item, "content_block"), item.get("index")
+    if one_of(block, "type") == "tool_use":
+        calls[place] = {"id": block.get("id"), "name": block.get("name"), "arguments": ""}
+    if place in calls:
+        calls[place]["arguments"] += str(one_of(delta, "partial_json") or "")
+    for call in objects(one_of(delta, "tool_calls")) or []:
+        known = calls.setdefault(call.get("index"), {"id": call.get("id"), "name": "", "arguments": ""})
+        for name in ("name", "arguments"):
+            known[name] += str(one_of(call.get("function"), name) or "")

@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.parts import split_thoughts
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, listed, objects, one_of
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, listed, objects, one_of, parsed
 from hivetune.data.rows.layouts.turns import in_order, read_system, read_turn
 from hivetune.records import Message
 
@@ -148,7 +148,7 @@ def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
 
 def _open_webui(name: str, row: Row) -> Conversation:
     """Open WebUI: `chat` with `history` (a tree) or, when older, only `messages`."""
-    chat = row["chat"]
+    chat = row.get("chat", row)
     history = chat.get("history")
     nodes = one_of(history, "messages")
     turns: Iterable[Any]
@@ -184,7 +184,7 @@ def _webui_turn(turn: Any) -> list[Message]:
 
 def _lm_studio(name: str, row: Row) -> Conversation:
     """LM Studio: each message has versions, of which one is selected."""
-    messages = read_system(row.get("system_prompt"))
+    messages = read_system(row.get("system_prompt") or _lm_studio_setting(row, "llm.prediction.systemPrompt"))
     others = 0
     for turn in row["messages"]:
         versions = objects(one_of(turn, "versions"))
@@ -201,9 +201,39 @@ def _lm_studio(name: str, row: Row) -> Conversation:
         for step in steps:
             if step.get("type") == "contentBlock":
                 thinks = one_of(step.get("style"), "type") == "thinking"
-                said = read_turn({"role": version.get("role", "assistant"), "content": step.get("content")})
+                content = [_lm_studio_part(part) for part in listed(step.get("content"))]
+                role = step.get("roleOverride") or version.get("role", "assistant")
+                said = read_turn({"role": role, "content": content})
                 messages += [Message("assistant", "", reasoning=m.content) for m in said] if thinks else said
     return _done(name, messages, others)
+
+
+def _lm_studio_setting(row: Row, key: str) -> Any:
+    """A setting of one chat."""
+    settings = listed(one_of(row.get("per_chat_prediction_config"), "fields"))
+    return next((one_of(setting, "value") for setting in settings if one_of(setting, "key") == key), None)
+
+
+def _lm_studio_part(part: Any) -> Any:
+    """A part of a step; calls and results of tools under the names that others give them."""
+    kind, call_id = one_of(part, "type"), str(one_of(part, "callId", "toolCallRequestId"))
+    if kind == "toolCallRequest":
+        return {"type": "tool_use", "id": call_id, "name": part.get("name"), "input": part.get("parameters")}
+    if kind == "toolCallResult":
+        return {"type": "tool_result", "tool_use_id": call_id, "content": parsed(part.get("content"))}
+    return part
+
+
+def _ai_studio(name: str, row: Row) -> Conversation:
+    """Prompts of Google's AI Studio: `chunkedPrompt` of chunks, thoughts among them."""
+    system = parsed(row.get("system_instruction"))
+    messages = read_system(system)
+    for chunk in listed(row["chunked_prompt"].get("chunks")):
+        if one_of(chunk, "text") is None:
+            raise RowRefused("unsupported-content", "a chunk that is no text: only text can be learned")
+        said = read_turn({"role": chunk.get("role"), "content": chunk["text"]})
+        messages += [Message("assistant", "", reasoning=m.content) for m in said] if chunk.get("isThought") else said
+    return _done(name, messages, 0)
 
 
 def _opencode(name: str, row: Row) -> Conversation:
@@ -289,6 +319,8 @@ def _is_lm_studio(row: Row) -> bool:
 
 def _is_open_webui(row: Row) -> bool:
     chat = row.get("chat")
+    if chat is None:  # one chat, without what the program knows of it
+        return isinstance(one_of(row.get("history"), "messages"), dict) and "currentId" in row["history"]
     return isinstance(chat, dict) and ("history" in chat or "messages" in chat)
 
 
@@ -307,7 +339,20 @@ CLAUDE = RowLayout(
     frozenset(("chat_messages",)),
     frozenset(("summary",)),
 )
-OPEN_WEBUI = RowLayout("open-webui", frozenset(("chat",)), _is_open_webui, _open_webui, frozenset(("chat",)))
+OPEN_WEBUI = RowLayout(
+    "open-webui",
+    frozenset(("chat", "history")),
+    _is_open_webui,
+    _open_webui,
+    frozenset(("chat", "history", "messages", "system")),
+)
+AI_STUDIO = RowLayout(
+    "ai-studio",
+    frozenset(("chunked_prompt",)),
+    lambda row: isinstance(row.get("chunked_prompt"), dict),
+    _ai_studio,
+    frozenset(("chunked_prompt", "system_instruction")),
+)
 LM_STUDIO = RowLayout(
     "lm-studio", frozenset(("messages",)), _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes"))
 )

@@ -14,7 +14,17 @@ from hivetune.data.rows.layouts.answers import is_response, read_answer, read_re
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
 from hivetune.data.rows.layouts.records import joined
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, Tools, first_of, listed, one_of, parsed
+from hivetune.data.rows.layouts.said import (
+    Conversation,
+    Row,
+    RowLayout,
+    Tools,
+    first_of,
+    listed,
+    objects,
+    one_of,
+    parsed,
+)
 from hivetune.data.rows.layouts.turns import in_order, read_messages, read_system
 from hivetune.records import Message
 
@@ -37,6 +47,12 @@ SETTINGS = (
 OTEL_INPUT = ("gen_ai.input.messages", "gen_ai.prompt", "ai.prompt.messages", "gen_ai.request.messages")
 OTEL_OUTPUT = ("gen_ai.output.messages", "gen_ai.completion", "ai.response.text", "gen_ai.response.messages")
 OTEL_TOOLS = ("gen_ai.tool.definitions", "gen_ai.request.tools", "ai.prompt.tools", "llm.request.functions")
+# Spans as a table, a column for each attribute, as Phoenix exports them; of rows all names are plain ones.
+TABLE_PREFIX = "attributes_"
+TABLE_COLUMNS = {
+    f"{TABLE_PREFIX}{name.replace('.', '_')}": name
+    for name in ("llm.input_messages", "llm.output_messages", "input.value", "output.value", "openinference.span.kind")
+}
 EVENT_ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -122,7 +138,7 @@ def _refuse_more(asked: Mapping[str, Any]) -> None:
 
 def _span(name: str, row: Row) -> Conversation:
     """OpenTelemetry's semantic conventions for generative AI, their older forms, OpenInference and the AI SDK."""
-    flat = {**attributes(row.get("attributes"))}
+    flat = _span_attributes(row)
     events = [event for event in listed(row.get("events")) if isinstance(event, dict)]
     for event in events:
         if str(event.get("name")) in ("gen_ai.client.inference.operation.details", *GEN_AI_CONTENT):
@@ -137,7 +153,30 @@ def _span(name: str, row: Row) -> Conversation:
     if not answered:
         raise RowRefused("not-a-model-call", "the span holds no messages of a model")
     messages, changed = in_order([*(system if not asked or asked[0].role != "system" else []), *asked, *answered])
-    return Conversation(name, messages, _span_tools(flat), changed=changed)
+    columns = tuple(column for column in row if column.startswith(TABLE_PREFIX))
+    return Conversation(name, messages, _span_tools(flat), changed=changed, explained=columns)
+
+
+def _span_attributes(row: Row) -> dict[str, Any]:
+    """The attributes of a span under names with dots, however its exporter nests them; of a table those it has."""
+    if "attributes" in row:
+        return _dotted(attributes(row["attributes"]))
+    return {name: parsed(row[column]) for column, name in TABLE_COLUMNS.items() if row.get(column) is not None}
+
+
+def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        nests = isinstance(inner, dict) and name.partition(".")[0] in (
+            "llm",
+            "gen_ai",
+            "input",
+            "output",
+            "openinference",
+        )
+        found |= _dotted(inner, f"{name}.") if nests else {name: inner}
+    return found
 
 
 GEN_AI_CONTENT = ("gen_ai.content.prompt", "gen_ai.content.completion")
@@ -161,8 +200,8 @@ def _from_attributes(flat: Mapping[str, Any]) -> tuple[list[Message], list[Messa
     asked = next((parsed(flat[key]) for key in OTEL_INPUT if flat.get(key)), None)
     answered = next((parsed(flat[key]) for key in OTEL_OUTPUT if flat.get(key)), None)
     if asked is None:
-        asked = _indexed(flat, "gen_ai.prompt.") or _indexed(flat, "llm.input_messages.")
-        answered = answered or _indexed(flat, "gen_ai.completion.") or _indexed(flat, "llm.output_messages.")
+        asked = _turns_of(flat, "gen_ai.prompt", "llm.input_messages")
+        answered = answered or _turns_of(flat, "gen_ai.completion", "llm.output_messages")
     if asked is None and answered is None and flat.get("openinference.span.kind") == "LLM":
         asked, answered = parsed(flat.get("input.value")), parsed(flat.get("output.value"))
     if flat.get("ai.response.toolCalls") and isinstance(parsed(flat["ai.response.toolCalls"]), list):
@@ -197,27 +236,40 @@ def attributes(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     pairs = [pair for pair in listed(value) if isinstance(pair, dict) and isinstance(pair.get("key"), str)]
-    return {pair["key"]: _typed(pair.get("value")) for pair in pairs}
+    return {pair["key"]: typed(pair.get("value")) for pair in pairs}
 
 
-def _typed(value: Any) -> Any:
+def typed(value: Any) -> Any:
+    """A value of OTLP without the name of its type."""
     if not isinstance(value, dict):
         return value
     if "arrayValue" in value:
-        return [_typed(item) for item in listed(one_of(value["arrayValue"], "values"))]
+        return [typed(item) for item in listed(one_of(value["arrayValue"], "values"))]
     if "kvlistValue" in value:
         return attributes(one_of(value["kvlistValue"], "values"))
     return next(iter(value.values()), None)
 
 
-def _indexed(flat: Mapping[str, Any], prefix: str) -> list[dict[str, Any]] | None:
-    """Turns whose parts are attributes of their own: gen_ai.prompt.0.role, llm.input_messages.0.message.content."""
-    turns = _tree(flat, prefix)
-    return [_turn(turn) for turn in turns if isinstance(turn, dict)] if turns else None
+def _turns_of(flat: Mapping[str, Any], *names: str) -> list[dict[str, Any]] | None:
+    """Turns below one of these names: as attributes of their own (gen_ai.prompt.0.role,
+    llm.input_messages.0.message.content), or as one list of objects.
+    """
+    for name in names:
+        turns = _tree(flat, f"{name}.")
+        turns = turns or [_nested(turn, "") for turn in objects(parsed(flat.get(name))) or []]
+        if turns:
+            return [_turn(turn) for turn in turns if isinstance(turn, dict)]
+    return None
 
 
 def _tree(flat: Mapping[str, Any], prefix: str) -> list[Any] | None:
     """The list whose parts have names that begin with `prefix`; None if there is none."""
+    found = _nested(flat, prefix)
+    return found if isinstance(found, list) else None
+
+
+def _nested(flat: Mapping[str, Any], prefix: str) -> Any:
+    """What stands below `prefix`, nested as the dots in the names say."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         if not key.startswith(prefix):
@@ -228,8 +280,7 @@ def _tree(flat: Mapping[str, Any], prefix: str) -> list[Any] | None:
             inner = node.setdefault(step, {})
             node = inner if isinstance(inner, dict) else node
         node[last] = value
-    found = _as_lists(tree)
-    return found if isinstance(found, list) else None
+    return _as_lists(tree)
 
 
 def _as_lists(value: Any) -> Any:
@@ -266,8 +317,12 @@ def _is_observation(row: Row) -> bool:
 
 
 def _is_span(row: Row) -> bool:
-    if not isinstance(row.get("attributes"), dict | list):
+    if "attributes" not in row:
+        return any(column in row for column in TABLE_COLUMNS)
+    if not isinstance(row["attributes"], dict | list):
         return False
+    if first_of(row, INPUTS) and first_of(row, OUTPUTS):
+        return False  # a step that says beside its attributes what came in and out
     if any(key in row for key in ("span_id", "trace_id", "kind", "events", "context", "start_time")):
         return True
     return any(key.startswith(("gen_ai.", "llm.")) for key in attributes(row["attributes"]))
@@ -277,9 +332,28 @@ RUN = RowLayout("langsmith", frozenset(("inputs",)), _is_run, _run, frozenset(("
 OBSERVATION = RowLayout(
     "langfuse", frozenset(("input",)), _is_observation, _observation, frozenset(("metadata", "model_parameters"))
 )
+
+
+def _agents_span(name: str, row: Row) -> Conversation:
+    """A span of OpenAI's agents: `span_data` with its type, input and output."""
+    data = row["span_data"]
+    if data.get("type") not in ("generation", "response"):
+        raise RowRefused("not-a-model-call", f"a span of type {str(data.get('type'))[:40]}")
+    if row.get("error"):
+        raise RowRefused("failed", f"the call failed: {str(row['error'])[:80]}")
+    return _step(name, {key: data.get(key) for key in ("input", "output")}, None, is_call=True)
+
+
+AGENTS_SPAN = RowLayout(
+    "openai-agents",
+    frozenset(("span_data",)),
+    lambda row: isinstance(row.get("span_data"), dict),
+    _agents_span,
+    frozenset(("span_data",)),
+)
 SPAN = RowLayout(
     "opentelemetry",
-    frozenset(("attributes",)),
+    frozenset(("attributes", *TABLE_COLUMNS)),
     _is_span,
     _span,
     frozenset(("attributes", "events", "resource", "scope", "context")),

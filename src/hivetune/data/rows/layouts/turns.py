@@ -44,6 +44,7 @@ MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", 
 ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 _RESULTS = ("result", "output", "response", "observation")  # of a call that holds its own
 BETWEEN = "\n\n"  # turns of one role that become one
+CURSOR = {1: "user", 2: "assistant"}
 LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 
 
@@ -246,6 +247,8 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(turn.get("type"), str) and turn["type"] in LANGCHAIN and "role" not in turn:
         inner = turn["data"] if isinstance(turn.get("data"), dict) else turn
         return {**inner, "role": LANGCHAIN[turn["type"]]}
+    if "bubbleId" in turn and turn.get("type") in CURSOR:
+        return {**turn, "role": CURSOR[turn["type"]], "content": turn.get("text")}
     inner = turn.get("message")
     if isinstance(inner, dict) and "role" in inner:
         return inner

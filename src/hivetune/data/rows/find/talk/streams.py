@@ -46,6 +46,7 @@ _EXAMPLES = frozenset(ROLES) | {
     "1",
 }  # who speaks in examples for a prompt; a client is somebody
 _MESSAGES = frozenset(("message", "msg", "chat_message"))  # kinds of rows
+_LANGCHAIN = ("data", "content")  # where its messages say their words
 _WITH_CALLS = ("tool_calls", "function_call", "tool_call_id", "reasoning_content")
 
 
@@ -85,9 +86,14 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
     shape, said = _of_one_kind(flats, session, order) or _of_kinds(flats, session, order) or (None, [])
     if shape is None or session is not None:
         return shape
+    return shape if whole and _is_one(said, talk or time is not None or _names_parties(flats, shape)) else None
+
+
+def _names_parties(flats: Sequence[Mapping[str, Any]], shape: MessageShape) -> bool:
+    """Whether messages are LangChain's, or their parties are others than those of examples for a prompt."""
     parties = (str(one.get(shape.role)).strip().lower() for one in flats)
-    told = talk or time is not None or not (shape.kinds or _EXAMPLES.issuperset(parties))
-    return shape if whole and _is_one(said, told) else None
+    langchain = shape.role == "type" and shape.content == ".".join(_LANGCHAIN)
+    return langchain or not (shape.kinds or _EXAMPLES.issuperset(parties))
 
 
 def _is_head(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -158,7 +164,9 @@ def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
     text = one.get(shape.content)
     if not isinstance(session, str | int) or role is None or not isinstance(text, str | list | None):
         return None
-    kept = {key: event[key] for key in _WITH_CALLS if event.get(key)}
+    beside = shape.content.rpartition(".")[0]
+    kept = {key: one[f"{beside}.{key}"] for key in _WITH_CALLS if one.get(f"{beside}.{key}")} if beside else {}
+    kept |= {key: event[key] for key in _WITH_CALLS if event.get(key)}
     if not text and not kept:
         return None
     return SaidLine(str(session), {"role": role, "content": text, **kept}, order, links_of(event))

@@ -115,13 +115,24 @@ def _of_events(flats: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
 def flat(item: Mapping[str, Any], depth: int = MAX_TURN_DEPTH, prefix: str = "") -> dict[str, Any]:
     """Paths of everything in an object but objects: `author.role`; lists stay whole."""
     found: dict[str, Any] = {}
-    for key, value in item.items():
-        name = f"{prefix}{key}"
+    for key, held in item.items():
+        name, value = f"{prefix}{key}", _message_in(held)
         if isinstance(value, dict) and value and depth > 1:
             found |= flat(value, depth - 1, f"{name}.")
         else:
             found[name] = value
     return found
+
+
+def _message_in(value: Any) -> Any:
+    """The message that a column of a table holds as JSON text, with who says it and what; other values as they are."""
+    if not isinstance(value, str) or not value.startswith("{"):
+        return value
+    inner = parsed(value)
+    known = (
+        isinstance(inner, dict) and not {"type", "role"}.isdisjoint(inner) and not {"data", "content"}.isdisjoint(inner)
+    )
+    return inner if known else value
 
 
 def _roles_and_contents(items: list[dict[str, Any]], given: NamedParties) -> list[dict[str, Any]] | None:
