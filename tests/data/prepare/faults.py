@@ -84,7 +84,10 @@ FAULTS: dict[str, tuple[str, Maker]] = {
         "unexplained-column",
         lambda r: dump({"prompt": str(r.random()), "completion": "b", "before": "Never answer with b."}),
     ),
-    "text and label": ("unexplained-column", lambda r: dump({"text": str(r.random()), "label": 1})),
+    "text and two classes": (
+        "unexplained-column",
+        lambda r: dump({"text": str(r.random()), "sentiment": "good", "emotion": "joy"}),
+    ),
     "one message": ("one-message", lambda r: dump({"role": "user", "content": str(r.random())})),
     "result first": (
         "earlier-turns-missing",

@@ -37,7 +37,8 @@ class Chunk:
     """Consecutive rows. `path`: where the bytes are; `name`: what the user calls it; `start`, `end`: bytes, or row
     ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines;
     `inside`: where in each record the rows are (data/rows/find/nest.py), empty: a record is a row; `line`: what would
-    read the rows of its file that nothing reads, empty: nothing; None: nobody looked at the file.
+    read the rows of its file that nothing reads, empty: nothing; None: nobody looked at the file; `labels`: columns
+    that hold a few words in every row of its file.
     """
 
     kind: ChunkKind
@@ -50,6 +51,7 @@ class Chunk:
     rows: int
     inside: tuple[str, ...] = ()
     line: str | None = None
+    labels: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.placeholders import share_few_labels
@@ -16,6 +16,7 @@ from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.advice import Line, as_option, lines_for
+from hivetune.data.rows.find.labels import label_columns
 from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.find.nest import RowPlace, are_unread, place_name, place_of_rows, places, rows_at
@@ -54,21 +55,26 @@ def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
     a file's rows where nothing reads most of them.
     """
     found = {name: _looked_at(list(_records(chunks)), columns) for name, chunks in _by_file(inputs.chunks)}
-    nothing: tuple[RowPlace, str | None] = ((), None)
-    places = {one.name: found.get(one.name, nothing) for one in inputs.chunks}
-    chunks = (replace(one, inside=places[one.name][0], line=places[one.name][1]) for one in inputs.chunks)
-    return replace(inputs, chunks=tuple(chunks))
+    seen = {one.name: found.get(one.name, _Seen()) for one in inputs.chunks}
+    return replace(inputs, chunks=tuple(replace(one, **seen[one.name]._asdict()) for one in inputs.chunks))
 
 
-def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> tuple[RowPlace, str | None]:
-    """(where the rows of a file are, the line that would read them: empty for none, None where it is not asked for)."""
+class _Seen(NamedTuple):
+    """What the first rows of a file told: as in Chunk."""
+
+    inside: RowPlace = ()
+    line: str | None = None
+    labels: tuple[str, ...] = ()
+
+
+def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
     place = place_of_rows(records, columns)
     if columns:
-        return place, None
+        return _Seen(place)
     if place or not records:
-        return place, ""
+        return _Seen(place, "", label_columns(rows_at(records, place)))
     lines = unread_lines(records)
-    return place, as_option(lines[0].columns) if lines else ""
+    return _Seen(place, as_option(lines[0].columns) if lines else "", label_columns(records))
 
 
 def unread_lines(records: Sequence[Any]) -> list[Line]:

@@ -7,6 +7,7 @@ import pytest
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.read import RawRow, read_example
 
 ASKED, ANSWERED = "Which town has the depot?", "The depot is in Bonn, on the left bank."
 AS_PYTHON = [{"from": "user", "value": "It's where?"}, {"from": "gpt", "value": ANSWERED}]
@@ -172,3 +173,55 @@ def test_a_query_answers_its_question() -> None:
 def test_the_class_of_a_text_is_no_answer() -> None:
     with pytest.raises(RowRefused):
         read_conversation({"question": ASKED, "intent": "a question about places", "intent_id": 3})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": ASKED, "reference": ANSWERED, "base_pred": "It is in a town.", "rouge": 0.2},
+        {"instruction": ASKED, "final": ANSWERED},
+        {"legal_question": ASKED, "answer": ANSWERED},
+        {"questions": ASKED, "true_answers": ANSWERED, "predicted_answers": "It is in a town."},
+        {"pregunta": ASKED, "respuesta_esperada": ANSWERED, "respuesta_modelo": "It is in a town."},
+        {"question": ASKED, "thinking_trace": "Depots stand in towns.", "answer": ANSWERED},
+        {"question": ASKED, "expected_answer": ANSWERED, "facts_missing": ["the name of the street"]},
+    ],
+)
+def test_the_answer_that_is_said_to_be_right_under_more_names(row: dict[str, Any]) -> None:
+    assert said(row) == (ASKED, ANSWERED)
+
+
+def test_a_verdict_is_about_the_answer_that_was_judged() -> None:
+    row = {"question": ASKED, "expected_answer": ANSWERED, "model_answer": "It is in a town.", "passed": False}
+    assert read_example(RawRow("a:1", json.dumps(row).encode()), {}).example.success is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "learned"),
+    [
+        ({"town": "Bonn", "abstract": "A depot.", "authors": [{"name": "A", "role": "user"}]}, None),
+        ([{"path": "/depots", "params": [{"name": "town"}]}], '{"path": "/depots", "params": [{"name": "town"}]}'),
+        ({"type": "depot", "town": "Bonn"}, None),
+        ([3, 5], None),
+        (True, None),
+    ],
+)
+def test_an_answer_that_is_an_object_is_learned_as_json(answer: Any, learned: str | None) -> None:
+    found = read_conversation({"input_text": ASKED, "correct_answer": answer, "level": "easy"})
+    assert (found.messages[0].content, found.messages[-1].content) == (ASKED, learned or json.dumps(answer))
+    assert "json-answer" in found.changed
+
+
+def test_an_object_under_query_answers_the_question_beside_it() -> None:
+    asked, answered = said({"question": ASKED, "query": [{"method": "GET", "url": "/depots"}]})
+    assert (asked, json.loads(answered)) == (ASKED, {"method": "GET", "url": "/depots"})
+
+
+def test_a_context_that_is_an_object_belongs_to_the_question() -> None:
+    row = {"instruction": ASKED, "context": {"town": 'The "old" one', "since": 1900}, "response": ANSWERED}
+    assert said(row) == (f'{ASKED}\ntown: The "old" one\nsince: 1900', ANSWERED)
+
+
+def test_an_answer_that_is_json_text_is_found_as_it_is() -> None:
+    answer = '{"name": "The \\"old\\" depot of the town"}'
+    assert said({"input": ASKED, "output": answer}) == (ASKED, answer)

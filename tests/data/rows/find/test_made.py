@@ -37,10 +37,14 @@ def said(row: dict[str, Any]) -> list[tuple[str, str]]:
         {"en_sentence": TEXT, "zh_cn": SHORT, "source": "web"},
         {"#src": TEXT, "target": SHORT},
         {"src": TEXT, "tgt": SHORT},
+        {"source": TEXT, "target": SHORT},
+        {"model_type": "big", "context": TEXT, "ref_text": SHORT, "sample": "It flows through a city, says a model."},
     ],
 )
 def test_two_texts_of_which_one_is_made_of_the_other(row: dict[str, Any]) -> None:
     assert said(row) == [("user", TEXT), ("assistant", SHORT)]
+    if row.keys() == {"source", "target"}:
+        return  # one word may be a node of a graph
     short = json.loads(json.dumps(row).replace(json.dumps(SHORT), '"rivers"'))
     assert said(short)[-1] == ("assistant", "rivers"), "the names decide, and not what one row says"
 
@@ -88,11 +92,12 @@ def test_a_class_that_is_false_is_no_verdict_on_its_answer() -> None:
         {"en": TEXT, "ro": SHORT, "de": SHORT},
         {"en": TEXT, "fr": SHORT, "label": "1"},
         {"de": TEXT, "notes": SHORT},
-        {"source": TEXT, "target": SHORT},  # of which language?
+        {"source": "Paris", "target": "Seine"},  # of a graph
+        {"source": TEXT, "target": SHORT, "comment": "translated by a machine of ours"},
         {"article": TEXT, "highlights": SHORT, "summary": "Paris and its river."},
         {"text": TEXT, "summary": SHORT, "prompt_style": "As a poet would say it."},
         {"text": TEXT, "sql": "SELECT 1", "schema": "CREATE TABLE rivers"},
-        {"premise": TEXT, "hypothesis": SHORT, "target": "1"},
+        {"premise": TEXT, "hypothesis": SHORT},
         {"question_id": 4, "text": TEXT, "translation": SHORT},  # its answer stands elsewhere
         {
             "dialogue": "User: Where does it flow?\nAssistant: Through Paris.",
@@ -144,3 +149,15 @@ def test_doubtful_classes_are_proposed() -> None:
     assert [line.columns for line in lines_for(rows)][:2] == [{"prompt": "review", "completion": n} for n in answers]
     rows = [{"text": f"{TEXT} {n}", "gloss": f"river {n} city middle", "category": "rivers"} for n in range(9)]
     assert lines_for(rows)[0].columns == {"prompt": "text", "completion": "gloss"}
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (("premise", "hypothesis", "label"), 0),
+        (("premise", "hypothesis", "gold_label"), "neutral"),
+    ],
+)
+def test_a_hypothesis_is_judged_on_its_premise(names: tuple[str, str, str], label: str | int) -> None:
+    row = dict(zip(names, (TEXT, SHORT, label), strict=True))
+    assert said(row) == [("user", f"{TEXT}\n{SHORT}"), ("assistant", str(label))]

@@ -19,6 +19,7 @@ from hivetune.data.rows.find.names import (
     part_of,
     words,
 )
+from hivetune.data.rows.find.written import as_lines
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row, names, objects, one_of, parsed
@@ -98,6 +99,8 @@ def _text(name: str, value: Any, answer: Any) -> str | None:
         return _choices(value, answer)
     if isinstance(value, list) and all(isinstance(piece, str) for piece in value):
         return "\n".join(piece for piece in value if not is_reference(name, piece)) or None
+    if isinstance(value, dict) and words(name) == ("context",):
+        return as_lines(value)
     texts = [piece.get("text") for piece in objects(value) or []]
     return "\n".join(map(str, texts)) if texts and all(isinstance(text, str) for text in texts) else None
 

@@ -47,6 +47,9 @@ _SAME: Final = {
     "instruction": "instrucción instruccion instrução instrucao anweisung istruzione instrukcja инструкция 指令 지시",
     "explanation": "explicación explicacion explicação explicacao erklärung spiegazione explication "
     "объяснение 解析 解释 解説",
+    "expected": "esperada esperado esperadas attendu attendue erwartet erwartete oczekiwana ожидаемый 期望 参考 標準 "
+    "标准",
+    "model": "modelo modèle modell modello",
     "options": "opciones opções alternativas 选项 選択肢 варианты",
 }
 _ENGLISH: Final = {word: name for name, words in _SAME.items() for word in words.split()}

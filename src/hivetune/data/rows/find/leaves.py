@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.names import is_note, is_of_a_person, is_reference, names_role, part_of, role_of
 from hivetune.data.rows.find.talk.turn_lists import names_party
+from hivetune.data.rows.find.written import Written
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import Row, Tools, is_json_text, parsed
 from hivetune.records import Message
@@ -38,12 +39,17 @@ def nodes(row: Row) -> Iterator[Node]:
         seen += 1
         if seen > MAX_NODES or len(node.path) > MAX_ROW_DEPTH:
             raise RowRefused("unknown-layout", "the row holds too much to find one conversation in it")
-        value = parsed(node.value) if isinstance(node.value, str) and is_json_text(node.value) else node.value
+        value = _inside(node.value)
         yield Node(node.path, value)
         if isinstance(value, dict):
             waiting.extend(Node((*node.path, str(key)), inner) for key, inner in value.items())
         elif isinstance(value, list):
             waiting.extend(Node((*node.path, "[]"), inner) for inner in value)
+
+
+def _inside(value: Any) -> Any:
+    """A list or an object that was written as text; not an answer that is one text."""
+    return parsed(value) if isinstance(value, str) and not isinstance(value, Written) and is_json_text(value) else value
 
 
 def at(row: Row, path: str) -> Any:

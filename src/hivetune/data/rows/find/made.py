@@ -1,5 +1,6 @@
 """A row of two texts of which one is, by its name, made of the other: `context` and `target`, `dialogue` and `summary`;
-of a text and its class: `text` and `label`, `review` and `sentiment`; or of a text in two languages.
+of a text and its class: `text` and `label`, `review` and `sentiment`, a hypothesis with its premise and `label`; or of
+a text in two languages.
 
 Names decide, so that all rows of a file are read alike, whether a class is a word or a number; a row with a third text
 or a second class is asked about.
@@ -13,8 +14,8 @@ from typing import Any, Literal
 from hivetune.data.rows.fields import as_time, plain_name
 from hivetune.data.rows.find.languages import names_language
 from hivetune.data.rows.find.leaves import at
-from hivetune.data.rows.find.names import SHORTENED, part_of, words
-from hivetune.data.rows.layouts.columns import names_document
+from hivetune.data.rows.find.names import SHORTENED, is_a_models, is_expected, part_of, words
+from hivetune.data.rows.layouts.columns import looks_like_content, names_document
 from hivetune.data.rows.layouts.pairs import HALVES, LABELS
 from hivetune.data.rows.layouts.said import Row, names, parsed
 
@@ -42,7 +43,9 @@ _MAKES = (
 )
 _TOPICS = names("category topic")  # of a short text alone in its row; those of a document are said about it
 _SHORT_TEXTS = names("text message sentence tweet comment review post email headline statement symptom symptoms resume")
-_QUALIFIERS = names("ground full raw whole expected reference gold short name string clean cleaned")
+_QUALIFIERS = names("ground full raw whole expected reference ref gold short name string clean cleaned")
+_RIGHT = names("expected reference ref gold")  # a text that is one of these was made of another
+_OF_A_TEST = names("sample samples prediction predictions pred preds")  # beside what is said to be right
 _TARGETS = tuple(frozenset((name,)) for name in ("tgt", "trg", "target", "dst"))
 _IN_WORDS = names("text name string description")
 _LANGUAGES = frozenset(("lang", "language", "languages"))
@@ -54,7 +57,7 @@ def made_of(row: Row) -> tuple[str, str] | None:
     None where the names do not say both, where one says that the other half stands elsewhere, or where another column
     holds more than a number, a label, a date, a note or the name of something.
     """
-    pair = _by_name(tuple(row)) or _in_languages(row)
+    pair = _by_name(tuple(row)) or _alone(row) or _in_languages(row)
     if pair is None:
         return None
     text, made = (at(row, name) for name in pair)
@@ -62,9 +65,29 @@ def made_of(row: Row) -> tuple[str, str] | None:
         return None
     if not is_class(pair[1]) and names_document(text):
         return None
-    others = (name for name in row if name not in pair and name != "translation")
-    beside = _is_beside_class if is_class(pair[1]) else _is_beside
-    return pair if all(beside(name, row[name]) for name in others) else None
+    others = [name for name in row if name not in (*pair, "translation", premise_of(row))]
+    if is_class(pair[1]):
+        return pair if all(_is_beside_class(name, row[name]) for name in others) else None
+    others = [name for name in others if not (is_expected(pair[1]) and _is_of_a_test(name))]
+    return pair if all(_is_beside(name, row[name]) for name in others) else None
+
+
+def premise_of(row: Row) -> str | None:
+    """The column of the text that a hypothesis is judged on."""
+    return next((name for name in row if words(name) == ("premise",)), None)
+
+
+def _alone(row: Row) -> tuple[str, str] | None:
+    """A `source` and a `target` and nothing else, of which one was written: no edge of a graph."""
+    plain = {plain_name(name): name for name in row}
+    if plain.keys() != {"source", "target"} or not looks_like_content(row[plain["target"]]):
+        return None
+    return plain["source"], plain["target"]
+
+
+def _is_of_a_test(name: str) -> bool:
+    """Whether a column holds what a model under test said, beside what is said to be right."""
+    return is_a_models(name) or bool(_OF_A_TEST & set(words(name)))
 
 
 def class_column(row: Row) -> str | None:
@@ -99,6 +122,9 @@ def _by_name(columns: tuple[str, ...]) -> tuple[str, str] | None:
     if any(plain_name(name) in HALVES for name in columns):
         return None
     plain = {frozenset(words(name)): name for name in columns}
+    if {frozenset(("premise",)), frozenset(("hypothesis",))} <= plain.keys():
+        verdict = next((name for said, name in plain.items() if _kind(said - {"gold"}) == "class"), None)
+        return None if verdict is None else (plain[frozenset(("hypothesis",))], verdict)
     for source, target in (({"source"}, {"target"}), ({"source", "text"}, {"target", "text"})):
         if {frozenset(source), frozenset(target)} <= plain.keys():  # of two languages, or as a trainer of T5 has them
             told = len(source) > 1 or any(_LANGUAGES & said for said in plain)
@@ -118,6 +144,8 @@ def _kind(said: frozenset[str]) -> _Kind | None:
     """What a name with these words holds; None where it does not say, or says two things."""
     if _is_named(said):
         return "class"
+    if said & _RIGHT and said - _QUALIFIERS == {"text"}:
+        return "product"
     kinds = {_KINDS.get(word) for word in said - _QUALIFIERS}
     return kinds.pop() if len(kinds) == 1 else None
 

@@ -23,7 +23,8 @@ ASKERS = names(
 ANSWERERS = names(
     "assistant asst ai bot chatbot gpt chatgpt llm model agent support operator advisor adviser tutor teacher doctor "
     "therapist counselor counsellor wizard expert clerk helper librarian representative rep claude gemini copilot "
-    "nurse physician clinician pharmacist receptionist 助手 客服 医生 支持者 咨询师 心理咨询师 机器人"
+    "listener supporter salesman salesperson seller nurse physician clinician pharmacist receptionist "
+    "助手 客服 医生 支持者 咨询师 心理咨询师 机器人"
 )
 _MACHINES = names("tool function observation environment ipython execution")
 PARTIES: dict[str, Role] = (
@@ -41,10 +42,11 @@ _ANSWERED = names(
     "a label target truth gold golden answer response reply completion output solution generation resolution "
     "continuation"
 )
+_QUESTIONS = names("question query prompt instruction input problem utterance")
 # Beside a question, what was asked for under the name of its kind: `sql`, `reference_code`, `fulfilment`.
 _MADE = names(
     "sql code program patch proof summary highlights tldr headline translation fulfilment fulfillment cypher sparql "
-    "bash regex fix diagnosis advice recommendation"
+    "bash regex fix diagnosis advice recommendation final"
 )
 SHORTENED = names("summary highlights tldr headline")  # of the only other text, whatever that is called
 _SINGULARS = names("input message utterance label truth target question query prompt request problem answer") | names(
@@ -67,6 +69,8 @@ _GIVEN = names(
     "retrieved retrieval scenario hint hints facts evidence evidences rule rules policy policies guideline guidelines "
     "constraint constraints requirement requirements profile"
 )
+_THOUGHT = names("reasoning thinking thought thoughts cot think")
+_OF_THOUGHTS = names("trace traces trajectory process chain of text content model llm deepseek gemini expected full")
 _SETTINGS = names("scenario persona story profile")  # one word there chooses among things known before
 _DOCUMENTS = names("context contexts passage passages document documents evidence evidences article articles retrieved")
 _ABOUT = names(
@@ -74,6 +78,7 @@ _ABOUT = names(
     "reflections rubric rubrics test tests testcase testcases test_list judgement judgment verdict verification "
     "citation citations examples demonstrations note notes comment comments remark remarks"
 )
+_CHECKED = names("missing matched covered present")
 _OF_A_RUN = names("error errors exception exceptions traceback stacktrace stderr status errormessage")
 _WRONG = names("wrong incorrect hallucinated distractor distractors false")
 _ABOUT_WITH = names("unit case cases answer correct final detailed short long positive negative gold list result s")
@@ -100,7 +105,7 @@ CONTENT_ORDER = (
     *("segments", "response", "output", "input", "answer"),
 )
 _ACCEPTED = names("golden gold correct acceptable accepted valid possible reference expected alias")
-_EXPECTED = names("gt expected reference ref gold golden truth correct ideal")
+_EXPECTED = names("gt expected reference ref gold golden truth true correct ideal")
 _TRUE = _EXPECTED - {"reference", "ref", "correct"}  # a reference may name a page, and what is correct a letter
 _OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini")
 _HOLDERS = names("session thread conversation chat request body context trace original event object run parent span")
@@ -169,7 +174,7 @@ def part_of(name: str) -> NamePart:
         return "tools"
     if plain in SYSTEM:
         return "system"
-    if plain in THOUGHTS:
+    if plain in THOUGHTS or _are_thoughts(plain):
         return "thoughts"
     if plain in _NOTES:
         return "note"
@@ -181,9 +186,21 @@ def part_of(name: str) -> NamePart:
     if said & _OTHER:
         return "unknown"
     if plain in CONTEXT or said & _GIVEN:
-        return "content" if len(plain.rpartition("_")[2]) == 1 else "given"  # option_a alone is one of several
+        return _given(plain, said)
     side = _side(said)
     return side or ("content" if known == "content" else "unknown")
+
+
+def _given(plain: str, said: frozenset[str]) -> Literal["about", "content", "given"]:
+    if said & _CHECKED:
+        return "about"  # what somebody looked for in the answer
+    return "content" if len(plain.rpartition("_")[2]) == 1 else "given"  # option_a alone is one of several
+
+
+def _are_thoughts(plain: str) -> bool:
+    """Whether a name says that somebody thought: `thinking_trace`, `reasoning_process`."""
+    said = set(plain.split("_"))
+    return bool(said & _THOUGHT) and said <= _THOUGHT | _OF_THOUGHTS
 
 
 def _side(said: frozenset[str]) -> Literal["asked", "answered", "system"] | None:
@@ -242,6 +259,13 @@ def answers_somehow(name: str) -> bool:
     true_query = last == "query" and bool(_TRUE & set(qualifiers))
     answers = last in ("reply", "response", "answer") or last in _MADE or true_query
     return answers and not set(qualifiers) & (_OTHER | _GIVEN | _ABOUT | _ASKED)
+
+
+def asks_somehow(path: str) -> bool:
+    """Whether the last word of a name is one for a question, whatever words qualify it: `legal_question`."""
+    *qualifiers, last = words(path.rpartition(".")[2]) or ("",)
+    others = _OTHER | _GIVEN | _ABOUT | _ANSWERED | _OF_A_RUN | {"system"}
+    return last in _QUESTIONS and not set(qualifiers) & others
 
 
 def role_of(value: str) -> Role | None:

@@ -8,11 +8,12 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import named_choice, with_given
 from hivetune.data.rows.find.leaves import at, nodes
-from hivetune.data.rows.find.made import class_column, made_of
+from hivetune.data.rows.find.made import made_of, premise_of
 from hivetune.data.rows.find.names import (
     SHORTENED,
     answers_somehow,
     are_alternatives,
+    asks_somehow,
     is_a_models,
     is_a_question,
     is_an_answer,
@@ -23,6 +24,7 @@ from hivetune.data.rows.find.names import (
     words,
 )
 from hivetune.data.rows.find.talk.turn_lists import TALK, both_sides
+from hivetune.data.rows.find.written import Written
 from hivetune.data.rows.layouts.answers import is_response
 from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
@@ -46,7 +48,7 @@ _CODE = re.compile(r"""\s*"?[\[{]\s*\\?["'{\[]""")
 
 class FoundPair(NamedTuple):
     """What was asked and answered. `used`: the paths that this was read from; `changed`: reasons of severity warn;
-    `answered`: the path of the answer, and `answer` its text.
+    `answered`: the path of the answer, and `answer` its text; `made`: the names of all columns were looked at.
     """
 
     messages: list[Message]
@@ -54,6 +56,7 @@ class FoundPair(NamedTuple):
     changed: tuple[str, ...]
     answered: str
     answer: Any
+    made: bool
 
 
 def read_pair(row: Row) -> FoundPair:
@@ -63,7 +66,7 @@ def read_pair(row: Row) -> FoundPair:
     answer = str(answer) if isinstance(answer, int | float) else answer
     if isinstance(turns := parsed(question), list) and is_conversation(turns):
         question, answer = turns, parsed(answer)
-    if class_column(row) is None:  # any text has a class, and may hold its word
+    if not spots.made:
         _refuse_doubt(row, spots, question, answer)
     if spots.task is not None and isinstance(question, str):
         question = f"{_lines(at(row, spots.task))}\n{question}".strip()
@@ -76,9 +79,18 @@ def read_pair(row: Row) -> FoundPair:
     beside = [*spots.judged, *([spots.task] if spots.task else [])]
     used = tuple(tuple(path.split(".")) for path in (spots.asked, spots.answered, *beside))
     used += tuple(path[:-1] for path in used[2:] if len(path) > 1)  # with all that was written about it there
-    changed = ("other-answers",) if spots.judged or (several and len(answer) > 1) else ()
-    changed = (*changed, "turns-from-text") if learned != given else changed
-    return FoundPair(messages, used, changed, spots.answered, learned)
+    changed = _told(spots, answer, bare=learned != given)
+    return FoundPair(messages, used, changed, spots.answered, learned, spots.made)
+
+
+def _told(spots: "_Spots", answer: Any, *, bare: bool) -> tuple[str, ...]:
+    """The reasons of severity warn. `bare`: marks of a template were taken off the answer."""
+    reasons = {
+        "other-answers": bool(spots.judged) or (isinstance(answer, list) and len(answer) > 1),
+        "turns-from-text": bare,
+        "json-answer": isinstance(answer, Written),
+    }
+    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 def _without_end(answer: Any, question: Any) -> Any:
@@ -86,12 +98,15 @@ def _without_end(answer: Any, question: Any) -> Any:
 
 
 class _Spots(NamedTuple):
-    """Paths: of the question, of the answer, of what to do with the question, of answers that are not learned."""
+    """Paths: of the question, of the answer, of what to do with the question, of answers that are not learned. `made`:
+    the names say that the answer was made of the question, so it may stand in it.
+    """
 
     asked: str
     answered: str
     task: str | None
     judged: list[str]
+    made: bool = False
 
 
 def _spots(row: Row) -> _Spots:
@@ -99,13 +114,14 @@ def _spots(row: Row) -> _Spots:
     if (pair := made_of(row)) is not None:
         if at(row, pair[1]) in (None, ""):
             raise RowRefused("empty-answer", f"{pair[1]} is empty: --columns text={pair[0]} learns the texts whole")
-        return _Spots(*pair, None, [])
+        return _Spots(*pair, premise_of(row), [], made=True)
     asked, answered = _sides(row)
     answered = [*answered, *_references(row, asked, answered)]
     to_learn = _to_learn(_worked_out(row, answered))
-    asked, to_learn = _with_code(row, asked, to_learn or named_choice(row))
+    to_learn = to_learn or named_choice(row) or _right_answer(row, asked)
+    asked, to_learn = _with_code(row, asked, to_learn)
     task, asked = _task_of(asked)
-    asked = asked or _by_its_look(row, to_learn)
+    asked = asked or _asks_somehow(row, to_learn) or _by_its_look(row, to_learn)
     judged = _other_answers(row, answered, to_learn)
     if len(asked) != 1 or len(to_learn) != 1:
         _refuse_empty_answer(row, asked, to_learn)
@@ -140,6 +156,24 @@ def _references(row: Row, asked: list[str], answered: list[str]) -> list[str]:
     return [path for path in named if looks_like_content(at(row, path)) and path not in answered]
 
 
+def _right_answer(row: Row, asked: list[str]) -> list[str]:
+    """The text called `reference` beside a question that nothing else answers."""
+    named = [path for path in open_paths(row) if words(path.rpartition(".")[2]) == ("reference",)] if asked else []
+    return [path for path in named if isinstance(value := at(row, path), str) and _is_written(value)]
+
+
+def _is_written(value: str) -> bool:
+    """Whether a text is more than the name of something: prose or code."""
+    return looks_like_content(value) or any(sign in value for sign in "(){}=;")
+
+
+def _asks_somehow(row: Row, answered: list[str]) -> list[str]:
+    """Paths of questions by the last word of their names, beside an answer by name."""
+    opened = open_paths(row) if len(answered) == 1 else {}
+    texts = {path: value for path, value in opened.items() if isinstance(value, str)}
+    return [path for path, value in texts.items() if asks_somehow(path) and looks_like_content(value)]
+
+
 def _other_answers(row: Row, answered: list[str], to_learn: list[str]) -> list[str]:
     """The answers that are not learned; beside one that is said to be right, those that are weakly named too."""
     others = _weakly_answered(row, to_learn) if any(map(is_expected, to_learn)) else []
@@ -162,6 +196,8 @@ def _weakly_answered(row: Row, asked: list[str]) -> list[str]:
 def _with_code(row: Row, asked: list[str], answered: list[str]) -> tuple[list[str], list[str]]:
     """(questions, answers): of two questions, one that is a query in a language of databases answers the other."""
     if len(asked) == 2 and not answered:
+        if len(calls := [path for path in asked if isinstance(at(row, path), Written)]) == 1:
+            return [path for path in asked if path not in calls], calls
         queries = [path for path in asked if isinstance(text := at(row, path), str) and _QUERY.match(text)]
         if len(queries) == 2:  # "Select all names" may be asked too
             queries = [path for path in queries if words(path.rpartition(".")[2]) == ("query",)]
@@ -237,6 +273,8 @@ def _refuse_doubt(row: Row, spots: _Spots, question: Any, answer: Any) -> None:
 
 def _refuse_pieces(spots: _Spots, question: Any, answer: Any) -> None:
     """Raises RowRefused where the answer is a piece of the question, or one of the two an object."""
+    if isinstance(answer, Written):
+        return
     if isinstance(question, str) and is_copied(str(answer), question, spots.answered):
         raise RowRefused("unknown-layout", f"{spots.answered} stands in {spots.asked} word for word")
     if (isinstance(question, str) and _CODE.match(question)) or (isinstance(answer, str) and is_response(answer)):

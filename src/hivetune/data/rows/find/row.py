@@ -14,6 +14,7 @@ from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
 from hivetune.data.rows.find.pair import FoundPair, open_paths, read_pair, system_in
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
 from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, FoundTurns, NamedParties, as_turns, both_sides
+from hivetune.data.rows.find.written import with_written_answer
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import NAMED_ROLES, SYSTEM, TOOLS
@@ -35,16 +36,18 @@ def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
     body: Row = without_prefix({key: value for key, value in row.items() if key not in NAMED_ROLES})
     if mapped:
         body = {key: body[key] for key in ("messages", *SYSTEM, *TOOLS) if key in body}
-    spots = [] if given.user is None else turn_spots(body, given)
-    spots = spots or turn_spots(body, NOBODY_NAMED)
+    written = body if mapped else with_written_answer(body)
+    spots = [] if given.user is None else turn_spots(written, given)
+    spots = spots or turn_spots(written, NOBODY_NAMED)
     pair: FoundPair | None = None
     changed: tuple[str, ...] = ()
     if spots:
+        body = written
         messages, used, changed = _of_turns(body, spots)
     elif (whole := _call(body) or _in_two_lists(body)) is not None:
         messages, used = whole
     else:
-        body = gathered(body)
+        body = gathered(written)
         pair = read_pair(body)
         messages, used, changed = pair.messages, pair.used, pair.changed
         refuse_half_of_an_agent(body, used)
@@ -72,7 +75,7 @@ def _leaves_out(
     for path, value in left_out(row, messages, tools, used):
         if any(path[: len(one)] == one for one in noted):
             continue
-        if pair is not None and not is_about(row, path, value, pair.answered, pair.answer):
+        if pair is not None and not pair.made and not is_about(row, path, value, pair.answered, pair.answer):
             raise _unexplained(path)
         if pair is None and (any(path[: len(one)] == one for one in used) or not is_beside(path)):
             raise _unexplained(path)

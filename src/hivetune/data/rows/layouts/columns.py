@@ -299,11 +299,11 @@ def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
     """Whether all prose of `value` (all its texts, if its name says content) stands in the conversation, or the
     conversation in it: a column that holds the whole row as one text adds nothing.
     """
+    if isinstance(value, str) and any(value in message.content for message in messages):
+        return True  # the usual case
     if isinstance(value, str):
         inside = parsed(value)
         value = value if isinstance(inside, str) else inside
-    if isinstance(value, str) and any(value in message.content for message in messages):
-        return True  # the usual case
     texts = [text.strip() for text in texts_in(value) if (named and text.strip()) or _is_prose(text)]
     if not texts:
         return True  # numbers: nothing that anybody said

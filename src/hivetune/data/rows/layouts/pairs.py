@@ -25,6 +25,7 @@ from hivetune.data.rows.layouts.said import (
     Row,
     RowLayout,
     first_of,
+    names,
     objects,
     parsed,
     said,
@@ -52,8 +53,10 @@ HALVES = (
 )
 MOST_WORDS = 12  # of an answer that others may say in other words
 # An object with one of these is a message, a response, or an answer with what was written about it.
-_HOLD_TEXT = frozenset(("role", "from", "parts", "choices", "candidates", "messages", "type", "error", "status"))
-_HOLD_TEXT |= {*CONTEXT, *TURNS, *ASKED, *ANSWERED, "content", "text", "message", "body", "data", "result", "value"}
+_HOLD_TEXT = frozenset(("role", "from", "parts", "choices", "candidates", "messages", "error", *TURNS, *ANSWERED))
+_HOLD_TEXT |= {"content", "text", "message", "body", "data", "result", "value"}
+_HOLD_TEXT -= {"label", "target", "targets"}
+_PARTS = names("text image thinking message function function_call tool_use tool_call tool_result")  # kinds of them
 LABELS = (
     *("label", "labels", "target", "class", "sentiment", "intent", "category", "stars", "rating", "emotion"),
     *("entities", "ner", "ner_tags", "spans", "aspects"),
@@ -128,7 +131,7 @@ def _one_answer(answer: Any, asked_in: str, column: str) -> tuple[Any, tuple[str
             return answer[0], ("other-answers",)
         kind = f"{column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
         raise RowRefused("wrong-type", f"{kind}: --columns prompt={asked_in},completion={column}.0")
-    written = _as_json(answer)
+    written = as_json_text(answer)
     return (answer, ()) if written is None else (written, ("json-answer",))
 
 
@@ -142,11 +145,13 @@ def say_the_same(texts: Sequence[str]) -> bool:
     return all(2 * len(said[0] & other) >= min(len(said[0]), len(other)) for other in said[1:])
 
 
-def _as_json(answer: Any) -> str | None:
+def as_json_text(answer: Any) -> str | None:
     """An answer that is an object, as JSON text; None for another, and for one that is a message or holds a text."""
     answer = [answer] if isinstance(answer, dict) else answer
     items = objects(answer)
     if items is None or any(plain_name(key) in _HOLD_TEXT for item in items for key in item):
+        return None
+    if any(str(item.get("type")) in _PARTS for item in items):
         return None
     return json.dumps(items if len(items) > 1 else items[0], ensure_ascii=False)
 

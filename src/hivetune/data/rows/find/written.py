@@ -1,0 +1,51 @@
+"""What stands in a row as an object, a list of objects or a truth value, as the text that a model reads or writes."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.find.names import part_of, words
+from hivetune.data.rows.layouts.pairs import LABELS, as_json_text
+from hivetune.data.rows.layouts.said import Row, objects
+
+
+class Written(str):
+    """An answer that was an object: its text is learned whole, so nobody looks for other texts in it."""
+
+
+def with_written_answer(row: Row) -> Row:
+    """The row with its only answer as JSON text, where it is an object or a list of objects under a name that says
+    answer (or under `query`, beside a question), or no text under `answer`; any other row as it is.
+    """
+    if any(isinstance(value, str) and value and part_of(name) == "answered" for name, value in row.items()):
+        return row
+    asked = any(isinstance(value, str) and part_of(name) == "asked" for name, value in row.items())
+    found = {name: text for name, value in row.items() if (text := _as_text(name, value, asked)) is not None}
+    return {**row, **found} if len(found) == 1 else row
+
+
+def _as_text(name: str, value: Any, asked: bool) -> Written | None:
+    answers = part_of(name) == "answered" or (asked and words(name) == ("query",))
+    if not answers or value in (None, "", [], {}) or plain_name(name) in LABELS:
+        return None
+    if isinstance(value, bool) or _are_numbers(value):
+        return Written(json.dumps(value)) if words(name)[-1:] == ("answer",) else None
+    if isinstance(value, str) or (isinstance(value, list) and objects(value) is None):
+        return None
+    text = as_json_text(value)
+    return None if text is None else Written(text)
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether a value is a list of numbers, of any depth."""
+    if not isinstance(value, list):
+        return False
+    return all(_are_numbers(one) or (isinstance(one, int | float) and not isinstance(one, bool)) for one in value)
+
+
+def as_lines(value: Mapping[str, Any]) -> str | None:
+    """An object of texts and numbers as a line for each; None for any other."""
+    if not value or not all(isinstance(one, str | int | float) for one in value.values()):
+        return None
+    return "\n".join(f"{name}: {one}" for name, one in value.items())

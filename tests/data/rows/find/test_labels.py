@@ -1,0 +1,46 @@
+"""Columns that hold a label in every row of a file, and a row in which the label has a few words more."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.data.prepare.understand import rows_of_files
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.labels import label_columns
+from hivetune.data.rows.read import read_example
+
+ASKED, ANSWERED = "Where is the depot of the town?", "It is in Bonn."
+SHORT = ["maps", "mail", "old maps", "trains", "mail"]
+LONG = "maps of the post"
+
+
+def rows(extra: str, *, first: bool = True) -> list[dict[str, Any]]:
+    return [
+        {"theme_of_it": label, "question": ASKED, "answer": ANSWERED}
+        if first
+        else {"question": ASKED, "answer": "7", "theme_of_it": label}
+        for label in [*SHORT, extra]
+    ]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_label_is_a_label_in_every_row(first: bool, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows(LONG, first=first))))
+    assert [read_example(raw, {}).example.messages[0].content for raw in rows_of_files(str(file))] == [ASKED] * 6
+
+
+def test_a_text_is_no_label(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    text = "The town has two depots, and both of them are closed in winter."
+    file.write_text("\n".join(map(json.dumps, rows(text))))
+    with pytest.raises(RowRefused, match="unexplained-column"):
+        read_example(list(rows_of_files(str(file)))[-1], {})
+
+
+def test_names_that_say_what_they_hold_are_no_labels() -> None:
+    some = [{"context": "a town", "diagnosis": "flu", "legal_question": "why", "app": "maps"} for _ in range(6)]
+    assert label_columns(some) == ("app",)
+    assert label_columns(some[:3]) == ()
