@@ -214,3 +214,9 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     """pytest imports each by its name alone, and stops at the second."""
     names = [path.name for path in TESTS.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_test_imports_a_conftest() -> None:
+    """Several folders have one, and by that name Python finds the first that pytest happened to load."""
+    found = [str(path) for path in TESTS.rglob("*.py") for _, name in imports(path) if name.startswith("conftest.")]
+    assert not found

@@ -1,5 +1,5 @@
 """`python -m hivetune`."""
 
-from hivetune.cli.main import main
+from hivetune.cli.start import run
 
-main()
+run()

@@ -210,6 +210,28 @@ def test_a_command_that_is_stopped_says_what_it_leaves_behind(
     assert (document["error"]["type"], kept in document["error"]["hint"], kept in err) == ("Stopped", True, True)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_python_still_imports_is_told_as_any_other(tmp_path: Path, number: int) -> None:
+    """As a person does who sees a mistake in the line: it comes when the first third-party package is imported."""
+    script = (
+        "import builtins, os, sys\n"
+        "import hivetune.cli.start\n"
+        "imported = builtins.__import__\n"
+        "def stopped(name, *rest):\n"
+        f"    if name == 'typer':\n        os.kill(os.getpid(), {int(number)})\n"
+        "    return imported(name, *rest)\n"
+        "builtins.__import__ = stopped\n"
+        "sys.argv = ['hivetune', 'runs', '--json']\n"
+        "hivetune.cli.start.run()\n"
+    )
+    environment = {**os.environ, "HIVETUNE_HOME": str(tmp_path)}
+    stopped = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment, timeout=60
+    )
+    assert (stopped.returncode, stopped.stderr) == (128 + number, "hivetune: stopped\n")
+    assert is_error(json.loads(stopped.stdout))
+
+
 def test_hivetune_alone_shows_the_one_screen(tmp_path: Path) -> None:
     environment = {**os.environ, "HIVETUNE_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "hivetune"]

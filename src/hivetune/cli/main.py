@@ -123,8 +123,6 @@ def _help(text: str) -> str:
 def main() -> None:
     """Run one command and exit with its documented code."""
     keep_private()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
     settle_encodings()
@@ -133,6 +131,9 @@ def main() -> None:
         arguments = line.split()[1:]
     arguments = arguments or ["status"]
     try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # start.py waits
         # Under --json typer's own errors come here; else typer prints them, with the usage of the command.
         try:
             sys.exit(_app(arguments)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))

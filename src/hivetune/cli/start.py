@@ -1,0 +1,16 @@
+"""The first lines that run: a stop waits until somebody can answer it, and is no traceback of half an import.
+
+Nothing else is imported here: all the rest takes 0.2 s, in which people see a mistake in their line and press Ctrl-C.
+"""
+
+import signal
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run() -> None:
+    """The command `hivetune`. `main` lets the signals in."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    from hivetune.cli.main import main
+
+    main()
