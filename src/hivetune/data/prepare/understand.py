@@ -19,7 +19,7 @@ from hivetune.data.rows.find.advice import Line, as_option, lines_for
 from hivetune.data.rows.find.labels import label_columns
 from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.names import part_of, words
-from hivetune.data.rows.find.nest import RowPlace, are_unread, place_name, place_of_rows, places, rows_at
+from hivetune.data.rows.find.nest import RowPlace, are_unread, place_name, place_of_rows, places, rows_at, with_choices
 from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
 from hivetune.data.rows.layouts.tickets import without_markup
 from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
@@ -68,7 +68,7 @@ class _Seen(NamedTuple):
 
 
 def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
-    place = place_of_rows(records, columns)
+    place = with_choices(records, place_of_rows(records, columns), columns)
     if columns:
         return _Seen(place)
     if place or not records:

@@ -1,10 +1,12 @@
 """What stands beside a question and its answer: given with the question, written about the answer, or asked about."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.read import RawRow, read_example
@@ -225,3 +227,29 @@ def test_a_context_that_is_an_object_belongs_to_the_question() -> None:
 def test_an_answer_that_is_json_text_is_found_as_it_is() -> None:
     answer = '{"name": "The \\"old\\" depot of the town"}'
     assert said({"input": ASKED, "output": answer}) == (ASKED, answer)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"option_0": PLACES[0], "option_1": PLACES[1], "label": 1}, (f"0. {PLACES[0]}\n1. {PLACES[1]}", "1")),
+        ({"option1": "Bonn", "option2": "Aachen", "answer": "2"}, ("1. Bonn\n2. Aachen", "2")),
+        ({"choice1": "Bonn", "choice2": "Aachen", "answer": "B"}, ("A. Bonn\nB. Aachen", "B")),
+    ],
+)
+def test_choices_in_columns_with_numbers(row: dict[str, Any], expected: tuple[str, str]) -> None:
+    assert said({"question": ASKED, **row}) == (f"{ASKED}\n{expected[0]}", expected[1])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_number_of_a_choice_counts_as_the_file_shows(tmp_path: Path, first: int) -> None:
+    rows = [{"question": f"{ASKED} {n}", "choices": ["2", "4", "Bonn"], "answer": n % 3 + first} for n in range(6)]
+    texts = {"rows.jsonl": "\n".join(map(json.dumps, rows)), "rows.json": json.dumps({"data": rows})}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        found = [example_of(raw).messages for raw in rows_of_files(str(tmp_path / name))]
+        assert [m[1].content for m in found] == list("ABCABC")
+        assert found[2][0].content == f"{ASKED} 2\nA. 2\nB. 4\nC. Bonn"
+    (tmp_path / "few.jsonl").write_text("\n".join(json.dumps({**row, "answer": 1}) for row in rows))
+    with pytest.raises(RowRefused):
+        example_of(next(iter(rows_of_files(str(tmp_path / "few.jsonl")))))

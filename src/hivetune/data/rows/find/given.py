@@ -20,7 +20,7 @@ from hivetune.data.rows.find.names import (
     words,
 )
 from hivetune.data.rows.find.written import as_lines
-from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content
+from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, numbers_of
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row, names, objects, one_of, parsed
 
@@ -31,17 +31,37 @@ _OF_AN_AGENT = names(
 )
 _OBJECTS = re.compile(r"\s*\[?\s*[A-Z]\w*\(\w+=")  # [Document(id=..., content=...
 _LETTER_ALONE = re.compile(r"\(?[A-J]\)?")
+_RIGHT = ("label", "gold", "target")  # beside numbered choices the number of the right one
+MIN_CHOICES = 2
 CHARS_A_WORD = 20  # on average at most, where words have spaces between them
 SHARED_WORDS = 0.6  # of an answer's words, found in another column: it may be where the answer comes from
 
 
 def gathered(row: Row) -> Row:
-    """A row whose choices stand in columns of their own (`option_a`, `A` ...), with all of them as `options`."""
+    """A row whose choices stand in columns of their own (`option_a`, `A`, `option_1` ...), with all of them as
+    `options`, each behind its letter or number.
+    """
+    if "options" not in row and (numbered := _numbered(row)):
+        columns = (name for name in row if name not in numbers_of(row).values())
+        called = {name: "answer" if name in _RIGHT and str(row[name]) in numbered else name for name in columns}
+        return {**{called[name]: row[name] for name in called}, "options": numbered}
     found = {match.group(1).upper(): name for name in row if (match := CHOICE.match(plain_name(name)))}
     if not {"A", "B"} <= found.keys() or "options" in row or list(found) != sorted(found):
         return row
     kept = {name: value for name, value in row.items() if name not in found.values()}
     return {**kept, "options": {letter: row[name] for letter, name in found.items() if row[name] not in (None, "")}}
+
+
+def _numbered(row: Row) -> dict[str, Any]:
+    """The choices in columns with numbers by those, or by their letters where a letter names the right one."""
+    found = numbers_of(row)
+    first = min(found, default=0)
+    if len(found) < MIN_CHOICES or first > 1 or list(found) != list(range(first, first + len(found))):
+        return {}
+    texts = [row[name] for name in found.values() if row[name] not in (None, "")]
+    letters = tuple(_LETTERS[: len(texts)])
+    lettered = any(value.strip() in letters for value in row.values() if isinstance(value, str))
+    return dict(zip(letters if lettered else map(str, found), texts, strict=False))
 
 
 def named_choice(row: Row) -> list[str]:

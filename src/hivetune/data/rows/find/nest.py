@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.choices import first_number, with_letter
+from hivetune.data.rows.containers import rows_inside
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.names import is_a_question, words
@@ -20,6 +22,7 @@ RowPlace = tuple[str, ...]  # keys; EACH: every item of a list, or every value o
 EACH = "[]"
 BY_COLUMNS = "{columns}"  # a record that is a table: a list for each column
 BY_QUESTIONS = "{questions}"  # a record whose names are questions and whose values are the answers
+FROM = {"{choices from 0}": 0, "{choices from 1}": 1}  # behind a place: the answers of its rows are numbers of choices
 MAX_PLACE_DEPTH = 5
 MAX_PLACES = 40
 MAX_TRIED_ROWS = 30  # tried at one place
@@ -49,8 +52,22 @@ def place_of_rows(records: Sequence[Any], columns: Mapping[str, str] = _NONE) ->
     return best[1]
 
 
+def with_choices(records: Sequence[Any], place: RowPlace, columns: Mapping[str, str] = _NONE) -> RowPlace:
+    """The place of rows that nothing reads as their answers are numbers of choices, with what the first one counts as;
+    else the place as it is.
+    """
+    rows = rows_at(records, place)
+    first = first_number(rows) if rows and _share(rows, columns) < USABLE_SHARE else None
+    for mark, number in FROM.items():
+        if number == first and _share(rows_at(records, (*place, mark)), columns) >= USABLE_SHARE:
+            return (*place, mark)
+    return place
+
+
 def split_record(record: Any, place: RowPlace) -> list[dict[str, Any]]:
     """The rows of one record; the record itself where it has none at that place."""
+    if place[-1:] and place[-1] in FROM:
+        return [with_letter(row, FROM[place[-1]]) for row in split_record(record, place[:-1])]
     value = parsed(record)
     rows = [{**beside, **row} for beside, row in _below(value, place, {})]
     return rows or ([value] if isinstance(value, dict) else [])
@@ -62,13 +79,16 @@ def split_payload(payload: bytes, place: RowPlace) -> list[bytes] | None:
         record = json.loads(payload)
     except (ValueError, RecursionError):
         return None
-    rows = split_record(record, place)
+    if place[0] in FROM and (inner := rows_inside(payload)):
+        rows = [with_letter(json.loads(row), FROM[place[0]]) for row in inner]
+    else:
+        rows = split_record(record, place)
     return [json.dumps(row).encode() for row in rows] or None
 
 
 def place_name(place: RowPlace) -> str:
     """As people write it: `data[].qas[]`."""
-    return "".join(key if key == EACH else f".{key}" for key in place).removeprefix(".")
+    return "".join(key if key == EACH else f".{key}" for key in place if key not in FROM).removeprefix(".")
 
 
 def rows_at(records: Sequence[Any], place: RowPlace) -> list[dict[str, Any]]:

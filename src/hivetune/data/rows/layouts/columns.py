@@ -104,6 +104,7 @@ _WRITTEN_AS = ("json", "str", "list", "raw", "dict")  # how a table keeps it: `s
 _CHOSEN = names("persona story scenario knowledge profile mode style tone")
 
 CHOICE = re.compile(r"\A(?:(?:option|opt|op|choice|answer_option)_?)?([a-j])\Z")  # one of several, by its letter
+NUMBERED_CHOICE = re.compile(r"\A(?:option|opt|choice|ending)_?(\d)\Z")  # or by its number
 _NAMED_DOCUMENT = re.compile(r"(?=\S*[A-Za-z])(?=\S*[\d_./:#-])[\w./:#@%+-]+", re.ASCII)
 _MOST_NAMED = 8  # columns in a message
 MIN_WORDS = 3
@@ -212,12 +213,17 @@ def column_kind(name: str) -> Kind:
         return "media"
     if (name in CONTENT or name in TOOLS) and name != "user":  # mostly who asked, not what
         return "content"
-    if CHOICE.match(name):
+    if CHOICE.match(name) or NUMBERED_CHOICE.match(name):
         return "content"  # one word may be a choice, without which the answer "B" means nothing
     if name in NOTES or name.endswith(_NOTE_ENDS) or name.startswith(_NOTE_STARTS):
         return "note"
     written_as = name.rpartition("_")
     return column_kind(written_as[0]) if written_as[0] and written_as[2] in _WRITTEN_AS else "unknown"
+
+
+def numbers_of(row: Row) -> dict[int, str]:
+    """The columns of choices by the numbers in their names."""
+    return {int(match.group(1)): name for name in row if (match := NUMBERED_CHOICE.match(plain_name(name)))}
 
 
 def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str | None:
