@@ -41,6 +41,6 @@ def test_a_text_is_no_label(tmp_path: Path) -> None:
 
 
 def test_names_that_say_what_they_hold_are_no_labels() -> None:
-    some = [{"context": "a town", "diagnosis": "flu", "legal_question": "why", "app": "maps"} for _ in range(6)]
+    some = [{"context": "a town", "diagnosis": "flu", "emotion": "joy", "legal_question": "why", "app": "maps"}] * 6
     assert label_columns(some) == ("app",)
     assert label_columns(some[:3]) == ()

@@ -84,6 +84,7 @@ def test_a_class_that_is_false_is_no_verdict_on_its_answer() -> None:
         {"text": TEXT, "aspect": "width", "label": "positive"},  # the class of both
         {"text": TEXT, "aspect": "", "label": "positive"},  # the names decide
         {"text": TEXT, "entities": ["Seine"], "label": "river"},
+        {"text": TEXT, "start": 4, "end": 9, "label": "river"},  # of a part of the text
         {"content": TEXT, "category": "rivers"},  # a document with its topic
         {"prompt": TEXT, "category": "rivers"},  # a question without its answer
         {"sentence1": TEXT, "sentence2": SHORT, "label": "1"},

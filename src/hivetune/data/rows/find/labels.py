@@ -10,6 +10,7 @@ from typing import Any
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.names import answers_somehow, asks_somehow, part_of
 from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row
 
 MOST_WORDS, MOST_CHARS = 8, 80  # of a label
@@ -27,7 +28,8 @@ def label_columns(rows: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _may_be_label(name: str) -> bool:
-    return part_of(name) == "unknown" and not answers_somehow(name) and not asks_somehow(name)
+    is_class = plain_name(name) in LABELS  # of a text it may be what is to be learned
+    return part_of(name) == "unknown" and not (is_class or answers_somehow(name) or asks_somehow(name))
 
 
 def _are_labels(values: Sequence[Any]) -> bool:

@@ -48,6 +48,7 @@ _RIGHT = names("expected reference ref gold")  # a text that is one of these was
 _OF_A_TEST = names("sample samples prediction predictions pred preds")  # beside what is said to be right
 _TARGETS = tuple(frozenset((name,)) for name in ("tgt", "trg", "target", "dst"))
 _IN_WORDS = names("text name string description")
+_OF_A_SPAN = names("start end begin offset span")
 _LANGUAGES = frozenset(("lang", "language", "languages"))
 
 
@@ -179,7 +180,11 @@ def _is_beside(name: str, value: Any) -> bool:
 
 
 def _is_beside_class(name: str, value: Any) -> bool:
-    """The same beside a class, which may be that of the text and of what another column names: an aspect, an entity."""
+    """The same beside a class, which may be that of the text and of what another column names: an aspect, an entity, a
+    stretch of the text.
+    """
+    if _OF_A_SPAN & set(words(name)):
+        return False
     return part_of(name) in ("note", "system") or _is_number(value) or set(words(name)) <= _TOPICS
 
 
