@@ -176,6 +176,27 @@ def test_calls_of_lm_studio() -> None:
 ANSWER = {"type": "text", "text": A}
 
 
+def test_an_observation_whose_request_is_one_text() -> None:
+    """A system prompt and a question can be told apart; of more speakers any line may be somebody's words."""
+    row = {"type": "GENERATION", "traceId": "t", "input": f"system: {SYSTEM}\nuser: {Q}", "output": A}
+    found = read_example(RawRow("f:1", json.dumps(row).encode()), {})
+    assert [(m.role, m.content) for m in found.example.messages] == WITH_SYSTEM
+    longer = {**row, "input": f"{row['input']}\nassistant: None\ntool: found"}
+    with pytest.raises(RowRefused) as refused:
+        read_example(RawRow("f:1", json.dumps(longer).encode()), {})
+    assert refused.value.reason == "rendered-text"
+
+
+def test_a_turn_that_is_only_thought() -> None:
+    turns = [
+        {"role": "user", "parts": [{"text": Q}]},
+        {"role": "model", "isThought": True, "parts": [{"text": "I look it up."}]},
+        {"role": "model", "parts": [{"text": A}]},
+    ]
+    found = read_example(RawRow("f:1", json.dumps({"messages": turns}).encode()), {}).example
+    assert [(m.content, m.reasoning) for m in found.messages][1:] == [(A, "I look it up.")]
+
+
 def test_pieces_of_a_stream_without_its_end() -> None:
     for pieces in (STREAM[:-2], CHUNKS[:-1]):
         with pytest.raises(RowRefused) as refused:
@@ -222,6 +243,35 @@ FILES: dict[str, tuple[str, Any, list[list[tuple[str, str]]]]] = {
         [
             {"type": "human", "data": {"content": Q, "type": "human"}},
             {"type": "ai", "data": {"content": A, "type": "ai"}},
+        ],
+        [PLAIN],
+    ),
+    "spans whose turns are numbered": (
+        "spans.json",
+        [
+            {
+                **{"trace_id": trace, "span_id": "s", "startTimeUnixNano": "1000"},
+                "attributes": {
+                    "openinference.span.kind": "LLM",
+                    "llm.input_messages.0.message.role": "user",
+                    "llm.input_messages.0.message.content": Q,
+                    "llm.output_messages.0.message.role": "assistant",
+                    "llm.output_messages.0.message.content": A,
+                },
+            }
+            for trace in ("a", "b")
+        ],
+        [PLAIN, PLAIN],
+    ),
+    "a transcript of Cursor": (
+        "agent.jsonl",
+        [
+            {"role": "user", "message": {"content": [{"type": "text", "text": Q}]}},
+            {"role": "assistant", "message": {"content": [{"type": "text", "text": A}]}},
+            *(
+                {"role": "user", "message": {"content": [{"type": "text", "text": text}]}}
+                for text in ("ok", "and bags?")
+            ),
         ],
         [PLAIN],
     ),

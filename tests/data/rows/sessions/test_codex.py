@@ -115,7 +115,7 @@ def test_codex_answers_that_only_events_hold(tmp_path: Path) -> None:
         codex("event_msg", {"type": "user_message", "message": "and there?"}),
         codex("event_msg", {"type": "agent_message", "message": "Done."}),
         codex("event_msg", {"type": "task_complete", "last_agent_message": "Done."}),
-        codex("event_msg", {"type": "user_message", "message": "thanks"}),
+        codex("event_msg", {"type": "user_message", "content": "thanks"}),
         codex("event_msg", {"type": "agent_message", "message": "You are welcome."}),
         codex("response_item", item("assistant", "You are welcome.")),
     ]

@@ -231,8 +231,9 @@ def _ai_studio(name: str, row: Row) -> Conversation:
     for chunk in listed(row["chunked_prompt"].get("chunks")):
         if one_of(chunk, "text") is None:
             raise RowRefused("unsupported-content", "a chunk that is no text: only text can be learned")
-        said = read_turn({"role": chunk.get("role"), "content": chunk["text"]})
-        messages += [Message("assistant", "", reasoning=m.content) for m in said] if chunk.get("isThought") else said
+        if chunk.get("finishReason") not in (None, "", "STOP"):
+            raise RowRefused("cut-off-answer", f"an answer ended by {str(chunk['finishReason'])[:40]}, not by itself")
+        messages += read_turn({**chunk, "content": chunk["text"]})
     return _done(name, messages, 0)
 
 

@@ -41,7 +41,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
 # Columns of a chat's single message, with its text; a text beside one of them is no document.
 _SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
 _MESSAGE_KIND = re.compile(
-    r"(?:user|human|assistant|ai|bot|agent|customer|tool|command|function)[_. -]?"
+    r"(?:user|human|assistant|ai|bot|agent|customer|tool|command|function|reasoning|thinking)[_. -]?"
     r"(?:message|msg|utterance|input|output|response|text|call|result)?|say|ask",
     re.I,
 )

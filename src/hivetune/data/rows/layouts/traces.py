@@ -90,8 +90,7 @@ def _step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
         asked = asked if isinstance(only, dict) else parsed(only)  # {"topic": text}: a chain with one input
     if isinstance(asked, dict):
         _refuse_more(asked)
-    _refuse_transcript(asked)
-    request = read_request(asked)
+    request = read_request(_from_transcript(asked))
     said, changed = read_answer(_only_text(answered))
     tools = request.tools or read_tools(one_of(one_of(settings, "invocation_params"), "tools"))
     messages, more = in_order(joined(request.messages, said))
@@ -116,13 +115,23 @@ def _only_text(answered: Any) -> Any:
     return answered
 
 
-def _refuse_transcript(asked: Any) -> None:
-    """Messages that were written as one text: which of its lines are turns can't be told for sure."""
-    if isinstance(asked, str) and len(_SPEAKER.findall(asked)) > 1:
-        raise RowRefused("unknown-layout", "the request is one text with several speakers: log its messages as a list")
+def _from_transcript(asked: Any) -> Any:
+    """The turns of messages that were written as one text, where those are a system prompt and one question.
+
+    Raises RowRefused: of more speakers nobody can tell which of its lines are turns.
+    """
+    speakers = _SPEAKER.findall(asked) if isinstance(asked, str) else []
+    if len(speakers) < 2:
+        return asked
+    if not _SYSTEM_FIRST.match(asked) or [name.lower() for name in speakers[1:]] != ["user"]:
+        raise RowRefused("rendered-text", "the request is one text with several speakers: log its messages as a list")
+    _, system, question = _SPEAKER_LINE.split(asked)
+    return [{"role": "system", "content": system.strip()}, {"role": "user", "content": question.strip()}]
 
 
-_SPEAKER = re.compile(r"^(?:system|developer|user|human|assistant|ai|tool): ", re.M | re.I)
+_SPEAKER = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.M | re.I)
+_SPEAKER_LINE = re.compile(r"^(?:system|developer|user): ", re.M | re.I)
+_SYSTEM_FIRST = re.compile(r"(?:system|developer): ", re.I)
 
 
 def _refuse_more(asked: Mapping[str, Any]) -> None:

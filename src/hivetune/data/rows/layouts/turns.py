@@ -134,6 +134,8 @@ def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
         if not isinstance(called, dict | list):
             raise RowRefused("bad-tool-call", f"{name}: not JSON")
         turn, content = {**turn, "tool_calls": called if isinstance(called, list) else [called]}, None
+    if role == "assistant" and isinstance(content, str | list) and turn.get("isThought") is True:  # AI Studio
+        return [Message(role, "", reasoning=read_content(content).text)]
     if role == "tool" and not has_results(content):
         call_id = one_of(turn, "tool_call_id", "toolCallId")
         return [_result_message(result_text(content), call_id, one_of(turn, "name", "tool_name"))]

@@ -107,7 +107,7 @@ def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
         _unlearn_answer(session.items, len(session.items))
     elif kind == "thread_rolled_back":
         _roll_back(session, event.get("num_turns"))
-    elif role and isinstance(text := event.get(column), str) and text.strip():
+    elif role and isinstance(text := event.get(column, event.get("content")), str) and text.strip():
         session.items.append({"type": "message", "role": role, "content": text, _TOLD: True})
         session.place = session.place or number
 

@@ -18,6 +18,7 @@ from hivetune.records import Role
 
 MIN_MESSAGES = 2
 MESSAGE_SHARE = 0.9  # of the first rows, that must be messages
+CERTAIN_SHARE = 0.5  # of the turns of what is a conversation for certain, that must be another's than the one before
 MAX_ROLE_CHARS = 30
 MAX_WITHOUT_SESSION = 500  # rows of a file that is one conversation and names none
 _ORDER = (
@@ -46,7 +47,8 @@ _EXAMPLES = frozenset(ROLES) | {
     "1",
 }  # who speaks in examples for a prompt; a client is somebody
 _MESSAGES = frozenset(("message", "msg", "chat_message"))  # kinds of rows
-_LANGCHAIN = ("data", "content")  # where its messages say their words
+# Where the messages of LangChain and of Cursor say who speaks and what: nobody writes examples so.
+_CERTAIN = (("type", ".".join(("data", "content"))), ("role", "message.content"))
 _WITH_CALLS = ("tool_calls", "function_call", "tool_call_id", "reasoning_content")
 
 
@@ -86,14 +88,15 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
     shape, said = _of_one_kind(flats, session, order) or _of_kinds(flats, session, order) or (None, [])
     if shape is None or session is not None:
         return shape
-    return shape if whole and _is_one(said, talk or time is not None or _names_parties(flats, shape)) else None
+    certain = talk or (shape.role, shape.content) in _CERTAIN
+    told = certain or time is not None or _names_parties(flats, shape)
+    return shape if whole and _is_one(said, told, certain) else None
 
 
 def _names_parties(flats: Sequence[Mapping[str, Any]], shape: MessageShape) -> bool:
-    """Whether messages are LangChain's, or their parties are others than those of examples for a prompt."""
+    """Whether the parties of messages are others than those of examples for a prompt."""
     parties = (str(one.get(shape.role)).strip().lower() for one in flats)
-    langchain = shape.role == "type" and shape.content == ".".join(_LANGCHAIN)
-    return langchain or not (shape.kinds or _EXAMPLES.issuperset(parties))
+    return not (shape.kinds or _EXAMPLES.issuperset(parties))
 
 
 def _is_head(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -137,11 +140,13 @@ def _of_kinds(flats: Sequence[Mapping[str, Any]], session: str | None, order: st
     return MessageShape(session, "", {}, "", order, kinds), said
 
 
-def _is_one(roles: Sequence[Role], told: bool) -> bool:
+def _is_one(roles: Sequence[Role], told: bool, certain: bool) -> bool:
     """Whether the messages of a file that names no session are one conversation. Where no time, no name of the file and
     no name of who speaks has `told` so, and no system prompt or greeting stands first, they may be examples.
     """
-    return _takes_turns(roles) and (told or roles[0] in ("system", "assistant"))
+    return _takes_turns(roles, CERTAIN_SHARE if certain else MESSAGE_SHARE) and (
+        told or roles[0] in ("system", "assistant")
+    )
 
 
 def is_event_like(event: Mapping[str, Any]) -> bool:
@@ -188,9 +193,15 @@ def as_order(value: Any) -> float | None:
 
 def _role_paths(flats: Sequence[Mapping[str, Any]]) -> list[str]:
     """Where it may stand who speaks, the likeliest first; under a name that nobody knows, where roles alone stand."""
-    named = [path for path in flats[0] if names_role(path)]
-    others = [path for path in flats[0] if path not in named and _are_roles([one.get(path) for one in flats])]
+    known = [path for path in flats[0] if not _is_of_a_list(path)]
+    named = [path for path in known if names_role(path)]
+    others = [path for path in known if path not in named and _are_roles([one.get(path) for one in flats])]
     return [*sorted(named, key=lambda path: (path.rpartition(".")[2] != "role", path.count("."))), *others]
+
+
+def _is_of_a_list(path: str) -> bool:
+    """Whether a path leads into one of several turns of a row, as the attributes of a span number them."""
+    return any(name.isdecimal() for name in path.split("."))
 
 
 def _are_roles(values: Sequence[Any]) -> bool:
@@ -210,7 +221,7 @@ def _path(flats: Sequence[Mapping[str, Any]], names: Sequence[str], kind: Any) -
 
 def _content(flats: Sequence[Mapping[str, Any]], role: str) -> str | None:
     """The one path with text; None where another column is written too: a row with more than a message."""
-    paths = dict.fromkeys(path for one in flats for path in one if path != role)
+    paths = dict.fromkeys(path for one in flats for path in one if path != role and not _is_of_a_list(path))
     texts = [path for path in paths if any(isinstance(one.get(path), str | list) and one[path] for one in flats)]
     written = [path for path in texts if sum(looks_like_content(one.get(path)) for one in flats) * 2 > len(flats)]
     content = next(iter(likely_contents(iter(texts))), None) or (written[0] if len(written) == 1 else None)
@@ -221,10 +232,10 @@ def _content(flats: Sequence[Mapping[str, Any]], role: str) -> str | None:
     return None if other else content
 
 
-def _takes_turns(roles: Sequence[Role]) -> bool:
+def _takes_turns(roles: Sequence[Role], share: float) -> bool:
     """Whether a file without sessions is one conversation: after its system prompt, two sides in turn."""
     spoken = [role for role in roles if role != "system"]
     if len(roles) > MAX_WITHOUT_SESSION or "system" in roles[1:] or not {"user", "assistant"} & set(spoken):
         return False
     changes = sum(first != second or first == "tool" for first, second in pairwise(spoken))
-    return changes >= MESSAGE_SHARE * (len(spoken) - 1)
+    return changes >= share * (len(spoken) - 1)
