@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.report import Report
-from hivetune.data.rows.encodings import LATIN, Transcoded, latin_text, wide_encoding
+from hivetune.data.prepare.understand import example_of, rows_of_files
+from hivetune.data.rows.encodings import LATIN, Transcoded, latin_text, legacy_encoding, wide_encoding
 
 GERMAN = "Größe, Übermut und “Café”, schön"
 WIDE = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE, "utf-32-le": codecs.BOM_UTF32_LE}
@@ -136,3 +137,36 @@ def test_transcoding_gives_the_same_text_in_any_pieces(text: str, encoding: str,
 def test_wide_encodings_are_only_seen_with_zero_bytes(head: bytes) -> None:
     if wide_encoding(head):
         assert 0 in head or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
+SPOKEN = {
+    "gb18030": "我们的仓库在哪里？它在波恩，你可以在那里取包裹。",
+    "big5": "我們的倉庫在哪裡？它在波恩，你可以在那裡取包裹。",
+    "cp932": "私たちの倉庫はどこにありますか。それはボンにあります、そこで受け取れます。",
+    "euc_jp": "私たちの倉庫はどこにありますか。それはボンにあります、そこで受け取れます。",
+    "cp949": "우리 창고는 어디에 있습니까? 본에 있으니 거기에서 소포를 받을 수 있습니다.",
+    "cp1251": "Где находится наш склад? Он в Бонне, и посылку можно забрать там.",
+    "koi8-r": "Где находится наш склад? Он в Бонне, и посылку можно забрать там.",
+}
+
+
+@pytest.mark.parametrize("encoding", SPOKEN)
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_an_encoding_is_known_by_its_language(tmp_path: Path, encoding: str, name: str) -> None:
+    path, said = tmp_path / name, SPOKEN[encoding]
+    rows = [{"prompt": f"{n}: {said}", "completion": f"{said} {n}"} for n in range(9)]
+    text = "\n".join([",".join(rows[0]), *(",".join(f'"{v}"' for v in row.values()) for row in rows)])
+    text = text if name.endswith("csv") else "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_bytes(text.encode(encoding))
+    document = report_of(path).document
+    assert (document["encodings"], document["usable"]) == ({str(path): encoding}, 9)
+    assert example_of(next(iter(rows_of_files(str(path))))).messages[1].content == f"{said} 0"
+
+
+def test_a_few_broken_bytes_and_latin_texts_are_no_other_encoding(tmp_path: Path) -> None:
+    for data in (
+        SPOKEN["gb18030"].encode() * 9 + b"\xff" * 30,
+        GERMAN.encode("cp1252") * 99,
+        b"\xb0\xc0\xd0 \xe0" * 99,
+    ):
+        assert legacy_encoding(data) is None

@@ -37,7 +37,7 @@ from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
 from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.understand import place_rows, unclear, understood
 from hivetune.data.render.folder import RENDER_FILES
-from hivetune.data.rows.formats import WIDE_FORMAT
+from hivetune.data.rows.formats import ENCODED_FORMAT
 from hivetune.data.rows.layouts.columns import check_columns
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
@@ -203,7 +203,7 @@ def _examine(
     report = make_report(results, decisions, model=job.model_folder, max_length=job.max_length)
     report.document["learn"] = learnable(decisions.lessons, decisions.reasons, decisions.corrections, learn)
     report.document["encodings"] = {
-        name: found.group(1) for name, known in inputs.formats.items() if (found := WIDE_FORMAT.search(known))
+        name: found.group(1) for name, known in inputs.formats.items() if (found := ENCODED_FORMAT.search(known))
     }
     report.document["no_header"] = [name for name, known in inputs.formats.items() if NO_HEADER in known]
     report.document["understood"] = understood(inputs, data.columns)

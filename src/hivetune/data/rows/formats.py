@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 
 from hivetune.base.paths import what_to_do
 from hivetune.data.rows.csv_table import csv_rows, has_header
-from hivetune.data.rows.encodings import Transcoded, wide_encoding
+from hivetune.data.rows.encodings import Transcoded, legacy_encoding, wide_encoding
 from hivetune.data.rows.json_document import json_rows
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.text_file import TEXT_FORMS, text_form, text_rows
@@ -29,7 +29,8 @@ HEAD_BYTES = 4096  # by which the kind of a file is told
 # Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
 MAX_RATIO = 300
 ALWAYS_UNPACKED_BYTES = 64 << 20
-WIDE_FORMAT = re.compile(r"\.(utf-\d\d-[bl]e)")
+ENCODED_FORMAT = re.compile(r"\.(utf-\d\d-[bl]e|gb18030|big5|cp932|euc_jp|cp949|cp1251|koi8-r)")
+_SAMPLE_BYTES = 64 << 10  # in which the language of a text shows
 
 
 class ByteStream(Protocol):
@@ -95,7 +96,7 @@ def refuse_foreign(head: bytes, name: str) -> None:
 
 
 def file_format(path: str, name: str) -> str:
-    """One of jsonl, json, csv, tsv, parquet or TEXT_FORMS; behind it .utf-16-le or the like, and .gz or .zst.
+    """One of jsonl, json, csv, tsv, parquet or TEXT_FORMS; behind it .utf-16-le, .gb18030 or the like, and .gz or .zst.
 
     Content beats the suffix.
     Raises UsageError when the file can't be read, or is of a kind that holds no rows.
@@ -117,7 +118,7 @@ def file_format(path: str, name: str) -> str:
     if compression:
         lower = lower.removesuffix(compression)
         head = open_bytes(path, compression).read(HEAD_BYTES)[0]
-    encoding = wide_encoding(head)
+    encoding = wide_encoding(head) or legacy_encoding(open_bytes(path, compression).read(_SAMPLE_BYTES)[0])
     if encoding:
         compression = f".{encoding}{compression}"
         head = open_bytes(path, compression).read(HEAD_BYTES)[0]
@@ -156,7 +157,7 @@ def _is_whole(line: bytes) -> bool:
 
 def open_bytes(path: str, known: str) -> ByteStream:
     """The bytes of a file of format `known`, decompressed, as UTF-8. Raises MachineNotFit when a package is missing."""
-    found = WIDE_FORMAT.search(known)
+    found = ENCODED_FORMAT.search(known)
     stream = _decompressed(path, known)
     return Transcoded(stream, found.group(1)) if found else stream
 
