@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from hivetune.base.paths import what_to_do
+from hivetune.base.paths import spelled, what_to_do
 from hivetune.base.refused import key_of, why_refused
 from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
@@ -305,10 +305,11 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         tree = read_yaml(path)
     except OSError as error:
         hint = what_to_do(error, "give the path of a YAML config")
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint=hint) from None
+        raise UsageError(f"cannot read {spelled(path)}: {error.strerror}", hint=hint) from None
     if not isinstance(tree, dict):
-        raise UsageError(f"{path} has no settings", hint="start with two lines: 'model: ...' and 'data: {path: ...}'")
-    return _overridden(tree, overrides, str(path))
+        hint = "start with two lines: 'model: ...' and 'data: {path: ...}'"
+        raise UsageError(f"{spelled(path)} has no settings", hint=hint)
+    return _overridden(tree, overrides, spelled(path))
 
 
 def override_config(config: RunConfig, overrides: Iterable[str], option: str = "--set") -> RunConfig:

@@ -47,6 +47,17 @@ def test_too_many_rejected_rows_exit_with_3_and_still_one_document(mixed: Path) 
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.parametrize("name", ["two\nlines", "a\x1b[31mred", "tab\tbed", "back\rwards"])
+def test_a_file_name_is_one_line_of_what_can_be_seen(name: str, tmp_path: Path) -> None:
+    spelled = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(chat("What is it?", "A bee.")) + "\nno json\n")
+    for path in (tmp_path / f"{name}.jsonl", tmp_path / f"{name}-missing.jsonl"):
+        finished = hivetune("check", path)
+        said = finished.stdout + finished.stderr
+        assert name not in said and str(tmp_path / spelled) in said
+        assert all(c.isprintable() or c in "\n\t" for c in said)
+
+
 @pytest.mark.slow
 def test_empty_and_missing_input(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
     empty = hivetune("check", write_rows([]))

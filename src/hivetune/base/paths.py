@@ -24,6 +24,12 @@ def real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(Path(path).expanduser()))
 
 
+def spelled(path: object) -> str:
+    """A path or name inside a message, which stays one line: what is no printable character is spelled out (\\n)."""
+    text = str(path)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def quoted(path: object) -> str:
     """A path or name in a command that is proposed, as a shell takes it."""
     return shlex.quote(str(path))

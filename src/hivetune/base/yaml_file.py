@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from hivetune.base.paths import spelled
 from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
 
@@ -17,7 +18,7 @@ _LOOKS_LIKE = "settings are lines of text such as `name: value`"
 
 def read_yaml(path: Path) -> Any:
     """The values in a YAML file, at most LARGEST_YAML_BYTES and MOST_YAML_VALUES. Raises UsageError, OSError."""
-    return parse_yaml(read_bounded(path, LARGEST_YAML_BYTES), str(path))
+    return parse_yaml(read_bounded(path, LARGEST_YAML_BYTES), spelled(path))
 
 
 def parse_yaml(text: bytes | str, where: str) -> Any:

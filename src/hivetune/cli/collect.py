@@ -11,6 +11,7 @@ import typer
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
+from hivetune.base.paths import spelled
 from hivetune.cli.output import MODE, PLAIN_LINE_EVERY_S, emit, say, table
 from hivetune.data.intake.collect import Collected
 from hivetune.data.intake.collect import collect as run_collect
@@ -138,9 +139,9 @@ def _show(document: dict[str, Any]) -> None:
     table("", columns, [[each[column] for column in columns] for each in document["sources"]], numeric=columns[1:])
     for each in document["sources"]:
         for place in each["waiting"]:
-            say(f"{place}: the last line is not complete yet; it is read when it is")
+            say(f"{spelled(place)}: the last line is not complete yet; it is read when it is")
     for row in document["refused_rows"]:
-        say(f"{row['source']}: {row['reason']}: {row['hint']}")
+        say(f"{spelled(row['source'])}: {row['reason']}: {row['hint']}")
     if document["refused"] > len(document["refused_rows"]):
         say(f"... and {document['refused'] - len(document['refused_rows'])} more, kept in the table `refused`")
     say(f"{document['interactions']:,} interactions in {document['store']}")

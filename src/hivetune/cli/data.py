@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.disk import file_to_write
+from hivetune.base.paths import spelled
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, emit, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
@@ -66,11 +67,11 @@ def check(
         )
     show_report(found.document)
     if clean is not None:
-        show(f"passed: {clean}   rejected, to mend and feed again: {quarantine_path(clean)}")
+        show(f"passed: {spelled(clean)}   rejected, to mend and feed again: {spelled(quarantine_path(clean))}")
         if found.document["duplicates"]:
-            show(f"left out as duplicates, each with the row that stays: {duplicates_path(clean)}")
+            show(f"left out as duplicates, each with the row that stays: {spelled(duplicates_path(clean))}")
     if html is not None:
-        show(f"report: {html}")
+        show(f"report: {spelled(html)}")
     emit(found.document)  # the one document, also when the data is refused
     try:
         found.refuse(settings.data.max_rejected)
@@ -154,7 +155,8 @@ def show_report(document: dict[str, Any]) -> None:
     say_places(secrets_first(document["changes"]))
     near = [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"]
     for pair in near[:SHOWN_PAIRS]:
-        show(f"nearly equal: {pair['source']} is left out, {pair['same_as']} stays ({pair['share']:.0%} in common)")
+        gone, stays = spelled(pair["source"]), spelled(pair["same_as"])
+        show(f"nearly equal: {gone} is left out, {stays} stays ({pair['share']:.0%} in common)")
     _show_groups(document)
     if words := learned_words(document["learn"]):
         show(words)
@@ -201,7 +203,7 @@ def say_places(places: Sequence[Mapping[str, str]]) -> int:
         shown += 1
         rows += alike[words] if many else 1
         more = f" and {alike[words] - 1:,} more rows" if many else ""
-        say(f"{each['source']}{more}: {each['reason']}: {each['hint']}")
+        say(f"{spelled(each['source'])}{more}: {each['reason']}: {each['hint']}")
     return rows
 
 
@@ -213,15 +215,16 @@ def _show_reading(document: dict[str, Any]) -> None:
             alike.setdefault(_understood(kind), []).append(name)
     for said, names in alike.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
-        show(f"{names[0]}{more}: {said}")
+        show(f"{spelled(names[0])}{more}: {said}")
     for name, lines in document.get("unclear", {}).items():  # a snapshot that was made before has none
-        show(f"{name}: nothing knows how its rows are laid out; what would read them:")
+        show(f"{spelled(name)}: nothing knows how its rows are laid out; what would read them:")
         for line in lines:
             show(f"  {line['line']}\n    asked: {line['question']}\n    answered: {line['answer']}")
     for name in document.get("no_header", ()):
-        show(f"{name} has no header: its first line is a row, and its columns are called by their place or content")
+        why = "its first line is a row, and its columns are called by their place or content"
+        show(f"{spelled(name)} has no header: {why}")
     for name, encoding in document["encodings"].items():
-        show(f"{name} is {encoding.upper()}, and was read as such")
+        show(f"{spelled(name)} is {encoding.upper()}, and was read as such")
 
 
 def _understood(kind: dict[str, Any]) -> str:

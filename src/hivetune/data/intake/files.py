@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
-from hivetune.base.paths import quoted
+from hivetune.base.paths import quoted, spelled
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.data.rows.formats import convert_lines, file_format, lacks_header, open_bytes, share_before_damage
 from hivetune.data.rows.sessions.batches import BatchSide, batch_side, join_batches
@@ -76,21 +76,21 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
             inside = [str(p) for p in sorted(map(Path, files_below(path))) if _is_known(p.name)]
             if not inside:
                 raise UsageError(
-                    f"{path} holds no data files", hint=f"known: {', '.join(_SUFFIXES)}, also .gz and .zst"
+                    f"{spelled(path)} holds no data files", hint=f"known: {', '.join(_SUFFIXES)}, also .gz and .zst"
                 )
             found += inside
         elif os.path.exists(path):
             _refuse_what_never_ends(path)
             found.append(path)
         elif os.path.islink(path):
-            raise UsageError(f"{path} is a link that leads nowhere", hint="look at it with ls -l")
+            raise UsageError(f"{spelled(path)} is a link that leads nowhere", hint="look at it with ls -l")
         elif any(c in path for c in "*?["):
             matches = sorted(matching_files(path))
             if not matches:
-                raise UsageError(f"nothing matches {path}", hint="quote the pattern, and look at it with ls")
+                raise UsageError(f"nothing matches {spelled(path)}", hint="quote the pattern, and look at it with ls")
             found += matches
         else:
-            raise UsageError(f"{path} does not exist", hint="give a file, a folder, a glob, '-' or 'store'")
+            raise UsageError(f"{spelled(path)} does not exist", hint="give a file, a folder, a glob, '-' or 'store'")
     return list(
         {name if name in ("-", "store") else os.path.realpath(name): name for name in reversed(found)}.values()
     )[::-1]
@@ -165,11 +165,12 @@ def _refuse_what_never_ends(path: str) -> None:
     """A named pipe has no rows before somebody writes into it, and a device may never end."""
     if is_pipe(path) and not path.startswith(("/dev/fd/", "/proc/")):
         raise UsageError(
-            f"{path} is a named pipe", hint=f"read it through standard input: cat {quoted(path)} | hivetune ... -"
+            f"{spelled(path)} is a named pipe",
+            hint=f"read it through standard input: cat {quoted(path)} | hivetune ... -",
         )
     if not (os.path.isfile(path) or is_pipe(path)):
         raise UsageError(
-            f"{path} is a device or socket, not a file", hint="give a file, a folder, a glob, '-' or 'store'"
+            f"{spelled(path)} is a device or socket, not a file", hint="give a file, a folder, a glob, '-' or 'store'"
         )
 
 

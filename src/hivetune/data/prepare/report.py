@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.paths import spelled
 from hivetune.data.fates import (
     BEGINNING,
     DUPLICATE,
@@ -60,7 +61,7 @@ class Report:
         top = max(self.document["rejected"].items(), key=lambda item: item[1], default=None)
         why = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are set aside or duplicates"
         first = next((p for p in self.document["problems"] if top and p["reason"] == top[0]), None)
-        where = f"{first['source']}: {first['hint']}" if first else "see the reasons: hivetune data check"
+        where = f"{spelled(first['source'])}: {first['hint']}" if first else "see the reasons: hivetune data check"
         if self.usable == 0:
             raise DataRefused(f"none of {self.rows_in:,} rows is usable, {why}", hint=where)
         if self.num_rejected > max_rejected * self.rows_in:

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
-from hivetune.base.paths import what_to_do
+from hivetune.base.paths import spelled, what_to_do
 from hivetune.data.rows.csv_table import csv_rows, has_header
 from hivetune.data.rows.encodings import Transcoded, legacy_encoding, wide_encoding
 from hivetune.data.rows.json_document import json_rows
@@ -92,7 +92,7 @@ def refuse_foreign(head: bytes, name: str) -> None:
     """Raises UsageError where a file that begins so is of a kind that holds no rows."""
     for begins, what, instead in _FOREIGN:
         if head.startswith(begins):
-            raise UsageError(f"{name} is {what}, not a file of rows", hint=instead.format(name=name))
+            raise UsageError(f"{spelled(name)} is {what}, not a file of rows", hint=instead.format(name=name))
 
 
 def file_format(path: str, name: str) -> str:
@@ -106,7 +106,7 @@ def file_format(path: str, name: str) -> str:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
     except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}", hint=what_to_do(error)) from None
+        raise UsageError(f"cannot read {spelled(name)}: {error.strerror}", hint=what_to_do(error)) from None
     if head.startswith(b"PAR1"):
         return "parquet"
     refuse_foreign(head, name)

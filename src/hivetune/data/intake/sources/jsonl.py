@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from hivetune.base.paths import quoted, spelled
 from hivetune.data.intake.files import MAX_LINE_BYTES
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal
 from hivetune.data.intake.sources.delivered import is_complete, refused_delivery, rows_of_line
@@ -81,7 +82,9 @@ class JsonlReader:
         self._generations.load(database)
         if not follow and not self.has_files():
             what = "is not JSON Lines, or a folder of it" if os.path.exists(self.name) else "does not exist"
-            raise UsageError(f"{self.name} {what}", hint="give a file, a folder with *.jsonl, or a glob in quotes")
+            raise UsageError(
+                f"{spelled(self.name)} {what}", hint="give a file, a folder with *.jsonl, or a glob in quotes"
+            )
 
     def read(self) -> Batch | None:
         for _ in range(LOOKS):
@@ -119,7 +122,9 @@ class JsonlReader:
             self._moved = True
             return None  # renamed since we looked: the next look finds it
         except PermissionError:
-            raise UsageError(f"{position.path} may not be read", hint=f"chmod u+r {position.path}") from None
+            raise UsageError(
+                f"{spelled(position.path)} may not be read", hint=f"chmod u+r {quoted(position.path)}"
+            ) from None
         if not error and sample_hash(chunk[:before]) != (position.tail or sample_hash(b"")):
             self._moved = True
             return None  # cut off since we looked: the next look finds the copy

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hivetune.base.paths import spelled
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
 from hivetune.data.intake.sources.delivered import from_columns, parse_line, refused_delivery, rename
 from hivetune.data.reasons import RowRefused
@@ -109,17 +110,21 @@ class SqliteReader:
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise Busy(f"{self._path} is locked by its writer for more than 30 s", hint="try again later") from None
-            raise UsageError(f"{self._path}: {error}", hint="is it a whole SQLite file, and may it be read?") from None
+            raise UsageError(
+                f"{spelled(self._path)}: {error}", hint="is it a whole SQLite file, and may it be read?"
+            ) from None
 
     def _check_table(self) -> None:
         """Raises UsageError naming what is missing and what is there."""
         names = [row["name"] for row in self._query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
         if self._table not in names:
             there = ", ".join(sorted(names)) or "none"
-            raise UsageError(f"{self._path} has no table {self._table}", hint=f"its tables: {there}")
+            raise UsageError(f"{spelled(self._path)} has no table {self._table}", hint=f"its tables: {there}")
         columns = [row["name"] for row in self._query("SELECT name FROM pragma_table_info(?)", self._table)]
         if self._own and not set(columns) >= OWN_COLUMNS:
-            raise UsageError(f"{self._path} is no Hivetune store", hint=f"name a table: sqlite:{self._path}?table=...")
+            raise UsageError(
+                f"{spelled(self._path)} is no Hivetune store", hint=f"name a table: sqlite:{self._path}?table=..."
+            )
         for wanted in (*self._map.values(), *([self._column] if self._column else [])):
             if wanted not in columns:
                 near = difflib.get_close_matches(wanted, columns, 1)
@@ -208,7 +213,9 @@ class SqliteReader:
 
 def _connect(path: str) -> sqlite3.Connection:
     if not os.path.isfile(path):
-        raise UsageError(f"{path} does not exist", hint="give the path of a SQLite file: sqlite:PATH?table=NAME")
+        raise UsageError(
+            f"{spelled(path)} does not exist", hint="give the path of a SQLite file: sqlite:PATH?table=NAME"
+        )
     connection = sqlite3.connect(f"file:{urllib.parse.quote(path)}?mode=ro", uri=True, timeout=30, isolation_level=None)
     connection.text_factory = _decode
     return connection
