@@ -219,8 +219,8 @@ def test_links_in_the_docs_lead_somewhere() -> None:
 
 # The words that docs/glossary.md gives up, where they would mislead most. Data of tests and proofs may still have them.
 GIVEN_UP = re.compile(
-    r"filled[ -]up|\bform(?:s|ed)? again|is no run folder|\bborne\b|(?:shared|common) beginnings?"
-    r"|\bcome to grief\b|whatever share",
+    r"filled[ -]up|\bform(?:s|ed)? again|is no (?:run folder|number|pair|stream)\b|\bborne\b"
+    r"|(?:shared|common) beginnings?|\bcome to grief\b|whatever share",
     re.IGNORECASE,
 )
 QUOTED = {"docs/glossary.md", "docs/log.md"}  # they name what is not said any more

@@ -81,7 +81,7 @@ class LearnConfig(Section):
     rate: float = Field(default=0.2, gt=0, le=1, description="share of learning_rate that stage 2 trains with")
     weight: float = Field(default=0.5, ge=0, le=1, description="most that a bad row pushes, beside 1 of a good row")
     beta: float = Field(default=5.0, gt=0, description="how soon a bad row pushes no more: after about 4 / beta nats")
-    least_bad: int = Field(default=50, gt=0, description="fewer bad rows than this are no stage 2")
+    least_bad: int = Field(default=50, gt=0, description="with fewer bad rows there is no stage 2")
     quota_per_user: int = Field(default=100, gt=0, description="most bad rows from one user")
 
 

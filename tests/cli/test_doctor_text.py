@@ -62,7 +62,7 @@ def test_an_unknown_text_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("given", ["", "  ", "/no/such.log", "typo.log", "typo.txt"])
 def test_a_file_that_is_not_there_is_no_text(given: str) -> None:
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         explain_text(given)
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -181,6 +182,15 @@ def test_output_on_a_full_disk_is_said() -> None:
         assert read.stdout is not None and read.stderr is not None
         read.stdout.close()
         assert read.stderr.read() == ""
+
+
+def test_input_that_was_closed_is_empty() -> None:
+    """`hivetune data check - <&-`, as some programs start others: Python's sys.stdin is None then."""
+    command = f"{shlex.quote(sys.executable)} -m hivetune data check - <&-"
+    ended = subprocess.run(
+        ["sh", "-c", command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, check=False
+    )
+    assert (ended.returncode, "there are no rows" in ended.stderr) == (3, True), ended.stderr
 
 
 def test_a_home_that_is_a_file_is_said(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,13 +125,18 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 
+def database_path() -> Path:
+    """Where the home's database is, or will be."""
+    return home() / "hive.db"
+
+
 def open_database(path: Path | None = None) -> sqlite3.Connection:
     """`hive.db`, migrated to this version. WAL, so that readers never wait; commits survive a power cut.
 
     On a file system that can only be read, so can it. Raises UsageError when a newer Hivetune wrote it, or when it is
     damaged.
     """
-    path = path or home() / "hive.db"
+    path = path or database_path()
     try:
         return _open(path)
     except sqlite3.OperationalError:  # locked, full, read-only: the file itself is whole

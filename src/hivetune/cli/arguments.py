@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import quoted
 from hivetune.cli.output import say
 from hivetune.config import RunConfig, known_settings, load_config, override_config, parse_config
@@ -41,7 +40,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_release(incomplete: str) -> list[str]:
     """NAME and NAME@VERSION, for a shell."""
-    if not (home() / "hive.db").exists():
+    if not database_path().exists():
         return []
     with closing(open_database()) as database:
         known = releases(database)

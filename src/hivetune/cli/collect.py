@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import spelled
 from hivetune.cli.output import MODE, PLAIN_LINE_EVERY_S, emit, say, table
 from hivetune.data.intake.collect import Collected
@@ -98,7 +97,7 @@ def _document(readers: Sequence[Reader], collected: Collected, started: float) -
         database.close()
     return {
         "event": "done",
-        "store": str(home() / "hive.db"),
+        "store": str(database_path()),
         "interactions": rows,
         **_counts(collected.total()),
         "sources": [

@@ -19,6 +19,7 @@ from hivetune.data.prepare.prepare import prepare as prepare_rows
 from hivetune.data.prepare.prepare import read_report
 from hivetune.data.prepare.report import duplicate_kinds, secrets_first
 from hivetune.data.reasons import REASONS
+from hivetune.data.snapshot import REPORT_PAGE
 from hivetune.errors import DataRefused, UsageError
 
 SHOWN_PROBLEMS = 10
@@ -97,7 +98,7 @@ def prepare(
         snapshot = prepare_rows(settings, _model_folder(settings.model), out, report)
     document = read_report(snapshot.folder)
     show_report(document)
-    show(f"snapshot: {snapshot.folder}\nreport:   {snapshot.folder / 'report.html'}")
+    show(f"snapshot: {snapshot.folder}\nreport:   {snapshot.folder / REPORT_PAGE}")
     emit({**document, "snapshot": str(snapshot.folder), "hash": snapshot.hash})
 
 

@@ -47,7 +47,7 @@ def _read(given: str) -> str:
         if " " not in given:  # a text can be too long for a path, or hold what no path may
             raise UsageError(f"{given}: {error.strerror}") from None
     if not given.strip() or (" " not in given and ("/" in given or given.endswith((".log", ".txt")))):
-        raise UsageError(f"{given!r} is no file", hint="give a log, or the error's own text in quotes")
+        raise UsageError(f"{given!r} is not a file", hint="give a log, or the error's own text in quotes")
     return given
 
 

@@ -113,7 +113,7 @@ def _show_suggested(suggested: Suggestions) -> None:
     title = f"suggestions only, from the texts of {suggested.undeclared} rows that declare no {suggested.key}"
     table(title, ("texts", "rows", "telling words (rows that have it, other rows that do)"), rows, numeric=("rows",))
     show(
-        "texts that look alike are no domain: nothing is trained on a suggestion. To make one a domain, declare "
+        "texts that look alike are not a domain: nothing is trained on a suggestion. To make one a domain, declare "
         f'"{suggested.key}": "NAME" in its rows ({suggested.lines} lists them) and in the metadata of its requests, '
         f"and set experts.by: {suggested.key}"
     )

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import io
 import json
+import os
 import re
 import sys
 import time
@@ -59,6 +60,8 @@ def settle_encodings() -> None:
     """Documents are UTF-8 everywhere; so is text where the locale knows ASCII alone (LC_ALL=C: cron, containers), since
     no terminal does. What another encoding can't hold is spelled out, such as \\u2502.
     """
+    if sys.stdin is None:  # closed by whoever started this process: there is nothing to read
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (as long as the process lives)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             ascii_alone = codecs.lookup(stream.encoding).name == "ascii"

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hivetune.base.database import open_database
+from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder
 from hivetune.cli.output import MODE, clean, duration, emit, out, say, show, size, table
 from hivetune.machine.telemetry import process_tree, sample
@@ -74,7 +74,7 @@ def _look() -> dict[str, Any]:
 
 def _who() -> list[tuple[str, str, int]]:
     found = []
-    if (home() / "hive.db").exists():
+    if database_path().exists():
         with closing(open_database()) as database:
             found += [("training", run.name, run) for run in running_runs(database)]
     found += [("cycle", path.name, path) for path in sorted((home() / "cycles").glob("*")) if path.is_dir()]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import open_database
+from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
@@ -78,7 +78,7 @@ def overview(known: Iterable[RunStatus] | None = None) -> Overview:
     registered: list[Release] = []
     interactions, tainted = 0, {}
     loops: list[CycleLoop] = []
-    if (home() / "hive.db").exists():
+    if database_path().exists():
         with closing(open_database()) as database:
             registered = releases(database)
             interactions = database.execute("SELECT count(*) FROM interactions").fetchone()[0]

@@ -9,8 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from hivetune.base.database import open_database
-from hivetune.data.forget import ROWS_FILE
-from hivetune.data.snapshot import SPLITS
+from hivetune.data.snapshot import ROWS_FILE, SPLITS
 from hivetune.errors import UsageError
 
 ROWS_A_PAGE = 50

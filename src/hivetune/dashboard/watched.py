@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import open_database
+from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder, sha256_bytes
 from hivetune.base.journal import JournalPlace, read_after
 from hivetune.dashboard.planned import PlannedRates, planned_rates
@@ -190,7 +190,7 @@ def short_path(path: Path) -> str:
 
 
 def _registered() -> list[Path]:
-    if not (home() / "hive.db").exists():
+    if not database_path().exists():
         return []
     with closing(open_database()) as database:
         return [Path(path) for (path,) in database.execute("SELECT path FROM runs")]

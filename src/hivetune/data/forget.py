@@ -23,11 +23,10 @@ from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import extract
 from hivetune.data.rows.read import parse_row
-from hivetune.data.snapshot import DROPPED_FILE
+from hivetune.data.snapshot import DROPPED_FILE, ROWS_FILE
 from hivetune.errors import Busy, UsageError
 
 ForgetKind = Literal["user", "session", "source", "row"]
-ROWS_FILE = "rows.sqlite"
 _ASKED_BEFORE = "asked"  # kind of a tombstone that keeps nothing out: this row was forgotten before
 
 

@@ -25,6 +25,7 @@ from hivetune.base.disk import MANIFEST, read_json
 from hivetune.errors import UsageError
 from hivetune.records import LessonKind, Message, Split
 
+ROWS_FILE, REPORT, REPORT_PAGE = "rows.sqlite", "report.json", "report.html"
 ROWS_SCHEMA = """
 CREATE TABLE rows (
   row INTEGER PRIMARY KEY,        -- number in tokens.u32
@@ -213,7 +214,7 @@ class Snapshot:
 
     @cached_property
     def _database(self) -> sqlite3.Connection:
-        return sqlite3.connect(f"file:{self.folder / 'rows.sqlite'}?mode=ro&immutable=1", uri=True)
+        return sqlite3.connect(f"file:{self.folder / ROWS_FILE}?mode=ro&immutable=1", uri=True)
 
 
 def open_snapshot(folder: Path) -> Snapshot:
@@ -273,7 +274,7 @@ def _damage_told(folder: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{folder / 'rows.sqlite'} is damaged: {error}", hint="prepare the rows again") from None
+        raise UsageError(f"{folder / ROWS_FILE} is damaged: {error}", hint="prepare the rows again") from None
 
 
 def _mapped(path: Path) -> memoryview:

@@ -21,7 +21,7 @@ from hivetune.base.disk import MANIFEST, lock, read_json, sha256_file, write_man
 from hivetune.base.private import check_own
 from hivetune.base.whole import problems_once
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.models.prepared import read_prepared
+from hivetune.models.prepared import TEMPLATE, read_prepared
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
@@ -29,15 +29,15 @@ from hivetune.release.gguf import write_gguf_adapter, write_gguf_model
 from hivetune.release.ollama import write_modelfile
 from hivetune.release.prove import PROOF
 from hivetune.release.quantize import Recipe, find_recipe
-from hivetune.run.adapter import adapter_hash
-from hivetune.run.folder import ADAPTER, EXPORTS
+from hivetune.run.adapter import adapter_hash, require_adapter
+from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, EXPORTS
 from hivetune.run.record import read_record
 
 ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
 QUANTIZED: tuple[ExportFormat, ...] = ("gguf", "ollama")  # written in a number type that is chosen
 DEFAULT_QUANT = "f16"
-ADAPTER_FILES = ("adapter_config.json", ADAPTER)
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE, "generation_config.json")
 EXPORT_SPARE_BYTES = 64 << 20
 
 
@@ -82,9 +82,7 @@ def export(
     """Export any adapter folder, a trained one or one that has learned nothing yet. Raises as `export_run`."""
     if to not in get_args(ExportFormat):
         raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
-    missing = [name for name in ADAPTER_FILES if not (source.adapter / name).is_file()]
-    if missing:
-        raise UsageError(f"{source.adapter} has no {missing[0]} yet", hint="train it first: hivetune train CONFIG")
+    require_adapter(source.adapter)
     recipe = find_recipe(quant) if to in QUANTIZED else None
     folder = parent / (f"{to}-{recipe.name}" if recipe else to)
     identity = {

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hivetune.base.database import open_database
+from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder, write_atomic
 from hivetune.base.journal import read_tail
 from hivetune.base.sealed import read_sealed
@@ -39,7 +39,7 @@ class HomeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from _cards()
-        if not (home() / "hive.db").exists():
+        if not database_path().exists():
             return
         with closing(open_database()) as database:
             yield from _cycles(database)

@@ -2,10 +2,21 @@
 
 from pathlib import Path
 
+from hivetune.base.disk import lock_holder
 from hivetune.base.paths import quoted
 from hivetune.base.whole import named_problems, sha256_once
-from hivetune.errors import HivetuneError
+from hivetune.errors import HivetuneError, UsageError
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
+
+
+def require_adapter(folder: Path) -> None:
+    """Raises UsageError for a run that has left no adapter yet."""
+    if (folder / ADAPTER).is_file() and (folder / ADAPTER_CONFIG).is_file():
+        return
+    run = quoted(folder)
+    going_on = lock_holder(folder) is not None
+    hint = f"it is being trained: hivetune watch {run}" if going_on else f"train it to its end: hivetune resume {run}"
+    raise UsageError(f"{folder} has no adapter yet", hint=hint)
 
 
 def adapter_hash(folder: Path) -> str:

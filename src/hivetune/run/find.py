@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import home, lock_holder
+from hivetune.base.database import database_path, open_database
+from hivetune.base.disk import lock_holder
 from hivetune.base.paths import quoted
 from hivetune.errors import UsageError
 from hivetune.run.folder import RECORD
@@ -48,7 +48,7 @@ def find_run(name: str, or_else: str = "") -> Path:
 
 def shortest_name(folder: Path) -> str:
     """What a person types to mean this run: its name where it is the only one of it, else its folder; quoted."""
-    if not (home() / "hive.db").exists():
+    if not database_path().exists():
         return quoted(folder)
     with closing(open_database()) as database:
         paths = [path for (path,) in database.execute("SELECT path FROM runs") if Path(path).name == folder.name]
@@ -57,7 +57,7 @@ def shortest_name(folder: Path) -> str:
 
 def known_runs() -> Iterator[RunStatus]:
     """Runs of this home that are still on disk."""
-    if not (home() / "hive.db").exists():
+    if not database_path().exists():
         return
     with open_database() as database:
         known = database.execute("SELECT path, created FROM runs").fetchall()

@@ -25,7 +25,7 @@ from hivetune.base.disk import write_atomic, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import quoted
 from hivetune.config import RunConfig, parse_config
-from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.data.snapshot import ROWS_FILE, Snapshot, open_snapshot
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.plan.stage2 import LEAST_VOUCHED, make_stage2_plan
 from hivetune.plan.steps import PlanRow, make_plan, write_plan
@@ -180,8 +180,8 @@ def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapsho
         offsets.append(len(trained))
     for name, data in (("tokens.u32", tokens), ("trained.u8", trained), ("offsets.u64", offsets.tobytes())):
         write_atomic(folder / name, bytes(data))
-    with closing(sqlite3.connect(folder / "rows.sqlite")) as database:
-        database.execute("ATTACH ? AS whole", (f"file:{snapshot.folder / 'rows.sqlite'}",))
+    with closing(sqlite3.connect(folder / ROWS_FILE)) as database:
+        database.execute("ATTACH ? AS whole", (f"file:{snapshot.folder / ROWS_FILE}",))
         database.execute("CREATE TABLE rows AS SELECT * FROM whole.rows LIMIT 0")
         for number, row in enumerate(rows):
             database.execute("INSERT INTO rows SELECT * FROM whole.rows WHERE row = ?", (row,))

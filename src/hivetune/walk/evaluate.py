@@ -6,14 +6,14 @@ from typing import Any
 from hivetune.base.journal import read_journal
 from hivetune.base.sealed import write_sealed
 from hivetune.config import EvalConfig
-from hivetune.errors import DoesNotFit, UsageError
+from hivetune.errors import DoesNotFit
 from hivetune.judge.evaluate import evaluation_document, plan_evaluation
 from hivetune.judge.gate import judge
 from hivetune.judge.sides import BASELINE
 from hivetune.records import Progress, silent
 from hivetune.release.quantize import SERVED_QUANT
-from hivetune.run.adapter import adapter_hash
-from hivetune.run.folder import ADAPTER, EVALUATION
+from hivetune.run.adapter import adapter_hash, require_adapter
+from hivetune.run.folder import EVALUATION
 from hivetune.walk.compare.artefacts import find_artefact
 from hivetune.walk.compare.losses import NO_ANSWERS, scored
 from hivetune.walk.compare.pages import write_evaluation_page
@@ -30,8 +30,7 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     or can't serve this model, the base is the baseline and the engine answers; `answered_by` says which, and why.
     Raises what `compare_pair` does.
     """
-    if not (run.folder / ADAPTER).exists():
-        raise UsageError(f"{run.folder} has no adapter yet", hint="train it first: hivetune train CONFIG")
+    require_adapter(run.folder)
     about = {"run": str(run.folder), "model": run.config.model, "adapter_sha256": adapter_hash(run.folder)}
     if run.config.eval.baseline == BASELINE:
         evaluation = _beside_base(run, about, progress)

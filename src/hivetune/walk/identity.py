@@ -65,7 +65,8 @@ def _differences(known: Mapping[str, Any], other: Mapping[str, Any], keys: set[s
         for key in sorted(keys)
         if _at(known["settings"], key) != _at(other["settings"], key)
     ]
-    return settings + [f"another {part}" for part in ("snapshot", "model") if known[part] != other[part]]
+    parts = {"snapshot": "other rows, or the same prepared otherwise", "model": "another model"}
+    return settings + [words for part, words in parts.items() if known[part] != other[part]]
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> set[str]:

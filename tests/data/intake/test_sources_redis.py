@@ -67,10 +67,10 @@ def test_a_password_is_never_shown() -> None:
         ("redis://h/0?stream=a&prefix=b", "which stream"),
         ("redis://h/0?prefix=a", "how many partitions"),
         ("redis://h/0?prefix=a&partitions=1.5", "how many partitions"),
-        ("redis://h/0?stream=a&claim_s=soon", "no number"),
+        ("redis://h/0?stream=a&claim_s=soon", "not a number"),
         ("redis://h/0?streem=a", "unknown option streem"),
         ("redis://a,b/0?stream=a", "takes one host"),
-        ("kafka://h/t", "no known kind"),
+        ("kafka://h/t", "not a known kind"),
     ],
 )
 def test_slips_are_explained(source: str, message: str) -> None:
@@ -254,7 +254,7 @@ def test_what_the_server_may_lose_is_said(server: RedisServer) -> None:
 @pytest.mark.slow
 def test_a_key_that_is_no_stream(server: RedisServer) -> None:
     server.client.set("chats", "text")
-    with pytest.raises(UsageError, match="is no stream"):
+    with pytest.raises(UsageError, match="is not a stream"):
         collect_now(f"{server.url}?stream=chats")
 
 

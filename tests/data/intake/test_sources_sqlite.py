@@ -147,7 +147,7 @@ def test_another_store_keeps_ids_and_sources(tmp_path: Path, monkeypatch: pytest
         ("table=chats&map=prompt:questions", "has no column questions"),
         ("table=chats&cursor=att", "has no column att"),
         ("table=chats&tables=x", "unknown option tables"),
-        ("table=chats&map=prompt", "no pair"),
+        ("table=chats&map=prompt", "not a pair"),
         ("", "has no table interactions"),
     ],
 )

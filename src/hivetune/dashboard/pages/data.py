@@ -8,15 +8,15 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, home, read_json
+from hivetune.base.database import database_path, open_database
+from hivetune.base.disk import MANIFEST, read_json
 from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import NotThere, Page, PageRequest, of_this_version
 from hivetune.dashboard.rows import uses_of_row
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.prepare.page import report_body, report_title
+from hivetune.data.snapshot import REPORT
 
-REPORT = "report.json"
 MOST_SNAPSHOTS = 200
 
 
@@ -33,7 +33,7 @@ class ShownSnapshot:
 
 def data_page(watcher: Watcher, asked: PageRequest) -> Page:
     values: dict[str, Any] = {"intake": [], "snapshots": [], "interactions": 0, "forgotten": 0, "problem": ""}
-    if (home() / "hive.db").exists():
+    if database_path().exists():
         with closing(open_database()) as database:
             values["interactions"] = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
             values["forgotten"] = database.execute("SELECT count(*) FROM forgotten").fetchone()[0]
@@ -61,7 +61,7 @@ def report_page(watcher: Watcher, asked: PageRequest) -> Page:
 def row_page(watcher: Watcher, asked: PageRequest) -> Page:
     """From a row to whatever was made of it."""
     wanted = asked.query.get("place", "").strip()
-    uses = list(uses_of_row(wanted)) if wanted and (home() / "hive.db").exists() else []
+    uses = list(uses_of_row(wanted)) if wanted and database_path().exists() else []
     return Page("row.html", "Where a row went", {"wanted": wanted, "uses": uses, "problem": ""})
 
 

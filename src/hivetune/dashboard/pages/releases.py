@@ -7,8 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.database import database_path, open_database
 from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import NotThere, Page, PageRequest, of_this_version
 from hivetune.dashboard.pages.cycles import quality_charts
@@ -28,7 +27,7 @@ LONGEST_NUMBER = 9  # digits of a page's number
 def releases_page(watcher: Watcher, asked: PageRequest) -> Page:
     shown: list[tuple[Release, int]] = []
     charts: dict[str, list[Markup]] = {}
-    if (home() / "hive.db").exists():
+    if database_path().exists():
         with closing(open_database()) as database:
             known = releases(database)
             shown = [(release, forgotten_rows(database, release.snapshot)) for release in reversed(known)]

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.data.rows.formats import convert_lines, file_format, lacks_header, open_bytes, share_before_damage
@@ -289,7 +288,7 @@ def _line_at(path: str, kind: ChunkKind, start: int, number: int) -> int:
 
 def _store_chunks(digest: "hashlib._Hash", rows_per_chunk: int = 5000) -> Iterator[Chunk]:
     """The interactions of hive.db, by ranges of row ids."""
-    path = home() / "hive.db"
+    path = database_path()
     database = open_database(path)
     try:
         start, rows, last_row = -1, 0, 0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hivetune.base.disk import write_manifest
 from hivetune.data.fates import TRAIN, Decisions, fates, open_result
 from hivetune.data.judged.lessons import Lessons
-from hivetune.data.snapshot import BAD, ROWS_SCHEMA, SPLITS
+from hivetune.data.snapshot import BAD, ROWS_FILE, ROWS_SCHEMA, SPLITS
 from hivetune.records import LessonKind
 
 _BATCH_ROWS = 1000
@@ -39,7 +39,7 @@ def write_snapshot(
     with ExitStack() as stack:
         tokens_file = stack.enter_context(open(folder / "tokens.u32", "wb"))
         trained_file = stack.enter_context(open(folder / "trained.u8", "wb"))
-        database = stack.enter_context(closing(sqlite3.connect(folder / "rows.sqlite", isolation_level=None)))
+        database = stack.enter_context(closing(sqlite3.connect(folder / ROWS_FILE, isolation_level=None)))
         database.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; {ROWS_SCHEMA}")
         batch: list[tuple[Any, ...]] = []
         compared = _Compared(decisions.lessons)

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from hivetune import __version__
-from hivetune.base.database import open_database
+from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import FULL_DISK_WORDS, MANIFEST, home, lock, read_json, scratch_folder, sha256_file, write_json
 from hivetune.base.whole import problems_once
 from hivetune.config import DataConfig, LearnConfig, RunConfig
@@ -39,7 +39,7 @@ from hivetune.data.prepare.understand import place_rows, unclear, understood
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.rows.formats import ENCODED_FORMAT
 from hivetune.data.rows.layouts.columns import check_columns
-from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, Snapshot, open_snapshot
+from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, REPORT, REPORT_PAGE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
 
@@ -180,7 +180,7 @@ def make_job(
 
 def _forgotten() -> tuple[tuple[str, str], ...]:
     """What `data forget` keeps out, sorted; nothing without a store."""
-    path = home() / "hive.db"
+    path = database_path()
     if not path.exists():
         return ()
     with contextlib.closing(open_database(path)) as database:
@@ -276,12 +276,12 @@ def _publish(folder: Path, key: str, examined: ExaminedRows, model_folder: Path)
     temporary.mkdir()
     try:
         report = examined.report.document
-        write_json(temporary / "report.json", report)
+        write_json(temporary / REPORT, report)
         metadata = {k: report[k] for k in ("splits", "agents", "categories", "tokens", "trained_tokens", "lengths")}
         write_json(temporary / "metadata.json", {"schema": 1, **metadata})
         with open(temporary / DROPPED_FILE, "wb") as file:
             write_dropped(examined.results, examined.decisions, file)
-        write_page(temporary / "report.html", examined.report, examined.results, examined.decisions, model_folder)
+        write_page(temporary / REPORT_PAGE, examined.report, examined.results, examined.decisions, model_folder)
         write_snapshot(temporary, examined.results, examined.decisions, key=key, report=report)
         if folder.exists():
             folder.rmdir()  # an empty one that the user made
@@ -302,5 +302,5 @@ def _register(snapshot: Snapshot) -> None:
 
 def read_report(folder: Path) -> dict[str, Any]:
     """The report of a snapshot."""
-    report: dict[str, Any] = read_json(folder / "report.json")
+    report: dict[str, Any] = read_json(folder / REPORT)
     return report

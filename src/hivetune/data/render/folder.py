@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from hivetune.data.render.renderer import Renderer, token_id
 from hivetune.data.render.template import RenderError
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.models.prepared import NAMED_TEMPLATES, TEMPLATE
+from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, TEMPLATE
 
 # What tokens and masks depend on, for the key of a snapshot.
 RENDER_FILES = (
@@ -19,7 +19,7 @@ RENDER_FILES = (
     "special_tokens_map.json",
     TEMPLATE,
     f"{NAMED_TEMPLATES}/tool_use.jinja",
-    "hivetune.json",
+    DESCRIPTION,
 )
 
 
@@ -31,7 +31,7 @@ def load_renderer(model_folder: Path) -> Renderer:
     try:
         tokenizer = Tokenizer.from_str((model_folder / "tokenizer.json").read_text(encoding="utf-8"))
         settings = json.loads((model_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        known = _read_optional(model_folder / "hivetune.json")
+        known = _read_optional(model_folder / DESCRIPTION)
         variables = _special_tokens(_read_optional(model_folder / "special_tokens_map.json")) | _special_tokens(
             settings
         )

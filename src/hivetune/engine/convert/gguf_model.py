@@ -11,7 +11,7 @@ from typing import Any
 
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
-from hivetune.models.prepared import TEMPLATE
+from hivetune.models.prepared import TEMPLATE, WEIGHTS
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -78,7 +78,7 @@ def take_gguf(file: Path, work: Path) -> None:
     model.config.architectures = [type(model).__name__]  # vLLM and TRL choose the class by it; GGUF does not carry it
     model.config.save_pretrained(work)
     model.generation_config.save_pretrained(work)
-    safetensors.torch.save_file(_distinct(model.state_dict()), work / "model.safetensors", metadata={"format": "pt"})
+    safetensors.torch.save_file(_distinct(model.state_dict()), work / WEIGHTS, metadata={"format": "pt"})
     tokenizer.save_pretrained(work)
     if settings.get("tokenizer.chat_template"):
         (work / TEMPLATE).write_text(settings["tokenizer.chat_template"], encoding="utf-8")

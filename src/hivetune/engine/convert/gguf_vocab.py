@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from hivetune.base.disk import read_json
 from hivetune.data.render.template import TEMPLATE_DATE
 from hivetune.errors import UsageError
+from hivetune.models.prepared import DESCRIPTION, TEMPLATE
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"
@@ -189,7 +190,7 @@ def _merge(merge: str | list[str]) -> str:
 
 def _template(folder: Path) -> str | None:
     """The chat template, with today's date replaced by the date that every training row was rendered with."""
-    path = folder / "chat_template.jinja"
+    path = folder / TEMPLATE
     if path.exists():
         found: Any = path.read_text(encoding="utf-8")
     else:
@@ -203,7 +204,7 @@ def _special_settings(
     folder: Path, tokens: list[str], template: str | None, model: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Ids of the special tokens. The token that ends an answer must be among them, or the model never stops."""
-    own = _optional(folder / "hivetune.json")
+    own = _optional(folder / DESCRIPTION)
     config = {**read_json(folder / "config.json"), **_optional(folder / "generation_config.json")}
     ends = own.get("eos_ids") or config.get("eos_token_id")
     ends = [int(number) for number in (ends if isinstance(ends, list) else [ends]) if number is not None]

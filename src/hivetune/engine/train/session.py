@@ -36,6 +36,7 @@ from hivetune.engine.train.validation import Scored, choose_sample, score_rows
 from hivetune.engine.train.watch import LossHistory
 from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
+from hivetune.models.prepared import DESCRIPTION
 from hivetune.plan.steps import Plan, read_plan
 from hivetune.process.child import Heartbeat, read_ranks
 from hivetune.process.protocol import Beat, Train
@@ -374,7 +375,7 @@ def _take_back(journal: Journal, path: Path, step: int) -> None:
 
 def base_name(model_folder: Path) -> tuple[str, str | None]:
     """What PEFT loads the base from: the Hub's name and revision, else the prepared folder."""
-    described = read_json(model_folder / "hivetune.json")
+    described = read_json(model_folder / DESCRIPTION)
     if described["kind"] == "hub":
         return described["source"], described.get("revision")
     return str(model_folder.resolve()), None

@@ -125,7 +125,7 @@ def _index(file: IO[bytes]) -> list[_File]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the parcel's index is damaged: {error}") from None
     if not isinstance(entries, list):
-        raise ValueError("the parcel's index is no list")
+        raise ValueError("the parcel's index is not a list")
     files = [_checked(entry) for entry in entries]
     if len(files) > MOST_FILES or len({one.name for one in files}) < len(files):
         raise ValueError(f"the parcel names {len(files)} files, too many or one of them twice")

@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import home, lock
+from hivetune.base.database import database_path, open_database
+from hivetune.base.disk import lock
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.process.lease import training_on
 from hivetune.release.base import base_gguf
@@ -115,7 +115,7 @@ def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: S
     tokens."""
     app = gateway.app()
     app.router.routes += [*page.routes(), *(route for added in additions for route in added.routes)]
-    database = sqlite3.connect(home() / "hive.db", check_same_thread=False)
+    database = sqlite3.connect(database_path(), check_same_thread=False)
     names = _LOOPBACK if is_loopback(settings.host) else (settings.host,)
     hosts = own_hosts(names, port) | {host.lower() for host in settings.allow_hosts}
     return Guard(app, hosts, [*(added.door for added in additions), Door(partial(client_of, database))])

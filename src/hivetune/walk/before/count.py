@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import home, scratch_folder
+from hivetune.base.database import database_path, open_database
+from hivetune.base.disk import scratch_folder
 from hivetune.base.units import size
 from hivetune.config import DataConfig, RunConfig
 from hivetune.data.intake.files import COMPRESSED, Chunk, find_sources
@@ -110,7 +110,7 @@ def _assumed(why: str) -> CountedRows:
 
 def _stored() -> _Part:
     """The rows of the store."""
-    path = home() / "hive.db"
+    path = database_path()
     if not path.exists():
         return _Part(0, 0, 0)
     with closing(open_database(path)) as database:

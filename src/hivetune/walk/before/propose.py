@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.database import database_path, open_database
 from hivetune.config import MOST_TOKENS_A_ROW, RunConfig, parse_config
 from hivetune.data.intake.files import find_sources
 from hivetune.data.intake.places import check_storable
@@ -65,7 +64,7 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
 
 
 def _store_has_rows() -> bool:
-    if not (home() / "hive.db").exists():
+    if not database_path().exists():
         return False
     with closing(open_database()) as database:
         return database.execute("SELECT 1 FROM interactions LIMIT 1").fetchone() is not None

@@ -23,7 +23,7 @@ from hivetune.release.export import export_run
 from hivetune.release.registry import Release, find
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.find import find_run
-from hivetune.run.folder import ADAPTER
+from hivetune.run.folder import ADAPTER, RECORD
 from hivetune.serve.ask import Endpoint, TimedAnswer
 from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.walk.open import Run, load_run
@@ -171,7 +171,7 @@ def _release(reference: str, quant: str) -> Artefact:
 def _trained(release: Release) -> tuple[Path, Path | None] | None:
     """The prepared base that a release's own record names, if it is still here: an upgraded one in the same folder is
     another model, and what the adapter makes of that says nothing about the release."""
-    folder = Path(read_json(release.folder / "run.json").get("model", ""))
+    folder = Path(read_json(release.folder / RECORD).get("model", ""))
     if not (folder / MANIFEST).is_file() or not (release.folder / ADAPTER).is_file():
         return None
     return (folder, release.folder) if sha256_file(folder / MANIFEST) == release.model_sha256 else None

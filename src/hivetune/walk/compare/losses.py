@@ -31,7 +31,7 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
         return "rows that are given as a file are not tokenized; name a run with --run for the loss"
     for side in sides:
         if side.trained is None:
-            return f"{side.label} is no adapter on a base that is on this machine, so its loss is unknown"
+            return f"{side.label} is not an adapter on a base that is on this machine, so its loss is unknown"
     models = {sha256_file(side.trained[0] / MANIFEST) for side in sides if side.trained}
     if models != {sha256_file(run.model / MANIFEST)}:
         return "the sides have different base models, so their tokens differ"

@@ -19,8 +19,8 @@ from hivetune.release.base import base_gguf
 from hivetune.release.export import export_run
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import Release, find, forgotten_rows, history, register
-from hivetune.run.adapter import adapter_hash
-from hivetune.run.folder import ADAPTER, EVALUATION, EVENTS
+from hivetune.run.adapter import adapter_hash, require_adapter
+from hivetune.run.folder import EVALUATION, EVENTS
 from hivetune.serve.llama.backend import ServerSettings, open_backend
 from hivetune.serve.llama.prompts import prompt_of
 from hivetune.serve.llama.recorded import RECORDED_PROMPTS, record_answers
@@ -35,8 +35,7 @@ def register_run(folder: Path, name: str) -> tuple[Release, bool]:
     Raises UsageError for a run without adapter or an unusable name, DoesNotFit, Busy, HivetuneError for damage.
     """
     run = load_run(folder)
-    if not (folder / ADAPTER).is_file():
-        raise UsageError(f"{folder} has no adapter yet", hint=f"train it to its end: hivetune resume {quoted(folder)}")
+    require_adapter(folder)
     proof = _prove(run)
     with closing(open_database()) as database:
         return register(database, run.folder, name, _about(run, proof), by=who())

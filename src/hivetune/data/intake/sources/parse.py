@@ -46,7 +46,7 @@ def parse_map(text: str) -> dict[str, str]:
         ours, colon, theirs = part.partition(":")
         if not colon or not ours or not theirs:
             raise UsageError(
-                f"map={text}: {part!r} is no pair", hint="map=OUR_NAME:THEIR_COLUMN,..., e.g. prompt:question"
+                f"map={text}: {part!r} is not a pair", hint="map=OUR_NAME:THEIR_COLUMN,..., e.g. prompt:question"
             )
         pairs[ours] = theirs
     return pairs
@@ -57,7 +57,7 @@ def _path(source: str) -> list[Reader]:
     scheme = source.partition("://")[0]
     if "://" in source and "/" not in scheme:
         raise UsageError(
-            f"{scheme}:// is no known kind of source", hint=f"known: {' '.join(REDIS_SCHEMES)} sqlite:PATH"
+            f"{scheme}:// is not a known kind of source", hint=f"known: {' '.join(REDIS_SCHEMES)} sqlite:PATH"
         )
     if source == "-":
         return [DocumentReader(source)]
@@ -126,4 +126,4 @@ def _number(options: dict[str, str], name: str, default: float) -> float:
     try:
         return float(options.get(name, default))
     except ValueError:
-        raise UsageError(f"{name}={options[name]} is no number") from None
+        raise UsageError(f"{name}={options[name]} is not a number") from None

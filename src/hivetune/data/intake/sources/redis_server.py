@@ -112,7 +112,7 @@ def explain_redis(error: Exception, server: Server, stream: str) -> Exception:
             hint="the user needs +xreadgroup +xack +xautoclaim +xgroup +xinfo +xpending +info +ttl on the stream",
         )
     if str(error).startswith("WRONGTYPE"):
-        return UsageError(f"{stream} on {server.shown} is no stream", hint="writers must use XADD")
+        return UsageError(f"{stream} on {server.shown} is not a stream", hint="writers must use XADD")
     if str(error).lower().startswith("unknown command"):
         return MachineNotFit(f"{server.shown} is too old: {error}", hint="Redis 6.2 or later is needed")
     if isinstance(error, wrong.InvalidResponse):
