@@ -19,7 +19,7 @@ from hivetune.data.intake import collect as collecting_module
 from hivetune.data.intake.interactions import commit_batch
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.data.intake.sources.redis_server import Server, parse_server
-from hivetune.data.intake.sources.redis_stream import RedisReader, entry_row
+from hivetune.data.intake.sources.redis_stream import RedisReader, entry_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 
@@ -35,7 +35,29 @@ ENTRIES = [
 
 @pytest.mark.parametrize(("fields", "field", "expected"), ENTRIES)
 def test_the_row_in_an_entry(fields: dict[str, str], field: str | None, expected: dict[str, Any]) -> None:
-    assert entry_row({name.encode(): value.encode() for name, value in fields.items()}, field) == expected
+    assert entry_rows({name.encode(): value.encode() for name, value in fields.items()}, field) == [expected]
+
+
+TWO = [
+    {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": "yes"}]} for q in ("is it?", "why?")
+]
+HOLD_TWO = [
+    ({"data": json.dumps(TWO)}, None, {}),
+    ({"other": "x", "log": json.dumps(TWO)}, "log", {}),
+    ({"user_id": "u", "data": json.dumps(TWO)}, None, {"user_id": "u"}),
+    ({"user_id": "u", "conversations": json.dumps(TWO)}, None, {"user_id": "u"}),
+    ({"payload": json.dumps({"batch": {"conversations": TWO}})}, None, {}),
+]
+
+
+@pytest.mark.parametrize(("fields", "field", "beside"), HOLD_TWO)
+def test_an_entry_of_two_conversations_is_two_rows(
+    fields: dict[str, str], field: str | None, beside: dict[str, Any]
+) -> None:
+    """As in a file: stored whole, nothing would read them."""
+    assert entry_rows({name.encode(): value.encode() for name, value in fields.items()}, field) == [
+        {**beside, **row} for row in TWO
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +71,7 @@ def test_the_row_in_an_entry(fields: dict[str, str], field: str | None, expected
 )
 def test_an_entry_that_holds_no_row(fields: dict[bytes, bytes], field: str | None, reason: str) -> None:
     with pytest.raises(RowRefused) as refused:
-        entry_row(fields, field)
+        entry_rows(fields, field)
     assert refused.value.reason == reason
 
 

@@ -1,5 +1,6 @@
 """SQLite tables: pages in the order of a cursor, rows taken back, ties, views, and other people's mistakes."""
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -39,6 +40,17 @@ def test_rows_come_under_our_names_with_their_place(app: sqlite3.Connection, tmp
     found = query("SELECT source, row FROM interactions")
     expected = '{"id": 5, "at": 1.5, "extra": null, "prompt": "q", "completion": [1, 2]}'
     assert found == [(f"{tmp_path / 'app.db'}#chats:5", expected)]
+
+
+def test_a_cell_of_many_conversations_is_many_rows(app: sqlite3.Connection, tmp_path: Path) -> None:
+    """Each with what stands beside it, and none of them twice when all is read again."""
+    chats = [[{"role": "user", "content": q}, {"role": "assistant", "content": "yes"}] for q in ("is it?", "why?")]
+    app.execute("CREATE TABLE logs (user TEXT, conversations TEXT)")
+    app.execute("INSERT INTO logs VALUES ('u1', ?)", (json.dumps([{"messages": turns} for turns in chats]),))
+    for table in ("logs", "logs&cursor=user"):
+        collect_now(url(tmp_path, f"table={table}"))
+    found = [json.loads(text) for text in query("SELECT row FROM interactions")]
+    assert found == [{"user": "u1", "messages": turns} for turns in chats]
 
 
 @pytest.mark.parametrize("cursor", ["", "&cursor=at"])

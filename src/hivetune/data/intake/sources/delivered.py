@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from hivetune.data.intake.interactions import Batch, Refusal
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
+from hivetune.data.rows.find.nest import place_of_rows, split_record
+from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.read import BOM, parse_row
 
 # Reasons that only a live source can have; the rest are those of data/reasons.py.
@@ -55,6 +57,31 @@ def rows_of_line(line: bytes) -> list[dict[str, Any]]:
     text = _text(line)
     inside = rows_inside(text) if may_hold_rows(text) else None
     return [dict(parse_row(payload)) for payload in inside or [text]]
+
+
+def rows_of_document(text: bytes) -> list[dict[str, Any]]:
+    """The row in one JSON text, or the rows that it holds, a list of conversations say. Raises RowRefused."""
+    try:
+        value = json.loads(_text(text))
+    except (ValueError, RecursionError):
+        return [parse_line(text)]  # says what is wrong with it
+    if isinstance(value, dict):
+        return divided(parse_line(text))
+    place = () if not isinstance(value, list) or is_conversation(value) else place_of_rows([value])
+    return (split_record(value, place) if place else []) or [parse_line(text)]
+
+
+def divided(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that a delivered row holds, as files of such rows are read; else the row itself.
+
+    What is decided of a row depends on nothing but the row: it may be delivered again after a crash.
+    """
+    if "messages" in row or not any(isinstance(value, dict | list) for value in row.values()):
+        return [row]
+    text = json.dumps(row).encode()
+    if may_hold_rows(text) and (inside := rows_inside(text)):
+        return [dict(parse_row(payload)) for payload in inside]
+    return split_record(row, place_of_rows([row]))
 
 
 def _text(line: bytes) -> bytes:

@@ -12,10 +12,11 @@ from hivetune.data.intake.interactions import Batch, Delivery, Refusal
 from hivetune.data.intake.sources.delivered import (
     DELETED,
     DELETED_HINT,
+    divided,
     from_columns,
-    parse_line,
     refused_delivery,
     rename,
+    rows_of_document,
 )
 from hivetune.data.intake.sources.redis_server import (
     Server,
@@ -44,7 +45,7 @@ class RedisReader:
     """One stream, or one partition of a Cluster; a Reader as rows.py says.
 
     `consumer` must be the same after a restart, so that what it left unacknowledged comes back at once. `field`: the
-    one that holds the row as JSON; None: see `entry_row`.
+    one that holds the row as JSON; None: see `entry_rows`.
     """
 
     def __init__(
@@ -196,14 +197,13 @@ class RedisReader:
             key = f"redis:{place}"
             self._unacknowledged.append(entry)
             try:
-                row = rename(entry_row(fields, self._field), self._map) if fields else None
+                rows = [rename(row, self._map) for row in entry_rows(fields, self._field)] if fields else []
             except RowRefused as refused:
                 refusals.append(refused_delivery(self._stream, place, key, refused, repr(fields).encode()))
                 continue
-            if row is not None:
-                moment = int(entry.partition(b"-")[0]) / 1000
-                deliveries.append(Delivery(self._stream, place, key, row, time=moment))
-            elif not self._is_stored(place):
+            moment = int(entry.partition(b"-")[0]) / 1000
+            deliveries += [Delivery(self._stream, place, key, row, time=moment) for row in rows]
+            if not rows and not self._is_stored(place):
                 refusals.append(Refusal(self._stream, place, key, DELETED, DELETED_HINT, b""))
         if not self._unacknowledged:
             return None
@@ -248,21 +248,21 @@ class RedisReader:
             self.notes.append(note)
 
 
-def entry_row(fields: Mapping[bytes, bytes], field: str | None) -> dict[str, Any]:
-    """The row in a stream entry: the JSON object in `field`; else in one of WRAPPERS, with the fields beside it; else
-    the fields themselves. Raises RowRefused."""
+def entry_rows(fields: Mapping[bytes, bytes], field: str | None) -> list[dict[str, Any]]:
+    """The rows in a stream entry, mostly one: in the JSON of `field`; else in one of WRAPPERS, with the fields beside
+    it; else the fields themselves. Raises RowRefused."""
     if field is not None:
         if field.encode() not in fields:
             raise RowRefused("bad-json", f"the entry has no field {field}: check field= in the source")
-        return parse_line(fields[field.encode()])
+        return rows_of_document(fields[field.encode()])
     row = from_columns({name.decode("utf-8", "replace"): value for name, value in fields.items()})
     for wrapper in WRAPPERS:
         if isinstance(row.get(wrapper), dict):
             inner = row.pop(wrapper)
-            return {**row, **inner}
+            return divided({**row, **inner})
     if len(row) == 1 and next(iter(row)) in WRAPPERS:
-        return parse_line(next(iter(fields.values())))  # says what is wrong with it
-    return row
+        return rows_of_document(next(iter(fields.values())))
+    return divided(row)
 
 
 def _is_no_group(error: Exception) -> bool:

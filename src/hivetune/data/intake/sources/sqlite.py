@@ -14,7 +14,7 @@ from typing import Any
 
 from hivetune.base.paths import spelled
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
-from hivetune.data.intake.sources.delivered import from_columns, parse_line, refused_delivery, rename
+from hivetune.data.intake.sources.delivered import divided, from_columns, parse_line, refused_delivery, rename
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import Busy, UsageError
 
@@ -80,7 +80,7 @@ class SqliteReader:
         refusals: list[Refusal] = []
         for cells in page:
             try:
-                deliveries.append(self._delivery(cells))
+                deliveries += self._deliveries(cells)
             except RowRefused as refused:
                 place = self._name_of(cells)
                 refusals.append(
@@ -198,14 +198,15 @@ class SqliteReader:
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def _delivery(self, cells: dict[str, Any]) -> Delivery:
+    def _deliveries(self, cells: dict[str, Any]) -> list[Delivery]:
         place = self._name_of(cells)
         columns = {name: value for name, value in cells.items() if not name.startswith("#")}
         if not self._own:
-            return Delivery(self.name, place, place, rename(from_columns(columns), self._map))
+            rows = divided(rename(from_columns(columns), self._map))
+            return [Delivery(self.name, place, place, row) for row in rows]
         row = parse_line(str(columns["row"]).encode("utf-8", "surrogatepass"))
         source = str(columns["source"])
-        return Delivery(source.rpartition(":")[0], source, place, row, str(columns["id"]))
+        return [Delivery(source.rpartition(":")[0], source, place, row, str(columns["id"]))]
 
     def _name_of(self, cells: dict[str, Any]) -> str:
         return f"{self._path}#{self._table}:{cells['#rowid'] if self._has_rowid else cells['#cursor']}"
