@@ -258,7 +258,7 @@ class RunConfig(Section):
     max_length: int = Field(default=2048, ge=8, le=MOST_TOKENS_A_ROW, description="tokens; longer: data.on_overlong")
     batch_size: int = Field(default=16, gt=0, description="examples per optimizer step: the effective batch")
     epochs: float = Field(default=3, gt=0, le=100_000, description="passes over the training rows")
-    max_steps: int | None = Field(default=None, gt=0, description="stop after so many optimizer steps")
+    max_steps: int | None = Field(default=None, gt=0, description="stop after this many optimizer steps")
     learning_rate: float = Field(
         default=2e-4, gt=0, description="an adapter needs about ten times the rate of full fine-tuning"
     )

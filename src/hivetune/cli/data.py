@@ -34,7 +34,8 @@ Sources = Annotated[
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Also check template, mask and tokens of this model.")]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="Take model and data settings from this YAML.")]
 ColumnsOption = Annotated[
-    str | None, typer.Option("--columns", metavar="OURS=YOURS,...", help="prompt=question,completion=reply")
+    str | None,
+    typer.Option("--columns", metavar="OURS=YOURS,...", help="Your columns: prompt=question,completion=reply"),
 ]
 MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens; longer rows: data.on_overlong.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]

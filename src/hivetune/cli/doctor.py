@@ -34,7 +34,7 @@ def doctor(
         bool, typer.Option("--quick", help="Only look and judge: two seconds, nothing is proven.")
     ] = False,
     soak: Annotated[
-        float, typer.Option(metavar="MINUTES", help="Go on proving for so long, for faults that are rare.", min=0.0)
+        float, typer.Option(metavar="MINUTES", help="Go on proving for this long, for faults that are rare.", min=0.0)
     ] = 0.0,
 ) -> None:
     """Look at this machine, judge it by what is known, and prove in children that it computes right.

@@ -42,7 +42,7 @@ def experts(
     Domains are what rows declare (experts.by). Proposing costs minutes: a look at gradients, then forks of 40 steps.
     """
     if propose + train + status > 1:
-        raise UsageError("--propose, --train and --status: one of them")
+        raise UsageError("give only one of --propose, --train and --status")
     settings = load_config(Path(config), overrides or ())
     if not (propose or train):
         _status(shared_name(settings))

@@ -56,7 +56,7 @@ def _ask(question: str, *, yes: bool) -> None:
     if yes:
         return
     if MODE.json or not sys.stdin.isatty():
-        raise UsageError("nothing was deleted: nobody is there to be asked", hint="give --yes")
+        raise UsageError("nothing was deleted: there is no terminal to ask on", hint="give --yes")
     if not typer.confirm(f"{question}?", err=True):
         say("nothing was deleted")
         raise typer.Exit

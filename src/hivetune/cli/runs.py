@@ -129,7 +129,7 @@ def resume(
     folder = find_run(run)
     if on is not None:
         if overrides or detach or unit:
-            raise UsageError("--on goes with none of --set, --detach and --unit")
+            raise UsageError("--on can't be combined with --set, --detach or --unit")
         summary = carry_run(load_run(folder), on, say)
         show_training(summary)
         emit(summary)

@@ -14,7 +14,7 @@ def status() -> None:
         columns = ("running", "steps", "loss", "validation", "tokens/s", "left")
         table("", columns, [_running(each) for each in found.running], numeric=columns[1:])
     else:
-        show("no run goes on")
+        show("nothing is running")
     served = ", ".join(release.label for release in found.champions) or "none"
     if found.champions:
         how = f"served by process {found.gateway_pid}" if found.gateway_pid is not None else "not served"

@@ -50,7 +50,7 @@ def synth(
     """
     packs, places = find_packs(what or [], run_help or [])
     if budget is not None and ask is None:
-        raise UsageError("--budget is of --ask: without a model no token is spent")
+        raise UsageError("--budget needs --ask: without a model no tokens are spent")
     if out is None:
         _list(packs, places)
         return
@@ -123,4 +123,4 @@ def _show(document: dict[str, Any]) -> None:
         if document["budget"] and document["tokens"] >= document["budget"]:
             say("the budget is spent; the same command with a larger --budget goes on")
     elif document["rows"] < document["asked"]:
-        say(f"asked were {document['asked']:,}: there is no more in the documentation that is here")
+        say(f"{document['asked']:,} rows were asked for: the documentation on this machine has no more")

@@ -16,7 +16,7 @@ def train(
     model: ModelOption = None,
     overrides: SetOption = None,
     chunk_rows: Annotated[
-        int | None, typer.Option("--chunk-rows", help="Train so many rows to their end, then the next ones.")
+        int | None, typer.Option("--chunk-rows", help="Finish all epochs on this many rows before the next ones.")
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Go on in the background; see it with: hivetune watch")

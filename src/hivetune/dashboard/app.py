@@ -146,7 +146,7 @@ async def _form(request: Request) -> dict[str, str]:
                 if len(body) > LONGEST_FORM_BYTES:
                     raise UsageError(f"a form holds at most {LONGEST_FORM_BYTES:,} bytes")
     except (TimeoutError, ClientDisconnect):
-        raise UsageError("the form did not come whole") from None
+        raise UsageError("the form is incomplete") from None
     try:
         fields = urllib.parse.parse_qs(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50)
     except ValueError:

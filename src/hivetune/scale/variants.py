@@ -46,7 +46,7 @@ def _axis(text: str) -> list[str]:
     if not equals or not key or not all(parts):
         raise UsageError(f"--over {text}: not of the form a.b=c,d", hint="for example --over learning_rate=1e-4,2e-4")
     if len(set(parts)) < len(parts):
-        raise UsageError(f"--over {text}: a value stands there twice")
+        raise UsageError(f"--over {text}: a value is listed twice")
     return [f"{key}={value}" for value in parts]
 
 

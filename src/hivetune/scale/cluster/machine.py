@@ -88,7 +88,7 @@ def offered_devices(wanted: str, machine: Machine) -> tuple[str, ...]:
         has = ", ".join(("cpu", *cards))
         raise UsageError(f"unknown device {unknown!r}; this machine has {has}", hint="--devices auto takes each card")
     if len(set(names) - {"cpu"}) < sum(name != "cpu" for name in names):
-        raise UsageError(f"--devices {wanted}: a card stands there twice")
+        raise UsageError(f"--devices {wanted}: a card is listed twice")
     return names
 
 
