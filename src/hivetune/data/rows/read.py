@@ -19,6 +19,7 @@ from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.labels import without_labels
 from hivetune.data.rows.find.made import class_column
 from hivetune.data.rows.find.nest import RowPlace, split_payload
+from hivetune.data.rows.find.talk.turn_lists import speaker_and_text
 from hivetune.data.rows.layouts.columns import map_columns, maps_content, missing_column
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
@@ -182,12 +183,19 @@ def _parsed_row(text: str) -> Row:
         value = parsed(value)  # a row that was written as JSON twice
     if isinstance(value, list) and is_conversation(value):
         return {"messages": value}
+    if isinstance(value, list) and _are_lines(lines := [one for one in value if one is not None]):
+        return {"conversation": lines}
     if not isinstance(value, dict):
         raise RowRefused("not-an-object")
     if QUARANTINE_KEY in value:
         inner = value.get("row")
         return parse_row(inner.encode("utf-8", "surrogatepass")) if isinstance(inner, str) else _object(inner)
     return value
+
+
+def _are_lines(texts: Sequence[Any]) -> bool:
+    """Whether each of several texts begins with who speaks."""
+    return len(texts) > 1 and all(isinstance(text, str) and speaker_and_text(text) for text in texts)
 
 
 def _object(value: Any) -> Row:

@@ -313,3 +313,62 @@ def test_several_true_answers_are_ways_to_say_one() -> None:
 def test_a_line_never_makes_a_class_of_a_number_of_choices() -> None:
     rows = [{"context": ASKED, "query": f"Who is {n}?", "option_0": "A dog", "label": n % 2} for n in range(9)]
     assert all("label" not in line.columns.values() for line in lines_for(rows))
+
+
+INTENT = {"tag": "depot", "patterns": [ASKED, "Where's my parcel?"], "responses": [ANSWERED, "Look at the depot."]}
+
+
+def test_each_way_to_ask_is_a_row_with_the_first_of_the_answers() -> None:
+    other = {"tag": "hours", "patterns": ["When do you open?"], "responses": ["At nine."], "context": [""]}
+    record = {"intents": [INTENT, other]}
+    place = place_of_rows([record])
+    assert place_name(place) == "intents[].{phrasings}"
+    rows = split_record(record, place)
+    assert [said(row) for row in rows] == [
+        [("user", ASKED), ("assistant", ANSWERED)],
+        [("user", "Where's my parcel?"), ("assistant", ANSWERED)],
+        [("user", "When do you open?"), ("assistant", "At nine.")],
+    ]
+    assert read_conversation(rows[0]).changed == ("other-answers",)
+
+
+def test_an_unknown_party_that_answers_each_turn_of_a_known_one_is_learned() -> None:
+    parties = [("human", ASKED), ("talkie", ANSWERED), ("human", "And when?"), ("talkie", "Tomorrow.")]
+    row = {"conversations": [{"from": who, "value": text} for who, text in parties]}
+    assert [role for role, _ in said(row)] == ["user", "assistant"] * 2
+    for wrong in (parties[1:], [parties[0], parties[1], parties[3]]):
+        with pytest.raises(RowRefused):
+            read_conversation({"conversations": [{"from": who, "value": text} for who, text in wrong]})
+
+
+def test_json_text_under_a_name_that_says_answer() -> None:
+    answer = '{"intent": "find", "actions": [{"tool": "depots", "args": {"text": "the town of my parcel"}}]}'
+    assert said({"user_q": ASKED, "target_json": answer}) == [("user", ASKED), ("assistant", answer)]
+
+
+def test_words_to_both_sides_in_front_of_a_written_conversation() -> None:
+    text = f"An assistant answers questions.\nUser: {ASKED}\nAssistant: {ANSWERED}\nUser: When?\nAssistant: Today."
+    assert [role for role, _ in said({"conversation": text})] == ["system", "user", "assistant", "user", "assistant"]
+    with pytest.raises(RowRefused):
+        read_conversation({"note_of_it": text})
+
+
+def test_a_text_none_of_whose_parts_has_a_label() -> None:
+    with pytest.raises(RowRefused):
+        read_conversation({"text": "The depot stands in the town.", "entities": []})
+
+
+def test_a_part_that_speaks_first() -> None:
+    text = f"System: You are the depot.\n\nAssistant: Hello there.\n\nUser: {ASKED}\n\nAssistant: {ANSWERED}"
+    found = read_conversation({"text": text})
+    assert [m.role for m in found.messages] == ["system", "user", "assistant"]
+    assert "leading-answer" in found.changed
+
+
+@pytest.mark.parametrize(
+    "names", [("better_response", "worse_response"), ("selected", "rejected"), ("preferred", "dispreferred")]
+)
+def test_two_answers_of_which_one_is_better(names: tuple[str, str]) -> None:
+    with pytest.raises(RowRefused) as refused:
+        read_conversation({"prompt": ASKED, names[0]: ANSWERED, names[1]: "No."})
+    assert refused.value.reason == "preference-row"

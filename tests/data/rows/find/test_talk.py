@@ -13,7 +13,7 @@ from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.nest import place_name, place_of_rows, split_record
 from hivetune.data.rows.find.talk.branches import kept_branch
 from hivetune.data.rows.layouts.columns import map_columns
-from hivetune.data.rows.read import ReadRow, read_example, read_rows
+from hivetune.data.rows.read import RawRow, ReadRow, read_example, read_rows
 
 ASKED, FIRST, EDITED, BETTER = "Where is my parcel?", "At the depot.", "Where is parcel 7?", "Parcel 7 is in Bonn."
 KEPT = [("user", EDITED), ("assistant", BETTER)]
@@ -398,3 +398,9 @@ def test_messages_whose_columns_are_named_in_another_language_or_not_at_all(tmp_
             assert [(m[0], m[1]) for m in told_rows[0]] == [
                 (m["role"], f"{m['content']} And why so?") for m in TURNS * 3
             ]
+
+
+def test_a_row_that_is_a_list_of_lines() -> None:
+    lines = ["Customer: Where is it?", None, "Salesman: At the depot."]
+    found = read_example(RawRow("a:1", json.dumps(lines).encode()), {}).example
+    assert [(m.role, m.content) for m in found.messages] == [("user", "Where is it?"), ("assistant", "At the depot.")]

@@ -36,6 +36,7 @@ MAX_LINES = 3
 READ_SHARE = 0.8  # of the rows, that a line has to read
 FEW_ROWS = 3  # in which every answer may be the same by chance
 _OF_OTHERS = names("span spans case cases sample samples example examples test tests item items chunk chunks result")
+_OF_A_STRETCH = names("start end")
 _ADDRESS = re.compile(r"\s*(?:https?://|www\.|[\w./-]*/)\S+\s*\Z")
 
 
@@ -93,7 +94,9 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
         return not parties & (YES | NO)
     asked, answered = columns["prompt"], columns["completion"]
     if all((asked, answered) in _classes(row) for row in rows[:FEW_ROWS]):
-        return all(isinstance(row.get(asked), str) for row in rows[:FEW_ROWS])
+        return not any(map(_is_of_a_stretch, rows[:FEW_ROWS])) and all(
+            isinstance(row.get(asked), str) for row in rows[:FEW_ROWS]
+        )
     if not can_ask(asked) or not can_answer(answered) or plain_name(asked) in LABELS or plain_name(answered) == "body":
         return False  # a body stands in front of its question
     answers = [value for row in rows if (value := value_of(row, answered)) not in (None, "", [])]
@@ -105,6 +108,11 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
     if 2 * sum(copied) > len(rows):
         return False
     return not any(_is_needed(row, name, asked, answered) for row in rows[:FEW_ROWS] for name in row)
+
+
+def _is_of_a_stretch(row: Row) -> bool:
+    """Whether a row says something of a part of its text."""
+    return {plain_name(name) for name in row} >= _OF_A_STRETCH
 
 
 def _is_no_answer(value: Any) -> bool:

@@ -88,7 +88,7 @@ _FILLERS = names(
     "description "
     "my column col field "
     "gt ground approved correct right expected reference ideal best standard canonical preferred chosen the final main "
-    "last full raw of for to in on is first current actual real new my str string value key letter"
+    "last full raw of for to in on is first current actual real new my str string json value key letter"
 )
 _ROLE_NAMES = names(
     "role from sender speaker author type kind actor source who party participant side direction user agent turn name "

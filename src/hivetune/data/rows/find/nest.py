@@ -13,7 +13,7 @@ from hivetune.data.rows.choices import first_number, with_letter
 from hivetune.data.rows.containers import rows_inside
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
-from hivetune.data.rows.find.names import is_a_question, words
+from hivetune.data.rows.find.names import is_a_question, part_of, words
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
 from hivetune.data.rows.layouts.columns import looks_like_content, map_columns, maps_content
 from hivetune.data.rows.layouts.said import Conversation, names, objects, parsed
@@ -23,6 +23,7 @@ EACH = "[]"
 BY_COLUMNS = "{columns}"  # a record that is a table: a list for each column
 BY_QUESTIONS = "{questions}"  # a record whose names are questions and whose values are the answers
 FROM = {"{choices from 0}": 0, "{choices from 1}": 1}  # behind a place: the answers of its rows are numbers of choices
+BY_PHRASINGS = "{phrasings}"  # an object with several ways to ask one thing, as sets of intents have them
 MAX_PLACE_DEPTH = 5
 MAX_PLACES = 40
 MAX_TRIED_ROWS = 30  # tried at one place
@@ -30,6 +31,8 @@ USABLE_SHARE = 0.5
 MIN_ALIKE = 2
 _NONE: Mapping[str, str] = {}
 MIN_QUESTIONS = 4
+_PHRASINGS = (("pattern",), ("patterns",), ("question",), ("query",), ("utterance",), ("utterances",))
+_REPLIES = (("response",), ("reply",), ("answer",))
 _OF_A_FILE = names("description comment comments notes purpose readme disclaimer warning citation usage about")
 
 
@@ -162,6 +165,8 @@ def places(records: Sequence[Any]) -> list[RowPlace]:
             found.append(tuple(each))
             waiting.append((tuple(each), [item for value in values for item in _items(value)]))
         elif all(isinstance(value, dict) for value in values):
+            if values and all(_phrasings(value) is not None for value in values):
+                found.append((*place, BY_PHRASINGS))
             for value in values:
                 for key, one in value.items():
                     if isinstance(parsed(one), dict | list) and parsed(one) and not _is_talk(key, parsed(one)):
@@ -221,6 +226,28 @@ def _are_asked(items: Sequence[dict[str, Any]]) -> bool:
     return len(items) > 1 and all(any(map(is_a_question, item)) for item in items)
 
 
+def _phrasings(item: dict[str, Any]) -> tuple[list[str], list[str]] | None:
+    """(the ways to ask, the ways to answer) of an object that has a list of the one and the other beside it."""
+    asked = [value for name, value in item.items() if words(name) in _PHRASINGS and _are_texts(value)]
+    answered = [value for name, value in item.items() if words(name) in _REPLIES and value]
+    if len(asked) != 1 or len(answered) != 1:
+        return None
+    answers = [answered[0]] if isinstance(answered[0], str) else answered[0]
+    return (asked[0], answers) if _are_texts(answers) else None
+
+
+def _phrased(value: Any) -> Iterator[dict[str, Any]]:
+    """A row for each way to ask; a name of the intent stays with it."""
+    found = _phrasings(value) if isinstance(value, dict) else None
+    for text in found[0] if found is not None else ():
+        about = {name: one for name, one in value.items() if part_of(name) == "note" and isinstance(one, str)}
+        yield {**about, "question": text, "correct_answers": found[1] if found is not None else []}
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text for text in value)
+
+
 def _are_questions(record: Any) -> bool:
     """Whether the names of a record are questions that somebody asked, and its values what was answered."""
     if not isinstance(record, dict) or len(record) < MIN_QUESTIONS:
@@ -263,6 +290,8 @@ def _below(
         if is_table(value):
             cells = zip(*value.values(), strict=True)
             yield from ((beside, dict(zip(value, row, strict=True))) for row in cells)
+    elif place[0] == BY_PHRASINGS:
+        yield from (({}, row) for row in _phrased(value))
     elif place[0] == EACH:
         for item in _items(value):
             yield from _below(item, place[1:], beside)

@@ -12,8 +12,8 @@ from hivetune.data.rows.find.given import gathered, is_about, is_beside, refuse_
 from hivetune.data.rows.find.leaves import Node, left_out, nodes
 from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
 from hivetune.data.rows.find.pair import FoundPair, open_paths, read_pair, system_in
-from hivetune.data.rows.find.talk.transcripts import turns_in_text
-from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, FoundTurns, NamedParties, as_turns, both_sides
+from hivetune.data.rows.find.talk.transcripts import turns_behind_words, turns_in_text
+from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, TALK, FoundTurns, NamedParties, as_turns, both_sides
 from hivetune.data.rows.find.written import with_written_answer
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
@@ -111,9 +111,13 @@ def turn_spots(row: Row, given: NamedParties) -> list[Spot]:
             continue
         if isinstance(value, list | dict) and (turns := as_turns(value, path[-1], given)) is not None:
             found.append((path, turns))
-        elif isinstance(value, str) and (spoken := turns_in_text(value)):
+        elif isinstance(value, str) and (spoken := _spoken(path[-1], value)):
             texts.append((path, FoundTurns(spoken, ("turns-from-text",))))
     return found or ([] if all(both_sides(open_paths(row))) else texts)
+
+
+def _spoken(name: str, text: str) -> list[dict[str, Any]] | None:
+    return turns_in_text(text) or (turns_behind_words(text) if TALK & set(words(name)) else None)
 
 
 def _of_turns(row: Row, spots: Sequence[Spot]) -> tuple[list[Message], tuple[tuple[str, ...], ...], tuple[str, ...]]:

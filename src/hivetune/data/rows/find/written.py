@@ -7,7 +7,7 @@ from typing import Any
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.layouts.pairs import LABELS, as_json_text
-from hivetune.data.rows.layouts.said import Row, objects
+from hivetune.data.rows.layouts.said import Row, objects, parsed
 
 
 class Written(str):
@@ -18,7 +18,7 @@ def with_written_answer(row: Row) -> Row:
     """The row with its only answer as JSON text, where it is an object or a list of objects under a name that says
     answer (or under `query`, beside a question), or no text under `answer`; any other row as it is.
     """
-    if any(isinstance(value, str) and value and part_of(name) == "answered" for name, value in row.items()):
+    if any(_is_text(value) and part_of(name) == "answered" for name, value in row.items()):
         return row
     asked = any(isinstance(value, str) and part_of(name) == "asked" for name, value in row.items())
     found = {name: text for name, value in row.items() if (text := _as_text(name, value, asked)) is not None}
@@ -31,10 +31,14 @@ def _as_text(name: str, value: Any, asked: bool) -> Written | None:
         return None
     if isinstance(value, bool) or _are_numbers(value):
         return Written(json.dumps(value)) if words(name)[-1:] == ("answer",) else None
-    if isinstance(value, str) or (isinstance(value, list) and objects(value) is None):
+    if isinstance(value, list) and objects(value) is None:
         return None
-    text = as_json_text(value)
-    return None if text is None else Written(text)
+    text = as_json_text(parsed(value))
+    return None if text is None else Written(value if isinstance(value, str) else text)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and isinstance(parsed(value), str)
 
 
 def _are_numbers(value: Any) -> bool:

@@ -38,6 +38,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
     pairs.KEY_VALUE,
     pairs.TEXT,
 )
+_BETTER = ("response_j", "preferred", "selected", "accepted", "preferred_output")
+_WORSE = ("rejected", "response_k", "dispreferred", "worse_", "non_preferred_output")
 # Columns of a chat's single message, with its text; a text beside one of them is no document.
 _SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
 _MESSAGE_KIND = re.compile(
@@ -84,8 +86,8 @@ def _candidates(names: tuple[str, ...]) -> tuple[RowLayout, ...]:
 @lru_cache(512)
 def _preferences(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of better and of worse answers, under all the names that data sets use."""
-    better = tuple(name for name in names if name.startswith("chosen") or name in ("response_j", "preferred"))
-    return better, tuple(name for name in names if name.startswith(("rejected", "response_k", "dispreferred")))
+    better = tuple(name for name in names if name.startswith(("chosen", "better_")) or name in _BETTER)
+    return better, tuple(name for name in names if name.startswith(_WORSE))
 
 
 def preference_columns(row: Row) -> tuple[str, str] | None:

@@ -90,7 +90,8 @@ def spoken_turns(text: str) -> list[dict[str, str]] | None:
         return None
     said = [piece.replace("</s>", "").strip() for piece in pieces[1::2]]
     spoken = roles[1:] if roles[0] == "system" else roles
-    in_turn = all(role == ("user", "assistant")[i % 2] for i, role in enumerate(spoken))
+    sides = ("assistant", "user") if roles[0] == "system" and spoken[0] == "assistant" else ("user", "assistant")
+    in_turn = all(role == sides[i % 2] for i, role in enumerate(spoken))  # who plays a part may speak first
     if not in_turn or any(_ANY.search(piece) for piece in said):
         return []
     return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]

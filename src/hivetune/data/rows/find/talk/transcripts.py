@@ -18,6 +18,7 @@ _END_OF_UTTERANCE = re.compile(r"\s*(?:__eou__|__eot__|<eou>|<EOS>|\[EOU\]|<\|eo
 # As trainers of DialoGPT write a conversation: the weight of each turn, maybe with who speaks and its number.
 _WEIGHTED = re.compile(r"\s*([01])\.\d+ (?:([01]) \d+ )?")
 _END_OF_WEIGHTED = re.compile(r"[ \t]*(?: EOS\b|\t)[ \t]*")
+_ROLE_LINE = re.compile(r"^(?:Human|User|USER) ?:", re.M)
 _SPEAK = ("user", "assistant", "system")
 _MIN_SPOKEN = 2
 
@@ -45,6 +46,13 @@ def turns_in_text(text: str) -> list[dict[str, Any]] | None:
     if not all(said) or not _take_turns(roles, each_line_speaks):
         return None
     return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
+
+
+def turns_behind_words(text: str) -> list[dict[str, Any]] | None:
+    """The turns of a conversation in one text that begins with words to both sides: they are its system prompt."""
+    first = _ROLE_LINE.search(text)
+    turns = spoken_turns(text[first.start() :]) if first is not None and text[: first.start()].strip() else None
+    return [{"role": "system", "content": text[: first.start()].strip()}, *turns] if first and turns else None
 
 
 def _weighted(text: str) -> list[dict[str, Any]] | None:

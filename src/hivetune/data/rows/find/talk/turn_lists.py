@@ -6,6 +6,7 @@ decided is None: nobody's words are given to somebody else.
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hivetune.data.rows.fields import plain_name
@@ -211,15 +212,20 @@ def _agreed(texts: Sequence[str], found: dict[str, Role | None]) -> list[Role] |
     named = [name for name, role in found.items() if role is None]
     if len(named) == 1 and len(found) == MIN_TURNS:
         other = next(role for name, role in found.items() if role is not None)
-        if other != "assistant" or not names_party(named[0]):
-            return None  # what an unknown party says is never learned
-        found[named[0]] = "user"
+        if not names_party(named[0]) or (other == "user" and not _answers_each(texts, named[0])):
+            return None  # what an unknown party says is learned where it answers somebody, turn by turn
+        found[named[0]] = "assistant" if other == "user" else "user"
     roles = [found[text] for text in texts]
     if "assistant" not in roles and set(roles) == {"user", "system"} and roles[0] == "user":
         roles = ["assistant" if role == "system" else role for role in roles]  # a dialogue system's answers
     if None in roles or not {"user", "assistant"} <= set(roles):
         return None
     return [role for role in roles if role is not None]
+
+
+def _answers_each(texts: Sequence[str], party: str) -> bool:
+    """Whether a party speaks behind each turn of somebody who asks, and never twice."""
+    return texts[0] != party and all(one != other for one, other in pairwise(texts))
 
 
 def names_party(value: str) -> bool:
