@@ -230,7 +230,9 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
     """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
     for name, kind in _looked_at(tuple(row), layout):
         value = row[name]
-        nothing = (None, "") if name in layout.asks else (None, "", [], {})  # no part of this text may have a label
+        nothing: tuple[Any, ...] = (
+            (None, "") if name in layout.asks else (None, "", [], {})
+        )  # no part of this text may have a label
         if name in conversation.explained or value in nothing or _is_choice(name, value):
             continue
         if kind == "media":
