@@ -4,6 +4,7 @@ Ray is spoken by processes of their own (scale/cluster/): its client ends its pr
 """
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from hivetune.run.choices import NO_CHOICES, Choices
 LINK = "hivetune.scale.cluster.link"
 # Somebody answers a connection at once, or is not there.
 ANSWER_TIMEOUT_S = 3.0
+# How HTTP/2 begins, which Ray's head speaks (RFC 9113, 3.4): fixed words and a frame of settings; another one answers.
+_FRAME_BYTES, _KIND_OF_FRAME, _SETTINGS = 9, 3, 4
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
 # Ray is loaded, connects and counts: 4 s on two busy cores.
 ASK_TIMEOUT_S = 90.0
 
@@ -118,7 +122,7 @@ def ask_cluster(address: str) -> ClusterView:
 def own_address(address: str) -> str:
     """The address of this machine that the cluster's other machines reach it by: the one that reaches its head.
 
-    Raises UsageError for what is no address, MachineNotFit when nobody answers there.
+    Raises UsageError for what is no address, MachineNotFit when nobody answers there, or another program does.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -128,9 +132,24 @@ def own_address(address: str) -> str:
         )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S) as connection:
+            if os.environ.get("RAY_USE_TLS") != "1":
+                _need_head(connection, address)
             return str(connection.getsockname()[0])
     except (OSError, ValueError, OverflowError) as error:  # the last two: a name, or a port, that can't be
         raise no_answer(address, str(error)) from None
+
+
+def _need_head(connection: socket.socket, address: str) -> None:
+    """Ray itself would try for a minute, and then say that a call was cancelled."""
+    connection.sendall(_HELLO)
+    answer = b""
+    while len(answer) < _FRAME_BYTES and (more := connection.recv(_FRAME_BYTES - len(answer))):
+        answer += more
+    if len(answer) < _FRAME_BYTES or answer[_KIND_OF_FRAME] != _SETTINGS:
+        raise MachineNotFit(
+            f"{address}: another program listens there, and no cluster",
+            hint="the address that hivetune cluster up printed; hivetune cluster status shows it too",
+        )
 
 
 def no_answer(address: str, why: str) -> MachineNotFit:
