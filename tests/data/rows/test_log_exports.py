@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hivetune.data.intake.files import plan_inputs
+from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import RawRow, read_example, read_rows
+from hivetune.data.rows.read import RawRow, read_example
 
 Q, A, SYSTEM = "How long may I return shoes?", "Thirty days.", "You help customers."
 PLAIN = [("user", Q), ("assistant", A)]
@@ -135,6 +135,21 @@ RECORDS: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
             },
         },
         WITH_SYSTEM,
+    ),
+    "text-generation-webui": (
+        {"internal": [["<|BEGIN-VISIBLE-CHAT|>", "Hello."], [Q, A]], "visible": [["", "Hello."], [Q, f"<p>{A}</p>"]]},
+        PLAIN,
+    ),
+    "an exporter of a browser": (
+        {"metadata": {"title": "Shoes"}, "messages": [{"role": "Prompt", "say": Q}, {"role": "Response", "say": A}]},
+        PLAIN,
+    ),
+    "one word of a user": (
+        {"ts": "2025-01-01", "user": "Tom", "user_msg": "hi", "bot_msg": "Hello, how are you?"},
+        [
+            ("user", "hi"),
+            ("assistant", "Hello, how are you?"),
+        ],
     ),
     "Cursor": ({"composerId": "c", "name": "Shoes", "conversation": [bubble(1, Q), bubble(2, A)]}, PLAIN),
     "LibreChat": (
@@ -263,6 +278,53 @@ FILES: dict[str, tuple[str, Any, list[list[tuple[str, str]]]]] = {
         ],
         [PLAIN, PLAIN],
     ),
+    "messages of Pydantic AI": (
+        "history.json",
+        [
+            {
+                "kind": "request",
+                "parts": [
+                    {"part_kind": "system-prompt", "content": SYSTEM},
+                    {"part_kind": "user-prompt", "content": Q},
+                ],
+            },
+            {
+                "kind": "response",
+                "parts": [{"part_kind": "tool-call", "tool_name": "look", "args": "{}", "tool_call_id": "c"}],
+            },
+            {"kind": "request", "parts": [{"part_kind": "tool-return", "tool_call_id": "c", "content": "30"}]},
+            {"kind": "response", "parts": [{"part_kind": "text", "content": A}]},
+        ],
+        [[("system", SYSTEM), ("user", Q), ("assistant", ""), ("tool", "30"), ("assistant", A)]],
+    ),
+    "events of an agent": (
+        "agent.jsonl",
+        [
+            {"event": "user_query", "content": Q, "ts": 1},
+            {"event": "tool_call", "tool": "look", "args": {"for": "shoes"}, "ts": 2},
+            {"event": "tool_result", "tool": "look", "result": "it is 30 days", "ts": 3},
+            {"event": "final_answer", "content": A, "ts": 4},
+        ],
+        [[("user", Q), ("assistant", ""), ("tool", "it is 30 days"), ("assistant", A)]],
+    ),
+    "a store of sessions": (
+        "store.json",
+        {
+            "chat-next-store": {
+                "sessions": [{"id": "s", "topic": "Shoes", "messages": [*ASKED[1:], ANSWERED]}],
+                "index": 0,
+            }
+        },
+        [PLAIN],
+    ),
+    "parts of nobody's session": (
+        "ui.json",
+        [
+            {"id": "1", "role": "user", "parts": [{"type": "text", "text": Q}]},
+            {"id": "2", "role": "assistant", "parts": [{"type": "step-start"}, {"type": "text", "text": A}]},
+        ],
+        [PLAIN],
+    ),
     "a transcript of Cursor": (
         "agent.jsonl",
         [
@@ -293,6 +355,5 @@ def test_files_of_programs(name: str, tmp_path: Path) -> None:
         "".join(json.dumps(row) + "\n" for row in content) if called.endswith("l") else json.dumps(content, indent=1)
     )
     (tmp_path / called).write_text(lines, encoding="utf-8")
-    rows = [row for chunk in plan_inputs(str(tmp_path / called), tmp_path).chunks for row in read_rows(chunk)]
-    found = [read_example(row, {}).example.messages for row in rows]
+    found = [read_example(row, {}).example.messages for row in rows_of_files(str(tmp_path / called))]
     assert [[(m.role, m.content) for m in messages] for messages in found] == wanted

@@ -161,6 +161,12 @@ def is_a_question(path: str) -> bool:
     return bool(said) and said <= _ASKED
 
 
+def are_of_parties(asked: str, answered: str) -> bool:
+    """Whether the names say whose words these are: `user_msg` and `bot_msg`, of which the first may be one word."""
+    asker, answerer = set(words(asked.rpartition(".")[2])), set(words(answered.rpartition(".")[2]))
+    return bool(asker & ASKERS) and bool(answerer & ANSWERERS)
+
+
 def is_an_answer(path: str) -> bool:
     """Whether the last name says answer, and nothing else: a person's or a model's, right or wrong."""
     return words(path.rpartition(".")[2]) == ("answer",)

@@ -178,7 +178,7 @@ def places(records: Sequence[Any]) -> list[RowPlace]:
 
 def _is_talk(key: str, value: Any) -> bool:
     """Whether something is one conversation by its name; a list of conversations holds such a list in each."""
-    if not TALK & set(words(key)):
+    if not TALK & set(words(key)) or isinstance(value, dict):
         return False
     items = objects(value) or []
     return not any(TALK & set(words(name)) and objects(one) is not None for item in items for name, one in item.items())

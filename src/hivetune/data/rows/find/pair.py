@@ -13,6 +13,7 @@ from hivetune.data.rows.find.names import (
     SHORTENED,
     answers_somehow,
     are_alternatives,
+    are_of_parties,
     asks_somehow,
     is_a_models,
     is_a_question,
@@ -266,7 +267,7 @@ def _refuse_doubt(row: Row, spots: _Spots, question: Any, answer: Any) -> None:
     if not is_talk and depths.isdisjoint(_named_depths(answered, "answered")):
         raise RowRefused("unknown-layout", f"{asked} and {answered} are parts of different things")
     one_word = isinstance(question, str) and len(question.split()) < QUESTION_WORDS and question.isascii()
-    if one_word and not is_a_question(asked):
+    if one_word and not is_a_question(asked) and not are_of_parties(asked, answered):
         raise RowRefused("unknown-layout", f"{asked} is one word: nothing says that it is the question")
     _refuse_pieces(spots, question, answer)
 

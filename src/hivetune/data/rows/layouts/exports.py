@@ -224,6 +224,28 @@ def _lm_studio_part(part: Any) -> Any:
     return part
 
 
+def _text_generation_webui(name: str, row: Row) -> Conversation:
+    """text-generation-webui: `internal` has what the model was given, pair by pair; `visible` the same as HTML."""
+    messages: list[Message] = []
+    for asked, answered in row["internal"]:
+        if asked != _GREETS:
+            messages.append(Message("user", asked))
+        messages += read_turn({"role": "assistant", "content": answered})
+    return _done(name, messages, 0)
+
+
+_GREETS = "<|BEGIN-VISIBLE-CHAT|>"  # stands for the user where the character speaks first
+
+
+def _is_text_generation_webui(row: Row) -> bool:
+    pairs = listed(row.get("internal"))
+    return "visible" in row and bool(pairs) and all(map(_is_pair, pairs))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value)
+
+
 def _ai_studio(name: str, row: Row) -> Conversation:
     """Prompts of Google's AI Studio: `chunkedPrompt` of chunks, thoughts among them."""
     system = parsed(row.get("system_instruction"))
@@ -346,6 +368,13 @@ OPEN_WEBUI = RowLayout(
     _is_open_webui,
     _open_webui,
     frozenset(("chat", "history", "messages", "system")),
+)
+TEXT_GENERATION_WEBUI = RowLayout(
+    "text-generation-webui",
+    frozenset(("internal",)),
+    _is_text_generation_webui,
+    _text_generation_webui,
+    frozenset(("internal", "visible", "metadata")),
 )
 AI_STUDIO = RowLayout(
     "ai-studio",

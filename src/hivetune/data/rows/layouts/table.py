@@ -16,6 +16,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
     exports.OPEN_WEBUI,
     exports.LM_STUDIO,
     exports.AI_STUDIO,
+    exports.TEXT_GENERATION_WEBUI,
     exports.OPENCODE,
     exports.GEMINI_CLI,
     tickets.INTERCOM,

@@ -37,7 +37,7 @@ ROLES: dict[str, Role] = {
 }
 CALL_ROLES = ("function_call", "tool_call", "tool_calls")
 ROLE_KEYS = ("role", "from", "sender", "speaker", "author", "type")
-CONTENT_KEYS = ("content", "value", "parts", "text", "message")
+CONTENT_KEYS = ("content", "value", "parts", "contentParts", "text", "message")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
 # Items of OpenAI's Responses that are no messages, but stand among them.
@@ -129,6 +129,8 @@ def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
     content = one_of(turn, *CONTENT_KEYS)
     if isinstance(content, str) and (parts := parts_in(content)) is not None:
         content = parts
+    if isinstance(content, list) and content and all(one_of(part, "part_kind") for part in content):
+        return _of_part_kinds(turn, content)
     if name in CALL_ROLES and "tool_calls" not in turn:
         called = parsed(content)
         if not isinstance(called, dict | list):
@@ -140,6 +142,32 @@ def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
         call_id = one_of(turn, "tool_call_id", "toolCallId")
         return [_result_message(result_text(content), call_id, one_of(turn, "name", "tool_name"))]
     return _messages_of(role, read_content(content), turn)
+
+
+def _of_part_kinds(turn: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """A request or a response of Pydantic AI: a request may hold a system prompt, a question and results."""
+    found: list[Message] = []
+    said, calls, thoughts = [], [], []
+    for part in parts:
+        kind, content = part["part_kind"], part.get("content")
+        if kind == "system-prompt":
+            found += read_system(content)
+        elif kind == "user-prompt":
+            found += [*read_system(turn.get("instructions")), Message("user", read_content(content).text)]
+        elif kind in ("tool-return", "retry-prompt"):
+            found.append(_result_message(result_text(content), part.get("tool_call_id"), part.get("tool_name")))
+        elif kind == "text":
+            said.append(text_of(content, "content"))
+        elif kind == "tool-call":
+            calls.append(read_call(part))
+        elif kind == "thinking":
+            thoughts.append(text_of(content, "content"))
+        else:
+            raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
+    if not said and not calls and not thoughts:
+        return found
+    reasoning = "\n".join(thoughts) or None
+    return [*found, Message("assistant", "".join(said), tool_calls=tuple(calls), reasoning=reasoning)]
 
 
 def is_item(turn: Mapping[str, Any]) -> bool:

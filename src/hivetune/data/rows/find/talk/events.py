@@ -22,6 +22,11 @@ _PARTS = names(
     "delta deltas chunk chunks partial start started begin began stream streaming token tokens typing pending progress "
     "created added queued request requested requests running update updated"
 )
+_ROLES_OF_KINDS: dict[str, Role] = {
+    **{"question": "user", "user_query": "user", "user_question": "user"},
+    **{"answer": "assistant", "final_answer": "assistant", "final_response": "assistant", "reply": "assistant"},
+}
+_RESULTS = names("result results output outputs observation response")  # of tools
 _PROGRAM = names(
     "error errors warning warn status info debug log metric metrics usage ping pong heartbeat keepalive init "
     "initialize initialized session config configuration settings meta metadata control summary title end ended stop "
@@ -67,6 +72,7 @@ def _told_apart(path: str, by_kind: Mapping[str, Sequence[Mapping[str, Any]]]) -
     notes = set()
     for kind, events in by_kind.items():
         role, content = role_of_kind(kind), _content_of(events, path)
+        content = content or (_result_of(events) if role == "tool" else None)
         if role == "tool" and all(call_in(one) is not None for one in events):
             roles[kind] = "assistant"
         elif role is not None and content is not None and not (role == "tool" and _CALLS & set(words(kind))):
@@ -87,7 +93,7 @@ def role_of_kind(kind: str) -> Role | None:
         return None
     if said & _TOOLS:
         return "tool"
-    role = role_of(kind)
+    role = _ROLES_OF_KINDS.get(plain_name(kind)) or role_of(kind)
     return None if role == "system" and not said & _SYSTEM_PROMPT else role  # mostly what a program says of itself
 
 
@@ -162,6 +168,12 @@ def _content_of(events: Sequence[Mapping[str, Any]], kind_path: str) -> str | No
         if 2 * sum(isinstance(one.get(path), str | list) and bool(one[path]) for one in events) >= len(events):
             return path
     return None
+
+
+def _result_of(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Where the events of a tool say what it gave back, under another name than somebody's words."""
+    named = [path for path in events[0] if plain_name(path.rpartition(".")[2]) in _RESULTS]
+    return named[0] if len(named) == 1 and all(one.get(named[0]) is not None for one in events) else None
 
 
 def tells_a_note(kind: str) -> bool:

@@ -13,6 +13,7 @@ from hivetune.data.rows.find.talk.branches import links_of
 from hivetune.data.rows.find.talk.events import EventKinds, event_kinds, tells_a_note, turn_of
 from hivetune.data.rows.find.talk.turn_lists import flat, roles_of
 from hivetune.data.rows.layouts.columns import CONTENT, looks_like_content
+from hivetune.data.rows.layouts.said import objects
 from hivetune.data.rows.layouts.turns import ROLES
 from hivetune.records import Role
 
@@ -94,7 +95,11 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
 
 
 def _names_parties(flats: Sequence[Mapping[str, Any]], shape: MessageShape) -> bool:
-    """Whether the parties of messages are others than those of examples for a prompt."""
+    """Whether the parties of messages are others than those of examples for a prompt; or the messages hold parts, as no
+    such example does.
+    """
+    if shape.content and all(objects(one.get(shape.content)) is not None for one in flats):
+        return True
     parties = (str(one.get(shape.role)).strip().lower() for one in flats)
     return not (shape.kinds or _EXAMPLES.issuperset(parties))
 

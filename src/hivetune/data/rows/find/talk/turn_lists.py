@@ -44,6 +44,10 @@ _KEPT_SET = frozenset(_KEPT)
 _NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?[:\uff1a]\s*(.*)\Z", re.S)
 
 
+# What programs call the two sides of a chat that name no party.
+_SPOKEN_KINDS: dict[str, Role] = {"prompt": "user", "response": "assistant", "api_message": "assistant"}
+
+
 # What a list of turns is called; other lists may hold things that have nothing to do with each other.
 TALK = names(
     "message messages conversation conversations dialog dialogs dialogue dialogues turn chat chats log history "
@@ -199,7 +203,7 @@ def roles_of(path: str, values: Sequence[Any], given: NamedParties = NOBODY_NAME
     if given.user is not None and given.assistant is not None:
         known: dict[str, Role] = {given.user: "user", given.assistant: "assistant"}
         return [known[text] for text in texts] if set(texts) == known.keys() else None
-    found = {text: role_of(text) for text in set(texts)}
+    found = {text: role_of(text) or _SPOKEN_KINDS.get(plain_name(text)) for text in set(texts)}
     if path == "role" and None in found.values():
         return None  # the field's own name, so the words are too
     if not names_role(path) and (None in found.values() or len(found) < MIN_TURNS):
