@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# By default an example that takes 200 ms fails: beside other work any may.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and programs that the tests interrupt would inherit it.

@@ -61,9 +61,10 @@ def test_a_password_in_a_url_is_not_repeated() -> None:
 def test_any_text_is_a_side_or_a_mistake(text: str) -> None:
     for tried in (text, f"http://{text}"):
         try:
-            parse_side(tried)
+            side = parse_side(tried)
         except UsageError:
             continue
+        assert tried.startswith(side.name) and (side.kind == "endpoint") == bool(side.model)
 
 
 def test_figures_as_a_team_wrote_them() -> None:
