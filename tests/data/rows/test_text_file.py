@@ -32,6 +32,8 @@ def talks(path: Path, text: str) -> list[list[tuple[str, str]]]:
         (f"User: {WHERE}\nBot: {THERE}\n\nUser: {WHO}\nBot: {SHE}\n", PAIRS),
         (f"Customer: {WHERE}\nAgent: {THERE}\nCustomer: {WHO}\nAgent: {SHE}\n", WHOLE),
         (f"# About a depot.\n\nQ: {WHERE}\nA: {THERE}\n\nQ: {WHO}\nA: {SHE}\n", PAIRS),
+        (f"س: {WHERE}\nج: {THERE}\n---\nس: {WHO}\nج: {SHE}\n---\n", PAIRS),
+        (f"User: {WHERE}\n\nBot: {THERE}\n\nUser: {WHO}\n\nBot: {SHE}\n", WHOLE),
         (f"{WHERE} <EOS> {THERE} <EOS>\n{WHO} <EOS> {SHE} <EOS>\n", PAIRS),
         (f"{WHERE} __eou__ {THERE} __eou__\n{WHO} __eou__ {SHE} __eou__\n", PAIRS),
         ("".join(f"{WHERE}\t{THERE}\n{WHO}\t{SHE}\n" for _ in range(2)), PAIRS + PAIRS),

@@ -1,5 +1,5 @@
 """Files of plain text whose rows are known by their form: a conversation a line, conversations with blank lines between
-them, questions and answers behind `Q:` and `A:`, and lines that are the rows of a table.
+them, one conversation, questions and answers behind `Q:` and `A:`, and lines that are the rows of a table.
 """
 
 import json
@@ -11,7 +11,7 @@ from hivetune.data.rows.find.names import words
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
 
-TALK_LINES, TALK_BLOCKS, QUESTIONS = TEXT_FORMS = ("talk-lines", "talk-blocks", "questions")
+TALK_LINES, TALK_BLOCKS, TALK, QUESTIONS = TEXT_FORMS = ("talk-lines", "talk-blocks", "talk", "questions")
 _MIN_ALIKE = 2  # lines or questions
 _SHARE = 0.8  # of the lines that have as many fields as the first
 _SIDE = re.compile(r"\s*([^\W\d_]{1,20}) ?\d{0,4} ?[:\uff1a]\s?(.*)", re.S)
@@ -21,6 +21,7 @@ _SIDES: dict[tuple[str, ...], str] = {
     ("a",): "answer",
     ("answer",): "answer",
 }
+_RULER = re.compile(r"\s*[-=*_#]{3,}\s*")  # between rows
 _NUMBERED = re.compile(r"\d+ \S")  # a turn of a conversation over many lines
 
 
@@ -39,6 +40,8 @@ def text_form(head: str, *, table: bool) -> str | None:
         return QUESTIONS
     if "\n" in head and all(map(_are_turns, _whole_blocks(head))):
         return TALK_BLOCKS
+    if "\n" in head and _are_turns(head):
+        return TALK
     return "tsv" if _is_table(lines) else None
 
 
@@ -74,16 +77,22 @@ def _pieces(source: TextSource, form: str) -> Iterator[tuple[int, list[str]]]:
     first = 1
     lines: list[str] = []
     for number, line in enumerate(source.lines(), 1):
-        is_blank = not line.strip() or (not lines and _is_comment(line))
-        begins = form == TALK_LINES or (form == QUESTIONS and _side(line)[0] == "question")
-        if lines and (begins or (is_blank and form == TALK_BLOCKS)):
+        if lines and _ends_row(line, form):
             yield first, lines
             lines = []
-        if not is_blank or (lines and form == QUESTIONS):
-            first = first if lines else number
-            lines.append(line)
+        if (not lines and (not line.strip() or _is_comment(line))) or _RULER.fullmatch(line):
+            continue
+        first = first if lines else number
+        lines.append(line)
     if lines:
         yield first, lines
+
+
+def _ends_row(line: str, form: str) -> bool:
+    """Whether a line is behind a row: blank, or the beginning of the next."""
+    if form == QUESTIONS:
+        return _side(line)[0] == "question"
+    return form == TALK_LINES or (form == TALK_BLOCKS and not line.strip())
 
 
 def _question(lines: Sequence[str]) -> dict[str, str]:

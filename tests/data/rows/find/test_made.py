@@ -32,6 +32,7 @@ def said(row: dict[str, Any]) -> list[tuple[str, str]]:
         {"source_text": TEXT, "target_text": SHORT},
         {"text": TEXT, "label": 1, "label_text": SHORT},
         {"text": TEXT, "completion": SHORT},
+        {"headlines": SHORT, "text": TEXT},
         {"translation": {"en": TEXT, "ro": SHORT}, "id": 4},
         {"": "1", "English": TEXT, "Hindi": SHORT},
         {"en_sentence": TEXT, "zh_cn": SHORT, "source": "web"},
@@ -62,6 +63,7 @@ def test_two_texts_of_which_one_is_made_of_the_other(row: dict[str, Any]) -> Non
         ({"Tweet": "so sad", "Sentiment Label": "negative", "date": "2024-01-05"}, "negative"),
         ({"Category": "ham", "Message": TEXT}, "ham"),
         ({"statement": TEXT, "label": "false", "speaker_id": 3}, "false"),
+        ({"text": TEXT, "label": "a", "text_clean": "seine flows middle city"}, "a"),
         ({"text": TEXT, "label": "city"}, "city"),  # any text may hold the word of its class
     ],
 )

@@ -8,12 +8,12 @@ from hivetune.data.rows.layouts.said import names
 _SAME: Final = {
     "question": "pregunta preguntas pergunta perguntas domanda domande frage fragen vraag vragen pytanie "
     "pytania fråga frågor spørgsmål spørsmål kysymys вопрос вопросы питання otázka otázky kérdés întrebare "
-    "soru sorular ερώτηση câu_hỏi cau_hoi คำถาม คําถาม pertanyaan soalan 質問 问题 問題 问 問 질문 سؤال السؤال שאלה "
+    "soru sorular ερώτηση câu_hỏi cau_hoi คำถาม คําถาม pertanyaan soalan 質問 问题 問題 问 問 질문 سؤال السؤال س שאלה "
     "प्रश्न सवाल প্রশ্ন swali ikibazo",
     "answer": "respuesta respuestas resposta respostas risposta risposte antwort antworten antwoord "
     "antwoorden réponse réponses reponse reponses odpowiedź odpowiedz odpowiedzi svar vastaus ответ ответы "
     "відповідь odpověď odpoveď válasz răspuns raspuns cevap cevaplar yanıt yanit απάντηση trả_lời tra_loi "
-    "câu_trả_lời cau_tra_loi đáp_án คำตอบ คําตอบ jawaban 回答 答案 答え 答 응답 답변 대답 جواب الجواب إجابة الإجابة "
+    "câu_trả_lời cau_tra_loi đáp_án คำตอบ คําตอบ jawaban 回答 答案 答え 答 응답 답변 대답 جواب الجواب إجابة الإجابة ج "
     "תשובה उत्तर जवाब উত্তর jibu igisubizo",
     "user": "usuario usuaria usuário utente utilisateur utilisatrice benutzer nutzer gebruiker użytkownik "
     "användare bruger bruker käyttäjä пользователь юзер користувач uživatel felhasználó utilizator kullanıcı "

@@ -47,6 +47,7 @@ _QUALIFIERS = names("ground full raw whole expected reference ref gold short nam
 _RIGHT = names("expected reference ref gold")  # a text that is one of these was made of another
 _OF_A_TEST = names("sample samples prediction predictions pred preds")  # beside what is said to be right
 _TARGETS = tuple(frozenset((name,)) for name in ("tgt", "trg", "target", "dst"))
+_CLEANED = names("clean cleaned normalized processed preprocessed")
 _IN_WORDS = names("text name string description")
 _OF_A_SPAN = names("start end begin offset span")
 _LANGUAGES = frozenset(("lang", "language", "languages"))
@@ -66,7 +67,8 @@ def made_of(row: Row) -> tuple[str, str] | None:
         return None
     if not is_class(pair[1]) and names_document(text):
         return None
-    others = [name for name in row if name not in (*pair, "translation", premise_of(row))]
+    read = (*pair, "translation", premise_of(row))
+    others = [name for name in row if name not in read and _original(name, tuple(row)) != pair[0]]
     if is_class(pair[1]):
         return pair if all(_is_beside_class(name, row[name]) for name in others) else None
     others = [name for name in others if not (is_expected(pair[1]) and _is_of_a_test(name))]
@@ -135,10 +137,16 @@ def _by_name(columns: tuple[str, ...]) -> tuple[str, str] | None:
     spoken = [name for name in columns if names_language(plain_name(name))]
     if len(spoken) == 2 and not any(_KINDS.get(word) for said in plain if plain[said] not in spoken for word in said):
         return spoken[0], spoken[1]  # who reads from the left translates so
-    pairs = pairs_by_name(columns)
+    pairs = pairs_by_name([name for name in columns if _original(name, columns) is None])
     named = [pair for pair in pairs if _is_named(frozenset(words(pair[1])))]  # `label_text` beside a `label` of numbers
     pairs = named if len(named) == 1 else pairs
     return pairs[0] if len(pairs) == 1 else None if pairs else _with_topic(plain)
+
+
+def _original(name: str, columns: tuple[str, ...]) -> str | None:
+    """The column of the text that this one has cleaned: `text` of `text_clean`."""
+    said = frozenset(words(name))
+    return next((one for one in columns if said & _CLEANED and frozenset(words(one)) == said - _CLEANED), None)
 
 
 def _kind(said: frozenset[str]) -> _Kind | None:

@@ -48,7 +48,9 @@ _MADE = names(
     "sql code program patch proof summary highlights tldr headline translation fulfilment fulfillment cypher sparql "
     "bash regex fix diagnosis advice recommendation final"
 )
-SHORTENED = names("summary highlights tldr headline")  # of the only other text, whatever that is called
+SHORTENED = names(
+    "summary summaries highlights tldr headline headlines"
+)  # of the only other text, whatever that is called
 _SINGULARS = names("input message utterance label truth target question query prompt request problem answer") | names(
     "response reply completion output solution generation turn"
 )
