@@ -214,3 +214,22 @@ def test_claude_code_lines_of_a_message_alone(tmp_path: Path) -> None:
     assert [said(row) for row in rows.values()] == [
         [("user", "a\n\nb"), ("assistant", ""), ("tool", "x"), ("assistant", "One.")]
     ]
+
+
+def test_claude_code_copies_with_next_to_nothing(tmp_path: Path) -> None:
+    """Lines of a type and a message alone; and those that call the user human."""
+    bare = [
+        {"type": "system", "cwd": "/p"},
+        {"type": "user", "message": {"role": "user", "content": "one?"}},
+        {"type": "assistant", "message": {"role": "assistant", "content": [{"type": "text", "text": "1"}]}},
+    ]
+    human = [
+        {"type": "human", "message": {"content": "two?"}, "uuid": "a", "timestamp": "2026-01-01T00:00:00Z"},
+        {"type": "assistant", "message": {"content": "2"}, "uuid": "b", "timestamp": "2026-01-01T00:00:01Z"},
+    ]
+    for events, wanted in (
+        (bare, [("user", "one?"), ("assistant", "1")]),
+        (human, [("user", "two?"), ("assistant", "2")]),
+    ):
+        (row,) = read(write(tmp_path / "session.jsonl", events), tmp_path).values()
+        assert said(row) == wanted

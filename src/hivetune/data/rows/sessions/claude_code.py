@@ -13,6 +13,7 @@ from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
 
 _SPOKEN = ("user", "assistant")
+_ASKER = "human"  # as other programs' copies call the user
 _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress", "system", "attachment")
 INTERRUPTED = "[Request interrupted by user"
 REJECTED = "The user doesn't want to proceed with this tool use"
@@ -54,9 +55,10 @@ class _Session:
 
 def is_claude_code(row: dict[str, Any]) -> bool:
     """Whether an object is a line of such a session."""
-    if row.get("type") in _SPOKEN:
-        named = any(name in row for name in ("sessionId", "session_id", "timestamp"))
-        return isinstance(row.get("message"), dict) and named
+    if row.get("type") in (*_SPOKEN, _ASKER):
+        message = row.get("message")
+        named = any(name in row for name in ("sessionId", "session_id", "timestamp", "uuid"))
+        return isinstance(message, dict) and (named or message.get("role") == row["type"])
     if row.get("type") == "summary":
         return "leafUuid" in row
     if "type" not in row and "message" in row and len(row) > 1 and _COPIED.issuperset(row):
@@ -123,7 +125,7 @@ def _role(event: dict[str, Any]) -> str | None:
     """Who speaks in a line; one that lost its `type` says it in its message."""
     message = event.get("message")
     kind = event.get("type", message.get("role") if isinstance(message, dict) else None)
-    return kind if kind in _SPOKEN else None
+    return "user" if kind == _ASKER else kind if kind in _SPOKEN else None
 
 
 def _is_noise(event: dict[str, Any]) -> bool:
