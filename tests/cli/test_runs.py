@@ -109,7 +109,11 @@ def test_a_deleted_run_is_left_out(tmp_path: Path) -> None:
 def test_the_unit_names_run_and_home(tmp_path: Path) -> None:
     run = make(tmp_path)
     unit = json.loads(hivetune("resume", str(run), "--unit", "--json").stdout)["unit"]
-    assert f"resume {run}" in unit and "Environment=HIVETUNE_HOME=" in unit and "TimeoutStopSec" in unit
+    changed = json.loads(hivetune("resume", str(run), "--unit", "--set", "supervise.attempts=9", "--json").stdout)[
+        "unit"
+    ]
+    assert f"resume {run} --set supervise.attempts=9" in changed
+    assert f"resume {run}\n" in unit and "Environment=HIVETUNE_HOME=" in unit and "TimeoutStopSec" in unit
 
 
 def test_only_the_supervision_of_a_run_can_be_changed(tmp_path: Path) -> None:

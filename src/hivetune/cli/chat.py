@@ -12,6 +12,7 @@ import typer
 
 from hivetune.cli.output import MODE, emit, progress, say, write
 from hivetune.errors import UsageError
+from hivetune.release.export import DEFAULT_QUANT
 from hivetune.serve.chat import Chat, Talk, Voice, open_voices
 from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.llama.backend import Backend
@@ -34,7 +35,7 @@ def chat(  # noqa: PLR0913 (each is an option)
         str | None, typer.Option("--system", help="System prompt; default: the one that most rows were trained with.")
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="The system prompt of this agent's rows.")] = None,
-    quant: Annotated[str, typer.Option("--quant", help="Number type of the model that is exported.")] = "f16",
+    quant: Annotated[str, typer.Option("--quant", help="Number type of the model that is exported.")] = DEFAULT_QUANT,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 512,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0: always the likeliest token.")] = 0.0,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,

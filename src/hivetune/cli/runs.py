@@ -56,7 +56,8 @@ def show(run: RunArgument) -> None:
     display(how)
     for line in text_chart(loss_curve(folder)):
         display(line)
-    for report in reports_of(folder):
+    reports = reports_of(folder)
+    for report in reports:
         problem = f"; {report.problem}" if report.problem else ""
         display(f"  {report.points} points in {report.target} at {report.place}{problem}")
     events = list(read_journal(folder / EVENTS))
@@ -68,8 +69,8 @@ def show(run: RunArgument) -> None:
             sample = entry
         elif entry["event"] == "failure" and sample is not None:
             display(f"{'':19}{_machine_then(sample, entry['time'])}")
-    reports = [asdict(report) for report in reports_of(folder)]
-    emit({**status.document(), "choices": choices, "reports": reports, "events": events})
+    more = {"choices": choices, "reports": [asdict(report) for report in reports], "events": events}
+    emit({**status.document(), **more})
 
 
 def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
@@ -134,21 +135,21 @@ def resume(
         show_training(summary)
         emit(summary)
         return
+    for override in overrides or ():
+        if not override.startswith(("supervise.", "report_to=")):
+            raise UsageError(f"--set {override}: only supervise.* and report_to can be changed for a run that exists")
     if unit:
-        text = systemd_unit(folder)
+        text = systemd_unit(folder, overrides or ())
         display(text)
         name = f"hivetune-{folder.name}"
         say(f"save it as ~/.config/systemd/user/{name}.service, then: systemctl --user enable --now {name}")
         emit({"run": str(folder), "unit": text})
         return
     if detach:
-        start_detached(folder)
+        start_detached(folder, overrides or ())
         say(f"training goes on in the background\nfollow it: hivetune watch {shortest_name(folder)}")
         emit({"run": str(folder), "status": "started"})
         return
-    for override in overrides or ():
-        if not override.startswith(("supervise.", "report_to=")):
-            raise UsageError(f"--set {override}: only supervise.* and report_to can be changed for a run that exists")
     with Ahead() as ahead:
         ahead.start()
         opened = load_run(folder)

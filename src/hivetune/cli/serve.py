@@ -13,6 +13,7 @@ from hivetune.cli.output import emit, say, show
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.errors import UsageError
+from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import desired
 from hivetune.report.prometheus import HomeCollector
 from hivetune.serve.gateway.clients import Client, clients, make_client
@@ -32,7 +33,7 @@ def serve(  # noqa: PLR0913 (each is an option)
     canary: Annotated[
         float, typer.Option("--canary", min=0, max=1, help="Share of sessions that the candidate answers.")
     ] = 0.0,
-    quant: Annotated[str, typer.Option("--quant", help="Number type of the base model.")] = "q8_0",
+    quant: Annotated[str, typer.Option("--quant", help="Number type of the base model.")] = SERVED_QUANT,
     slots: Annotated[int, typer.Option("--slots", min=1, max=64, help="Answers at once.")] = 4,
     context: Annotated[int, typer.Option("--context", min=256, help="Tokens of context of each slot.")] = 4096,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,

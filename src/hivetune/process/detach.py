@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hivetune.base.disk import home, lock_holder
@@ -17,16 +18,17 @@ def cycle_command(config: Path) -> list[str]:
     return [sys.executable, "-m", "hivetune", "cycle", str(config.resolve())]
 
 
-def resume_command(run: Path) -> list[str]:
-    return [sys.executable, "-m", "hivetune", "resume", str(run)]
+def resume_command(run: Path, overrides: Sequence[str] = ()) -> list[str]:
+    changed = [word for override in overrides for word in ("--set", override)]
+    return [sys.executable, "-m", "hivetune", "resume", str(run), *changed]
 
 
 def report_command(run: Path, target: str) -> list[str]:
     return [sys.executable, "-m", "hivetune", "report", str(run), "--to", target, "--follow"]
 
 
-def start_detached(run: Path) -> int:
-    """`hivetune resume RUN` in its own session, deaf to this terminal's hang-up; returns its process id.
+def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
+    """`hivetune resume RUN --set ...` in its own session, deaf to this terminal's hang-up; returns its process id.
 
     What it prints goes to RUN/supervisor.log. Raises Busy when the run goes on already,
     UsageError for a folder that may be planted.
@@ -37,18 +39,22 @@ def start_detached(run: Path) -> int:
         raise Busy(f"{run} goes on already, in process {holder.pid}", hint=f"follow it: hivetune watch {quoted(run)}")
     with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
         process = subprocess.Popen(
-            resume_command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            resume_command(run, overrides),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     return process.pid
 
 
-def systemd_unit(run: Path) -> str:
+def systemd_unit(run: Path, overrides: Sequence[str] = ()) -> str:
     """A user unit that goes on with `run` after a crash of the supervisor and after a restart of the machine.
 
     It ends for good when the run is done, was stopped, or was refused. systemd needs more time than its default to
     stop it: a step must end and a checkpoint must be written. Its cgroup caps the memory.
     """
-    return _unit(f"Hivetune run {run.name}", resume_command(run), "1 2 3 4 5 6 7 75 130 143")
+    return _unit(f"Hivetune run {run.name}", resume_command(run, overrides), "1 2 3 4 5 6 7 75 130 143")
 
 
 def cycle_unit(config: Path) -> str:

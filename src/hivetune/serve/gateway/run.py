@@ -21,6 +21,7 @@ from hivetune.base.disk import lock
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.process.lease import training_on
 from hivetune.release.base import base_gguf
+from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import find, releases, rollback
 from hivetune.serve.gateway import page
 from hivetune.serve.gateway.app import Gateway
@@ -54,7 +55,7 @@ class GatewaySettings:
     allow_hosts: tuple[str, ...] = ()
     capture: bool = False
     canary: float = 0.0
-    quant: str = "q8_0"
+    quant: str = SERVED_QUANT
     slots: int = 4
     context_tokens: int = CONTEXT_TOKENS
     threads: int | None = None
