@@ -181,7 +181,8 @@ def test_where_llama_cpp_can_not_serve_a_model_the_engine_answers_and_it_is_said
     run = load_run(place.run)
     told: list[tuple[int, int | None]] = []
     served = evaluate_run(run, lambda done, total: told.append((done, total)))
-    assert told[-1][0] == told[-1][1], "the bar of the answers ends at its total"
+    assert told[-1][0] == told[-1][1], "the bar ends at its total"
+    assert {total for _, total in told} == {told[-1][1]} and told == sorted(told), "losses and answers are one bar"
     monkeypatch.setattr(evaluate, "dry_export", lambda run: DryExport(unwritten="unsupported"))
     found = evaluate_run(run)
     assert found["answered_by"] == "the engine: unsupported" and found["problems"] == []

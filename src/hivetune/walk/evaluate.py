@@ -14,10 +14,11 @@ from hivetune.records import Progress, silent
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.run.adapter import adapter_hash, require_adapter
 from hivetune.run.folder import EVALUATION
+from hivetune.walk.compare.answers import continued
 from hivetune.walk.compare.artefacts import find_artefact
-from hivetune.walk.compare.losses import NO_ANSWERS, scored
+from hivetune.walk.compare.losses import NO_ANSWERS, num_losses, scored
 from hivetune.walk.compare.pages import write_evaluation_page
-from hivetune.walk.compare.station import compare_pair
+from hivetune.walk.compare.station import compare_pair, num_answers
 from hivetune.walk.open import Run
 from hivetune.walk.release.dry_export import dry_export
 from hivetune.walk.verdict import verdict_document
@@ -63,7 +64,9 @@ def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str,
     settings = run.config.eval
     if settings.baseline == BASELINE:
         # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
-        scored(run, run.folder, NO_ANSWERS, progress, lambda: _make_files(run))
+        answers = num_answers(run, settings, settings.baseline, str(run.folder))
+        scored(run, run.folder, NO_ANSWERS, continued(progress, after=answers), lambda: _make_files(run))
+        progress = continued(progress, before=num_losses(run))
     document = compare_pair(settings.baseline, str(run.folder), settings, run=run, progress=progress).document
     result: Mapping[str, Any] = {}
     if "loss" not in document["not_compared"]:

@@ -93,9 +93,14 @@ def kept_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[KeptAnswe
         yield kept
 
 
-def counter(progress: Progress, total: int) -> OnAnswer:
-    """Called by several threads."""
-    guard, done = threading.Lock(), 0
+def continued(progress: Progress, before: int = 0, after: int = 0) -> Progress:
+    """Tells of one part of a work as of all of it. `before`, `after`: the items of its other parts."""
+    return lambda done, total: progress(before + done, None if total is None else before + total + after)
+
+
+def counter(progress: Progress, total: int, done: int = 0) -> OnAnswer:
+    """Called by several threads. `done`: answers that were there before."""
+    guard = threading.Lock()
 
     def count() -> None:
         nonlocal done

@@ -95,6 +95,11 @@ def scored(
         return path, read_json(folder / WHOLE)
 
 
+def num_losses(run: Run) -> int:
+    """What `scored` counts of a base and its adapter, where nothing is answered."""
+    return 2 * len(run.snapshot.rows("test"))
+
+
 def _key(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 

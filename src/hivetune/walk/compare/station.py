@@ -19,6 +19,7 @@ from hivetune.walk.compare.answers import (
     TIMES,
     KeptAnswers,
     ask_all,
+    continued,
     counter,
     kept_side,
     time_in_turns,
@@ -69,6 +70,7 @@ def compare_pair(
     prompts += frozen_prompts(settings, (first, second))
     key = _key(sides, prompts, settings)
     folder = home() / COMPARISONS / key[:16]
+    total = _num_answers(prompts, settings, sum(side.figures is None for side in sides))
     with lock(folder):
         answered = _answer(sides, prompts, settings, _context_tokens(run, settings), folder, progress)
     about = {
@@ -79,9 +81,25 @@ def compare_pair(
         "quant": quant,
         "settings": settings.model_dump(mode="json"),
     }
+    progress = continued(progress, total)
     losses = compared_losses(run, sides, progress)
     document = comparison_document(prompts, answered[0], answered[1], losses, about)
     return Comparison({**document, **judged(document, settings, run, quant, progress)}, folder)
+
+
+def num_answers(run: Run, settings: EvalConfig, first: str, second: str) -> int:
+    """How many answers `compare_pair` counts for two sides that both have to be asked."""
+    return _num_answers(prompts_of_run(run, settings) + frozen_prompts(settings, (first, second)), settings, 2)
+
+
+def _num_answers(prompts: Sequence[Prompt], settings: EvalConfig, num_sides: int) -> int:
+    """Those that are timed count too, those of all sides as one."""
+    timed = len(_timed(prompts, settings))
+    return timed + num_sides * (len({prompt.key for prompt in prompts}) - timed)
+
+
+def _timed(prompts: Sequence[Prompt], settings: EvalConfig) -> list[Prompt]:
+    return timed_first([prompt for prompt in prompts if not prompt.origin], settings.latency_prompts)
 
 
 def _answer(
@@ -95,14 +113,14 @@ def _answer(
     """Times first, in turns, since those answers count too; then what is left of each side, many at once."""
     asked_sides = [side for side in sides if side.figures is None]
     check_memory(asked_sides)
-    timed = timed_first([prompt for prompt in prompts if not prompt.origin], settings.latency_prompts)
+    timed = _timed(prompts, settings)
     server = ServerSettings(slots=settings.slots, context_tokens=context_tokens)
     unique = list({prompt.key: prompt for prompt in prompts}.values())  # a past win may be a held-out row too
     with ExitStack() as stack:
         kept = [stack.enter_context(kept_side(side, settings.new_tokens, settings.slots)) for side in asked_sides]
-        alone = {prompt.key for prompt in timed}  # timed answers count too, both sides' as one item
-        left = sum(prompt.key not in {*each.answers, *alone} for each in kept for prompt in unique)
-        on_answer = counter(progress, len(timed) + left)
+        alone = {prompt.key for prompt in timed}
+        there = sum(prompt.key in each.answers and prompt.key not in alone for each in kept for prompt in unique)
+        on_answer = counter(progress, _num_answers(prompts, settings, len(asked_sides)), there)
         opened: list[tuple[Asked, float | None]] = [
             stack.enter_context(open_artefact(side, server)) for side in asked_sides
         ]
