@@ -107,6 +107,10 @@ WRONG = [
     ("data check rows.jsonl --html here", 2, "here is a folder"),
     ("data synth --out here", 2, "here is a folder"),
     ("report last --to tensorboard rows.jsonl", 2, "rows.jsonl is a file\nhint: give a folder for tensorboard"),
+    # options that would be left out in silence
+    ("cycle status --once", 2, "cycle status takes no options\nhint: they are for hivetune cycle CONFIG"),
+    ("cycle mine.yaml pause", 2, "cycle mine.yaml pause: a config names its own loop"),
+    ("doctor Killed --quick", 2, "explained without options"),
     # what is served
     ("serve --card foo", 2, "--card foo: no card\nhint: give cuda:0"),
     ("frozen nosuch", 2, "no release is called 'nosuch'"),

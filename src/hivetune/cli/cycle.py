@@ -44,12 +44,17 @@ def cycle(
     right.
     """
     if what in SPOKEN:
+        if overrides or once or dry_run or unit:
+            raise UsageError(f"cycle {what} takes no options", hint="they are for hivetune cycle CONFIG")
         _speak(what, name)
         return
+    if name is not None:
+        known = ", ".join(SPOKEN)
+        raise UsageError(f"cycle {what} {name}: a config names its own loop (cycle.name)", hint=f"words are: {known}")
     config = load_config(Path(what), overrides or ())
     if unit:
         release_name(config)
-        text = cycle_unit(Path(what))
+        text = cycle_unit(Path(what), overrides or ())
         show(text)
         say(f"save it as ~/.config/systemd/user/{UNIT}.service, then: systemctl --user enable --now {UNIT}")
         emit({"unit": text})

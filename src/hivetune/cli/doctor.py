@@ -10,7 +10,7 @@ from hivetune import __version__
 from hivetune.cli.diagnosis import explain_text
 from hivetune.cli.output import emit, progress, say, show
 from hivetune.config import load_config
-from hivetune.errors import MachineNotFit
+from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.findings import Judgement, judge_machine
 from hivetune.machine.doctor.look import Look, look
 from hivetune.machine.doctor.observe import Demand
@@ -42,6 +42,8 @@ def doctor(
     The profile of the machine is written, which plan and train read. The report names no user or host.
     """
     if text is not None:
+        if config is not None or env or quick or soak:
+            raise UsageError("an error or a log is explained without options", hint="leave out what follows it")
         explain_text(text)
         return
     settings = None if config is None else load_config(config, [])

@@ -14,13 +14,16 @@ from hivetune.errors import Busy
 from hivetune.run.folder import SUPERVISOR_LOG
 
 
-def cycle_command(config: Path) -> list[str]:
-    return [sys.executable, "-m", "hivetune", "cycle", str(config.resolve())]
+def cycle_command(config: Path, overrides: Sequence[str] = ()) -> list[str]:
+    return [sys.executable, "-m", "hivetune", "cycle", str(config.resolve()), *_changed(overrides)]
 
 
 def resume_command(run: Path, overrides: Sequence[str] = ()) -> list[str]:
-    changed = [word for override in overrides for word in ("--set", override)]
-    return [sys.executable, "-m", "hivetune", "resume", str(run), *changed]
+    return [sys.executable, "-m", "hivetune", "resume", str(run), *_changed(overrides)]
+
+
+def _changed(overrides: Sequence[str]) -> list[str]:
+    return [word for override in overrides for word in ("--set", override)]
 
 
 def report_command(run: Path, target: str) -> list[str]:
@@ -57,11 +60,11 @@ def systemd_unit(run: Path, overrides: Sequence[str] = ()) -> str:
     return _unit(f"Hivetune run {run.name}", resume_command(run, overrides), "1 2 3 4 5 6 7 75 130 143")
 
 
-def cycle_unit(config: Path) -> str:
+def cycle_unit(config: Path, overrides: Sequence[str] = ()) -> str:
     """A user unit that runs the loop of a config, from the working directory of now: paths of the config are relative
     to it. What a person has to mend (the config, another loop that runs) ends it for good, nothing else does."""
     where = f"WorkingDirectory={Path.cwd()}\n"
-    return _unit(f"Hivetune cycle of {config.name}", cycle_command(config), "2 4 75", where)
+    return _unit(f"Hivetune cycle of {config.name}", cycle_command(config, overrides), "2 4 75", where)
 
 
 def _unit(description: str, words: list[str], final_codes: str, more: str = "") -> str:
