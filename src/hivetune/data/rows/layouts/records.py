@@ -131,6 +131,8 @@ def _list_column(row: Row) -> str | None:
 
 def _sides(row: Row) -> tuple[str, str] | None:
     """(the column of the request, the column of the response), "" for the row itself; None if it is no such record."""
+    if not any(map(_is_structured, row.values())):
+        return None  # texts alone, as most rows are: a question and its answer
     answered = next((name for name in RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
     if answered is None and (_is_list(row.get("choices")) or _is_list(row.get("candidates")) or has_completions(row)):
         answered = ""
