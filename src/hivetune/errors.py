@@ -2,6 +2,7 @@
 
     HivetuneError 1
     ├── UsageError 2           the command line, the config file or a name is wrong
+    │   └── NotThere 2         what a request over HTTP names does not exist
     ├── DataRefused 3          too few usable rows
     ├── MachineNotFit 4        a missing package, driver or server
     ├── DoesNotFit 5           memory, time or disk
@@ -33,6 +34,10 @@ class HivetuneError(Exception):
 
 class UsageError(HivetuneError):
     exit_code = 2
+
+
+class NotThere(UsageError):
+    """What a request names does not exist, or not any more: 404 where HTTP is spoken."""
 
 
 class DataRefused(HivetuneError):

@@ -135,7 +135,8 @@ def _line(document: dict[str, Any]) -> tuple[object, ...]:
 
 def _show_evidence(document: dict[str, Any]) -> None:
     data = document["data"]
-    show(f"  rows: {data['trained']} trained, {data['held_out']} held out; snapshot {data['path']}")
+    left = f", {data['not_reached']} not reached" if data.get("not_reached") else ""  # not in older releases
+    show(f"  rows: {data['trained']} trained, {data['held_out']} held out{left}; snapshot {data['path']}")
     show(f"  verdict: {document['verdict'] or 'never judged'}")
     for reason in (document["judgement"] or {}).get("reasons", ()):
         show(f"    {reason}")

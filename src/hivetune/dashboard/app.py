@@ -29,7 +29,7 @@ from hivetune.dashboard.access import (
     is_token,
 )
 from hivetune.dashboard.live import LivePages, digest_of
-from hivetune.dashboard.page import DASHBOARD_FOLDER, NotThere, Page, PageRequest, parts_of, whole
+from hivetune.dashboard.page import DASHBOARD_FOLDER, Page, PageRequest, parts_of, whole
 from hivetune.dashboard.pages.acts import FORMS, ConfirmedForm
 from hivetune.dashboard.pages.cycles import cycles_page, loop_page
 from hivetune.dashboard.pages.data import data_page, report_page, row_page
@@ -38,7 +38,7 @@ from hivetune.dashboard.pages.now import now_page
 from hivetune.dashboard.pages.releases import release_page, releases_page, rows_page
 from hivetune.dashboard.pages.runs import evaluation_page, run_page, runs_page
 from hivetune.dashboard.watched import Watcher
-from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
+from hivetune.errors import Busy, HivetuneError, NotDeployed, NotThere, UsageError
 from hivetune.serve.gateway.run import Addition
 
 _MakePage = Callable[[Watcher, PageRequest], Page]

@@ -45,10 +45,6 @@ class Page:
     live: bool = False
 
 
-class NotThere(UsageError):
-    """What a page is about does not exist, or not any more."""
-
-
 @contextmanager
 def of_this_version(path: Path) -> Iterator[None]:
     """Around what reads a document that another version may have written. Raises UsageError for one that lacks what is

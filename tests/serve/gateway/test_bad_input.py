@@ -68,8 +68,10 @@ def test_servers_that_answer_nonsense_or_fail(served: Running) -> None:
             assert "error" in json.loads(events[-1].removeprefix("data: ")), (text, events)
         assert served.metric('hivetune_answers_total{outcome="broken_stream"') == 3
         assert served.metric('hivetune_answers_total{outcome="error"') == 5  # each counts against the release
-        for wrong in ({"n": 3}, {"n_cmpl": 2}):
-            assert ask(client, "hello", **wrong).status_code == 400
+        for wrong in ({"n": 3}, {"n_cmpl": 2}, {"messages": []}):
+            assert client.post("/v1/chat/completions", json=body("hello") | wrong).status_code == 400
+        unknown = client.post("/v1/chat/completions", json=body("hello") | {"model": "helpdesk@9"})
+        assert (unknown.status_code, "served are: helpdesk" in unknown.text) == (404, True)
         lone = client.post("/v1/chat/completions", content=json.dumps(body("\ud800")))
         assert lone.status_code == 200
         rated = client.post("/v1/feedback", content=json.dumps({"id": lone.json()["id"], "correction": "\ud800 ok"}))

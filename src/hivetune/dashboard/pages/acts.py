@@ -8,11 +8,11 @@ from typing import get_args
 
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
-from hivetune.dashboard.page import NotThere, Page, PageRequest
+from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.pages.releases import found_release
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
-from hivetune.errors import UsageError
+from hivetune.errors import NotThere, UsageError
 from hivetune.release.registry import promote, rollback
 from hivetune.run.status import ask_to_stop
 from hivetune.walk.compare.frozen import freeze_wins

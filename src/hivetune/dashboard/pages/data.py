@@ -11,11 +11,12 @@ from markupsafe import Markup
 from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import MANIFEST, read_json
 from hivetune.base.sealed import read_sealed
-from hivetune.dashboard.page import NotThere, Page, PageRequest, of_this_version
+from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.rows import uses_of_row
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.prepare.page import report_body, report_title
 from hivetune.data.snapshot import REPORT
+from hivetune.errors import NotThere
 
 MOST_SNAPSHOTS = 200
 

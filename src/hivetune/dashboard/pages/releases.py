@@ -9,11 +9,11 @@ from markupsafe import Markup
 
 from hivetune.base.database import database_path, open_database
 from hivetune.base.sealed import read_sealed
-from hivetune.dashboard.page import NotThere, Page, PageRequest, of_this_version
+from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.pages.cycles import quality_charts
 from hivetune.dashboard.rows import ROWS_A_PAGE, snapshot_rows
 from hivetune.dashboard.watched import Watcher, run_id
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.pages.comparison import comparison_body
 from hivetune.release.experts import families
 from hivetune.release.registry import Release, find, forgotten_rows, history, releases

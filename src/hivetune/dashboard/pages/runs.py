@@ -15,10 +15,10 @@ from hivetune.base.sealed import read_sealed
 from hivetune.base.units import size
 from hivetune.config import known_settings
 from hivetune.dashboard.charts import Chart, DrawnCurve, draw_chart
-from hivetune.dashboard.page import NotThere, Page, PageRequest, of_this_version
+from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.series import Series
 from hivetune.dashboard.watched import WatchedRun, Watcher, short_path
-from hivetune.errors import UsageError
+from hivetune.errors import NotThere, UsageError
 from hivetune.judge.pages.comparison import comparison_body
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 from starlette.types import Message, Receive, Scope, Send
 
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.process.lease import Answering
 from hivetune.serve.experts.choose import plain_text
 from hivetune.serve.gateway import metrics
@@ -105,6 +105,7 @@ class Gateway:
             stack.enter_context(self._answering)
             body = await _body(request)
             _one_answer(body)
+            _something_said(body)
             exchange = _Exchange(self, request, body)
             try:
                 async with asyncio.timeout(LONGEST_ANSWER_S):
@@ -235,6 +236,12 @@ def _one_answer(body: Mapping[str, Any]) -> None:
     for key in ("n", "n_cmpl"):
         if body.get(key) not in (None, 1):
             raise UsageError(f'"{key}" is 1: one request gets one answer')
+
+
+def _something_said(body: Mapping[str, Any]) -> None:
+    """llama.cpp answers a conversation without turns, whatever its model then makes up."""
+    if body.get("messages") == []:
+        raise UsageError("'messages' holds no message")
 
 
 class _Busy(HivetuneError):
@@ -381,7 +388,7 @@ async def _say(request: Request, error: Exception) -> Response:
     elif isinstance(error, MachineNotFit):
         status, headers = 503, {"Retry-After": str(RETRY_AFTER_S)}
     elif isinstance(error, UsageError):
-        status = 404 if "not served" in message or "no captured answer" in message else 400
+        status = 404 if isinstance(error, NotThere) else 400
     else:
         status = 502
     return JSONResponse(error_body(status, message), status, headers)

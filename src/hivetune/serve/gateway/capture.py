@@ -17,7 +17,7 @@ from typing import Any, Literal
 from hivetune.base.database import open_database, transaction
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.intake.interactions import Batch, Delivery, commit_batch, dump_row
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import HivetuneError, NotThere
 
 SOURCE = "gateway"
 BATCH = 200
@@ -151,7 +151,7 @@ def label_of(database: sqlite3.Connection, answer: str) -> str:
     """The release that gave a captured answer. Raises UsageError for an id that was not captured."""
     row = database.execute("SELECT source FROM interactions WHERE id = ?", (answer,)).fetchone()
     if row is None or not str(row[0]).startswith(f"{SOURCE}:"):
-        raise UsageError(f"no captured answer has the id {answer!r}", hint="the id is in each answer, as `id`")
+        raise NotThere(f"no captured answer has the id {answer!r}", hint="the id is in each answer, as `id`")
     return str(row[0]).removeprefix(f"{SOURCE}:")
 
 

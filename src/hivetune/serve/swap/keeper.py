@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import HivetuneError, MachineNotFit, NotThere
 from hivetune.serve.swap.live import Live
 from hivetune.serve.swap.router import Route, Routes
 from hivetune.serve.swap.wanted import Deployment, Wanted
@@ -117,7 +117,7 @@ class Keeper:
             left = deadline - time.monotonic()
             if left <= 0 or (live is None and route.model not in self._lost):
                 if route.model not in {deployment.model for deployment in self.wanted.deployments}:
-                    raise UsageError(f"{route.label} is not served", hint="GET /v1/models names what is")
+                    raise NotThere(f"{route.label} is not served", hint="GET /v1/models names what is")
                 why = "; ".join(self.problems) or "it is being started: try again in a few seconds"
                 raise MachineNotFit("the model is not loaded", hint=why)
             self._changed.clear()

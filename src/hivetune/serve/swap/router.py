@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hivetune.errors import UsageError
+from hivetune.errors import NotThere
 from hivetune.serve.swap.wanted import BASE
 
 
@@ -47,7 +47,7 @@ def route(routes: Routes, model: str, session: str) -> Route:
     elif which == "candidate":
         label = routes.candidates.get(name)
     if label is None:
-        raise UsageError(f"the model {model!r} is not served", hint=f"served are: {', '.join(served_names(routes))}")
+        raise NotThere(f"the model {model!r} is not served", hint=f"served are: {', '.join(served_names(routes))}")
     return Route(routes.labels[label], label)
 
 
