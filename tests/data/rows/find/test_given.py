@@ -253,3 +253,26 @@ def test_the_number_of_a_choice_counts_as_the_file_shows(tmp_path: Path, first: 
     (tmp_path / "few.jsonl").write_text("\n".join(json.dumps({**row, "answer": 1}) for row in rows))
     with pytest.raises(RowRefused):
         example_of(next(iter(rows_of_files(str(tmp_path / "few.jsonl")))))
+
+
+@pytest.mark.parametrize("answer", ["B", "42", "It is in Bonn."])
+def test_a_solution_is_learned_whether_or_not_it_names_its_result(answer: str) -> None:
+    solution = "The depot lies on the left bank of the river, and so does Bonn."
+    found = read_conversation({"problem": ASKED, "solution": solution, "answer": answer})
+    assert (found.messages[-1].content, found.changed) == (solution, ("other-answers",))
+
+
+def test_one_answer_for_each_of_several_questions_is_none_of_one() -> None:
+    with pytest.raises(RowRefused):
+        read_conversation({"question": ASKED, "answers": [{"input_text": "Bonn", "turn_id": n} for n in (1, 2)]})
+
+
+def test_a_text_with_its_answer_is_a_question() -> None:
+    texts = ("Say where the depot is.", "Where is it?")
+    rows = [{"question_id": 1, "text": text, "answer": answer} for text in texts for answer in (ANSWERED, "Bonn")]
+    assert [said(row) for row in rows] == [(row["text"], row["answer"]) for row in rows]
+
+
+def test_what_stands_behind_the_answer_of_a_test_is_about_it() -> None:
+    row = {"question": ASKED, "expected_answer": "2", "weak_point_of_it": "Systems that search don't count the towns."}
+    assert said(row) == (ASKED, "2")

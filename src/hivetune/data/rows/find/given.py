@@ -198,7 +198,8 @@ def _stands_behind(row: Row, path: Sequence[str], value: str, said: tuple[str, s
     beside = path[len(above)]
     if keys == sorted(keys) or beside not in keys or part_of(beside) != "unknown":
         return False
-    return keys.index(beside) > keys.index(name) and not _may_hold(value, answer)
+    noted = is_expected(answered) or not _may_hold(value, answer)  # of a question of a test, or of what is known
+    return keys.index(beside) > keys.index(name) and noted
 
 
 def _may_hold(value: str, answer: str) -> bool:

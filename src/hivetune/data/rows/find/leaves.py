@@ -6,13 +6,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.names import is_note, is_of_a_person, is_reference, names_role, part_of, role_of
+from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.find.names import (
+    answers_somehow,
+    is_note,
+    is_of_a_person,
+    is_reference,
+    names_role,
+    part_of,
+    role_of,
+)
 from hivetune.data.rows.find.talk.turn_lists import names_party
 from hivetune.data.rows.find.written import Written
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.said import Row, Tools, is_json_text, parsed
 from hivetune.records import Message
 
+_PARTIES = ("user", "agent")  # who it was; or, beside the other's words, what they said
 MAX_ROW_DEPTH = 24
 MAX_NODES = 20_000
 NESTED_WORDS = 8  # a nested text of fewer words, under a name that nobody knows, is a value and not a document
@@ -109,3 +119,30 @@ def _is_said(value: str, texts: Sequence[str], whole: str) -> bool:
     for text in sorted({text.strip() for text in texts if text.strip()}, key=len, reverse=True):
         rest = rest.replace(text, " ")
     return rest != value and len([word for word in rest.split() if any(c.isalpha() for c in word)]) < _FEW_WORDS
+
+
+def open_paths(row: Row) -> dict[str, Any]:
+    """The texts of a row that stand in no list and below no note."""
+    found: dict[str, Any] = {}
+    for path, value in nodes(row):
+        if is_note(path) and plain_name(path[-1]) not in _PARTIES and not _is_reply(path[-1], value):
+            continue
+        if any(part_of(name) == "media" or "." in name for name in path) or "[]" in path:
+            continue
+        if isinstance(value, dict):
+            continue
+        if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
+            value = value[0] if len(set(value)) == 1 else value
+        found[".".join(path)] = value
+    return found
+
+
+def _is_reply(name: str, value: Any) -> bool:
+    """Whether a name that begins as a note's does is one for an answer: `gen_alpha_reply`."""
+    return answers_somehow(name) and isinstance(value, str) and looks_like_content(value)
+
+
+def system_in(row: Row) -> Any:
+    found = [node for node in nodes(row) if part_of(node.path[-1]) == "system" and isinstance(node.value, str | list)]
+    texts = {str(node.value): node.value for node in found if node.value}
+    return next(iter(texts.values())) if len(texts) == 1 else None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import named_choice, with_given
-from hivetune.data.rows.find.leaves import at, nodes
+from hivetune.data.rows.find.leaves import at, open_paths, system_in
 from hivetune.data.rows.find.made import made_of, premise_of
 from hivetune.data.rows.find.names import (
     SHORTENED,
@@ -19,7 +19,6 @@ from hivetune.data.rows.find.names import (
     is_a_question,
     is_an_answer,
     is_expected,
-    is_note,
     is_true,
     part_of,
     words,
@@ -38,10 +37,12 @@ QUESTION_WORDS = 2  # of a question that is known by its place alone
 _QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE|MATCH|PREFIX)\s", re.I)
 _NEXT_QUERY = re.compile(r";\s*(?:SELECT|WITH)\s", re.I)
 _TASKS = ("instruction", "instructions", "definition", "task_description", "task_definition", "task_instruction")
-_PARTIES = ("user", "agent")  # who it was; or, beside the other's words, what they said
 _CLASSED = names("issue ticket complaint problem inquiry enquiry")  # of a question or a prompt its topic is no answer
-_WORKED = (("answer",), ("final", "answer"), ("short", "answer"), ("solution",), ("full", "answer"), ("long", "answer"))
+_RESULTS = {("answer",), ("final", "answer"), ("short", "answer")}
+_SOLUTIONS = {("solution",), ("full", "answer"), ("long", "answer")}
+_WORKED = _RESULTS | _SOLUTIONS
 _SOURCES = names("article document dialogue dialog conversation transcript passage story report email post review")
+_TEXTS = ("text", "content", "sentence", "input_text")
 _CONTEXTS = ("context", "contexts")  # of a dialogue, or of a question that nobody wrote down apart
 # JSON, JSON in JSON, or how Python shows an object.
 _CODE = re.compile(r"""\s*"?[\[{]\s*\\?["'{\[]""")
@@ -228,13 +229,20 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
     said = set(words(answered[0].rpartition(".")[2]))
     if said & SHORTENED:
         return written if _is_source(row, written[0], answered[0]) else []
-    if TALK & set(words(written[0])):
-        return []  # what several people said
-    is_given = plain_name(written[0].rpartition(".")[2]) in _CONTEXTS
-    asks = texts[written[0]].rstrip().endswith(("?", "\uff1f"))
-    if not looks_like_content(at(row, answered[0])):
-        return written if is_given and (asks or _leads_on(row, said)) else []
-    return written if is_given or asks else []
+    if plain_name(written[0]) in _TEXTS and is_an_answer(answered[0]):
+        return written  # whatever is answered was asked, in the words of any row
+    return written if _is_answered(row, written[0], answered[0], said) else []
+
+
+def _is_answered(row: Row, path: str, answered: str, said: set[str]) -> bool:
+    """Whether the text at `path` was asked or given, by its look. `said`: the words of the name of its answer."""
+    if TALK & set(words(path)):
+        return False  # what several people said
+    is_given = plain_name(path.rpartition(".")[2]) in _CONTEXTS
+    asks = at(row, path).rstrip().endswith(("?", "\uff1f"))
+    if not looks_like_content(at(row, answered)):
+        return is_given and (asks or _leads_on(row, said))
+    return is_given or asks
 
 
 def _leads_on(row: Row, said: set[str]) -> bool:
@@ -267,7 +275,8 @@ def _refuse_doubt(row: Row, spots: _Spots, question: Any, answer: Any) -> None:
     if not is_talk and depths.isdisjoint(_named_depths(answered, "answered")):
         raise RowRefused("unknown-layout", f"{asked} and {answered} are parts of different things")
     one_word = isinstance(question, str) and len(question.split()) < QUESTION_WORDS and question.isascii()
-    if one_word and not is_a_question(asked) and not are_of_parties(asked, answered):
+    named = is_a_question(asked) or are_of_parties(asked, answered) or spots.task is not None
+    if one_word and not named:
         raise RowRefused("unknown-layout", f"{asked} is one word: nothing says that it is the question")
     _refuse_pieces(spots, question, answer)
 
@@ -327,13 +336,18 @@ def _to_learn(paths: list[str]) -> list[str]:
 
 
 def _worked_out(row: Row, paths: list[str]) -> list[str]:
-    """Of an answer and of how it was found, both with it, the longer one: a solution ends with its result."""
-    texts = [str(at(row, path)).strip() for path in paths]
-    known = (words(path.rpartition(".")[2]) in _WORKED or path == "reward_model.ground_truth" for path in paths)
-    if len(paths) != 2 or not all(known):
+    """Of an answer and of how it was found the latter, which is longer; of two that may be either, the longer one where
+    it ends with the other.
+    """
+    if len(paths) != 2:
         return paths
+    names = [words(path.rpartition(".")[2]) for path in paths]
+    texts = [str(at(row, path)).strip() for path in paths]
     short, long = sorted(texts, key=len)
-    return [paths[texts.index(long)]] if _stands_in(short, long) else paths
+    if set(names) & _SOLUTIONS and set(names) & _RESULTS:
+        return [paths[texts.index(long)]]
+    known = [name in _WORKED or path == "reward_model.ground_truth" for name, path in zip(names, paths, strict=True)]
+    return [paths[texts.index(long)]] if all(known) and names[0] != names[1] and _stands_in(short, long) else paths
 
 
 def _stands_in(short: str, long: str) -> bool:
@@ -360,30 +374,3 @@ def _named_depths(path: str, part: str) -> set[int]:
 def _different(row: Row, paths: Sequence[str]) -> list[str]:
     """One path for each text."""
     return list({str(at(row, path)).strip(): path for path in reversed(paths)}.values())
-
-
-def open_paths(row: Row) -> dict[str, Any]:
-    """The texts of a row that stand in no list and below no note."""
-    found: dict[str, Any] = {}
-    for path, value in nodes(row):
-        if is_note(path) and plain_name(path[-1]) not in _PARTIES and not _is_reply(path[-1], value):
-            continue
-        if any(part_of(name) == "media" or "." in name for name in path) or "[]" in path:
-            continue
-        if isinstance(value, dict):
-            continue
-        if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
-            value = value[0] if len(set(value)) == 1 else value
-        found[".".join(path)] = value
-    return found
-
-
-def _is_reply(name: str, value: Any) -> bool:
-    """Whether a name that begins as a note's does is one for an answer: `gen_alpha_reply`."""
-    return answers_somehow(name) and isinstance(value, str) and looks_like_content(value)
-
-
-def system_in(row: Row) -> Any:
-    found = [node for node in nodes(row) if part_of(node.path[-1]) == "system" and isinstance(node.value, str | list)]
-    texts = {str(node.value): node.value for node in found if node.value}
-    return next(iter(texts.values())) if len(texts) == 1 else None

@@ -9,9 +9,9 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.given import gathered, is_about, is_beside, refuse_half_of_an_agent
-from hivetune.data.rows.find.leaves import Node, left_out, nodes
+from hivetune.data.rows.find.leaves import Node, at, left_out, nodes, open_paths, system_in
 from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
-from hivetune.data.rows.find.pair import FoundPair, open_paths, read_pair, system_in
+from hivetune.data.rows.find.pair import FoundPair, read_pair
 from hivetune.data.rows.find.talk.transcripts import turns_behind_words, turns_in_text
 from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, TALK, FoundTurns, NamedParties, as_turns, both_sides
 from hivetune.data.rows.find.written import with_written_answer
@@ -72,8 +72,9 @@ def _leaves_out(
     """
     used, noted = read
     some = False
+    read_texts = {str(at(row, ".".join(path))).strip() for path in used}
     for path, value in left_out(row, messages, tools, used):
-        if any(path[: len(one)] == one for one in noted):
+        if any(path[: len(one)] == one for one in noted) or value.strip() in read_texts:
             continue
         if pair is not None and not pair.made and not is_about(row, path, value, pair.answered, pair.answer):
             raise _unexplained(path)

@@ -31,8 +31,8 @@ def _as_text(name: str, value: Any, asked: bool) -> Written | None:
         return None
     if isinstance(value, bool) or _are_numbers(value):
         return Written(json.dumps(value)) if words(name)[-1:] == ("answer",) else None
-    if isinstance(value, list) and objects(value) is None:
-        return None
+    if isinstance(value, list) and (objects(value) is None or name.endswith("s")):
+        return None  # several answers, maybe one for each of several questions
     text = as_json_text(parsed(value))
     return None if text is None else Written(value if isinstance(value, str) else text)
 
