@@ -276,3 +276,8 @@ def test_a_text_with_its_answer_is_a_question() -> None:
 def test_what_stands_behind_the_answer_of_a_test_is_about_it() -> None:
     row = {"question": ASKED, "expected_answer": "2", "weak_point_of_it": "Systems that search don't count the towns."}
     assert said(row) == (ASKED, "2")
+
+
+def test_what_else_a_test_looks_for_is_left_out() -> None:
+    found = read_conversation({"query": ASKED, "golden_answer": ANSWERED, "expected_tools": ["search_the_map"]})
+    assert (found.messages[-1].content, found.changed) == (ANSWERED, ("left-out-columns",))

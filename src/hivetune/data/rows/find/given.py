@@ -168,6 +168,8 @@ def is_about(row: Row, path: Sequence[str], value: str, answered: str | None, an
         return True  # which kind of question it is
     if answered is None or not isinstance(answer, str):
         return False
+    if "[]" in path and is_expected(path[0]) and part_of(path[0]) != "given":
+        return True  # what else a test looks for: `expected_tools`
     if _is_of_a_test(path, answered):
         return True
     rival = "reference" in words(path[-1]) and looks_like_content(value) and not is_an_answer(answered)

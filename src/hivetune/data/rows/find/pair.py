@@ -231,17 +231,17 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
         return written if _is_source(row, written[0], answered[0]) else []
     if plain_name(written[0]) in _TEXTS and is_an_answer(answered[0]):
         return written  # whatever is answered was asked, in the words of any row
-    return written if _is_answered(row, written[0], answered[0], said) else []
+    asks = texts[written[0]].rstrip().endswith(("?", "\uff1f"))
+    return written if _is_answered(row, written[0], answered[0], asks=asks) else []
 
 
-def _is_answered(row: Row, path: str, answered: str, said: set[str]) -> bool:
-    """Whether the text at `path` was asked or given, by its look. `said`: the words of the name of its answer."""
+def _is_answered(row: Row, path: str, answered: str, *, asks: bool) -> bool:
+    """Whether the text at `path` was asked or given, by its look. `asks`: it ends so."""
     if TALK & set(words(path)):
         return False  # what several people said
     is_given = plain_name(path.rpartition(".")[2]) in _CONTEXTS
-    asks = at(row, path).rstrip().endswith(("?", "\uff1f"))
     if not looks_like_content(at(row, answered)):
-        return is_given and (asks or _leads_on(row, said))
+        return is_given and (asks or _leads_on(row, set(words(answered.rpartition(".")[2]))))
     return is_given or asks
 
 
