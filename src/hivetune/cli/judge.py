@@ -13,6 +13,7 @@ from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_part
+from hivetune.judge.findings import said_of_passed
 from hivetune.records import Verdict
 from hivetune.run.find import find_run
 from hivetune.run.folder import EVALUATION
@@ -175,7 +176,7 @@ def _line(metric: Mapping[str, Any]) -> tuple[object, ...]:
         "-" if interval is None else " to ".join(metric_value(name, end, sign=True) for end in interval),
         metric["n"],
         _threshold(metric),
-        {True: "yes", False: "NO", None: "reported"}[metric["passed"]],
+        said_of_passed(metric).replace("no", "NO"),
     )
 
 

@@ -24,6 +24,13 @@ class Finding:
     reason: str = ""
 
 
+def said_of_passed(metric: Mapping[str, Any]) -> str:
+    """`passed` of a metric of gate.json in a word. One that more rows would decide has not failed: it is open."""
+    if metric["passed"] is None:
+        return "reported"
+    return "yes" if metric["passed"] else "no" if metric.get("needed") is None else "open"
+
+
 def gain_finding(
     metric: Metric,
     estimate: Estimate,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.judge.evaluate import SIDES, by_part
+from hivetune.judge.findings import said_of_passed
 from hivetune.judge.pages.sections import advice_list, curve_plot, frozen_table, judge_note, shown_text
 
 MOST_SESSIONS = 10
@@ -37,6 +38,7 @@ METRIC_NAMES = {
 }
 _STYLE = Path(__file__).with_name("page.css")
 _PLOT_WIDTH, _ROW_HEIGHT = 260, 22
+_COLOURS = {"yes": "better", "no": "worse"}
 
 
 def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
@@ -100,13 +102,13 @@ def _metrics(metrics: Sequence[Mapping[str, Any]]) -> str:
             continue
         interval = metric["ci95"]
         said = "" if interval is None else f"{_value(name, interval[0])} to {_value(name, interval[1])}"
-        passed = {True: "yes", False: "no", None: ""}[metric["passed"]]
+        passed = "" if metric["passed"] is None else said_of_passed(metric)
         rows += (
             f"<tr><td>{escape(METRIC_NAMES.get(name, name))}</td>"
             f'<td class="n">{_value(name, metric["base"])}</td><td class="n">{_value(name, metric["tuned"])}</td>'
             f'<td class="n">{_value(name, metric["difference"])}</td><td>{_interval_plot(metric)}</td>'
             f'<td class="n soft">{said}</td><td class="n">{metric["n"]}</td>'
-            f'<td class="{"better" if passed == "yes" else "worse"}">{passed}</td></tr>'
+            f'<td class="{_COLOURS.get(passed, "")}">{passed}</td></tr>'
         )
     head = (
         '<tr><th></th><th class="n">A</th><th class="n">B</th><th class="n">B - A</th><th></th>'
