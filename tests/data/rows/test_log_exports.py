@@ -325,6 +325,22 @@ FILES: dict[str, tuple[str, Any, list[list[tuple[str, str]]]]] = {
         ],
         [PLAIN],
     ),
+    "a text under each party's name": (
+        "chat.json",
+        [{"user": Q}, {"bot": A}, {"user": "hi"}, {"bot": "Hello!"}],
+        [[*PLAIN, ("user", "hi"), ("assistant", "Hello!")]],
+    ),
+    "pairs of a user and an agent, one of them short": (
+        "talk.json",
+        {
+            "conversation_id": "c",
+            "turns": [
+                {"turn": 1, "user": Q, "agent": "You may return them for thirty days.", "intent": "refund"},
+                {"turn": 2, "user": "hi", "agent": "Hello!", "intent": "greet"},
+            ],
+        },
+        [[("user", Q), ("assistant", "You may return them for thirty days."), ("user", "hi"), ("assistant", "Hello!")]],
+    ),
     "a transcript of Cursor": (
         "agent.jsonl",
         [

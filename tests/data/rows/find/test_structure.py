@@ -372,3 +372,12 @@ def test_two_answers_of_which_one_is_better(names: tuple[str, str]) -> None:
     with pytest.raises(RowRefused) as refused:
         read_conversation({"prompt": ASKED, names[0]: ANSWERED, names[1]: "No."})
     assert refused.value.reason == "preference-row"
+
+
+def test_the_class_of_a_conversation_is_no_turn_of_it() -> None:
+    """A dialogue that ends with the one who asks, beside what it is: not the last answer."""
+    turns = [("customer", "My parcel is lost."), ("agent", "I look it up."), ("customer", "Thank you very much.")]
+    row = {"label": "complaint", "dialogue": [{"speaker": who, "text": text} for who, text in turns]}
+    for label in ("complaint", "parcel"):  # the second is one of its words, too
+        with pytest.raises(RowRefused):
+            read_conversation({**row, "label": label})

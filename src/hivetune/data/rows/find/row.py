@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import gathered, is_about, is_beside, refuse_half_of_an_agent
 from hivetune.data.rows.find.leaves import Node, at, left_out, nodes, open_paths, system_in
 from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
@@ -17,7 +18,8 @@ from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, TALK, FoundTur
 from hivetune.data.rows.find.written import with_written_answer
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.columns import NAMED_ROLES, SYSTEM, TOOLS
+from hivetune.data.rows.layouts.columns import NAMED_ROLES, SYSTEM, TOOLS, looks_like_content
+from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.records import joined
 from hivetune.data.rows.layouts.said import Conversation, Row, Tools, objects
 from hivetune.data.rows.layouts.turns import in_order, read_messages
@@ -134,6 +136,7 @@ def _of_turns(row: Row, spots: Sequence[Spot]) -> tuple[list[Message], tuple[tup
     if begun and begun[-1].role == "user":
         opened = open_paths(row)
         texts = {str(opened[one]): one for one in both_sides(opened)[1]}
+        _refuse_class_of_talk(texts, begun)
         if len(texts) == 1:
             answer = opened[next(iter(texts.values()))]
             answer = str(answer) if isinstance(answer, int | float) else answer
@@ -141,6 +144,16 @@ def _of_turns(row: Row, spots: Sequence[Spot]) -> tuple[list[Message], tuple[tup
             changed = (*changed, "other-answers") if several and len(answer) > 1 else changed
             messages = [*begun, *read_answer(answer[0] if several else answer)[0]]
     return messages, (path,), changed
+
+
+def _refuse_class_of_talk(answers: Mapping[str, str], messages: Sequence[Message]) -> None:
+    """Raises RowRefused where the answer beside a conversation in which both sides spoke is a class: of the whole of it,
+    and no turn.
+    """
+    talks = any(message.role == "assistant" for message in messages)
+    for text, path in answers.items():
+        if talks and plain_name(path.rpartition(".")[2]) in LABELS and not looks_like_content(text):
+            raise _unexplained(tuple(path.split(".")))
 
 
 def _is_empty(message: Message) -> bool:

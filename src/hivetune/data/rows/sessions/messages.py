@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hivetune.data.rows.find.names import words
+from hivetune.data.rows.find.names import role_of, words
 from hivetune.data.rows.find.talk.branches import kept_branch
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.find.talk.streams import MessageShape, SaidLine, messages_shape, said_in
@@ -77,9 +77,18 @@ def _numbered(lines: Iterable[str]) -> Iterator[Event]:
             event = json.loads(text) if mark == "r" else None
         except (ValueError, RecursionError):
             event = None
-        if isinstance(event, str) and (spoken := speaker_and_text(event)):
+        spoken = speaker_and_text(event) if isinstance(event, str) else _only_text(event)
+        if spoken is not None:
             event = {"speaker": spoken[0], "text": spoken[1]}
         yield int(place), event if isinstance(event, dict) else None, text
+
+
+def _only_text(event: Any) -> tuple[str, str] | None:
+    """(who speaks, what is said) of an object that holds a text under the name of a party, and nothing else."""
+    if not isinstance(event, dict) or len(event) != 1:
+        return None
+    name, text = next(iter(event.items()))
+    return (name, text) if isinstance(text, str) and role_of(name) in ("user", "assistant", "system") else None
 
 
 def _joined(found: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:

@@ -281,13 +281,21 @@ def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
         if len(asked) > 1 or len(answered) > 1 or not whole:
             return None
         said = [{"role": "user", "content": one[path]} for path in asked]
-        said += [{"role": "assistant", "content": _first_answer(path, one[path])} for path in answered]
+        answers = (one[path][0] if are_texts(path, one[path]) else one[path] for path in answered)
+        said += [{"role": "assistant", "content": answer} for answer in answers]
         turns += reversed(said) if shifted else said
     return turns
 
 
 def _with_one_known(flats: Sequence[Mapping[str, Any]], sides: list[_Sides]) -> list[_Sides]:
-    """Of two texts in each item, under the same two names everywhere, the other where one side is known."""
+    """The names that are both sides in one item are so in the others, whatever these say; of two texts in each item,
+    under the same two names everywhere, the other where one side is known.
+    """
+    both = next((one for one in sides if len(one[0]) == len(one[1]) == 1), None)
+    if both is not None:
+        named = (both[0][0], both[1][0])
+        hold = [all(isinstance(one.get(path), str) and one[path] for path in named) for one in flats]
+        return [both if sum(map(len, side)) < 2 and has else side for side, has in zip(sides, hold, strict=True)]
     keys = list(flats[0])
     if len(keys) != 2 or any(list(one) != keys or not all(isinstance(v, str) for v in one.values()) for one in flats):
         return sides
@@ -295,10 +303,6 @@ def _with_one_known(flats: Sequence[Mapping[str, Any]], sides: list[_Sides]) -> 
     if asked == keys[:1] and not answered:
         return [(asked, keys[1:])] * len(flats)
     return [(keys[:1], answered)] * len(flats) if answered == keys[1:] and not asked else sides
-
-
-def _first_answer(path: str, answer: Any) -> Any:
-    return answer[0] if are_texts(path, answer) else answer
 
 
 def both_sides(paths: Mapping[str, Any]) -> tuple[list[str], list[str]]:
