@@ -147,8 +147,8 @@ def _of_turns(row: Row, spots: Sequence[Spot]) -> tuple[list[Message], tuple[tup
 
 
 def _refuse_class_of_talk(answers: Mapping[str, str], messages: Sequence[Message]) -> None:
-    """Raises RowRefused where the answer beside a conversation in which both sides spoke is a class: of the whole of it,
-    and no turn.
+    """Raises RowRefused where the answer beside a conversation in which both sides spoke is a class: of the whole
+    conversation, and no turn.
     """
     talks = any(message.role == "assistant" for message in messages)
     for text, path in answers.items():
