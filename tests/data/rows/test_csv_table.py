@@ -169,6 +169,7 @@ SAID += [(f"What is the price of part {i}?", f"It costs {i} euros.") for i in ra
         ([(q, ("good", "bad")[i % 2]) for i, (q, _) in enumerate(SAID)], ["text", "label"]),
         ([(str(i % 2), q) for i, (q, _) in enumerate(SAID)], ["label", "text"]),
         ([(q, f"({'ABC'[i % 3]})", a) for i, (q, a) in enumerate(SAID)], ["column_1", "column_2", "column_3"]),
+        ([(q, "a", "b", "AB"[i % 2]) for i, (q, _) in enumerate(SAID)], ["question", "A", "B", "answer"]),
         ([(f"2025-01-0{i % 2 + 1} 12:00", a) for i, (_, a) in enumerate(SAID)], ["column_1", "column_2"]),
         ([(f"wavs/{i}.wav", a) for i, (_, a) in enumerate(SAID)], ["column_1", "column_2"]),
         ([(q, a) for _, a in SAID for q in ("Where are they?",)][:6], ["question", "answer"]),

@@ -23,13 +23,9 @@ KEYS = (
     "resourceSpans",
     "batches",
     "runs",
-    "intents",
 )
 _MODEL_SPANS = ("llmSpans", "llm_spans")  # the model's calls of a trace that lists each kind of step apart
-# What users say in many ways, and what a bot of rules says to each of them.
-_WAYS = ("patterns", "utterances", "phrases", "training_phrases")
-_REPLIES = ("responses", "response", "answers", "answer", "replies", "reply")
-_ALSO = ("loglines", "post", "child_runs", "resourceLogs", *_MODEL_SPANS, *_WAYS)
+_ALSO = ("loglines", "post", "child_runs", "resourceLogs", *_MODEL_SPANS)
 _MARK = re.compile(b'"(?:%s)"' % b"|".join(key.encode() for key in (*KEYS, *_ALSO)))
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
@@ -48,8 +44,7 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict) or "messages" in record:
         return None
-    spans = list(_spans(record)) or list(_logged(record)) or _model_runs(record)
-    found = spans or _said_in_ways(record) or _listed(record)
+    found = list(_spans(record)) or list(_logged(record)) or _model_runs(record) or _listed(record)
     return [json.dumps(row).encode() for row in found] if found else None
 
 
@@ -73,25 +68,8 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             return None  # a row that has a list among its columns; a trace repeats what its observations say
         trace = record["trace"] if isinstance(record.get("trace"), dict) else record
         shared = {name: trace[name] for name in _SHARED if name in trace}
-        whole = [{**shared, **_unwrapped(row)} for row in rows]
-        return [one for row in whole for one in _said_in_ways(row) or [row]]
+        return [{**shared, **_unwrapped(row)} for row in rows]
     return None
-
-
-def _said_in_ways(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each way to say something, with the answers to all of them; none where the record says it once."""
-    ways = [name for name in _WAYS if _texts(record.get(name))]
-    replies = [name for name in _REPLIES if _texts(record.get(name)) or isinstance(record.get(name), str)]
-    if len(ways) != 1 or len(replies) != 1:
-        return []
-    rest = {name: value for name, value in record.items() if name not in (*ways, *replies)}
-    answers = record[replies[0]]
-    answers = [answers] if isinstance(answers, str) else answers
-    return [{**rest, "question": one, "reference_answers": answers} for one in record[ways[0]]]
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def _model_call(span: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ _MIN_RECORDS = 4  # below which a table without a header can't be told from one 
 _MAX_NAME_CHARS, _MAX_NAME_WORDS = 40, 5
 _MAX_CLASS_CHARS = 40
 _ROWS_A_CLASS = 3  # at least, on average
+_LETTERS, _MIN_CHOICES = "ABCDEFGHIJ", 2
 _SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
 
 
@@ -83,9 +84,16 @@ def _names(columns: Sequence[Sequence[str]]) -> list[str]:
     classes = [i for i in told if i not in prose and _are_classes(columns[i])]
     if len(told) == 2 and len(prose) == 2:
         called[prose[0]], called[prose[1]] = "question", "answer"
+    elif len(columns) > _MIN_CHOICES + 1 and _are_letters(columns[-1], len(columns) - 2) and 0 in prose:
+        called = ["question", *_LETTERS[: len(columns) - 2], "answer"]
     elif len(told) == 2 and len(prose) == len(classes) == 1:
         called[prose[0]], called[classes[0]] = "text", "label"
     return called
+
+
+def _are_letters(column: Sequence[str], choices: int) -> bool:
+    """Whether a column holds the letters of so many choices, as MMLU's tables do behind them."""
+    return set(column) <= set(_LETTERS[:choices])
 
 
 def _are_classes(column: Sequence[str]) -> bool:

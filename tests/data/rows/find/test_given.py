@@ -281,3 +281,24 @@ def test_what_stands_behind_the_answer_of_a_test_is_about_it() -> None:
 def test_what_else_a_test_looks_for_is_left_out() -> None:
     found = read_conversation({"query": ASKED, "golden_answer": ANSWERED, "expected_tools": ["search_the_map"]})
     assert (found.messages[-1].content, found.changed) == (ANSWERED, ("left-out-columns",))
+
+
+def test_a_label_beside_choices_from_one_may_count_from_zero() -> None:
+    with pytest.raises(RowRefused):
+        read_conversation({"question": ASKED, "choice1": "Bonn", "choice2": "Aachen", "label": 1})
+
+
+def test_the_best_of_the_correct_answers_and_titled_passages() -> None:
+    row = {"Question": ASKED, "Best Answer": ANSWERED, "Correct Answers": f"{ANSWERED}; in a town by the river"}
+    assert said(row) == (ASKED, ANSWERED)
+    titled = {"question": ASKED, "context": [["Bonn", ["It is a town. ", " It has a depot."]]], "answer": "Bonn"}
+    assert said(titled) == (f"{ASKED}\nBonn\nIt is a town. It has a depot.", "Bonn")
+
+
+def test_lists_of_questions_and_answers_are_rows(tmp_path: Path) -> None:
+    asked, choices = [f"{ASKED} {n}" for n in range(3)], [["Bonn", "Aachen"]] * 3
+    row = {"article": ANSWERED, "questions": asked, "options": choices, "answers": ["A", "B", "A"], "id": "a.txt"}
+    (tmp_path / "a.json").write_text(json.dumps(row, indent=1))
+    found = [example_of(raw).messages for raw in rows_of_files(str(tmp_path / "a.json"))]
+    assert [m[1].content for m in found] == ["A", "B", "A"]
+    assert found[1][0].content == f"{ASKED} 1\n{ANSWERED}\nA. Bonn\nB. Aachen"

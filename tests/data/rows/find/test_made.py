@@ -72,6 +72,11 @@ def test_a_text_and_its_class(row: dict[str, Any], answer: str) -> None:
     assert said(row) == [("user", asked), ("assistant", answer)]
 
 
+def test_the_class_of_two_sentences() -> None:
+    row = {"sentence1": TEXT, "sentence2": SHORT, "label": "1", "id": 4}
+    assert said(row) == [("user", f"{TEXT}\n{SHORT}"), ("assistant", "1")]
+
+
 def test_a_class_that_is_false_is_no_verdict_on_its_answer() -> None:
     read = read_example(RawRow("f:2", json.dumps({"text": TEXT, "label": "false"}).encode()), {})
     assert (read.example.success, read.example.lesson) == (None, "sft")
@@ -89,7 +94,6 @@ def test_a_class_that_is_false_is_no_verdict_on_its_answer() -> None:
         {"text": TEXT, "start": 4, "end": 9, "label": "river"},  # of a part of the text
         {"content": TEXT, "category": "rivers"},  # a document with its topic
         {"prompt": TEXT, "category": "rivers"},  # a question without its answer
-        {"sentence1": TEXT, "sentence2": SHORT, "label": "1"},
         {"question_id": 4, "text": TEXT, "label": "good"},
         {"translation": {"en": TEXT, "ro": SHORT, "de": SHORT}},
         {"en": TEXT, "ro": SHORT, "de": SHORT},

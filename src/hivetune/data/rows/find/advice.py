@@ -172,7 +172,8 @@ def _classes(row: Row) -> list[tuple[str, str]]:
     pairs = [pair for pair in pairs_by_name(tuple(row)) if is_class(pair[1])]
     others = (name for name in row if not any(name in pair for pair in pairs))
     beside = any(part_of(name) in ("asked", "answered", "given", "content") or CHOICE.match(name) for name in others)
-    return [] if beside or any(part_of(text) in ("asked", "given") for text, _ in pairs) else pairs
+    doubtful = len({text for text, _ in pairs}) > 1  # of both texts together
+    return [] if beside or doubtful or any(part_of(text) in ("asked", "given") for text, _ in pairs) else pairs
 
 
 def _turn_lists(row: Row) -> Iterator[dict[str, str]]:

@@ -43,7 +43,8 @@ def gathered(row: Row) -> Row:
     """
     if "options" not in row and (numbered := _numbered(row)):
         columns = (name for name in row if name not in numbers_of(row).values())
-        called = {name: "answer" if name in _RIGHT and str(row[name]) in numbered else name for name in columns}
+        zero = "0" in numbered  # else a label may still count from 0
+        called = {n: "answer" if zero and n in _RIGHT and str(row[n]) in numbered else n for n in columns}
         return {**{called[name]: row[name] for name in called}, "options": numbered}
     found = {match.group(1).upper(): name for name in row if (match := CHOICE.match(plain_name(name)))}
     if not {"A", "B"} <= found.keys() or "options" in row or list(found) != sorted(found):
@@ -121,8 +122,20 @@ def _text(name: str, value: Any, answer: Any) -> str | None:
         return "\n".join(piece for piece in value if not is_reference(name, piece)) or None
     if isinstance(value, dict) and words(name) == ("context",):
         return as_lines(value)
+    if (titled := _titled(value)) is not None:
+        return titled
     texts = [piece.get("text") for piece in objects(value) or []]
     return "\n".join(map(str, texts)) if texts and all(isinstance(text, str) for text in texts) else None
+
+
+def _titled(value: Any) -> str | None:
+    """Passages that are pairs of a title and its sentences, as HotpotQA has them; None for anything else."""
+    pairs = value if isinstance(value, list) else []
+    if not pairs or not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+        return None
+    if not all(isinstance(said, list) and all(isinstance(one, str) for one in said) for _, said in pairs):
+        return None
+    return "\n".join(f"{title}\n{' '.join(one.strip() for one in said)}" for title, said in pairs)
 
 
 def _choices(value: Any, answer: Any) -> str | None:

@@ -77,7 +77,9 @@ _NAMES = names(
     "welsh maltese indonesian malay tagalog filipino hebrew kinyarwanda luganda wolof twi shona somali amharic latin "
     "sanskrit esperanto hinglish 中文 英文 日文 韩文 中国語 英語 日本語 韓国語 한국어 영어 русский английский"
 )
-_TEXTS = names("text sentence sent translation latn hans hant cyrl arab xx cn tw")
+_TEXTS = names(
+    "text texts sentence sentences sent word words phrase phrases translation latn hans hant cyrl arab xx cn tw"
+)
 
 
 def names_language(name: str) -> bool:

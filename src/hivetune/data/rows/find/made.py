@@ -47,8 +47,12 @@ _QUALIFIERS = names("ground full raw whole expected reference ref gold short nam
 _RIGHT = names("expected reference ref gold")  # a text that is one of these was made of another
 _OF_A_TEST = names("sample samples prediction predictions pred preds")  # beside what is said to be right
 _TARGETS = tuple(frozenset((name,)) for name in ("tgt", "trg", "target", "dst"))
+_TOGETHER = (
+    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2")),
+    *(("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query1", "query2")),
+)
 _CLEANED = names("clean cleaned normalized processed preprocessed")
-_IN_WORDS = names("text name string description")
+_IN_WORDS = names("text name string description desc")
 _OF_A_SPAN = names("start end begin offset span")
 _LANGUAGES = frozenset(("lang", "language", "languages"))
 
@@ -76,8 +80,15 @@ def made_of(row: Row) -> tuple[str, str] | None:
 
 
 def premise_of(row: Row) -> str | None:
-    """The column of the text that a hypothesis is judged on."""
-    return next((name for name in row if words(name) == ("premise",)), None)
+    """The column of the text that a hypothesis is judged on, or of the first of two sentences."""
+    both = _judged_together(tuple(row))
+    return both[0] if both else None
+
+
+def _judged_together(columns: tuple[str, ...]) -> tuple[str, str] | None:
+    """The columns of two texts that have one class together."""
+    plain = {plain_name(name): name for name in columns}
+    return next(((plain[a], plain[b]) for a, b in _TOGETHER if a in plain and b in plain), None)
 
 
 def _alone(row: Row) -> tuple[str, str] | None:
@@ -125,9 +136,9 @@ def _by_name(columns: tuple[str, ...]) -> tuple[str, str] | None:
     if any(plain_name(name) in HALVES for name in columns):
         return None
     plain = {frozenset(words(name)): name for name in columns}
-    if {frozenset(("premise",)), frozenset(("hypothesis",))} <= plain.keys():
-        verdict = next((name for said, name in plain.items() if _kind(said - {"gold"}) == "class"), None)
-        return None if verdict is None else (plain[frozenset(("hypothesis",))], verdict)
+    if (both := _judged_together(columns)) is not None:
+        verdict = [name for said, name in plain.items() if _kind(said - {"gold"}) == "class"]
+        return (both[1], verdict[0]) if len(verdict) == 1 else None
     for source, target in (({"source"}, {"target"}), ({"source", "text"}, {"target", "text"})):
         if {frozenset(source), frozenset(target)} <= plain.keys():  # of two languages, or as a trainer of T5 has them
             told = len(source) > 1 or any(_LANGUAGES & said for said in plain)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.choices import first_number, with_letter
-from hivetune.data.rows.containers import rows_inside
+from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.names import is_a_question, part_of, words
@@ -24,6 +24,7 @@ BY_COLUMNS = "{columns}"  # a record that is a table: a list for each column
 BY_QUESTIONS = "{questions}"  # a record whose names are questions and whose values are the answers
 FROM = {"{choices from 0}": 0, "{choices from 1}": 1}  # behind a place: the answers of its rows are numbers of choices
 BY_PHRASINGS = "{phrasings}"  # an object with several ways to ask one thing, as sets of intents have them
+BY_LISTS = "{lists}"  # an object with a list of questions and one of their answers, each with its own
 MAX_PLACE_DEPTH = 5
 MAX_PLACES = 40
 MAX_TRIED_ROWS = 30  # tried at one place
@@ -31,7 +32,8 @@ USABLE_SHARE = 0.5
 MIN_ALIKE = 2
 _NONE: Mapping[str, str] = {}
 MIN_QUESTIONS = 4
-_PHRASINGS = (("pattern",), ("patterns",), ("question",), ("query",), ("utterance",), ("utterances",))
+_WAYS = (("pattern",), ("patterns",), ("utterance",), ("utterances",), ("phrases",), ("training", "phrases"))
+_PHRASINGS = (*_WAYS, ("question",), ("query",))
 _REPLIES = (("response",), ("reply",), ("answer",))
 _OF_A_FILE = names("description comment comments notes purpose readme disclaimer warning citation usage about")
 
@@ -77,15 +79,12 @@ def split_record(record: Any, place: RowPlace) -> list[dict[str, Any]]:
 
 
 def split_payload(payload: bytes, place: RowPlace) -> list[bytes] | None:
-    """The rows of a record as text; None when it is no JSON or holds none."""
+    """The rows of a record as text, or of each that it holds; None when it is no JSON or holds none."""
+    records = rows_inside(payload) if may_hold_rows(payload) else None
     try:
-        record = json.loads(payload)
+        rows = [row for record in records or [payload] for row in split_record(json.loads(record), place)]
     except (ValueError, RecursionError):
         return None
-    if place[0] in FROM and (inner := rows_inside(payload)):
-        rows = [with_letter(json.loads(row), FROM[place[0]]) for row in inner]
-    else:
-        rows = split_record(record, place)
     return [json.dumps(row).encode() for row in rows] or None
 
 
@@ -165,8 +164,7 @@ def places(records: Sequence[Any]) -> list[RowPlace]:
             found.append(tuple(each))
             waiting.append((tuple(each), [item for value in values for item in _items(value)]))
         elif all(isinstance(value, dict) for value in values):
-            if values and all(_phrasings(value) is not None for value in values):
-                found.append((*place, BY_PHRASINGS))
+            found += [(*place, mark) for mark in _marks(values)]
             for value in values:
                 for key, one in value.items():
                     if isinstance(parsed(one), dict | list) and parsed(one) and not _is_talk(key, parsed(one)):
@@ -174,6 +172,12 @@ def places(records: Sequence[Any]) -> list[RowPlace]:
         if len(place) < MAX_PLACE_DEPTH:
             waiting += [((*place, key), some) for key, some in inner.items()]
     return found
+
+
+def _marks(values: Sequence[dict[str, Any]]) -> list[str]:
+    """How each of these objects may be many rows itself."""
+    phrased = [BY_PHRASINGS] if values and all(_phrasings(value) is not None for value in values) else []
+    return [*phrased, BY_LISTS] if values and all(map(_lists, values)) else phrased
 
 
 def _is_talk(key: str, value: Any) -> bool:
@@ -228,12 +232,22 @@ def _are_asked(items: Sequence[dict[str, Any]]) -> bool:
 
 def _phrasings(item: dict[str, Any]) -> tuple[list[str], list[str]] | None:
     """(the ways to ask, the ways to answer) of an object that has a list of the one and the other beside it."""
-    asked = [value for name, value in item.items() if words(name) in _PHRASINGS and _are_texts(value)]
+    asked = [name for name, value in item.items() if words(name) in _PHRASINGS and _are_texts(value)]
     answered = [value for name, value in item.items() if words(name) in _REPLIES and value]
     if len(asked) != 1 or len(answered) != 1:
         return None
-    answers = [answered[0]] if isinstance(answered[0], str) else answered[0]
-    return (asked[0], answers) if _are_texts(answers) else None
+    ways, answers = item[asked[0]], [answered[0]] if isinstance(answered[0], str) else answered[0]
+    each_its_own = words(asked[0]) not in _WAYS and len(ways) == len(answers) > 1
+    return (ways, answers) if _are_texts(answers) and not each_its_own else None
+
+
+def _lists(value: Any) -> dict[str, list[Any]]:
+    """The lists of one length of an object that holds a list of questions and one of their answers; else none."""
+    lists = {name: one for name, one in value.items() if isinstance(one, list)} if isinstance(value, dict) else {}
+    asked = [one for name, one in lists.items() if part_of(name) == "asked" and _are_texts(one)]
+    sizes = {len(one) for one in lists.values()}
+    whole = len(asked) == 1 and any(part_of(name) == "answered" for name in lists) and len(sizes) == 1
+    return lists if whole and sizes.pop() >= MIN_ALIKE else {}
 
 
 def _phrased(value: Any) -> Iterator[dict[str, Any]]:
@@ -286,15 +300,22 @@ def _below(
             yield beside, {"messages": value}
     elif place[0] == BY_QUESTIONS:
         yield from ((beside, {"question": key, "answer": one}) for key, one in value.items())
-    elif place[0] == BY_COLUMNS:
-        if is_table(value):
-            cells = zip(*value.values(), strict=True)
-            yield from ((beside, dict(zip(value, row, strict=True))) for row in cells)
     elif place[0] == BY_PHRASINGS:
         yield from (({}, row) for row in _phrased(value))
+    elif place[0] in (BY_COLUMNS, BY_LISTS):
+        yield from _by_place(value, _lists(value) if place[0] == BY_LISTS else value, beside)
     elif place[0] == EACH:
         for item in _items(value):
             yield from _below(item, place[1:], beside)
     elif isinstance(value, dict) and place[0] in value:
         rest = {key: other for key, other in value.items() if key != place[0] and not _is_of_a_file(key, other)}
         yield from _below(value[place[0]], place[1:], {**beside, **rest})
+
+
+def _by_place(value: Any, lists: Any, beside: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
+    """The rows of an object whose `lists` are columns, with what else it holds beside each."""
+    if is_table(lists):
+        rest = {name: one for name, one in value.items() if name not in lists}
+        yield from (
+            ({**beside, **rest}, dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)
+        )

@@ -332,7 +332,8 @@ def _to_learn(paths: list[str]) -> list[str]:
     expected = [path for path in paths if is_expected(path)]
     if any(is_an_answer(path) for path in paths if path not in expected):
         expected = [path for path in expected if is_true(path)]  # `correct` and `answer`: either may be what was said
-    return next((some for some in (others, expected) if len(some) == 1), paths)
+    best = [path for path in paths if "best" in words(path.rpartition(".")[2])]  # `correct` ones lie beside it
+    return next((some for some in (best, others, expected) if len(some) == 1), paths)
 
 
 def _worked_out(row: Row, paths: list[str]) -> list[str]:
