@@ -48,6 +48,8 @@ MISSING = (
         "Nessuna risposta generata",
         "Ответ не получен.",
     ),
+    *("API Error: 429", "API error (500): overloaded", "HTTP 503", "HTTP Error 502.", "Error 429"),
+    *("Request failed with status code 500", "Server error: 503", "LLM call error: 429, slow down"),
     *("Error: 503 Service Unavailable", "[object Object]", "同上", "{}", "openai.RateLimitError: slow down"),
 )
 ANSWERS = (
@@ -65,6 +67,14 @@ ANSWERS = (
         "❌",
         "❌ Wrong: it is 7.",
         "Pas de réponse simple.",
+    ),
+    *(
+        "429",
+        "500 errors were found.",
+        "Errors 404 and 500",
+        "Terror 404",
+        "HTTP 2",
+        "The error 12 stands on page 500.",
     ),
     *("The rate limit is 60 a minute.", "Nothing", "I see above all a need for rest.", "<b>bold</b>", "{name}", "xx"),
     *(

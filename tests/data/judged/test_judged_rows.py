@@ -265,3 +265,36 @@ def test_what_is_left_out_later_is_compared_with_nothing(write_rows: Callable[..
     assert {one.lesson for one in bad} == {"failure", "pair"}
     set_aside = snapshot.manifest["accounting"]["set_aside"]
     assert set_aside == {"balance": 6, "contradictory": 2, "for-stage-2": 1}
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"user_feedback": "down"},
+        {"user_rating": "bad"},
+        {"metadata": {"human_feedback": "thumbs_down"}},
+        {"error": "TimeoutError: upstream"},
+        {"error": {"type": "overloaded_error", "message": "Overloaded"}},
+        {"error_message": "connection reset by the server"},
+    ],
+)
+def test_a_log_that_says_that_its_answer_is_none(beside: dict[str, Any]) -> None:
+    for row in (
+        {"messages": [USER, BETTER]},
+        {"request": {"messages": [USER]}, "response": {"choices": [{"message": BETTER}]}},
+    ):
+        assert read({**row, **beside}).lesson == "failure"
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [{"user_feedback": "up"}, {"error": None}, {"error": ""}, {"error": "none"}, {"error": "tense of the verb"}],
+)
+def test_a_column_of_errors_or_feedback_that_says_nothing_bad(beside: dict[str, Any]) -> None:
+    assert read({"messages": [USER, BETTER], **beside}).lesson == "sft"
+
+
+def test_an_error_that_is_talked_about_is_no_failure() -> None:
+    error = "TypeError: an int is no str"
+    asked = {"role": "user", "content": f"What does this mean?\n{error}"}
+    assert read({"messages": [asked, BETTER], "error": error}).lesson == "sft"

@@ -136,6 +136,28 @@ RECORDS: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         },
         WITH_SYSTEM,
     ),
+    "AI Studio, thoughts in parts": (
+        {
+            "runSettings": {"temperature": 1},
+            "systemInstruction": {},
+            "chunkedPrompt": {
+                "chunks": [
+                    {"role": "user", "text": Q},
+                    {
+                        "role": "model",
+                        "text": "**Looking** I look it up.",
+                        "isThought": True,
+                        "parts": [
+                            {"text": "**Looking** ", "thought": True},
+                            {"text": "I look it up.", "thought": True},
+                        ],
+                    },
+                    {"role": "model", "text": A, "parts": [{"text": A}]},
+                ]
+            },
+        },
+        PLAIN,
+    ),
     "text-generation-webui": (
         {"internal": [["<|BEGIN-VISIBLE-CHAT|>", "Hello."], [Q, A]], "visible": [["", "Hello."], [Q, f"<p>{A}</p>"]]},
         PLAIN,

@@ -44,6 +44,15 @@ _ERROR_TEXT = re.compile(
     r"|invalid api key|max retries exceeded|model (?:is )?overloaded|no response from (?:the )?(?:model|server|api))"
     r"[.!]{0,3}(?: please (?:try|wait)[^.]{0,80}[.!]?)?"
 )
+# An error's status where the answer of a call should be: `API Error: 429`, `HTTP 503`, `Request failed with code 500`.
+_ERROR_STATUS = re.compile(
+    r"(?:(?:api|llm|model|upstream|provider) (?:call )?error\b(?: http| status)?(?: code)?"
+    r"[ :(\[-]*[45][0-9]{2}\b.{0,200}"
+    r"|(?:(?:http|server|client|request|network) )?(?:error|request failed|failed)"
+    r"(?: with)?(?: http)?(?: status)?(?: code)?[ :(\[-]+[45][0-9]{2}[\])]?"
+    r"|http (?:status )?(?:code )?[45][0-9]{2})[.! ]*",
+    re.S,
+)
 _ERROR_START = re.compile(
     r"(?:sorry,? )?(?:i|we) (?:encountered|ran into) an? (?:\w+ )?error\b.{0,120}\Z"
     r"|(?:sorry,? )?something went wrong\b.{0,120}\Z|an (?:\w+ )?error (?:has )?occurred\b.{0,120}\Z"
@@ -137,7 +146,7 @@ def _is_named(word: str, before: Iterable[str]) -> bool:
 
 def _is_error(text: str, plain: str) -> bool:
     """Whether an answer is what an API says when it has none."""
-    if _ERROR_TEXT.fullmatch(plain) or _ERROR_START.match(plain):
+    if _ERROR_TEXT.fullmatch(plain) or _ERROR_STATUS.fullmatch(plain) or _ERROR_START.match(plain):
         return True
     value = parsed(text)
     return isinstance(value, dict) and bool(value.get("error")) and {str(key).lower() for key in value} <= _ERROR_KEYS

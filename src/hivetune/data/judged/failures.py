@@ -1,10 +1,11 @@
 """Failures that teach nothing: what failed was a clock, a tool or a network, not the answer."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.rows.fields import NESTED, extract, plain_name
+from hivetune.records import Message
 
 # Columns in which logs say why something failed. `reason` is what a person said of a thumbs down.
 _WHY = frozenset(
@@ -23,6 +24,8 @@ _OUTSIDE = re.compile(
     re.IGNORECASE,
 )
 _IS_MESSAGE = re.compile(r"\W*(?:error|exception|fatal|failed|failure|traceback|warning)\b", re.IGNORECASE)
+_ERRORS = frozenset(("error", "error_message", "error_type", "exception"))  # of a call, as logs name it
+_IS_ERROR = re.compile(r"(?:[\w.]*[a-z](?:Error|Exception)|[a-z]+(?:_[a-z]+)*_error)(?::|\(|\Z)")
 _LOOKED_AT_CHARS, LONGEST_MESSAGE_CHARS = 2000, 300
 
 
@@ -35,6 +38,20 @@ def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
         if found:
             return found.group()
     return ""
+
+
+def call_failed(row: Mapping[str, Any], messages: Sequence[Message]) -> bool:
+    """Whether a log says of a call that it ended in an error, in a column of its own: what it holds as the answer is
+    none. An error that somebody talks about stands in the conversation.
+    """
+    texts = [text for name in row if plain_name(name) in _ERRORS for text in _error_texts(row[name])]
+    found = [text for text in texts if _IS_ERROR.match(text) or _OUTSIDE.search(text[:_LOOKED_AT_CHARS])]
+    return any(not any(text in message.content for message in messages) for text in found)
+
+
+def _error_texts(value: Any) -> list[str]:
+    parts = list(value.values()) if isinstance(value, dict) else [value]
+    return [part.strip() for part in parts if isinstance(part, str) and part.strip()]
 
 
 def without_reasons(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -40,7 +40,8 @@ def result_path(folder: Path, number: int) -> Path:
 
 
 def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: Progress, *, workers: int) -> None:
-    """Write the result of every chunk into `folder`. `progress` counts lines.
+    """Write the result of every chunk into `folder`. `progress` counts lines; its total is None while records hold more
+    rows than the file has lines.
 
     Raises HivetuneError when a child dies, and whatever the room's functions raise for a missing model.
     """
@@ -58,11 +59,11 @@ def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: P
             progress(done, total)
         return
     with open(os.memfd_create("hivetune-workers"), "w+b") as log:  # in memory: the disk may be what is full
-        _run_children(job, todo, folder, lambda rows: progress(rows + done, total), min(workers, len(todo)), log)
+        _run_children(job, todo, folder, partial(_tell, progress, done, total), min(workers, len(todo)), log)
 
 
 def _tell(progress: Progress, before: int, total: int, rows: int) -> None:
-    progress(before + rows, total)
+    progress(before + rows, total if before + rows <= total else None)
 
 
 def _run_children(

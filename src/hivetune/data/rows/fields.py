@@ -40,7 +40,7 @@ SUCCESS = (
 )  # only 0, 1 and words say so (as_success)
 WRONG = ("hallucination", "hallucinated", "is_hallucination", "has_hallucination", "is_wrong", "is_incorrect")
 TRUE_SHARES = ("true", "truthful", "truthfulness", "correctness")  # 0 to 1: how far an answer is true
-FEEDBACK = ("feedback", "rating", "score", "thumbs")
+FEEDBACK = ("feedback", "user_feedback", "human_feedback", "rating", "user_rating", "score", "thumbs", "thumb")
 OWN_ID = ("interaction_id", "event_id", "id", "uuid")
 NESTED = ("metadata", "meta", "extra", "attributes", "context", "request", "request_body", "body", "info")
 ANSWER_OF_USER = frozenset(("assistant", "bot", "gpt", "ai"))  # beside one of these, `user` is what was said

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
 from hivetune.data.judged.answers import TwoAnswers, only_last_answer, read_corrected, read_preference
-from hivetune.data.judged.failures import outside_cause, without_reasons
+from hivetune.data.judged.failures import call_failed, outside_cause, without_reasons
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
@@ -307,6 +307,8 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
         success = None  # what was judged is the answer that is not learned
     if success is None:
         success = _kto_label(row)
+    if success is None and call_failed(row, said.messages):
+        success = False
     checker = row.get("checker")
     return Example(
         id="",

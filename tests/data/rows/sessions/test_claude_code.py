@@ -233,3 +233,24 @@ def test_claude_code_copies_with_next_to_nothing(tmp_path: Path) -> None:
     ):
         (row,) = read(write(tmp_path / "session.jsonl", events), tmp_path).values()
         assert said(row) == wanted
+
+
+def test_claude_code_results_in_lines_of_their_own(tmp_path: Path) -> None:
+    """A line whose type is that of its block: with a message around it, or without."""
+    asked = {"type": "user", "message": {"role": "user", "content": "one?"}, "sessionId": "s"}
+    called = {
+        "type": "assistant",
+        "message": {"role": "assistant", "content": [tool_use("t1", "ls")]},
+        "sessionId": "s",
+    }
+    end = {"type": "assistant", "message": {"role": "assistant", "content": "One."}, "sessionId": "s"}
+    result = tool_result("t1", "x")
+    around = {"type": "tool_result", "message": {"role": "tool_result", "content": [result]}, "sessionId": "s"}
+    wanted = [("user", "one?"), ("assistant", ""), ("tool", "x"), ("assistant", "One.")]
+    for events in (
+        [asked, called, around, end],
+        [asked, called, result, end],
+        [asked, tool_use("t1", "ls"), result, end],
+    ):
+        (row,) = read(write(tmp_path / "session.jsonl", events), tmp_path).values()
+        assert said(row) == wanted

@@ -13,7 +13,7 @@ from hivetune.data.rows.choices import first_number, with_letter
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
-from hivetune.data.rows.find.names import is_a_question, part_of, words
+from hivetune.data.rows.find.names import is_a_question, is_note, part_of, words
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
 from hivetune.data.rows.layouts.columns import looks_like_content, map_columns, maps_content
 from hivetune.data.rows.layouts.said import Conversation, names, objects, parsed
@@ -28,6 +28,8 @@ BY_LISTS = "{lists}"  # an object with a list of questions and one of their answ
 MAX_PLACE_DEPTH = 5
 MAX_PLACES = 40
 MAX_TRIED_ROWS = 30  # tried at one place
+MAX_BESIDE = 3  # items of a table that go along with each of many rows: enough to say what it is
+MAX_CONTENT_BESIDE = 1000  # of a table of written texts beside many rows: nobody asks each of them about all of it
 USABLE_SHARE = 0.5
 MIN_ALIKE = 2
 _NONE: Mapping[str, str] = {}
@@ -308,8 +310,9 @@ def _below(
         for item in _items(value):
             yield from _below(item, place[1:], beside)
     elif isinstance(value, dict) and place[0] in value:
-        rest = {key: other for key, other in value.items() if key != place[0] and not _is_of_a_file(key, other)}
-        yield from _below(value[place[0]], place[1:], {**beside, **rest})
+        rest = _along(value, place[0])
+        if rest is not None:
+            yield from _below(value[place[0]], place[1:], {**beside, **rest})
 
 
 def _by_place(value: Any, lists: Any, beside: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
@@ -319,3 +322,22 @@ def _by_place(value: Any, lists: Any, beside: Mapping[str, Any]) -> Iterator[tup
         yield from (
             ({**beside, **rest}, dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)
         )
+
+
+def _along(value: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+    """What goes along with each row below `key`; None where that is more than anybody asks each of many rows about."""
+    rest = {name: other for name, other in value.items() if name != key and not _is_of_a_file(name, other)}
+    if isinstance(value[key], list) and len(value[key]) > MAX_TRIED_ROWS:
+        rest = {name: _first_of_a_table(name, other) for name, other in rest.items()}
+        if any(objects(other) is not None and len(other) > MAX_CONTENT_BESIDE for other in rest.values()):
+            return None
+    return rest
+
+
+def _first_of_a_table(key: str, value: Any) -> Any:
+    """The first items of a long list of objects without written texts, which stands beside many rows and belongs to
+    none of them: with all of it each row would cost as much as the file. Anything else as it is.
+    """
+    if not isinstance(value, list) or len(value) <= MAX_TRIED_ROWS or objects(value) is None:
+        return value
+    return value if not is_note((key, "")) and looks_like_content(value) else value[:MAX_BESIDE]

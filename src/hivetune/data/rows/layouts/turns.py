@@ -92,7 +92,7 @@ def is_conversation(value: list[Any]) -> bool:
 
 def read_system(value: Any) -> list[Message]:
     """The system prompt in its own field: a string, text parts or Gemini's content."""
-    if value is None or value == "" or value == []:
+    if value is None or value in ("", [], {}):
         return []
     if isinstance(value, dict) and "parts" in value:
         value = value["parts"]

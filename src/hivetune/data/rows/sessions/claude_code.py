@@ -14,6 +14,7 @@ from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversat
 
 _SPOKEN = ("user", "assistant")
 _ASKER = "human"  # as other programs' copies call the user
+_BLOCKS = {"tool_use": "assistant", "tool_result": "user"}  # copies give these a line of their own
 _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress", "system", "attachment")
 INTERRUPTED = "[Request interrupted by user"
 REJECTED = "The user doesn't want to proceed with this tool use"
@@ -106,7 +107,7 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
     if uuid in session.events and session.events[uuid].message is not None:
         return  # written twice: the first stands
     role = _role(event)
-    message = event.get("message") if role else None
+    message = _block(event) or event.get("message") if role else None
     parent = event.get("parentUuid")
     kept = message if isinstance(message, dict) else None
     session.events[uuid] = _Event(
@@ -124,8 +125,26 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
 def _role(event: dict[str, Any]) -> str | None:
     """Who speaks in a line; one that lost its `type` says it in its message."""
     message = event.get("message")
+    block = str(event.get("type"))
+    if block in _BLOCKS and (_block(event) or _has_block(message, block)):
+        return _BLOCKS[block]
     kind = event.get("type", message.get("role") if isinstance(message, dict) else None)
     return "user" if kind == _ASKER else kind if kind in _SPOKEN else None
+
+
+def _block(event: dict[str, Any]) -> dict[str, Any] | None:
+    """The message of a line that is a call or a result itself."""
+    kind = event.get("type")
+    if isinstance(event.get("message"), dict) or not isinstance(
+        event.get({"tool_use": "name", "tool_result": "tool_use_id"}.get(str(kind), "")), str
+    ):
+        return None
+    return {"role": _BLOCKS[str(kind)], "content": [event]}
+
+
+def _has_block(message: Any, kind: str) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    return isinstance(content, list) and any(isinstance(part, dict) and part.get("type") == kind for part in content)
 
 
 def _is_noise(event: dict[str, Any]) -> bool:

@@ -36,7 +36,7 @@ _PROGRAMS = ("action", "event", "note", "status", "info")  # beside two people, 
 # Taken over with a turn as they are: layouts/turns.py knows them.
 _KEPT = (
     *("tool_calls", "toolCalls", "function_call", "tool_call_id", "toolCallId", "weight", "train", "name", "tool_name"),
-    *("additional_kwargs", "refusal"),
+    *("additional_kwargs", "refusal", "isThought"),
     *THOUGHT_KEYS,
     *MEDIA_KEYS,
 )
