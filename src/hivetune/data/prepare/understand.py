@@ -16,10 +16,10 @@ from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.advice import Line, as_option, lines_for
-from hivetune.data.rows.find.labels import label_columns
 from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.find.nest import RowPlace, are_unread, place_name, place_of_rows, places, rows_at, with_choices
+from hivetune.data.rows.find.per_file import label_columns, pair_columns
 from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
 from hivetune.data.rows.layouts.tickets import without_markup
 from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
@@ -65,16 +65,16 @@ class _Seen(NamedTuple):
     inside: RowPlace = ()
     line: str | None = None
     labels: tuple[str, ...] = ()
+    pair: tuple[str, ...] = ()
 
 
 def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
     place = with_choices(records, place_of_rows(records, columns), columns)
     if columns:
         return _Seen(place)
-    if place or not records:
-        return _Seen(place, "", label_columns(rows_at(records, place)))
-    lines = unread_lines(records)
-    return _Seen(place, as_option(lines[0].columns) if lines else "", label_columns(records))
+    rows = rows_at(records, place) if place else records
+    lines = [] if place else unread_lines(records)
+    return _Seen(place, as_option(lines[0].columns) if lines else "", label_columns(rows), pair_columns(rows))
 
 
 def unread_lines(records: Sequence[Any]) -> list[Line]:

@@ -16,9 +16,9 @@ from hivetune.data.rows.encodings import latin_text
 from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.find.advice import as_option, columns_for
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
-from hivetune.data.rows.find.labels import without_labels
 from hivetune.data.rows.find.made import class_column
 from hivetune.data.rows.find.nest import RowPlace, split_payload
+from hivetune.data.rows.find.per_file import read_as_its_file
 from hivetune.data.rows.find.talk.turn_lists import speaker_and_text
 from hivetune.data.rows.layouts.columns import map_columns, maps_content, missing_column
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
@@ -38,8 +38,8 @@ STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "fee
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row as it came. `problem`: reading itself failed here. `stored`: what the store knows beside the row; `line`
-    and `labels`: as in Chunk.
+    """One row as it came. `problem`: reading itself failed here. `stored`: what the store knows beside the row; `line`,
+    `labels` and `pair`: as in Chunk.
     """
 
     source: str
@@ -49,6 +49,7 @@ class RawRow:
     stored: Mapping[str, Any] | None = None
     line: str | None = None
     labels: Sequence[str] = ()
+    pair: Sequence[str] = ()
 
 
 def read_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -74,7 +75,7 @@ def _each(raw: RawRow, place: RowPlace) -> Iterator[RawRow]:
         yield raw
     else:
         for payload in inside:
-            yield RawRow(raw.source, payload, line=raw.line, labels=raw.labels)
+            yield RawRow(raw.source, payload, line=raw.line, labels=raw.labels, pair=raw.pair)
 
 
 def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -92,7 +93,7 @@ def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
             yield _numbered(chunk, line)
         elif line:
             problem = _truncated(line) if chunk.last and found < 0 else None
-            yield RawRow(f"{chunk.name}:{number}", line, problem, line=chunk.line, labels=chunk.labels)
+            yield RawRow(f"{chunk.name}:{number}", line, problem, line=chunk.line, labels=chunk.labels, pair=chunk.pair)
         position, number = end + 1, number + 1
 
 
@@ -114,7 +115,7 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
     place, mark, text = line.split(b"\t", 2)
     source = f"{chunk.name}:{place.decode()}"
     if mark == b"r":
-        return RawRow(source, text, line=chunk.line, labels=chunk.labels)
+        return RawRow(source, text, line=chunk.line, labels=chunk.labels, pair=chunk.pair)
     hint = text.decode("utf-8", "replace")
     reason, _, detail = hint.partition(":")
     if reason in ("csv-columns", "csv-quote", "line-too-large"):
@@ -241,7 +242,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     mapped, two, told = maps_content(columns), None, without_reasons(row)
     try:
         two = read_corrected(told, mapped=mapped) or (read_preference(told) if pairs else None)
-        said = two.said if two else _conversation(told, raw.labels, mapped=mapped)
+        said = two.said if two else _conversation(told, raw, mapped=mapped)
     except RowRefused as refused:
         if columns and refused.reason == "unknown-layout":
             raise missing_column(_parsed_row(text), columns) or refused from None
@@ -256,18 +257,8 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     )
 
 
-def _conversation(row: Row, labels: Sequence[str], *, mapped: bool) -> Conversation:
-    """The conversation of a row; where a column of the file's labels is all that stands in the way, without it."""
-    try:
-        return read_conversation(row, mapped=mapped)
-    except RowRefused as refused:
-        rest = without_labels(row, labels) if refused.reason in NOT_KNOWN and not mapped else row
-        if len(rest) == len(row):
-            raise
-        try:
-            return read_conversation(rest)
-        except RowRefused:
-            raise refused from None
+def _conversation(row: Row, raw: RawRow, *, mapped: bool) -> Conversation:
+    return read_conversation(row, mapped=True) if mapped else read_as_its_file(row, raw.labels, raw.pair)
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:

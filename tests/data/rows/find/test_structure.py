@@ -381,3 +381,33 @@ def test_the_class_of_a_conversation_is_no_turn_of_it() -> None:
     for label in ("complaint", "parcel"):  # the second is one of its words, too
         with pytest.raises(RowRefused):
             read_conversation({**row, "label": label})
+
+
+@pytest.mark.parametrize("name", ["raw_anwser", "Anser", "reponse", "ans", "respones"])
+def test_a_name_with_one_slip_or_cut_short(name: str) -> None:
+    assert said({"quesiton": ASKED, name: ANSWERED, "department": "parcels"}) == PAIR
+
+
+def test_a_longer_word_is_no_slip() -> None:
+    with pytest.raises(RowRefused):
+        said({"question": ASKED, "questioned": ANSWERED})
+
+
+def test_a_question_that_holds_the_other_is_said_once() -> None:
+    longer = f"{ASKED}\nTell it in one sentence."
+    assert said({"prompt": ASKED, "instruction": longer, "code": "def tell(): return 1"})[0] == ("user", longer)
+
+
+def test_an_answer_in_a_list_of_one_text() -> None:
+    turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": ASKED}]
+    assert said({"messages": turns, "output": [ANSWERED]}) == [("system", "Be kind."), *PAIR]
+
+
+def test_the_line_for_a_list_of_answers_keeps_what_belongs_to_the_question() -> None:
+    row = {"instruction": "Write a question about this text:", "input": ANSWERED, "output": [ASKED, "Who has it all?"]}
+    with pytest.raises(RowRefused) as refused:
+        said(row)
+    assert "--columns instruction=instruction,input=input,completion=output.0" in str(refused.value.hint)
+    columns = {"instruction": "instruction", "input": "input", "completion": "output.0"}
+    assert said(dict(map_columns(row, columns)), mapped=True)[0][1] == f"{row['instruction']}\n{ANSWERED}"
+    assert not any(line.columns["prompt"] == "instruction" for line in lines_for([row] * 3))

@@ -134,7 +134,8 @@ def _is_needed(row: Row, name: str, asked: str, answered: str) -> bool:
     true = is_expected(name) and not is_wrong_answer(name) and part_of(name) in ("answered", "unknown")
     if true and not is_expected(answered) and isinstance(row[name], str):
         return True
-    given = (part_of(name) == "given" or plain_name(name) == "body") and not is_retrieved(name)
+    task = words(asked)[-1:] == ("instruction",) and part_of(name) == "asked"
+    given = (task or part_of(name) == "given" or plain_name(name) == "body") and not is_retrieved(name)
     return given and looks_like_content(row[name]) and str(row[name]) not in str(value_of(row, asked))
 
 

@@ -1,5 +1,8 @@
-"""What people of other languages call a column, a speaker or a list of turns, as the English word of names.py."""
+"""What people of other languages call a column, a speaker or a list of turns, as the English word of names.py; and what
+they call it in a hurry: `ans`, `quesiton`, `raw_anwser`.
+"""
 
+from functools import lru_cache
 from typing import Final
 
 from hivetune.data.rows.layouts.said import names
@@ -9,8 +12,8 @@ _SAME: Final = {
     "question": "pregunta preguntas pergunta perguntas domanda domande frage fragen vraag vragen pytanie "
     "pytania fråga frågor spørgsmål spørsmål kysymys вопрос вопросы питання otázka otázky kérdés întrebare "
     "soru sorular ερώτηση câu_hỏi cau_hoi คำถาม คําถาม pertanyaan soalan 質問 问题 問題 问 問 질문 سؤال السؤال س שאלה "
-    "प्रश्न सवाल প্রশ্ন swali ikibazo",
-    "answer": "respuesta respuestas resposta respostas risposta risposte antwort antworten antwoord "
+    "प्रश्न सवाल প্রশ্ন swali ikibazo ques",
+    "answer": "ans respuesta respuestas resposta respostas risposta risposte antwort antworten antwoord "
     "antwoorden réponse réponses reponse reponses odpowiedź odpowiedz odpowiedzi svar vastaus ответ ответы "
     "відповідь odpověď odpoveď válasz răspuns raspuns cevap cevaplar yanıt yanit απάντηση trả_lời tra_loi "
     "câu_trả_lời cau_tra_loi đáp_án คำตอบ คําตอบ jawaban 回答 答案 答え 答 응답 답변 대답 جواب الجواب إجابة الإجابة ج "
@@ -57,8 +60,31 @@ _ENGLISH: Final = {word: name for name, words in _SAME.items() for word in words
 
 def in_english(name: str) -> str:
     """The English word for a plain name of another language; any other name as it is."""
-    return _ENGLISH.get(name, name)
+    return _ENGLISH.get(name) or _misspelt(name) or name
 
+
+@lru_cache(4096)
+def _misspelt(name: str) -> str | None:
+    """The English word that differs from a name by one slip: a letter too few or too many, or two that swapped."""
+    if len(name) < MIN_MISSPELT or name in _SPELT:
+        return None
+    return next((word for word in _SPELT if abs(len(word) - len(name)) <= 1 and _is_slip(name, word)), None)
+
+
+def _is_slip(name: str, word: str) -> bool:
+    at = next((i for i, (one, other) in enumerate(zip(name, word, strict=False)) if one != other), -1)
+    if at < 1:
+        return False  # another word, or with an ending
+    mine, theirs = name[at:], word[at:]
+    return mine[1:] == theirs or mine == theirs[1:] or (mine[:2] == theirs[1::-1] and mine[2:] == theirs[2:])
+
+
+# Words that are recognized with one slip in them; an ending (`answered`) makes another word of them.
+_SPELT: Final = (
+    *("question", "questions", "answer", "answers", "response", "responses"),
+    *("instruction", "instructions", "completion"),
+)
+MIN_MISSPELT = 5
 
 # As columns of translations are called. Codes that are words of names (id, is, it, no, to, as, or, he, am ...) are left
 # out.

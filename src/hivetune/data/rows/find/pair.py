@@ -61,17 +61,22 @@ class FoundPair(NamedTuple):
     made: bool
 
 
-def read_pair(row: Row) -> FoundPair:
-    """The only question and the only answer; other answers are counted. Raises RowRefused."""
-    spots = _spots(row)
+def read_pair(row: Row, decided: "PairSpots | None" = None) -> FoundPair:
+    """The only question and the only answer, or those that were decided for the file; other answers are counted.
+
+    Raises RowRefused.
+    """
+    spots = decided or spots_in(row)
     question, answer = at(row, spots.asked), at(row, spots.answered)
     answer = str(answer) if isinstance(answer, int | float) else answer
     if isinstance(turns := parsed(question), list) and is_conversation(turns):
         question, answer = turns, parsed(answer)
-    if not spots.made:
+    if decided is not None:
+        _refuse_no_text(question, answer)
+    elif not spots.made:
         _refuse_doubt(row, spots, question, answer)
     if spots.task is not None and isinstance(question, str):
-        question = f"{_lines(at(row, spots.task))}\n{question}".strip()
+        question = _joined(_lines(at(row, spots.task)), question)
     several = isinstance(answer, list) and bool(answer) and all(isinstance(text, str) for text in answer)
     given = answer[0] if several else answer
     learned = _without_end(given, question)
@@ -85,7 +90,7 @@ def read_pair(row: Row) -> FoundPair:
     return FoundPair(messages, used, changed, spots.answered, learned, spots.made)
 
 
-def _told(spots: "_Spots", answer: Any, *, bare: bool) -> tuple[str, ...]:
+def _told(spots: "PairSpots", answer: Any, *, bare: bool) -> tuple[str, ...]:
     """The reasons of severity warn. `bare`: marks of a template were taken off the answer."""
     reasons = {
         "other-answers": bool(spots.judged) or (isinstance(answer, list) and len(answer) > 1),
@@ -99,7 +104,7 @@ def _without_end(answer: Any, question: Any) -> Any:
     return without_end(answer, question) if isinstance(answer, str) and isinstance(question, str) else answer
 
 
-class _Spots(NamedTuple):
+class PairSpots(NamedTuple):
     """Paths: of the question, of the answer, of what to do with the question, of answers that are not learned. `made`:
     the names say that the answer was made of the question, so it may stand in it.
     """
@@ -111,12 +116,12 @@ class _Spots(NamedTuple):
     made: bool = False
 
 
-def _spots(row: Row) -> _Spots:
+def spots_in(row: Row) -> PairSpots:
     """Raises RowRefused where there is not one question with one answer."""
     if (pair := made_of(row)) is not None:
         if at(row, pair[1]) in (None, ""):
             raise RowRefused("empty-answer", f"{pair[1]} is empty: --columns text={pair[0]} learns the texts whole")
-        return _Spots(*pair, premise_of(row), [], made=True)
+        return PairSpots(*pair, premise_of(row), [], made=True)
     asked, answered = _sides(row)
     answered = [*answered, *_references(row, asked, answered)]
     to_learn = _to_learn(_worked_out(row, answered))
@@ -128,7 +133,7 @@ def _spots(row: Row) -> _Spots:
     if len(asked) != 1 or len(to_learn) != 1:
         _refuse_empty_answer(row, asked, to_learn)
         raise RowRefused("unknown-layout", f"columns {', '.join(str(key)[:30] for key in list(row)[:8]) or 'none'}")
-    return _Spots(asked[0], to_learn[0], task, judged)
+    return PairSpots(asked[0], to_learn[0], task, judged)
 
 
 def _refuse_empty_answer(row: Row, asked: list[str], to_learn: list[str]) -> None:
@@ -214,6 +219,14 @@ def _task_of(asked: list[str]) -> tuple[str | None, list[str]]:
     return (tasks[0], [path for path in asked if path != tasks[0]]) if len(asked) == 2 and tasks else (None, asked)
 
 
+def _joined(task: str, question: str) -> str:
+    """What to do and what to do it with; one of them alone where it holds the other."""
+    for whole, piece in ((task, question), (question, task)):
+        if looks_like_content(piece) and _stands_in(piece.strip(), whole):
+            return whole.strip()
+    return f"{task}\n{question}".strip()
+
+
 def _lines(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -263,7 +276,7 @@ def _is_about(path: str) -> bool:
     return any(part_of(name) in ("about", "thoughts", "system") for name in path.split("."))
 
 
-def _refuse_doubt(row: Row, spots: _Spots, question: Any, answer: Any) -> None:
+def _refuse_doubt(row: Row, spots: PairSpots, question: Any, answer: Any) -> None:
     """Raises RowRefused where a question and an answer by name may be none."""
     asked, answered = spots.asked, spots.answered
     if isinstance(answer, str) and goes_on(answer):
@@ -281,7 +294,14 @@ def _refuse_doubt(row: Row, spots: _Spots, question: Any, answer: Any) -> None:
     _refuse_pieces(spots, question, answer)
 
 
-def _refuse_pieces(spots: _Spots, question: Any, answer: Any) -> None:
+def _refuse_no_text(question: Any, answer: Any) -> None:
+    """Raises RowRefused where the columns that were decided for a file hold no question and no answer."""
+    texts = [one for one in (question, answer) if isinstance(one, str) and one.strip() and not _CODE.match(one)]
+    if len(texts) < 2 or goes_on(texts[1]):
+        raise RowRefused("unknown-layout", "a row unlike the others of its file")
+
+
+def _refuse_pieces(spots: PairSpots, question: Any, answer: Any) -> None:
     """Raises RowRefused where the answer is a piece of the question, or one of the two an object."""
     if isinstance(answer, Written):
         return

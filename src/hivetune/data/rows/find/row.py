@@ -12,7 +12,7 @@ from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import gathered, is_about, is_beside, refuse_half_of_an_agent
 from hivetune.data.rows.find.leaves import Node, at, left_out, nodes, open_paths, system_in
 from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
-from hivetune.data.rows.find.pair import FoundPair, read_pair
+from hivetune.data.rows.find.pair import FoundPair, PairSpots, read_pair
 from hivetune.data.rows.find.talk.transcripts import turns_behind_words, turns_in_text
 from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, TALK, FoundTurns, NamedParties, as_turns, both_sides
 from hivetune.data.rows.find.written import with_written_answer
@@ -29,8 +29,9 @@ Paths = Sequence[tuple[str, ...]]
 Spot = tuple[tuple[str, ...], FoundTurns]
 
 
-def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
-    """The one conversation of a row; `mapped`: that of its list `messages`, whatever else it holds.
+def read_structure(row: Row, *, mapped: bool = False, decided: PairSpots | None = None) -> Conversation:
+    """The one conversation of a row; `mapped`: that of its list `messages`, whatever else it holds; `decided`: where
+    question and answer stand in most rows of its file.
 
     Raises RowRefused: unknown-layout, unexplained-column, or what is wrong with it.
     """
@@ -46,11 +47,11 @@ def read_structure(row: Row, *, mapped: bool = False) -> Conversation:
     if spots:
         body = written
         messages, used, changed = _of_turns(body, spots)
-    elif (whole := _call(body) or _in_two_lists(body)) is not None:
+    elif decided is None and (whole := _call(body) or _in_two_lists(body)) is not None:
         messages, used = whole
     else:
         body = gathered(written)
-        pair = read_pair(body)
+        pair = read_pair(body, decided)
         messages, used, changed = pair.messages, pair.used, pair.changed
         refuse_half_of_an_agent(body, used)
     ordered, more = in_order(messages)

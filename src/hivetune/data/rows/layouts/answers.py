@@ -280,6 +280,8 @@ _SEVERAL = (
 
 def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
     items = objects(_flat(value))
+    if len(value) == 1 and isinstance(value[0], str):
+        return [_text_answer(value[0])], ()
     if items is None:
         raise RowRefused("wrong-type", "the response: an object, a list of messages or a text")
     if _is_stream(items):

@@ -85,7 +85,7 @@ def _pair(
     bare = (question, answer) != (row[question_column], row[answer_column])
     if _are_said(question) and _are_said(answer) and len(question) == len(answer):
         return _dialogue(name, row, (question_column, answer_column))
-    answer, told = _one_answer(answer, question_column, answer_column)
+    answer, told = _one_answer(answer, _columns_of(row, question_column, extra), answer_column)
     turns, replies = _turns(question) or spoken_prompt(question), _turns(answer)
     if turns:
         before = _without_answer(read_messages(turns, system_of(row)), answer)
@@ -120,9 +120,15 @@ def _without_headers(question: Any, answer: Any) -> tuple[Any, Any]:
     return question, answer
 
 
-def _one_answer(answer: Any, asked_in: str, column: str) -> tuple[Any, tuple[str, ...]]:
+def _columns_of(row: Row, question: str, extra: tuple[str, ...]) -> str:
+    """The columns of a question as `--columns` takes them, with what belongs to it."""
+    more = next((name for name in extra if name != question and row.get(name)), None)
+    return f"prompt={question}" if more is None else f"{question}={question},{more}={more}"
+
+
+def _one_answer(answer: Any, asked: str, column: str) -> tuple[Any, tuple[str, ...]]:
     """(an answer as text where it is an object or several ways to say the same, reasons of severity warn). Raises
-    RowRefused for other lists of texts.
+    RowRefused for other lists of texts. `asked`: the columns of the question, as `--columns` takes them.
     """
     if isinstance(answer, str):
         return answer, ()
@@ -130,7 +136,7 @@ def _one_answer(answer: Any, asked_in: str, column: str) -> tuple[Any, tuple[str
         if say_the_same(answer):
             return answer[0], ("other-answers",)
         kind = f"{column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
-        raise RowRefused("wrong-type", f"{kind}: --columns prompt={asked_in},completion={column}.0")
+        raise RowRefused("wrong-type", f"{kind}: --columns {asked},completion={column}.0")
     written = as_json_text(answer)
     return (answer, ()) if written is None else (written, ("json-answer",))
 

@@ -8,7 +8,7 @@ import pytest
 
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.labels import label_columns
+from hivetune.data.rows.find.per_file import label_columns, pair_columns
 from hivetune.data.rows.read import read_example
 
 ASKED, ANSWERED = "Where is the depot of the town?", "It is in Bonn."
@@ -44,3 +44,36 @@ def test_names_that_say_what_they_hold_are_no_labels() -> None:
     some = [{"context": "a town", "diagnosis": "flu", "emotion": "joy", "legal_question": "why", "app": "maps"}] * 6
     assert label_columns(some) == ("app",)
     assert label_columns(some[:3]) == ()
+
+
+def messages_of(rows: list[dict[str, Any]], tmp_path: Path) -> list[list[str]]:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return [[one.content for one in read_example(raw, {}).example.messages] for raw in rows_of_files(str(file))]
+
+
+def test_what_is_learned_is_decided_for_the_file(tmp_path: Path) -> None:
+    solved = [
+        {"problem": f"How much is {n} and {n}?", "solution": f"Both together are {2 * n}.", "answer": str(2 * n)}
+        for n in range(2, 8)
+    ]
+    padded = {"problem": "How much is ten and ten?", "solution": "Both together are 20.", "answer": "020"}
+    assert messages_of([*solved, padded], tmp_path)[-1] == [padded["problem"], padded["solution"]]
+
+
+def test_a_row_with_one_more_text_is_still_asked_about(tmp_path: Path) -> None:
+    solved = [
+        {"problem": f"How much is {n} and {n}?", "solution": f"Both together are {2 * n}.", "answer": str(2 * n)}
+        for n in range(2, 8)
+    ]
+    other = {"held_first": "Somebody had told the pupils something else by then.", **solved[0], "answer": "020"}
+    with pytest.raises(RowRefused, match="unexplained-column"):
+        messages_of([*solved, other], tmp_path)
+
+
+def test_rows_that_differ_decide_nothing() -> None:
+    one = {"problem": "How much is two and two?", "solution": "Both together are 4.", "answer": "4"}
+    two = {"problem": "How much is two and two?", "answer": "4"}
+    assert pair_columns([one] * 6) == ("problem", "solution", "", "answer")
+    assert pair_columns([one, two] * 6) == ()
+    assert pair_columns([{"messages": [{"role": "user", "content": "a"}]}] * 6) == ()

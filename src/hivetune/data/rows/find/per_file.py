@@ -1,0 +1,128 @@
+"""What is decided for a whole file by its first rows, so that one row is not read otherwise than the next.
+
+Columns under names that nobody knows which hold a label in every row (an app, a theorem, a kind of task): where others
+hold two words of it, five words are no text that somebody has to explain. And which columns hold the question and the
+answer: "hi" is a question where the other rows have longer ones, and "020" the answer of a solution that says 20.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
+from hivetune.data.rows.find.given import gathered
+from hivetune.data.rows.find.names import answers_somehow, asks_somehow, part_of
+from hivetune.data.rows.find.pair import PairSpots, spots_in
+from hivetune.data.rows.find.row import read_structure, without_prefix
+from hivetune.data.rows.find.written import with_written_answer
+from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.pairs import LABELS
+from hivetune.data.rows.layouts.said import Conversation, Row
+
+MOST_WORDS, MOST_CHARS = 8, 80  # of a label
+MIN_ROWS = 5  # in which every value may be short by chance
+BARE_SHARE = 0.5  # of the values that are no text by themselves
+SAME_SHARE = 0.6  # of the rows, whose question and answer stand in the same columns
+
+
+def label_columns(rows: Sequence[Any]) -> tuple[str, ...]:
+    """The columns of a file, by its first rows, whose values are labels."""
+    objects = [row for row in rows if isinstance(row, dict)]
+    if len(objects) < MIN_ROWS:
+        return ()
+    found = dict.fromkeys(name for row in objects for name in row if _may_be_label(name))
+    return tuple(name for name in found if _are_labels([row.get(name) for row in objects]))
+
+
+def _may_be_label(name: str) -> bool:
+    is_class = plain_name(name) in LABELS  # of a text it may be what is to be learned
+    return part_of(name) == "unknown" and not (is_class or answers_somehow(name) or asks_somehow(name))
+
+
+def _are_labels(values: Sequence[Any]) -> bool:
+    texts = [value for value in values if isinstance(value, str) and value.strip()]
+    if len(texts) < MIN_ROWS or not all(_is_short(text) for text in texts):
+        return False
+    return sum(not looks_like_content(text) for text in texts) >= BARE_SHARE * len(texts)
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= MOST_CHARS and len(text.split()) < MOST_WORDS
+
+
+def without_labels(row: Row, labels: Sequence[str]) -> Row:
+    """The row without what is a label in it."""
+    if not labels:
+        return row
+    plain = {plain_name(name) for name in labels}
+    return {
+        name: value
+        for name, value in row.items()
+        if not (plain_name(name) in plain and isinstance(value, str) and _is_short(value))
+    }
+
+
+def pair_columns(rows: Sequence[Any]) -> tuple[str, ...]:
+    """Where most of the first rows of a file have their question and their answer, as PairSpots in one list (question,
+    answer, task or "", answers that are not learned); empty where they differ, or where a layout reads otherwise.
+    """
+    objects = [row for row in rows if isinstance(row, dict)]
+    if len(objects) < MIN_ROWS:
+        return ()
+    found = [(row, spots) for row in objects if (spots := _spots_of(row)) is not None]
+    counts = Counter((spots.asked, spots.answered, spots.task or "") for _, spots in found)
+    [(columns, count)] = counts.most_common(1) or [(("", "", ""), 0)]
+    if count < SAME_SHARE * len(objects):
+        return ()
+    alike = [(row, spots) for row, spots in found if (spots.asked, spots.answered, spots.task or "") == columns]
+    others = dict.fromkeys(path for _, spots in alike for path in spots.judged)
+    decided = (*columns, *others)
+    return decided if all(_is_read_so(row, decided) for row, _ in alike) else ()
+
+
+def _spots_of(row: Row) -> PairSpots | None:
+    """Where the question and the answer of a row stand that is read by its structure."""
+    try:
+        if read_conversation(row).layout != "structure":
+            return None
+        spots = spots_in(gathered(with_written_answer(without_prefix(row))))
+    except (RowRefused, RecursionError):
+        return None
+    return None if spots.made else spots
+
+
+def _is_read_so(row: Row, decided: Sequence[str]) -> bool:
+    try:
+        return _read_so(row, decided).messages == read_conversation(row).messages
+    except RowRefused:
+        return False
+
+
+def _read_so(row: Row, decided: Sequence[str]) -> Conversation:
+    asked, answered, task, *judged = decided
+    return read_structure(row, decided=PairSpots(asked, answered, task or None, judged))
+
+
+def read_as_its_file(row: Row, labels: Sequence[str], decided: Sequence[str]) -> Conversation:
+    """The conversation of a row; where it alone cannot be read, without what is a label in it, else from the columns
+    that were decided for its file. Raises RowRefused.
+    """
+    try:
+        return read_conversation(row)
+    except RowRefused as refused:
+        if refused.reason not in NOT_KNOWN:
+            raise
+        rest = without_labels(row, labels)
+        if len(rest) < len(row):
+            try:
+                return read_conversation(rest)
+            except RowRefused:
+                pass
+        if decided:
+            try:
+                return _read_so(rest, decided)
+            except RowRefused:
+                pass
+        raise
