@@ -40,8 +40,8 @@ def result_path(folder: Path, number: int) -> Path:
 
 
 def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: Progress, *, workers: int) -> None:
-    """Write the result of every chunk into `folder`. `progress` counts lines; its total is None while records hold more
-    rows than the file has lines.
+    """Write the result of every chunk into `folder`. `progress` counts lines, or rows where records hold more of them
+    than the file has lines: then the total grows with them.
 
     Raises HivetuneError when a child dies, and whatever the room's functions raise for a missing model.
     """
@@ -63,7 +63,7 @@ def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: P
 
 
 def _tell(progress: Progress, before: int, total: int, rows: int) -> None:
-    progress(before + rows, total if before + rows <= total else None)
+    progress(before + rows, max(total, before + rows))
 
 
 def _run_children(
