@@ -411,3 +411,7 @@ def test_the_line_for_a_list_of_answers_keeps_what_belongs_to_the_question() -> 
     columns = {"instruction": "instruction", "input": "input", "completion": "output.0"}
     assert said(dict(map_columns(row, columns)), mapped=True)[0][1] == f"{row['instruction']}\n{ANSWERED}"
     assert not any(line.columns["prompt"] == "instruction" for line in lines_for([row] * 3))
+
+
+def test_nothing_among_the_rows_of_tables_by_name() -> None:
+    assert place_of_rows([{"prompt": [{"role": [{}], "tool_calls": [None, {}]}]}]) == ()

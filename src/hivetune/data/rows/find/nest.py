@@ -203,7 +203,7 @@ def _named_rows(value: Any) -> list[Any]:
         return []
     if _are_talks(value):
         return list(value.values())
-    tables = [one for one in value.values() if objects(one) is not None]
+    tables = [table for one in value.values() if (table := objects(one)) is not None]
     if len(tables) >= MIN_ALIKE and 2 * len(tables) > len(value):
         return tables if _share_keys([item for one in tables for item in one[:MAX_TRIED_ROWS]]) else []
     rows = [one for one in value.values() if isinstance(one, dict)]
