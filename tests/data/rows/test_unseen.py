@@ -137,6 +137,47 @@ def test_a_tag_at_the_end_of_an_answer_stays() -> None:
         read_conversation({"prompt": "Where is it?", "completion": "There.\n[|Human|]: And he?"})
 
 
+def test_a_chatgpt_export_whose_nodes_name_only_their_children() -> None:
+    def node(role: str, text: str, *children: str) -> dict[str, Any]:
+        content = {"content_type": "text", "parts": [text]}
+        return {"message": {"author": {"role": role}, "content": content}, "children": list(children)}
+
+    nodes = {"r": {"children": ["a"]}, "b": node("assistant", "There."), "a": node("user", "Where is it?", "b")}
+    assert said({"title": "t", "mapping": nodes}) == ASKED
+
+
+def test_blocks_of_text_that_end_with_a_sentence_are_paragraphs() -> None:
+    blocks = [{"type": "text", "text": text} for text in ("There", " it is.", "Shall I go?", " Or not?")]
+    turns = [{"sender": "human", "text": "Where is it?"}, {"sender": "assistant", "text": "", "content": blocks}]
+    assert said({"uuid": "u", "chat_messages": turns})[1] == ("assistant", "There it is.\n\nShall I go? Or not?")
+
+
+def test_a_session_of_gemini_whose_answers_are_those_of_a_model() -> None:
+    turns = [
+        {"type": "user", "parts": [{"text": "Where is it?"}]},
+        {"type": "model", "thoughts": [{"description": "Look behind."}], "parts": [{"text": "There."}]},
+    ]
+    row = {"projectHash": "p", "sessionId": "s", "messages": turns}
+    assert said(row) == ASKED
+    assert read_conversation(row).messages[1].reasoning == "Look behind."
+
+
+def test_the_only_prompt_of_a_run() -> None:
+    run = {"run_type": "llm", "outputs": {"generations": [[{"text": "There."}]]}}
+    assert said({**run, "inputs": {"prompts": ["Where is it?"]}}) == ASKED
+    with pytest.raises(RowRefused, match="unsupported-content"):
+        said({**run, "inputs": {"prompts": ["Where is it?", "Where was it?"]}})
+
+
+def test_messages_of_opencode_below_another_name() -> None:
+    records = [
+        {"info": {"role": role}, "parts": [{"type": "text", "text": text}]}
+        for role, text in (("user", "Where is it?"), ("assistant", "There."))
+    ]
+    rows = rows_inside(json.dumps({"session_id": "s", "context_limit": 9, "records": records}).encode()) or []
+    assert [said(json.loads(row)) for row in rows] == [ASKED]
+
+
 def test_a_chatgpt_export_that_lost_its_tree() -> None:
     def node(role: str, text: str, time: float | None) -> dict[str, Any]:
         content = {"content_type": "text", "parts": [text]}

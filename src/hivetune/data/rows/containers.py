@@ -25,7 +25,7 @@ KEYS = (
     "runs",
 )
 _MODEL_SPANS = ("llmSpans", "llm_spans")  # the model's calls of a trace that lists each kind of step apart
-_ALSO = ("loglines", "post", "child_runs", "resourceLogs", *_MODEL_SPANS)
+_ALSO = ("loglines", "post", "batch", "child_runs", "resourceLogs", *_MODEL_SPANS)
 _MARK = re.compile(b'"(?:%s)"' % b"|".join(key.encode() for key in (*KEYS, *_ALSO)))
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
@@ -54,9 +54,8 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return [json.loads(text) for _, _, text in claude_code_rows(iter(enumerate(lines, 1)))]
     if "instruction" in record and objects(record.get("instances")) is not None:  # self-instruct
         return [{**record, "instances": None, **instance} for instance in record["instances"]]
-    if objects(record.get("post")) is not None:  # what LangSmith's client sends: runs begun, then what came of them
-        ends = {str(run.get("dotted_order")): run for run in objects(record.get("patch")) or []}
-        return [{**run, **ends.get(str(run.get("dotted_order")), {})} for run in record["post"]]
+    if (sent := _sent_runs(record) or _ingested(record)) is not None:
+        return sent
     for key in _MODEL_SPANS:
         if (calls := objects(record.get(key))) is not None:
             return [_model_call(span) for span in calls]
@@ -66,10 +65,71 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             continue  # nothing, or the turns of one conversation
         if key != "observations" and any(is_content(name, record[name]) for name in record if name != key):
             return None  # a row that has a list among its columns; a trace repeats what its observations say
-        trace = record["trace"] if isinstance(record.get("trace"), dict) else record
-        shared = {name: trace[name] for name in _SHARED if name in trace}
-        return [{**shared, **_unwrapped(row)} for row in rows]
+        return _with_shared(record, rows)
     return None
+
+
+def _with_shared(record: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with what their record says of all of them."""
+    trace = record["trace"] if isinstance(record.get("trace"), dict) else record
+    shared = {name: trace[name] for name in _SHARED if name in trace}
+    if all("info" in row and "parts" in row for row in rows):  # the messages of one session of OpenCode
+        return [{**shared, "info": {}, "messages": rows}]
+    return [{**shared, **_unwrapped(row)} for row in rows]
+
+
+def _sent_runs(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The runs that LangSmith's client sends: those that began, each with what came of it later, joined by their id.
+
+    The end of a run that began in another record has no input, and a run that hasn't ended no output.
+    """
+    begun, ended = objects(record.get("post")) or [], objects(record.get("patch")) or []
+    if not begun + ended or not all("inputs" in run for run in begun) or not all("id" in run for run in ended):
+        return None
+    return [{"inputs": None, "outputs": None, **run} for run in _joined_by_id([*begun, *ended])]
+
+
+def _ingested(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The calls of a model among the events that Langfuse's client sends, joined by the id of what they tell of;
+    traces where there is no call, since a trace repeats what its calls say.
+    """
+    sent = objects(record.get("batch")) or []
+    if not sent or not all(isinstance(one.get("type"), str) and isinstance(one.get("body"), dict) for one in sent):
+        return None
+    told = [{"type": _INGESTED.get(one["type"].partition("-")[0]), **_said_of(one["body"])} for one in sent]
+    steps = _joined_by_id([one for one in told if one["type"] is not None])
+    traces = {step.get("id"): step for step in steps if step["type"] == "TRACE"}
+    calls = [step for step in steps if step["type"] != "TRACE"]
+    if not any(step["type"] == "GENERATION" for step in calls):
+        calls = steps
+    found = []
+    for step in calls:
+        trace = traces.get(step.get("traceId"), {})
+        found.append({"input": None, "output": None, **{key: trace[key] for key in _SHARED if key in trace}, **step})
+    return found or None
+
+
+_INGESTED = {"trace": "TRACE", "generation": "GENERATION", "span": "SPAN", "event": "EVENT"}
+
+
+def _said_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key != "type"}
+
+
+def _joined_by_id(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Objects with one id as one, in the order of the first of each: what comes later goes before, unless it is null.
+    What has no id stays alone.
+    """
+    found: list[dict[str, Any]] = []
+    by_id: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        said = {key: value for key, value in part.items() if value is not None}
+        if (known := by_id.get(str(part.get("id")))) is not None and part.get("id") is not None:
+            known.update(said)
+            continue
+        found.append(said)
+        by_id[str(part.get("id"))] = said
+    return found
 
 
 def _model_call(span: dict[str, Any]) -> dict[str, Any]:

@@ -156,3 +156,17 @@ def test_codex_answers_that_are_read_and_not_learned(tmp_path: Path) -> None:
     learned = [(m.content, m.weight) for m in row.example.messages if m.role == "assistant"]
     assert learned == [("1", 0), ("try", 0), ("2", 1), ("3, but", 0), ("4", 1)]
     assert row.example.messages[3].tool_calls[0]["function"]["arguments"] == {"input": "echo test"}
+
+
+def test_codex_thoughts_that_are_hidden(tmp_path: Path) -> None:
+    hidden = {"type": "reasoning", "content": "not to be seen", "encrypted_content": "gAAA"}
+    for summary, thought in (([{"type": "summary_text", "text": "look"}], "look"), ([], None)):
+        events = [
+            codex("session_meta", {"id": "0199"}),
+            codex("response_item", item("user", "what is here?")),
+            codex("response_item", {**hidden, "summary": summary}),
+            codex("response_item", item("assistant", "One file.")),
+        ]
+        (row,) = read(write(tmp_path / "rollout.jsonl", events), tmp_path).values()
+        assert isinstance(row, ReadRow)
+        assert row.example.messages[-1].reasoning == thought

@@ -1,4 +1,4 @@
-"""Conversations as chat programs and coding agents export them: one record a conversation, often a tree of edits.
+"""Conversations as chat programs export them: one record a conversation, often a tree of edits.
 
 Of a tree the branch that was kept is read; retries and edits that were given up are counted (`other-branches`).
 """
@@ -42,7 +42,9 @@ def _chatgpt(name: str, row: Row) -> Conversation:
     nodes = {key: node for key, node in mapping.items() if isinstance(node, dict)}
     if not any(node.get("parent") or node.get("children") for node in nodes.values()):
         nodes = _in_a_row(nodes)
-    parents = {key: node.get("parent") for key, node in nodes.items()}
+    parents = {str(child): key for key, node in nodes.items() for child in listed(node.get("children"))}
+    parents |= {key: node["parent"] for key, node in nodes.items() if node.get("parent")}
+    parents = {key: parents.get(key) for key in nodes}
     leaf = str(row.get("current_node"))
     if leaf not in nodes:
         leaves = [key for key, node in nodes.items() if not node.get("children")]
@@ -139,11 +141,25 @@ def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
     if isinstance(content, list) and any(one_of(part, "type") in ("tool_use", "tool_result") for part in content):
         raise RowRefused("unsupported-content", "Claude's own tools took part")
     if isinstance(content, list):
-        content = [part for part in content if one_of(part, "type") not in ("token_budget", "flag")]
+        content = _apart([part for part in content if one_of(part, "type") not in ("token_budget", "flag")])
     said = read_turn({"role": turn.get("sender"), "content": content})
     if not texts:
         return said
     return [*(Message("user", str(text)) for text in texts), *said]
+
+
+def _apart(parts: list[Any]) -> list[Any]:
+    """Blocks of text of which one ends a sentence and the next begins without a space are paragraphs."""
+    found: list[Any] = []
+    for part in parts:
+        before, text = (one_of(found[-1], "text") if found else None), one_of(part, "text")
+        if isinstance(before, str) and isinstance(text, str) and before.endswith(_ENDS) and text[:1].strip():
+            part = {**part, "text": f"\n\n{text}"}
+        found.append(part)
+    return found
+
+
+_ENDS = (".", "!", "?", ":", "\u3002", "\uff01", "\uff1f")
 
 
 def _open_webui(name: str, row: Row) -> Conversation:
@@ -259,82 +275,6 @@ def _ai_studio(name: str, row: Row) -> Conversation:
     return _done(name, messages, 0)
 
 
-def _opencode(name: str, row: Row) -> Conversation:
-    """OpenCode: `info` of the session, `messages` of info and parts; a tool's call and result are one part."""
-    messages: list[Message] = []
-    failed = 0
-    for turn in row["messages"]:
-        info, parts = one_of(turn, "info"), [part for part in listed(one_of(turn, "parts")) if isinstance(part, dict)]
-        if one_of(info, "error"):
-            failed += 1
-            continue
-        if one_of(info, "role") == "user":
-            texts = [part for part in parts if part.get("type") == "text" and not part.get("ignored")]
-            if any(part.get("type") == "file" and not part.get("synthetic") for part in parts) and not texts:
-                raise RowRefused("unsupported-content", "a message that is only a file")
-            messages.append(Message("user", "\n".join(str(part.get("text", "")) for part in texts)))
-        else:
-            messages += _opencode_answer(parts)
-    return _done(name, messages, failed)
-
-
-def _opencode_answer(parts: list[dict[str, Any]]) -> list[Message]:
-    """Step by step: what was thought and said, the calls, then their results."""
-    messages: list[Message] = []
-    content: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
-    for part in [*parts, {"type": "step-start"}]:
-        kind, state = part.get("type"), part.get("state")
-        said_after = bool(results) and kind in ("text", "reasoning")  # the result was known when this was said
-        if said_after or (kind == "step-start" and (content or results)):
-            messages += read_turn({"role": "assistant", "content": content})
-            messages += [m for result in results for m in read_turn({"role": "tool", "content": [result]})]
-            content, results = [], []
-        if kind in ("text", "reasoning"):
-            content.append({"type": kind, "text": part.get("text")})
-        elif kind == "tool" and isinstance(state, dict):
-            call_id = part.get("callID")
-            content.append({"type": "tool_use", "id": call_id, "name": part.get("tool"), "input": state.get("input")})
-            output = one_of(state, "output", "error") or ""
-            results.append({"type": "tool_result", "tool_use_id": call_id, "content": output})
-    return messages
-
-
-def _gemini_cli(name: str, row: Row) -> Conversation:
-    """Gemini CLI's sessions: turns by `type`, calls with their results and thoughts beside the text."""
-    messages: list[Message] = []
-    notes = False
-    for turn in row["messages"]:
-        kind = one_of(turn, "type")
-        if kind in ("info", "error", "warning"):
-            notes = True
-        elif kind == "gemini":
-            messages += _gemini_answer(turn)
-        else:
-            messages += read_turn({"role": kind, "content": turn.get("content")})
-    ordered, changed = in_order(messages)
-    return Conversation(name, ordered, changed=(("program-notes",) if notes else ()) + changed)
-
-
-def _gemini_answer(turn: Mapping[str, Any]) -> list[Message]:
-    thoughts = [f"{one_of(t, 'subject') or ''}: {one_of(t, 'description') or ''}" for t in listed(turn.get("thoughts"))]
-    calls = objects(turn.get("toolCalls")) or []
-    parts = [{"type": "text", "text": turn.get("content") or ""}, *({"functionCall": call} for call in calls)]
-    messages = read_turn({"role": "assistant", "content": parts, "reasoning": "\n".join(thoughts)})
-    for call in calls:
-        result = call.get("result")
-        if result is None:
-            raise RowRefused("bad-tool-call", f"the call of {str(call.get('name'))[:40]} has no result")
-        content = result if isinstance(result, list) else [{"functionResponse": {"response": result}}]
-        messages += read_turn({"role": "tool", "content": content})
-    return messages
-
-
-def _is_opencode(row: Row) -> bool:
-    turns = objects(row.get("messages"))
-    return turns is not None and isinstance(row.get("info"), dict) and "parts" in turns[0] and "info" in turns[0]
-
-
 def _is_lm_studio(row: Row) -> bool:
     turns = objects(row.get("messages"))
     return turns is not None and "versions" in turns[0]
@@ -386,12 +326,3 @@ AI_STUDIO = RowLayout(
 LM_STUDIO = RowLayout(
     "lm-studio", frozenset(("messages",)), _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes"))
 )
-GEMINI_CLI = RowLayout(
-    "gemini-cli",
-    frozenset(("project_hash",)),
-    lambda row: objects(row.get("messages")) is not None,
-    _gemini_cli,
-    frozenset(("messages",)),
-    frozenset(("summary",)),
-)
-OPENCODE = RowLayout("opencode", frozenset(("info",)), _is_opencode, _opencode, frozenset(("messages", "info")))

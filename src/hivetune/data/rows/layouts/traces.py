@@ -36,6 +36,7 @@ SETTINGS = (
     "messages",
     "input",
     "prompt",
+    "prompts",
     "message",
     "question",
     "query",
@@ -81,8 +82,7 @@ def _step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
     asked_column, answered_column = first_of(row, INPUTS), first_of(row, OUTPUTS)
     asked = _decoded(row[asked_column]) if asked_column else None
     answered = _decoded(row[answered_column]) if answered_column else None
-    if answered in (None, "", [], {}, "None", "null"):  # Python's and JSON's nothing, as text
-        raise RowRefused("not-a-model-call", "the step has no output")
+    _refuse_half(asked, answered)
     if isinstance(asked, dict) and "role" in asked and "content" in asked:
         asked = [asked]
     if isinstance(asked, dict) and not is_call and len(asked) == 1:
@@ -90,12 +90,30 @@ def _step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
         asked = asked if isinstance(only, dict) else parsed(only)  # {"topic": text}: a chain with one input
     if isinstance(asked, dict):
         _refuse_more(asked)
+        asked = _only_prompt(asked)
     request = read_request(_from_transcript(asked))
     said, changed = read_answer(_only_text(answered))
     tools = request.tools or read_tools(one_of(one_of(settings, "invocation_params"), "tools"))
     messages, more = in_order(joined(request.messages, said))
     columns = (asked_column or "", answered_column or "")
     return Conversation(name, messages, tools, changed=(*changed, *more), explained=columns)
+
+
+def _only_prompt(asked: Mapping[str, Any]) -> Any:
+    """LangChain gives a model that completes texts a list of prompts, mostly of one."""
+    prompts = asked.get("prompts")
+    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+        return asked
+    if len(prompts) != 1:
+        raise RowRefused("unsupported-content", f"a call with {len(prompts)} prompts: a row for each is needed")
+    return prompts[0]
+
+
+def _refuse_half(asked: Any, answered: Any) -> None:
+    if answered in (None, "", [], {}, "None", "null"):  # Python's and JSON's nothing, as text
+        raise RowRefused("not-a-model-call", "the step has no output")
+    if asked is None:
+        raise RowRefused("not-a-model-call", "the step has no input")
 
 
 def _decoded(value: Any) -> Any:

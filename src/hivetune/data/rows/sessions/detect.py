@@ -10,6 +10,7 @@ from hivetune.data.rows.find.talk.streams import MIN_MESSAGES, is_event_like
 from hivetune.data.rows.formats import open_bytes, text_lines
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.aider import AIDER_HEAD, aider_rows
+from hivetune.data.rows.sessions.callbacks import callback_rows, is_callback_log
 from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
 from hivetune.data.rows.sessions.codex import codex_rows, is_codex
 from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
@@ -18,6 +19,7 @@ from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
 Lines = Iterator[tuple[int, str]]
 READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
     "aider": lambda lines, _name: aider_rows(lines),
+    "callback-log": lambda lines, _name: callback_rows(lines),
     "claude-code": lambda lines, _name: claude_code_rows(lines),
     "codex": lambda lines, _name: codex_rows(lines),
     "message-log": message_rows,
@@ -53,16 +55,20 @@ def _agent(head: bytes, name: str) -> str | None:
         return "aider"
     if _CODEX_LINE.match(head):
         return "codex"
+    found: list[dict[str, Any]] = []
     for line in head.split(b"\n")[:_NUM_LINES]:
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
+            found.append(event)
             if is_claude_code(event):
                 return "claude-code"
             if is_codex(event):
                 return "codex"
+    if is_callback_log(found):
+        return "callback-log"
     return "message-log" if _is_message_log(head, name) else None
 
 

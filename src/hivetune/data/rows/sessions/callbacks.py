@@ -1,0 +1,129 @@
+"""Logs of a framework's callbacks, one event a line: a call of a model as it starts, and its answer as it ends.
+
+Start and end belong together by the id of their run; where the log has none, a start belongs to the end that follows,
+unless another call starts in between. What belongs to nothing stays a row of its own, which is refused.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hivetune.data.rows.fields import SESSION, TIME, plain_name
+from hivetune.data.rows.layouts.said import Row, objects, one_of
+from hivetune.data.rows.layouts.table import event_in
+from hivetune.data.rows.placed import PlacedRow
+from hivetune.data.rows.sessions.events import broken, events
+
+_CALL = re.compile(
+    r"(?:on_|handle_)?(?:llm|chat|chat_model|model)_(?:(?P<starts>start|started|begin)|(?P<fails>error)|(?P<ends>end|ended|complete|completed|finish|finished))"
+)
+_ASKED = ("messages", "prompts", "prompt", "inputs", "input", "text", "content")
+_ANSWERED = ("generations", "response", "outputs", "output", "completion", "text", "content")
+_IDS = ("run_id", "call_id", "request_id")
+_MAX_OPEN = 10_000  # calls that wait for their answer; the oldest is given up
+
+
+class _Event(NamedTuple):
+    """One line, its number, and what it says under plain names."""
+
+    number: int
+    text: str
+    said: Row
+
+
+@dataclass(slots=True)
+class _Open:
+    """Calls that wait for their answer. `overlap`: calls without an id ran at once, so nobody can tell whose answer an
+    end is until all have ended.
+    """
+
+    named: dict[str, _Event] = field(default_factory=dict)
+    unnamed: list[_Event] = field(default_factory=list)
+    overlap: bool = False
+
+
+def is_callback_log(sample: Sequence[Row]) -> bool:
+    """Whether all the first rows of a file are events of runs, and some of them of a model."""
+    found = [event_in(row) for row in sample]
+    return len(found) > 1 and all(found) and any(_CALL.fullmatch(event or "") for event in found)
+
+
+def callback_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+    """One row for each call of a model, when its answer is there; what else happened is set aside by its type."""
+    waiting = _Open()
+    for number, row, text in events(lines):
+        name = None if row is None else event_in(row)
+        call = None if name is None else _CALL.fullmatch(name)
+        if row is None or name is None:
+            yield broken(number, text)
+        elif call is None:
+            yield number, "r", json.dumps({"run_type": name, "inputs": None, "outputs": None})
+        elif call["starts"]:
+            yield from _begin(waiting, _Event(number, text, _plain(row)))
+        else:
+            yield from _end(waiting, _Event(number, text, _plain(row)), failed=bool(call["fails"]))
+    for event in (*waiting.named.values(), *waiting.unnamed):
+        yield broken(event.number, event.text)
+
+
+def _begin(waiting: _Open, event: _Event) -> Iterator[PlacedRow]:
+    run = one_of(event.said, *_IDS)
+    given_up = waiting.named.pop(str(run), None) if run else None
+    if run:
+        waiting.named[str(run)] = event
+    else:
+        waiting.overlap = waiting.overlap or bool(waiting.unnamed)
+        waiting.unnamed.append(event)
+    if len(waiting.named) > _MAX_OPEN:
+        given_up = waiting.named.pop(next(iter(waiting.named)))
+    elif len(waiting.unnamed) > _MAX_OPEN:
+        given_up = waiting.unnamed.pop(0)
+    if given_up:
+        yield broken(given_up.number, given_up.text)
+
+
+def _end(waiting: _Open, event: _Event, *, failed: bool) -> Iterator[PlacedRow]:
+    run = one_of(event.said, *_IDS)
+    if run:
+        asked, is_known = waiting.named.pop(str(run), None), True
+    else:
+        asked, is_known = waiting.unnamed.pop(0) if waiting.unnamed else None, not waiting.overlap
+        waiting.overlap = waiting.overlap and bool(waiting.unnamed)
+    if asked is not None and is_known:
+        yield asked.number, "r", json.dumps(_row(asked.said, event.said, failed=failed))
+        return
+    for one in (asked, event):
+        if one is not None:
+            yield broken(one.number, one.text)
+
+
+def _row(asked: Row, answered: Row, *, failed: bool) -> dict[str, Any]:
+    """The call as a run of LangSmith's."""
+    metadata = asked["metadata"] if isinstance(asked.get("metadata"), dict) else {}
+    known = {**metadata, **asked}
+    about = {name: known[name] for name in (*SESSION, *TIME) if known.get(name) is not None}
+    failure = {"error": one_of(answered, "error", "text", "message") or "an error"} if failed else {}
+    inputs, outputs = _only(one_of(asked, *_ASKED)), _generations(one_of(answered, *_ANSWERED))
+    return {**about, "run_type": "llm", "inputs": inputs, "outputs": outputs, **failure}
+
+
+def _generations(answered: Any) -> Any:
+    """Answers as LangChain gives them, a list of those to each prompt; some logs keep those to the only one."""
+    found = answered if isinstance(answered, list) else one_of(answered, "generations")
+    if objects(found) is None or not all("text" in one or "message" in one for one in found):
+        return {"generations": answered} if isinstance(answered, list) else answered
+    return {"generations": [found]}
+
+
+def _only(asked: Any) -> Any:
+    """Callbacks are given a list of prompts, mostly of one."""
+    return asked[0] if isinstance(asked, list) and len(asked) == 1 and isinstance(asked[0], str | list) else asked
+
+
+def _plain(row: Row) -> Row:
+    """What an event says under plain names, with what newer events keep below `data`."""
+    said = {plain_name(name): value for name, value in row.items()}
+    data = said.get("data")
+    return {**said, **{plain_name(name): value for name, value in data.items()}} if isinstance(data, dict) else said
