@@ -114,3 +114,11 @@ def test_every_reason_has_words() -> None:
         assert reason.hint
         assert RowRefused(name).hint == reason.hint
     assert len(CHECKS) >= 5
+
+
+def test_one_repeated_question_in_a_long_conversation_is_kept() -> None:
+    hello = [Message("user", "g"), Message("assistant", "g")]
+    rest = [Message("user", "Where is the depot?"), Message("assistant", "The depot is in Bonn.")]
+    check_messages([*hello, *rest * 9])
+    with pytest.raises(RowRefused, match="answer-is-question"):
+        check_messages([*hello, *rest * 8])

@@ -21,6 +21,7 @@ LOOP_RATIO = 0.25
 ZLIB_OVERHEAD_BYTES = 12
 LOOP_MIN_CHARS = 100
 LOOP_MIN_REPEATS = 6
+MAX_REPEATED = 0.1  # of the answers of a conversation, that say the question again
 LOOP_MAX_PERIOD = 300
 # A loop over half of a text holds the characters in front of the middle or those behind it, and a copy of them at most
 # one period away. With more of them the copy may lie outside: two periods and these are never more than a loop is long.
@@ -97,19 +98,22 @@ def check_characters(messages: Messages) -> None:
 
 
 def check_answers(messages: Messages) -> None:
-    """Answers that teach nothing: the question again, or a loop."""
+    """Answers that teach nothing: the question again, or a loop. A long conversation may hold a few of the former."""
     asked = ""
+    repeated = answers = 0
     for message in messages:
         if message.role == "user":
             asked = message.content
         elif message.role == "assistant":
             answer = message.content
+            answers += 1
             if len(answer) == len(asked) or abs(len(answer) - len(asked)) < 16:  # cheap before folding case
                 same = answer and answer.strip().casefold() == asked.strip().casefold()
-                if same:
-                    raise RowRefused("answer-is-question")
+                repeated += bool(same)
             if len(answer) >= LOOP_MIN_CHARS and has_loop(answer):
                 raise RowRefused("repeated-loop")
+    if repeated > answers * MAX_REPEATED:
+        raise RowRefused("answer-is-question")
 
 
 def has_loop(text: str) -> bool:

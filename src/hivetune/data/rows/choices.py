@@ -9,10 +9,17 @@ from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.names import words
 from hivetune.data.rows.layouts.said import names, parsed
 
+MIN_CHOICES = 2
 _LETTERS = "ABCDEFGHIJ"
 _LISTS = ("option", "options", "choice", "choices", "candidates", "endings")
 _TELLS = names("answer label target correct gold key solution truth gt")
 _COUNTS = names("index idx id number position option choice")
+# What a task of BIG-bench says of itself and of how a model is asked; only `task_prefix` is part of the question.
+_OF_THE_TASK = names(
+    "target_scores append_choices_to_input canary name description keywords metrics preferred_score "
+    "example_input_prefix example_output_prefix choice_prefix few_shot_example_separator stop_string output_regex "
+    "json_schema_version"
+)
 
 
 def first_number(rows: Sequence[Mapping[str, Any]]) -> int | None:
@@ -35,6 +42,22 @@ def with_letter(row: Mapping[str, Any], first: int) -> dict[str, Any]:
     name, number, texts = told
     kept = {key: value for key, value in row.items() if key != name and not _is_list(key, value)}
     return {**kept, "options": dict(zip(_LETTERS, texts, strict=False)), "answer": _LETTERS[number - first]}
+
+
+def with_best_choice(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of a task of BIG-bench, which gives each choice its score, with the best one as the answer, and with the
+    choices where the task says nothing else; as it is where two are as good.
+    """
+    scores = row.get("target_scores")
+    numbers = isinstance(scores, dict) and all(isinstance(one, int | float) for one in scores.values())
+    if not isinstance(scores, dict) or not numbers or len(scores) < MIN_CHOICES:
+        return row
+    best = [choice for choice, score in scores.items() if score == max(scores.values())]
+    if len(best) != 1 or "answer" in row or "options" in row:
+        return row
+    kept = {name: value for name, value in row.items() if name not in _OF_THE_TASK}
+    choices = {} if row.get("append_choices_to_input") is False else {"options": list(scores)}
+    return {**kept, **choices, "answer": best[0]}
 
 
 def _numbered(row: Mapping[str, Any]) -> tuple[str, int, list[Any]] | None:

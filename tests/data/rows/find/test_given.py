@@ -8,6 +8,7 @@ import pytest
 
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.advice import columns_for
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.read import RawRow, read_example
 
@@ -302,3 +303,77 @@ def test_lists_of_questions_and_answers_are_rows(tmp_path: Path) -> None:
     found = [example_of(raw).messages for raw in rows_of_files(str(tmp_path / "a.json"))]
     assert [m[1].content for m in found] == ["A", "B", "A"]
     assert found[1][0].content == f"{ASKED} 1\n{ANSWERED}\nA. Bonn\nB. Aachen"
+
+
+SCORES = {"In the north": 0, "By the river": 1, "Nowhere": 0}
+TASK = {"canary": "Not for training at all.", "keywords": ["towns"], "task_prefix": "Say where each town lies."}
+
+
+@pytest.mark.parametrize(
+    ("told", "choices"), [({}, "\n" + "\n".join(SCORES)), ({"append_choices_to_input": False}, "")]
+)
+def test_a_task_whose_choices_have_scores(tmp_path: Path, told: dict[str, Any], choices: str) -> None:
+    examples = [{"input": f"{ASKED} {n}", "target_scores": SCORES} for n in range(3)]
+    (tmp_path / "task.json").write_text(json.dumps({**TASK, **told, "examples": examples}, indent=1))
+    found = [example_of(raw).messages for raw in rows_of_files(str(tmp_path / "task.json"))]
+    assert [m[1].content for m in found] == ["By the river"] * 3
+    assert found[1][0].content == f"{TASK['task_prefix']}\n{ASKED} 1{choices}"
+
+
+def test_two_choices_that_are_as_good_are_no_answer() -> None:
+    with pytest.raises(RowRefused):
+        read_conversation({"input": ASKED, "target_scores": {"Bonn": 1, "Aachen": 1}})
+
+
+def test_choices_that_are_called_answers() -> None:
+    row = {"question": ASKED, "answer_a": "Bonn", "answer_b": "Aachen", "answer_c": "Trier", "correct_answer": "B"}
+    assert said(row) == (f"{ASKED}\nA. Bonn\nB. Aachen\nC. Trier", "B")
+
+
+def test_two_answers_with_a_winner_are_no_choices() -> None:
+    with pytest.raises(RowRefused):
+        read_conversation({"question": ASKED, "answer_a": ANSWERED, "answer_b": "Nobody knows it.", "winner": "A"})
+
+
+def test_a_statement_with_its_proof() -> None:
+    row = {"informal_prefix": "/-- Two is even. -/", "formal_statement": "theorem t : Even 2 := by", "split": "test"}
+    asked = "/-- Two is even. -/\ntheorem t : Even 2 := by"
+    assert said({**row, "formal_proof": "  decide"}) == (asked, "  decide")
+    with pytest.raises(RowRefused):
+        read_conversation(row)
+
+
+def test_a_good_and_a_bad_answer_are_a_preference() -> None:
+    with pytest.raises(RowRefused) as refused:
+        read_conversation({"instruction": ASKED, "good_res": ANSWERED, "bad_res": "No."})
+    assert refused.value.reason == "preference-row"
+    assert refused.value.hint.endswith("--columns prompt=instruction,completion=good_res")
+
+
+def test_the_prompt_that_was_used() -> None:
+    assert said({"features": {"a": 1.5}, "prompt_used": ASKED, "llm_response": ANSWERED}) == (ASKED, ANSWERED)
+
+
+def test_the_line_for_results_of_a_test_learns_the_answer_and_not_what_the_model_said() -> None:
+    row = {"question": ASKED, "answer": ANSWERED, "completion": "It lies somewhere in the north.", "acc": False}
+    assert columns_for(row) == {"prompt": "question", "completion": "answer"}
+
+
+def test_a_dialogue_system_answers_its_user() -> None:
+    turns = [{"step": n, "user": f"{ASKED} {n}", "system": f"{ANSWERED} {n}"} for n in range(3)]
+    found = read_conversation({"dialog_id": "7", "dialog": turns}).messages
+    assert [m.role for m in found] == ["user", "assistant"] * 3
+    assert found[3].content == f"{ANSWERED} 1"
+
+
+@pytest.mark.parametrize("judged", [lambda row: row, lambda row: {"input": row, "expected": 0.6}])
+def test_what_a_system_said_where_something_else_was_expected_is_not_learned(judged: Any) -> None:
+    row = judged({"input": ASKED, "output": "in the north Bonn maybe", "expected": "Bonn"})
+    with pytest.raises(RowRefused):
+        read_conversation(row)
+    assert said(judged({"input": ASKED, "output": "Bonn", "expected": "Bonn"})) == (ASKED, "Bonn")
+
+
+def test_the_line_for_such_a_row_learns_what_was_expected() -> None:
+    row = {"input": ASKED, "output": "Somewhere in the north of it.", "expected": ANSWERED}
+    assert columns_for(row) == {"prompt": "input", "completion": "expected"}

@@ -36,6 +36,7 @@ MAX_LINES = 3
 READ_SHARE = 0.8  # of the rows, that a line has to read
 FEW_ROWS = 3  # in which every answer may be the same by chance
 _OF_OTHERS = names("span spans case cases sample samples example examples test tests item items chunk chunks result")
+_VERDICTS = names("acc accuracy correct is_correct passed is_right exact_match")
 _OF_A_STRETCH = names("start end")
 _ADDRESS = re.compile(r"\s*(?:https?://|www\.|[\w./-]*/)\S+\s*\Z")
 
@@ -97,8 +98,13 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
         return not any(map(_is_of_a_stretch, rows[:FEW_ROWS])) and all(
             isinstance(row.get(asked), str) for row in rows[:FEW_ROWS]
         )
-    if not can_ask(asked) or not can_answer(answered) or plain_name(asked) in LABELS or plain_name(answered) == "body":
-        return False  # a body stands in front of its question
+    if (
+        not can_ask(asked)
+        or not can_answer(answered)
+        or plain_name(asked) in LABELS
+        or _is_another(rows, asked, answered)
+    ):
+        return False
     answers = [value for row in rows if (value := value_of(row, answered)) not in (None, "", [])]
     if len(answers) < READ_SHARE * len(rows) or (len(answers) >= FEW_ROWS and len(set(map(str, answers))) == 1):
         return False
@@ -108,6 +114,16 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
     if 2 * sum(copied) > len(rows):
         return False
     return not any(_is_needed(row, name, asked, answered) for row in rows[:FEW_ROWS] for name in row)
+
+
+def _is_another(rows: Sequence[Row], asked: str, answered: str) -> bool:
+    """Whether the question is what is right, or the answer a body, which stands in front of its question, or what a
+    system under test said.
+    """
+    right = is_expected(asked) and part_of(asked.rpartition(".")[2]) != "asked"
+    beside = ".".join((*answered.split(".")[:-1], "expected"))
+    tested = beside != answered and any(isinstance(value_of(row, beside), str) for row in rows[:FEW_ROWS])
+    return right or tested or plain_name(answered) == "body"
 
 
 def _is_of_a_stretch(row: Row) -> bool:
@@ -131,12 +147,23 @@ def _is_needed(row: Row, name: str, asked: str, answered: str) -> bool:
         return False
     if _is_rival_class(name, answered.rpartition(".")[2]):
         return True
-    true = is_expected(name) and not is_wrong_answer(name) and part_of(name) in ("answered", "unknown")
-    if true and not is_expected(answered) and isinstance(row[name], str):
+    if isinstance(row[name], str) and not is_expected(answered) and _is_better(row, name):
         return True
     task = words(asked)[-1:] == ("instruction",) and part_of(name) == "asked"
     given = (task or part_of(name) == "given" or plain_name(name) == "body") and not is_retrieved(name)
     return given and looks_like_content(row[name]) and str(row[name]) not in str(value_of(row, asked))
+
+
+def _is_better(row: Row, name: str) -> bool:
+    """Whether a column is said to be right, or is the answer beside a verdict: then a model under test gave another."""
+    true = is_expected(name) and not is_wrong_answer(name) and part_of(name) in ("answered", "unknown", "content")
+    return true or (words(name) == ("answer",) and any(map(_is_verdict, row.items())))
+
+
+def _is_verdict(column: tuple[str, Any]) -> bool:
+    """Whether a column says if an answer was right."""
+    name, value = column
+    return isinstance(value, bool) and plain_name(name) in _VERDICTS
 
 
 def _is_rival_class(name: str, answered: str) -> bool:

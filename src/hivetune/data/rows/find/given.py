@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.choices import MIN_CHOICES, with_best_choice
 from hivetune.data.rows.fields import plain_name
+from hivetune.data.rows.find.leaves import at
 from hivetune.data.rows.find.names import (
     is_an_answer,
     is_expected,
@@ -32,7 +34,7 @@ _OF_AN_AGENT = names(
 _OBJECTS = re.compile(r"\s*\[?\s*[A-Z]\w*\(\w+=")  # [Document(id=..., content=...
 _LETTER_ALONE = re.compile(r"\(?[A-J]\)?")
 _RIGHT = ("label", "gold", "target")  # beside numbered choices the number of the right one
-MIN_CHOICES = 2
+_IN_FRONT = names("body task_prefix informal_prefix question_prefix prompt_prefix")  # of the question
 CHARS_A_WORD = 20  # on average at most, where words have spaces between them
 SHARED_WORDS = 0.6  # of an answer's words, found in another column: it may be where the answer comes from
 
@@ -41,6 +43,7 @@ def gathered(row: Row) -> Row:
     """A row whose choices stand in columns of their own (`option_a`, `A`, `option_1` ...), with all of them as
     `options`, each behind its letter or number.
     """
+    row = with_best_choice(row)
     if "options" not in row and (numbered := _numbered(row)):
         columns = (name for name in row if name not in numbers_of(row).values())
         zero = "0" in numbered  # else a label may still count from 0
@@ -86,8 +89,9 @@ def with_given(row: Row, path: str, question: Any, answer: Any, answered: str) -
     texts = [question]
     for holder in _holders(row, path):
         for name, value in holder.items():
+            in_front = plain_name(name) in _IN_FRONT
             if (
-                (part_of(name) != "given" and plain_name(name) != "body")
+                (part_of(name) != "given" and not in_front)
                 or value in (None, "", [], {})
                 or name in (path.rpartition(".")[2], answered)
                 or (is_retrieved(name) and is_expected(answered))
@@ -95,7 +99,7 @@ def with_given(row: Row, path: str, question: Any, answer: Any, answered: str) -
                 continue
             text = _text(name, parsed(value), answer)
             if text and text not in question and text not in texts:
-                texts.insert(0 if plain_name(name) == "body" else len(texts), text)
+                texts.insert(0 if in_front else len(texts), text)
     return "\n".join(texts)
 
 
@@ -257,3 +261,10 @@ def is_beside(path: Sequence[str]) -> bool:
     if any(map(_is_of_an_agent, path)):
         return False
     return not parts & {"given", "system", "asked", "answered", "thoughts", "tools", "content", "media"}
+
+
+def refuse_of_a_test(row: Row, answered: str, answer: Any) -> None:
+    """Raises RowRefused where something else was expected: then a system under test gave this answer."""
+    expected = at(row, ".".join((*answered.split(".")[:-1], "expected")))
+    if isinstance(expected, str) and expected.strip() and expected.strip() != str(answer).strip():
+        raise RowRefused("unexplained-column", f"{answered} is not what was expected")

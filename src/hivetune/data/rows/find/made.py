@@ -7,6 +7,7 @@ or a second class is asked about.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -15,9 +16,13 @@ from hivetune.data.rows.fields import as_time, plain_name
 from hivetune.data.rows.find.languages import names_language
 from hivetune.data.rows.find.leaves import at
 from hivetune.data.rows.find.names import SHORTENED, is_a_models, is_expected, part_of, words
+from hivetune.data.rows.find.written import Written
 from hivetune.data.rows.layouts.columns import looks_like_content, names_document
 from hivetune.data.rows.layouts.pairs import HALVES, LABELS
 from hivetune.data.rows.layouts.said import Row, names, parsed
+
+_QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE|MATCH|PREFIX)\s", re.I)
+_NEXT_QUERY = re.compile(r";\s*(?:SELECT|WITH)\s", re.I)
 
 _Kind = Literal["prompt", "document", "product", "class"]
 
@@ -213,3 +218,16 @@ def _is_number(value: Any) -> bool:
         return isinstance(value, int | float) or (isinstance(value, str) and math.isfinite(float(value)))
     except ValueError:
         return False
+
+
+def with_code(row: Row, asked: list[str], answered: list[str]) -> tuple[list[str], list[str]]:
+    """(questions, answers): of two questions, one that is a query in a language of databases answers the other."""
+    if len(asked) == 2 and not answered:
+        if len(calls := [path for path in asked if isinstance(at(row, path), Written)]) == 1:
+            return [path for path in asked if path not in calls], calls
+        queries = [path for path in asked if isinstance(text := at(row, path), str) and _QUERY.match(text)]
+        if len(queries) == 2:  # "Select all names" may be asked too
+            queries = [path for path in queries if words(path.rpartition(".")[2]) == ("query",)]
+        if len(queries) == 1 and not _NEXT_QUERY.search(at(row, queries[0])):  # else all that would be right
+            return [path for path in asked if path != queries[0]], queries
+    return asked, answered

@@ -255,6 +255,16 @@ def _is_number_of_one(path: str) -> bool:
     return any(name.isdecimal() or "[" in name for name in path.split("."))
 
 
+def is_statement(path: str) -> bool:
+    """Whether the last word of a name is one for what is to be proved."""
+    return words(path.rpartition(".")[2])[-1:] in (("statement",), ("theorem",))
+
+
+def is_proof(path: str) -> bool:
+    """Whether the last word of a name is one for a proof."""
+    return words(path.rpartition(".")[2])[-1:] == ("proof",)
+
+
 def is_wrong_answer(name: str) -> bool:
     """Whether a name is one for an answer that is wrong: beside the right one it is about it."""
     said = set(words(name))
@@ -271,7 +281,7 @@ def answers_somehow(name: str) -> bool:
 
 def asks_somehow(path: str) -> bool:
     """Whether the last word of a name is one for a question, whatever words qualify it: `legal_question`."""
-    *qualifiers, last = words(path.rpartition(".")[2]) or ("",)
+    *qualifiers, last = [word for word in words(path.rpartition(".")[2]) if word != "used"] or [""]
     others = _OTHER | _GIVEN | _ABOUT | _ANSWERED | _OF_A_RUN | {"system"}
     return last in _QUESTIONS and not set(qualifiers) & others
 

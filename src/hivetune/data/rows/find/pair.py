@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.given import named_choice, with_given
+from hivetune.data.rows.find.given import named_choice, refuse_of_a_test, with_given
 from hivetune.data.rows.find.leaves import at, open_paths, system_in
-from hivetune.data.rows.find.made import made_of, premise_of
+from hivetune.data.rows.find.made import made_of, premise_of, with_code
 from hivetune.data.rows.find.names import (
     SHORTENED,
     answers_somehow,
@@ -19,6 +19,8 @@ from hivetune.data.rows.find.names import (
     is_a_question,
     is_an_answer,
     is_expected,
+    is_proof,
+    is_statement,
     is_true,
     part_of,
     words,
@@ -34,8 +36,6 @@ from hivetune.data.rows.sessions.rendered import goes_on, without_end
 from hivetune.records import Message
 
 QUESTION_WORDS = 2  # of a question that is known by its place alone
-_QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE|MATCH|PREFIX)\s", re.I)
-_NEXT_QUERY = re.compile(r";\s*(?:SELECT|WITH)\s", re.I)
 _TASKS = ("instruction", "instructions", "definition", "task_description", "task_definition", "task_instruction")
 _CLASSED = names("issue ticket complaint problem inquiry enquiry")  # of a question or a prompt its topic is no answer
 _RESULTS = {("answer",), ("final", "answer"), ("short", "answer")}
@@ -71,6 +71,7 @@ def read_pair(row: Row, decided: "PairSpots | None" = None) -> FoundPair:
     answer = str(answer) if isinstance(answer, int | float) else answer
     if isinstance(turns := parsed(question), list) and is_conversation(turns):
         question, answer = turns, parsed(answer)
+    refuse_of_a_test(row, spots.answered, answer)
     if decided is not None:
         _refuse_no_text(question, answer)
     elif not spots.made:
@@ -126,9 +127,9 @@ def spots_in(row: Row) -> PairSpots:
     answered = [*answered, *_references(row, asked, answered)]
     to_learn = _to_learn(_worked_out(row, answered))
     to_learn = to_learn or named_choice(row) or _right_answer(row, asked)
-    asked, to_learn = _with_code(row, asked, to_learn)
+    asked, to_learn = with_code(row, asked, to_learn)
     task, asked = _task_of(asked)
-    asked = asked or _asks_somehow(row, to_learn) or _by_its_look(row, to_learn)
+    asked = asked or _statements(row, to_learn) or _asks_somehow(row, to_learn) or _by_its_look(row, to_learn)
     judged = _other_answers(row, answered, to_learn)
     if len(asked) != 1 or len(to_learn) != 1:
         _refuse_empty_answer(row, asked, to_learn)
@@ -181,6 +182,13 @@ def _asks_somehow(row: Row, answered: list[str]) -> list[str]:
     return [path for path, value in texts.items() if asks_somehow(path) and looks_like_content(value)]
 
 
+def _statements(row: Row, answered: list[str]) -> list[str]:
+    """Paths of what a proof, if that is the answer, proves."""
+    if len(answered) != 1 or not is_proof(answered[0]):
+        return []
+    return [path for path, value in open_paths(row).items() if isinstance(value, str) and is_statement(path)]
+
+
 def _other_answers(row: Row, answered: list[str], to_learn: list[str]) -> list[str]:
     """The answers that are not learned; beside one that is said to be right, those that are weakly named too."""
     others = _weakly_answered(row, to_learn) if any(map(is_expected, to_learn)) else []
@@ -194,23 +202,13 @@ def _weakly_answered(row: Row, asked: list[str]) -> list[str]:
     opened = open_paths(row)
     found = [path for path, value in opened.items() if isinstance(value, str) and answers_somehow(path)]
     if not asked:
-        return [path for path in found if SHORTENED & set(words(path.rpartition(".")[2]))]
+        proofs = any(map(is_statement, opened))
+        return [
+            path for path in found if SHORTENED & set(words(path.rpartition(".")[2])) or (proofs and is_proof(path))
+        ]
     if found or len(row) != 2 or not any(_CLASSED & set(words(name)) for name in row):
         return found
     return [name for name in row if plain_name(name) in LABELS and isinstance(row[name], str)]
-
-
-def _with_code(row: Row, asked: list[str], answered: list[str]) -> tuple[list[str], list[str]]:
-    """(questions, answers): of two questions, one that is a query in a language of databases answers the other."""
-    if len(asked) == 2 and not answered:
-        if len(calls := [path for path in asked if isinstance(at(row, path), Written)]) == 1:
-            return [path for path in asked if path not in calls], calls
-        queries = [path for path in asked if isinstance(text := at(row, path), str) and _QUERY.match(text)]
-        if len(queries) == 2:  # "Select all names" may be asked too
-            queries = [path for path in queries if words(path.rpartition(".")[2]) == ("query",)]
-        if len(queries) == 1 and not _NEXT_QUERY.search(at(row, queries[0])):  # else all that would be right
-            return [path for path in asked if path != queries[0]], queries
-    return asked, answered
 
 
 def _task_of(asked: list[str]) -> tuple[str | None, list[str]]:

@@ -103,7 +103,9 @@ _WRITTEN_AS = ("json", "str", "list", "raw", "dict")  # how a table keeps it: `s
 # Words that choose among things known before, where one word stands; more words are what was said to the model.
 _CHOSEN = names("persona story scenario knowledge profile mode style tone")
 
-CHOICE = re.compile(r"\A(?:(?:option|opt|op|choice|answer_option)_?)?([a-j])\Z")  # one of several, by its letter
+CHOICE = re.compile(
+    r"\A(?:(?:option|opt|op|choice|answer_option)_?|answer_)?([a-j])\Z"
+)  # one of several, by its letter
 NUMBERED_CHOICE = re.compile(r"\A(?:option|opt|choice|ending)_?(\d)\Z")  # or by its number
 _NAMED_DOCUMENT = re.compile(r"(?=\S*[A-Za-z])(?=\S*[\d_./:#-])[\w./:#@%+-]+", re.ASCII)
 _MOST_NAMED = 8  # columns in a message
@@ -237,7 +239,7 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
             continue
         if kind == "media":
             raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
-        if kind == "choice" and _is_lost_choice(name, value, conversation):
+        if _is_lost(name, kind, value, conversation):
             return name
         if name in layout.asks or (kind in ("content", "choice") and layout.asks):
             return name  # a document beside a question, an answer or a label is half of something
@@ -246,6 +248,20 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
         if not _is_found(value, kind in ("content", "choice"), conversation.messages):
             return name
     return None
+
+
+def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> bool:
+    """Whether a choice is not named, or what was expected is not the answer: then a system under test gave that, and
+    may have used the same words.
+    """
+    if name == "expected" and isinstance(value, str):
+        return not _is_said(value, conversation)
+    return kind == "choice" and _is_lost_choice(name, value, conversation)
+
+
+def _is_said(value: str, conversation: Conversation) -> bool:
+    """Whether a message says this and nothing else."""
+    return any(message.content.strip() == value.strip() for message in conversation.messages)
 
 
 def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:

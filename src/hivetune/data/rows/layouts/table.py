@@ -6,7 +6,7 @@ from functools import lru_cache
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.layouts import exports, pairs, records, tickets, traces
-from hivetune.data.rows.layouts.columns import plain_row, unexplained
+from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
@@ -102,7 +102,9 @@ def _candidates(names: tuple[str, ...]) -> tuple[RowLayout, ...]:
 def _preferences(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of better and of worse answers, under all the names that data sets use."""
     better = tuple(name for name in names if name.startswith(("chosen", "better_")) or name in _BETTER)
-    return better, tuple(name for name in names if name.startswith(_WORSE))
+    worse = tuple(name for name in names if name.startswith(_WORSE))
+    good = tuple(name for name in names if name.startswith("good_") and f"bad_{name[5:]}" in names)
+    return (*better, *good), (*worse, *(f"bad_{name[5:]}" for name in good))
 
 
 def preference_columns(row: Row) -> tuple[str, str] | None:
@@ -118,8 +120,10 @@ def _refuse_preference(row: Row) -> None:
     columns = preference_columns(row)
     if columns is not None:
         both = f"{columns[0]} and {columns[1]} are for preference training"
+        texts = isinstance(row[columns[0]], str)  # else it may hold the question too
+        asked = next((name for name in ASKED if texts and isinstance(row.get(name), str)), "...")
         raise RowRefused(
-            "preference-row", f"{both}: learn: [sft, pairs], or --columns prompt=...,completion={columns[0]}"
+            "preference-row", f"{both}: learn: [sft, pairs], or --columns prompt={asked},completion={columns[0]}"
         )
 
 

@@ -1,9 +1,12 @@
-"""Which of two parties that nobody knows answers the other: the one who asks what they can do for them."""
+"""Which of two parties that nobody knows answers the other: the one who asks what they can do for them, or a dialogue
+system that speaks behind each turn of its user.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hivetune.data.rows.find.names import part_of
 from hivetune.records import Role
 
 FIRST_TURNS = 3  # in which somebody greets
@@ -26,3 +29,17 @@ def served(parties: Sequence[str], texts: Sequence[Any]) -> list[Role] | None:
     begun = list(zip(parties, texts, strict=True))[:FIRST_TURNS]
     hosts = {party for party, text in begun if _SERVES.search(text)}
     return ["assistant" if party in hosts else "user" for party in parties] if len(hosts) == 1 else None
+
+
+def with_system_as_party(items: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Items with `user` and `system` where the latter is a dialogue system that answers each time, and no text that was
+    set once: with its words, and the user's, under names that say so. Others as they are.
+    """
+    said = [(item.get("user"), item.get("system")) for item in items]
+    if not all(isinstance(text, str) and text.strip() for both in said for text in both):
+        return items
+    others = {part_of(name) for item in items for name in item if name not in ("user", "system")}
+    if others & {"asked", "answered"} or len({text for _, text in said}) < max(2, len(said) / 2):
+        return items
+    names = {"user": "question", "system": "answer"}
+    return [{names.get(name, name): value for name, value in item.items()} for item in items]

@@ -22,7 +22,7 @@ from hivetune.data.rows.find.names import (
 )
 from hivetune.data.rows.find.talk.branches import holds_replies, kept_branch, spread
 from hivetune.data.rows.find.talk.events import event_kinds, turn_of
-from hivetune.data.rows.find.talk.hosts import served
+from hivetune.data.rows.find.talk.hosts import served, with_system_as_party
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.pairs import say_the_same
@@ -268,7 +268,7 @@ def _pairs(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
     """Items that hold both sides: {"user utterance": .., "system response": ..}; or, behind a first question, what was
     answered and what was asked then.
     """
-    flats = [flat(item) for item in items]
+    flats = list(map(flat, with_system_as_party(items)))
     sides = _with_one_known(flats, [both_sides(one) for one in flats])
     shifted = len(sides) > 1 and bool(sides[0][0]) and not sides[0][1] and all(answered for _, answered in sides[1:])
     turns: list[dict[str, Any]] = []
