@@ -38,3 +38,27 @@ def test_what_was_written_beside_rows_goes_along(size: int) -> None:
 def test_many_rows_beside_thousands_of_written_texts_are_no_rows() -> None:
     written = [{"text": f"Sentence {i} of the book about apples."} for i in range(2000)]
     assert place_of_rows([record(100, written)]) == ()
+
+
+def asked(name: str, size: int) -> list[dict[str, str]]:
+    return [
+        {"query": f"Where does {name} walk on day {i}?", "response": f"Along the river, part {i}."} for i in range(size)
+    ]
+
+
+def people(key: str, sizes: list[int]) -> dict[str, Any]:
+    """Lists of questions with their answers, by date, for each of three people."""
+    days = {f"2023-04-{day:02}": asked(f"person {day}", size) for day, size in enumerate(sizes, 1)}
+    return {name: {"name": name, key: days} for name in ("Ann", "Bo", "Cy")}
+
+
+@pytest.mark.parametrize("sizes", [[3, 2, 4], [3, 1, 1, 2, 1], [2, 1]])
+def test_the_questions_of_a_day_are_a_conversation_where_a_name_says_so_else_rows_and_none_is_lost(
+    sizes: list[int],
+) -> None:
+    """One list of one item among longer ones once lost all of the longer ones."""
+    for key, expected in (("history", 3 * len(sizes)), ("items", 3 * sum(sizes))):
+        record = people(key, sizes)
+        rows = split_record(record, place_of_rows([record]))
+        assert len(rows) == expected
+        assert sum(len(row.get("messages", [row])) for row in rows) == 3 * sum(sizes)

@@ -162,9 +162,10 @@ def places(records: Sequence[Any]) -> list[RowPlace]:
         values = [parsed(value) for value in values[:MAX_TRIED_ROWS]]
         inner: dict[str, list[Any]] = {}
         if all(objects(value) is not None or _named_rows(value) for value in values) and values:
-            each = [*place, EACH]
-            found.append(tuple(each))
-            waiting.append((tuple(each), [item for value in values for item in _items(value)]))
+            items = [item for value in values for item in _items(value)]
+            each = (*place, EACH)
+            found += [] if _are_tables(items, each) else [each]
+            waiting.append((each, items))
         elif all(isinstance(value, dict) for value in values):
             found += [(*place, mark) for mark in _marks(values)]
             for value in values:
@@ -174,6 +175,17 @@ def places(records: Sequence[Any]) -> list[RowPlace]:
         if len(place) < MAX_PLACE_DEPTH:
             waiting += [((*place, key), some) for key, some in inner.items()]
     return found
+
+
+def _are_tables(items: Sequence[Any], place: RowPlace) -> bool:
+    """Whether lists of rows stand there, and no conversations."""
+    tables = [table for item in items if (table := objects(item)) is not None]
+    return not _is_talked(place) and any(map(_are_asked, tables))
+
+
+def _is_talked(place: RowPlace) -> bool:
+    """Whether a name on the way says that a list there is a conversation."""
+    return any(TALK & set(words(key)) for key in place if key != EACH)
 
 
 def _marks(values: Sequence[dict[str, Any]]) -> list[str]:
@@ -291,15 +303,12 @@ def _is_of_a_file(key: str, value: Any) -> bool:
 
 
 def _below(
-    value: Any, place: RowPlace, beside: Mapping[str, Any]
+    value: Any, place: RowPlace, beside: Mapping[str, Any], *, talk: bool = False
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """(what stands beside it on the way, a row) for each row at `place` of `value`."""
+    """(what stands beside it on the way, a row) for each row at `place` of `value`. `talk`: as _is_talked."""
     value = parsed(value)
     if not place:
-        if isinstance(value, dict):
-            yield beside, value
-        elif (turns := objects(value)) is not None and not _are_asked(turns):
-            yield beside, {"messages": value}
+        yield from ((beside, row) for row in _ends(value, talk=talk))
     elif place[0] == BY_QUESTIONS:
         yield from ((beside, {"question": key, "answer": one}) for key, one in value.items())
     elif place[0] == BY_PHRASINGS:
@@ -308,11 +317,22 @@ def _below(
         yield from _by_place(value, _lists(value) if place[0] == BY_LISTS else value, beside)
     elif place[0] == EACH:
         for item in _items(value):
-            yield from _below(item, place[1:], beside)
+            yield from _below(item, place[1:], beside, talk=talk)
     elif isinstance(value, dict) and place[0] in value:
         rest = _along(value, place[0])
         if rest is not None:
-            yield from _below(value[place[0]], place[1:], {**beside, **rest})
+            talk = talk or _is_talked(place[:1])
+            yield from _below(value[place[0]], place[1:], {**beside, **rest}, talk=talk)
+
+
+def _ends(value: Any, *, talk: bool) -> list[dict[str, Any]]:
+    """The rows of what lies at a place: itself; a list as a conversation, or its items where each of them asks."""
+    if isinstance(value, dict):
+        return [value]
+    turns = objects(value)
+    if turns is None:
+        return []
+    return turns if _are_asked(turns) and not talk else [{"messages": value}]
 
 
 def _by_place(value: Any, lists: Any, beside: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
