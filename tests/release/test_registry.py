@@ -310,10 +310,10 @@ def test_whatever_is_done_the_registry_stays_sound(
                         registry.prune(database, release)
             except HivetuneError:
                 pass  # a refusal changes nothing; what must hold is below
-            holds(database)
+            assert_sound(database)
 
 
-def holds(database: sqlite3.Connection) -> None:
+def assert_sound(database: sqlite3.Connection) -> None:
     known = {release.version: release for release in releases(database)}
     now = aliases(database)
     for version in now.values():

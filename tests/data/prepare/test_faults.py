@@ -13,7 +13,7 @@ from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import REASONS
 
 
-def run(tmp_path: Path, model: Path, num_rows: int, num_faults: int) -> None:
+def assert_planted_faults_are_found(tmp_path: Path, model: Path, num_rows: int, num_faults: int) -> None:
     lines, reasons = planted(num_rows, num_faults)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")
@@ -27,14 +27,14 @@ def run(tmp_path: Path, model: Path, num_rows: int, num_faults: int) -> None:
 
 
 def test_every_planted_fault_is_found_and_nothing_else(tmp_path: Path, chatml: Path) -> None:
-    run(tmp_path, chatml, 600, 2 * len(FAULTS))
+    assert_planted_faults_are_found(tmp_path, chatml, 600, 2 * len(FAULTS))
 
 
 @pytest.mark.proof
 def test_200_faults_in_10_000_rows(
     tmp_path: Path, chatml: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    run(tmp_path, chatml, 10_000, 200)
+    assert_planted_faults_are_found(tmp_path, chatml, 10_000, 200)
     record_property("rows", 10_000)
     record_property("faults", 200)
     record_property("kinds_of_faults", len(FAULTS))

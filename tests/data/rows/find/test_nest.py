@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from data.rows.find.parcel_talk import ANSWERED, ASKED, turns
 
 from hivetune.data.rows.find.leaves import nodes
-from hivetune.data.rows.find.nest import place_of_rows, split_record
+from hivetune.data.rows.find.nest import place_name, place_of_rows, split_record
 
 PLACE = ("items", "[]")
 
@@ -62,3 +63,37 @@ def test_the_questions_of_a_day_are_a_conversation_where_a_name_says_so_else_row
         rows = split_record(record, place_of_rows([record]))
         assert len(rows) == expected
         assert sum(len(row.get("messages", [row])) for row in rows) == 3 * sum(sizes)
+
+
+EXAMPLE = {"question": ASKED, "answer": ANSWERED}
+SQUAD = {"context": "The depot is in Bonn.", "qas": [{"question": ASKED, "answers": [{"text": ANSWERED}]}]}
+
+
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [
+        ({"meta": 1, "cases": [{"q": {"question": ASKED}, "a": {"answer": ANSWERED}}] * 3}, "cases[]"),
+        ({"one": EXAMPLE, "two": {"question": "Who is it?", "answer": "She is."}}, "[]"),
+        ({"set": [SQUAD]}, "set[].qas[]"),
+        ({"cases": [EXAMPLE, {"question": "Who is it?", "answer": "She is."}]}, "cases[]"),
+        ({"id": [1, 2], "question": [ASKED, "Who is it?"], "truth": [ANSWERED, "It is her."]}, "{columns}"),
+        ({"conversation": turns("role", "content", "user", "assistant")}, ""),
+        ({"query": ASKED, "response": {"answer": ANSWERED, "sources": [{"n": 1}, {"n": 2}]}}, ""),  # one row, not two
+        ({"conversation": [{"user": ASKED, "image": "a.png", "reply": ANSWERED}] * 3}, ""),  # no turn is a row alone
+        ({"description": "Some questions of ours", "cases": [EXAMPLE] * 2}, "cases[]"),
+        ({"parcels": [EXAMPLE] * 2, "letters": [EXAMPLE] * 2, "statistics": {"n": 4}}, "[][]"),
+        ({"data": {"train": [EXAMPLE] * 2, "test": [EXAMPLE] * 2}}, "data[][]"),  # questions, and no conversations
+        ({"one": EXAMPLE, "two": {"question": "Who is it?", "answer": "She is."}, "version": 3}, "[]"),
+    ],
+)
+def test_where_the_rows_of_a_record_are(record: dict[str, Any], place: str) -> None:
+    assert place_name(place_of_rows([record])) == place
+
+
+def test_a_row_takes_along_what_stands_beside_it() -> None:
+    record = {"title": "t", "cases": [EXAMPLE]}
+    assert split_record(record, ("cases", "[]")) == [{"title": "t", **EXAMPLE}]
+
+
+def test_nothing_among_the_rows_of_tables_by_name() -> None:
+    assert place_of_rows([{"prompt": [{"role": [{}], "tool_calls": [None, {}]}]}]) == ()

@@ -5,27 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data.rows.find.parcel_talk import ANSWERED, ASKED, PAIR, TALK, said, turns
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.advice import columns_for, lines_for
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.nest import place_name, place_of_rows, split_record
-from hivetune.data.rows.layouts.columns import map_columns
-
-ASKED, ANSWERED = "Where is my parcel now?", "It is at the depot."
-PAIR = [("user", ASKED), ("assistant", ANSWERED)]
-TALK = [*PAIR, ("user", "And when does it come?"), ("assistant", "It comes tomorrow.")]
-
-
-def said(row: dict[str, Any], **options: bool) -> list[tuple[str, str]]:
-    return [(m.role, m.content) for m in read_conversation(row, **options).messages]
-
-
-def turns(role: str, content: str, users: Any, assistants: Any) -> list[dict[str, Any]]:
-    return [{role: users if who == "user" else assistants, content: text} for who, text in TALK]
-
 
 CALL = {
     "req": {"model": "m", "messages": [{"role": "user", "content": ASKED}]},
@@ -85,11 +71,6 @@ def test_of_two_unknown_parties_the_one_who_offers_help_answers() -> None:
         said({"dialog": talk[1:]})
 
 
-def test_of_numbered_answers_none_is_proposed() -> None:
-    row = {"label": 1, "prompt": ASKED, "response 1": ANSWERED, "response 2": "I do not know where it is."}
-    assert columns_for(row) is None
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -116,18 +97,6 @@ def test_doubt_is_a_refusal(row: dict[str, Any]) -> None:
         read_conversation(row)
 
 
-def test_the_line_that_is_advised_reads_the_row() -> None:
-    row = {"thread": turns("senderWorkerId", "text", 0, 1), "meta": {"id": 1}}
-    columns = columns_for(row)
-    assert columns == {"messages": "thread", "user_role": "0", "assistant_role": "1"}
-    assert said(dict(map_columns(row, columns)), mapped=True) == TALK
-    assert columns_for({"a": 1, "b": "two"}) is None
-
-
-EXAMPLE = {"question": ASKED, "answer": ANSWERED}
-SQUAD = {"context": "The depot is in Bonn.", "qas": [{"question": ASKED, "answers": [{"text": ANSWERED}]}]}
-
-
 def test_a_question_by_name_may_be_one_word() -> None:
     assert said({"question": "Parcel?", "truth": ANSWERED}) == [("user", "Parcel?"), PAIR[1]]
 
@@ -141,32 +110,6 @@ def test_what_was_written_about_an_answer_in_a_script_without_spaces_is_left_out
     found = read_conversation(row)
     assert [m.content for m in found.messages] == [row["question"], row["truth"]]
     assert found.changed == ("left-out-columns",)
-
-
-@pytest.mark.parametrize(
-    ("record", "place"),
-    [
-        ({"meta": 1, "cases": [{"q": {"question": ASKED}, "a": {"answer": ANSWERED}}] * 3}, "cases[]"),
-        ({"one": EXAMPLE, "two": {"question": "Who is it?", "answer": "She is."}}, "[]"),
-        ({"set": [SQUAD]}, "set[].qas[]"),
-        ({"cases": [EXAMPLE, {"question": "Who is it?", "answer": "She is."}]}, "cases[]"),
-        ({"id": [1, 2], "question": [ASKED, "Who is it?"], "truth": [ANSWERED, "It is her."]}, "{columns}"),
-        ({"conversation": turns("role", "content", "user", "assistant")}, ""),
-        ({"query": ASKED, "response": {"answer": ANSWERED, "sources": [{"n": 1}, {"n": 2}]}}, ""),  # one row, not two
-        ({"conversation": [{"user": ASKED, "image": "a.png", "reply": ANSWERED}] * 3}, ""),  # no turn is a row alone
-        ({"description": "Some questions of ours", "cases": [EXAMPLE] * 2}, "cases[]"),
-        ({"parcels": [EXAMPLE] * 2, "letters": [EXAMPLE] * 2, "statistics": {"n": 4}}, "[][]"),
-        ({"data": {"train": [EXAMPLE] * 2, "test": [EXAMPLE] * 2}}, "data[][]"),  # questions, and no conversations
-        ({"one": EXAMPLE, "two": {"question": "Who is it?", "answer": "She is."}, "version": 3}, "[]"),
-    ],
-)
-def test_where_the_rows_of_a_record_are(record: dict[str, Any], place: str) -> None:
-    assert place_name(place_of_rows([record])) == place
-
-
-def test_a_row_takes_along_what_stands_beside_it() -> None:
-    record = {"title": "t", "cases": [EXAMPLE]}
-    assert split_record(record, ("cases", "[]")) == [{"title": "t", **EXAMPLE}]
 
 
 def test_messages_in_a_table_become_conversations(tmp_path: Path) -> None:
@@ -247,55 +190,6 @@ def test_a_sheet_is_read_in_its_peoples_language(asked: str, answered: str) -> N
     assert said({"Nr": "1", asked: ASKED, answered: ANSWERED, "Geprüft von": "Jörg"}) == PAIR
 
 
-QUESTIONS = ("Where is the parcel?", "Who has the letter?", "When is it open?", "Why is it late?")
-
-
-def rows_of(**columns: str) -> list[dict[str, Any]]:
-    """Rows with these columns; `{}` in a text is the number of the row."""
-    return [
-        {"question_text": asked} | {k: v.format(i) for k, v in columns.items()} for i, asked in enumerate(QUESTIONS)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("rows", "answered"),
-    [
-        (rows_of(sagt="It is on shelf {}."), "sagt"),
-        (rows_of(sagt="It is on shelf {}.", made="2026-01-0{}T10:00:00", link="https://a.example/{}"), "sagt"),
-        (rows_of(sagt="It is on the shelf."), None),  # constant
-        (rows_of(sagt="It is on shelf {}.", lisa="Nobody knows {} at all"), None),  # which of the two
-        (rows_of(gt_text="It is on shelf {}.", content="I do not know {}, sorry."), "gt_text"),
-        (rows_of(body="The shelf {} holds it.", content="It is on shelf {}."), None),  # what was given would be lost
-        (rows_of(expected_output="page_{}"), None),
-    ],
-)
-def test_lines_are_tried_on_a_whole_sample(rows: list[dict[str, Any]], answered: str | None) -> None:
-    lines = lines_for(rows)
-    assert [line.columns["completion"] for line in lines] == ([answered] if answered else [])
-    if lines:
-        assert (lines[0].question, lines[0].answer, lines[0].read) == (QUESTIONS[0], "It is on shelf 0.", 4)
-
-
-def test_a_line_reads_rows_inside_records_and_is_printed_with_what_it_reads(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    rows = [{"küsimus": asked, "vastus": f"It is on shelf {i}, ask ada@firma.de"} for i, asked in enumerate(QUESTIONS)]
-    path.write_text(json.dumps({"shelves": rows, "count": 4}))
-    report = check(DataConfig(path=str(path))).document
-    [[line]] = report["unclear"].values()
-    assert (report["usable"], line["line"]) == (0, "--columns prompt=küsimus,completion=vastus")
-    assert (line["question"], line["answer"]) == (QUESTIONS[0], "It is on shelf 0, ask [EMAIL]")
-    columns = {"prompt": "küsimus", "completion": "vastus"}
-    assert check(DataConfig(path=str(path), columns=columns)).document["usable"] == 4
-
-
-def test_a_sheet_in_any_other_language_is_asked_about_with_the_line_that_reads_it() -> None:
-    row = {"nr": "1", "küsimus": ASKED, "vastus": ANSWERED}
-    with pytest.raises(RowRefused):
-        said(row)
-    assert columns_for(row) == {"prompt": "küsimus", "completion": "vastus"}
-    assert columns_for({**row, "lisa": "Something else that somebody wrote"}) is None, "three: nobody can tell"
-
-
 @pytest.mark.parametrize(
     "answer",
     [{"gold_answers": []}, {"gold_sql": None}, {"answers": {"text": [], "answer_start": []}}],
@@ -308,11 +202,6 @@ def test_an_answer_that_is_missing_is_no_unknown_layout(answer: dict[str, Any]) 
 
 def test_several_true_answers_are_ways_to_say_one() -> None:
     assert said({"query": ASKED, "generation_gt": [ANSWERED, "Nobody has told."]}) == PAIR
-
-
-def test_a_line_never_makes_a_class_of_a_number_of_choices() -> None:
-    rows = [{"context": ASKED, "query": f"Who is {n}?", "option_0": "A dog", "label": n % 2} for n in range(9)]
-    assert all("label" not in line.columns.values() for line in lines_for(rows))
 
 
 INTENT = {"tag": "depot", "patterns": [ASKED, "Where's my parcel?"], "responses": [ANSWERED, "Look at the depot."]}
@@ -401,17 +290,3 @@ def test_a_question_that_holds_the_other_is_said_once() -> None:
 def test_an_answer_in_a_list_of_one_text() -> None:
     turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": ASKED}]
     assert said({"messages": turns, "output": [ANSWERED]}) == [("system", "Be kind."), *PAIR]
-
-
-def test_the_line_for_a_list_of_answers_keeps_what_belongs_to_the_question() -> None:
-    row = {"instruction": "Write a question about this text:", "input": ANSWERED, "output": [ASKED, "Who has it all?"]}
-    with pytest.raises(RowRefused) as refused:
-        said(row)
-    assert "--columns instruction=instruction,input=input,completion=output.0" in str(refused.value.hint)
-    columns = {"instruction": "instruction", "input": "input", "completion": "output.0"}
-    assert said(dict(map_columns(row, columns)), mapped=True)[0][1] == f"{row['instruction']}\n{ANSWERED}"
-    assert not any(line.columns["prompt"] == "instruction" for line in lines_for([row] * 3))
-
-
-def test_nothing_among_the_rows_of_tables_by_name() -> None:
-    assert place_of_rows([{"prompt": [{"role": [{}], "tool_calls": [None, {}]}]}]) == ()

@@ -55,9 +55,10 @@ def lines_for(rows: Sequence[Row]) -> list[Line]:
     guesses: list[dict[str, str]] = []
     for row in rows[:FEW_ROWS]:
         try:
-            guesses += [one for one in itertools.islice(_guesses(row), MAX_GUESSES) if one not in guesses]
+            guesses += list(itertools.islice(_guesses(row), MAX_GUESSES))
         except (RowRefused, RecursionError):
             continue  # it holds more than anybody would look through
+    guesses = [one for i, one in enumerate(guesses) if one not in guesses[:i]]
     likely = itertools.islice((one for one in guesses if _is_likely(rows, one)), MAX_TRIED)
     found = (line for columns in likely if (line := _tried(rows, columns)) is not None)
     return list(itertools.islice(found, MAX_LINES))

@@ -6,7 +6,7 @@ answer: "hi" is a question where the other rows have longer ones, and "020" the 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
@@ -115,14 +115,16 @@ def read_as_its_file(row: Row, labels: Sequence[str], decided: Sequence[str]) ->
         if refused.reason not in NOT_KNOWN:
             raise
         rest = without_labels(row, labels)
-        if len(rest) < len(row):
-            try:
-                return read_conversation(rest)
-            except RowRefused:
-                pass
-        if decided:
-            try:
-                return _read_so(rest, decided)
-            except RowRefused:
-                pass
-        raise
+        said = _unless_refused(read_conversation, rest) if len(rest) < len(row) else None
+        if said is None and decided:
+            said = _unless_refused(_read_so, rest, decided)
+        if said is None:
+            raise
+        return said
+
+
+def _unless_refused(read: Callable[..., Conversation], *given: Any) -> Conversation | None:
+    try:
+        return read(*given)
+    except RowRefused:
+        return None  # the row's own reason is told: nobody asked for this reading
