@@ -207,7 +207,8 @@ def test_the_token_is_traded_for_a_cookie_that_no_script_reads(guarded: tuple[Gu
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie and "SameSite=strict" in cookie and token not in cookie
     value = cookie.partition("=")[2].partition(";")[0]
-    assert ask(guarded, "/dashboard/runs", headers={"Cookie": f"{COOKIE_NAME}={value}"}).status_code == 200
+    for cookies in (f"{COOKIE_NAME}={value}", f'look={{"dark": true}}; {COOKIE_NAME}={value}; of another=port'):
+        assert ask(guarded, "/dashboard/runs", headers={"Cookie": cookies}).status_code == 200
     for wrong in ("", "x", token[:-1], value[:-1] + "0" * (value[-1] != "0") + "1" * (value[-1] == "0"), "\u00e9"):
         refused = ask(guarded, "/dashboard/login", "POST", data={"token": wrong})
         assert refused.status_code == (401 if wrong else 200) and "set-cookie" not in refused.headers

@@ -42,6 +42,8 @@ rate, stop = config["learning_rate"], []
 (run / "options").write_text(" ".join(sys.argv[2:]))
 if rate == 0.5:
     sys.exit(7)
+if rate == 3e-3 and (run.parent / "the best one fails").exists():
+    sys.exit(7)
 if rate == 0.25:
     print("hivetune: left\\nhint: none\\nhivetune: no device is left\\nhint: mend that")
     sys.exit(4)
@@ -174,6 +176,22 @@ def test_a_run_that_fails_takes_no_other_along(config: Any) -> None:
     assert "exit code 7" in document["runs"][1]["why"]
     with pytest.raises(HivetuneError, match="every run failed"):
         run_sweep(config, "mine", ["learning_rate=0.5", "lora.r=4,8"], "all", told.append)
+
+
+def test_no_run_is_left_when_the_best_one_fails_after_the_others_were_stopped(config: Any, tmp_path: Path) -> None:
+    config = config.model_copy(update={"output": str(tmp_path / "runs")})
+    told: list[str] = []
+
+    def tell(words: str) -> None:
+        told.append(words)
+        if "stopped at 25%" in words:
+            (tmp_path / "runs" / "the best one fails").touch()
+
+    with pytest.raises(HivetuneError, match=r"every run that was not stopped early failed; the first: .*exit code 7"):
+        run_sweep(config, "mine", ["learning_rate=1e-7,3e-3"], "all", tell)
+    (tmp_path / "runs" / "the best one fails").unlink()
+    document = run_sweep(config, "mine", ["learning_rate=1e-7,3e-3"], "all", tell)
+    assert [line["state"] for line in document["runs"]] == ["done", "stopped"]
 
 
 def test_on_a_cluster_each_device_takes_runs(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

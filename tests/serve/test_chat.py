@@ -165,3 +165,19 @@ def test_what_cannot_be_rated_or_asked_is_said_and_the_chat_goes_on() -> None:
     assert "no answer to rate" in text and "the context is full; /new" in text
     assert "there is one answer" in text and "--capture" in text
     assert [message["content"] for message in side.messages] == ["short", "you sent 1"]
+
+
+def test_two_sides_stay_in_step_when_one_cannot_answer() -> None:
+    class Full(Says):
+        def stream(self, messages: list[dict[str, Any]], **asked: Any) -> Iterator[str]:
+            if messages[-1]["content"] == "long":
+                raise UsageError("the context is full")
+            return super().stream(messages, **asked)
+
+    written: list[str] = []
+    queue = iter(["one", "two", "long", "+1", "/undo", "three"])
+    sides = [Chat(Says("A"), label="a"), Chat(Full("B"), label="b")]
+    Talk(sides, lambda: next(queue, None), written.append).run()
+    assert "no answer to rate" in "".join(written)
+    for side in sides:
+        assert [message["content"] for message in side.messages[::2]] == ["one", "three"]

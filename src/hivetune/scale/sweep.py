@@ -208,12 +208,15 @@ def _rows_of(snapshot: Snapshot) -> tuple[dict[int, int], dict[int, str]]:
 
 
 def _note_failures(entrants: Sequence[Entrant], tell: Teller) -> None:
-    """Raises HivetuneError when none is left."""
-    for entrant in entrants:
-        if entrant.failed:
-            tell(f"{entrant.variant.label}: {entrant.failed}")
-    if all(entrant.failed for entrant in entrants):
-        raise HivetuneError(f"every run failed; the first: {entrants[0].failed}", hint="hivetune logs RUN says more")
+    """Raises HivetuneError when none is left; the same command tries those that failed again."""
+    failed = [entrant for entrant in entrants if entrant.failed]
+    for entrant in failed:
+        tell(f"{entrant.variant.label}: {entrant.failed}")
+    if failed and not any(entrant.racing for entrant in entrants):
+        others = " that was not stopped early" if len(failed) < len(entrants) else ""
+        raise HivetuneError(
+            f"every run{others} failed; the first: {failed[0].failed}", hint="hivetune logs RUN says more"
+        )
 
 
 def _finish(folder: Path, entrants: Sequence[Entrant], keep: Keep, tell: Teller) -> dict[str, Any]:

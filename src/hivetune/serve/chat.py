@@ -176,8 +176,11 @@ class Talk:
             except KeyboardInterrupt:
                 self.write(" (stopped)")
             except UsageError as error:  # such as a conversation that is longer than the context
-                side.undo()
-                self.write(f"({error.message}; /new starts a new conversation)")
+                self.write(f"({error.message}; /new starts a new conversation)\n")
+                for asked in self._shown[:place]:  # no side keeps a turn that another one lacks
+                    asked.undo()
+                self._forget_turn()
+                return
             self.write("\n")
             if ended:
                 self._keep(place, side, time.monotonic() - started)

@@ -1,7 +1,9 @@
-"""What the gateway listens with."""
+"""What the gateway listens with, and how it ends when it can't go on."""
 
 import asyncio
 import socket
+
+import pytest
 
 import hivetune.serve.gateway.run as run
 
@@ -24,3 +26,15 @@ def test_answers_are_not_held_back_by_nagle() -> None:
                 return await asyncio.wait_for(found, 10)
 
     assert asyncio.run(accepted_with_nodelay())
+
+
+def test_a_bug_in_what_loads_models_ends_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would answer 503 for ever, and nobody would start it again."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(run, "_read", broken)
+    with pytest.raises(ExceptionGroup) as raised:
+        run.run_gateway(run.GatewaySettings(port=0, capture=True))
+    assert raised.group_contains(RuntimeError, match="a bug")

@@ -55,7 +55,7 @@ class Stage:
         self.ended: list[Deployment] = []
         self.gate = threading.Event()
         self.gate.set()
-        self.failing = ""
+        self.failing: Exception | None = None
         self.keeper = Keeper(self.read, self.start, **settings)
 
     def read(self) -> Wanted:
@@ -66,8 +66,8 @@ class Stage:
     def start(self, wanted: Deployment) -> Live:
         self.started.append(wanted)
         self.gate.wait(10)
-        if self.failing:
-            raise HivetuneError(self.failing)
+        if self.failing is not None:
+            raise self.failing
         return Live(wanted, FakeBackend(), 1, lambda: self.ended.append(wanted))  # type: ignore[arg-type]
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -152,10 +152,11 @@ def test_a_registry_that_cannot_be_read_changes_nothing_and_is_told() -> None:
     play(scene())
 
 
-def test_what_does_not_start_is_told_and_tried_again_later() -> None:
+@pytest.mark.parametrize("failing", [HivetuneError("no tensors"), sqlite3.OperationalError("no tensors")])
+def test_what_does_not_start_is_told_and_tried_again_later(failing: Exception) -> None:
     async def scene() -> None:
         stage = Stage()
-        stage.now, stage.failing = wants(1, 1), "no tensors"
+        stage.now, stage.failing = wants(1, 1), failing
         await stage.until(lambda: stage.keeper.problems == ["no tensors"])
         for _ in range(20):
             await stage.keeper.look()
@@ -210,6 +211,22 @@ def test_a_start_that_nobody_waits_for_any_more_is_ended() -> None:
         stage.gate.set()
         while not stage.ended:
             await asyncio.sleep(0.002)
+
+    play(scene())
+
+
+def test_a_bug_ends_it_and_every_backend_with_it() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        stage.now = wants(1, 1)
+        running = asyncio.create_task(stage.keeper.run())
+        while not stage.keeper.ready:
+            await asyncio.sleep(0.002)
+        stage.now = RuntimeError("a bug")
+        await asyncio.wait({running})
+        with pytest.raises(ExceptionGroup) as raised:
+            running.result()
+        assert raised.group_contains(RuntimeError, match="a bug") and len(stage.ended) == 1
 
     play(scene())
 

@@ -5,6 +5,7 @@ import threading
 from contextlib import closing
 
 from hivetune.base.database import open_database
+from hivetune.errors import DoesNotFit
 from hivetune.serve.swap.watch import Watch
 
 
@@ -47,6 +48,27 @@ def test_errors_complaints_and_slowness_roll_back_with_the_reason() -> None:
         assert rollbacks.came.wait(5)
         ((label, reason),) = rollbacks.told  # once, not forty times
         assert label == "a@2" and words in reason and "a@1" in reason
+
+
+def test_a_rollback_that_the_store_refuses_is_asked_for_again() -> None:
+    rollbacks = Rollbacks()
+    watch = watched(rollbacks)
+    refused = threading.Event()
+
+    def full(label: str, reason: str) -> None:
+        refused.set()
+        raise DoesNotFit("the disk is full")
+
+    watch.roll_back = full
+    for _ in range(40):
+        watch.answered("a@2", error=True)
+    assert refused.wait(5)
+    watch.roll_back = rollbacks
+    for _ in range(100):  # the thread of the first may still be putting the alarm back
+        watch.answered("a@2", error=True)
+        if rollbacks.came.wait(0.01):
+            break
+    assert [label for label, _ in rollbacks.told] == ["a@2"]
 
 
 def test_a_first_champion_and_ten_answers_decide_nothing() -> None:

@@ -45,13 +45,15 @@ _Answer = TypeVar("_Answer")
 
 @dataclass
 class Gateway:
-    """What the handlers share. `capture` None: nothing is kept. `find_answer`: answer id -> release, for feedback."""
+    """What the handlers share. `capture` None: nothing is kept. `find_answer`: answer id -> release, for feedback.
+    `failed`: told of a bug that ended the keeper; nothing is loaded any more then, so the server has to end."""
 
     keeper: Keeper
     watch: Watch
     find_answer: Callable[[str], str]
     capture: Capture | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    failed: Callable[[BaseException], None] = lambda error: None
     _open: dict[str, int] = field(default_factory=dict)
     _answering: Answering = field(default_factory=Answering)
     _sessions: Sessions = field(default_factory=Sessions)
@@ -71,19 +73,17 @@ class Gateway:
             ],
             exception_handlers={
                 HivetuneError: _say,
-                TooLarge: lambda request, error: JSONResponse(error_body(413, "the request is too large"), 413),
-                404: lambda request, error: JSONResponse(error_body(404, f"no such path: {request.url.path}"), 404),
-                Exception: lambda request, error: JSONResponse(
-                    error_body(500, "an unexpected error; see the log"), 500
-                ),
-                405: lambda request, error: JSONResponse(error_body(405, f"{request.method} is not allowed"), 405),
+                TooLarge: lambda request, error: _refusal(413, "the request is too large"),
+                404: lambda request, error: _refusal(404, f"no such path: {request.url.path}"),
+                Exception: lambda request, error: _refusal(500, "an unexpected error; see the log"),
+                405: lambda request, error: _refusal(405, f"{request.method} is not allowed"),
             },
             lifespan=self._lifespan,
         )
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        looking = asyncio.create_task(self.keeper.run())
+        looking = asyncio.create_task(self._keep())
         try:
             yield
         finally:
@@ -93,6 +93,12 @@ class Gateway:
             if self.capture is not None:
                 await asyncio.to_thread(self.capture.close)
             await asyncio.to_thread(self.watch.save)
+
+    async def _keep(self) -> None:
+        try:
+            await self.keeper.run()
+        except Exception as error:  # noqa: BLE001 (it is raised again when the server has ended)
+            self.failed(error)
 
     async def complete(self, request: Request) -> Response:
         """Chat, completions and embeddings: the body goes on as it is, but for what is the gateway's to say."""
@@ -173,7 +179,7 @@ class Gateway:
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in served_names(self.keeper.routes):
-            return JSONResponse(error_body(404, f"the model {name!r} is not served"), 404)
+            return _refusal(404, f"the model {name!r} is not served")
         return JSONResponse(_model(name))
 
     async def show_metrics(self, request: Request) -> Response:
@@ -380,15 +386,15 @@ async def _say(request: Request, error: Exception) -> Response:
     """An error of ours in the API's form."""
     assert isinstance(error, HivetuneError)
     if isinstance(error, Refused):
-        return JSONResponse(error_body(error.status, error.message), error.status)
+        return _refusal(error.status, error.message)
     message = f"{error.message}; {error.hint}" if error.hint else error.message
-    headers = {}
-    if isinstance(error, _Busy):
-        status, headers = 429, {"Retry-After": str(RETRY_AFTER_S)}
-    elif isinstance(error, MachineNotFit):
-        status, headers = 503, {"Retry-After": str(RETRY_AFTER_S)}
-    elif isinstance(error, UsageError):
-        status = 404 if isinstance(error, NotThere) else 400
-    else:
-        status = 502
+    later = {"Retry-After": str(RETRY_AFTER_S)}
+    if isinstance(error, _Busy | MachineNotFit):
+        return _refusal(429 if isinstance(error, _Busy) else 503, message, later)
+    if isinstance(error, UsageError):
+        return _refusal(404 if isinstance(error, NotThere) else 400, message)
+    return _refusal(502, message)
+
+
+def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     return JSONResponse(error_body(status, message), status, headers)

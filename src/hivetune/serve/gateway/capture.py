@@ -190,13 +190,14 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
             (entry.id, entry.label, entry.rating, correction, reason, entry.client, time.time()),
         )
         row = json.loads(found[0])
-        if entry.rating is not None:
-            row["feedback"] = 1 if entry.rating == "up" else -1
         if correction is not None:
             row.setdefault("rejected_answer", row["messages"][-1])
             row["messages"][-1] = {"role": "assistant", "content": correction}
             row.pop("answered_by", None)  # a person's words now
+        if "rejected_answer" in row:  # a rating is of the answer that was given, whenever it comes
             row["feedback"] = 1
+        elif entry.rating is not None:
+            row["feedback"] = 1 if entry.rating == "up" else -1
         database.execute(
             "UPDATE interactions SET row = ?, feedback = ? WHERE id = ?",
             (dump_row(row), row.get("feedback"), entry.id),

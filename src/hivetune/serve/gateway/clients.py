@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from hivetune.base.database import transaction
+from hivetune.base.paths import quoted
 from hivetune.errors import UsageError
 
 _PREFIX = "hive-"
@@ -26,12 +27,13 @@ def make_client(database: sqlite3.Connection, name: str) -> str:
     """A new token of `name`; it is shown once and kept as a hash only. Raises UsageError for a name that is taken."""
     if not name or not name.isprintable():
         raise UsageError(f"{name!r} can't be the name of a client", hint="use printable characters")
-    if any(client.name == name and client.revoked is None for client in clients(database)):
-        raise UsageError(
-            f"the client {name!r} has a token already", hint=f"revoke it first: hivetune clients --revoke {name}"
-        )
     token = _PREFIX + secrets.token_urlsafe(32)
     with transaction(database):
+        if any(client.name == name and client.revoked is None for client in clients(database)):
+            raise UsageError(
+                f"the client {name!r} has a token already",
+                hint=f"revoke it first: hivetune clients --revoke {quoted(name)}",
+            )
         database.execute("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, NULL)", (name, _hash(token), time.time()))
     return token
 

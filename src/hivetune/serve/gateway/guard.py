@@ -6,12 +6,12 @@ A page of another site can reach a port on this machine (a rebound name, a form,
 are checked on every path without exception (MLflow's CVE-2025-14279 and CVE-2026-2611 were one path too few).
 """
 
-import http.cookies
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LIMIT_BYTES = 8 << 20
@@ -90,15 +90,12 @@ class TooLarge(Exception):
 
 
 def token_of(headers: Mapping[str, str], cookie_name: str = COOKIE) -> str:
-    """The token of a request's Authorization header, or of the cookie that the login set."""
+    """The token of a request's Authorization header, or of the cookie that the login set: ports share their cookies,
+    so that one of another program, in whatever form, may stand before it."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip()
-    try:
-        cookie = http.cookies.SimpleCookie(headers.get("cookie", "")).get(cookie_name)
-    except http.cookies.CookieError:
-        return ""
-    return cookie.value if cookie is not None else ""
+    return cookie_parser(headers.get("cookie", "")).get(cookie_name, "")
 
 
 def error_body(status: int, message: str, kind: str = "") -> dict[str, Any]:

@@ -94,8 +94,15 @@ def run_gateway(
         watch.load()
         start = partial(start_live, settings)
         keeper = Keeper(partial(_read, settings, watch, Checks()), start, settings.canary, _has_room, tell=tell)
-        gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None, Metrics(beside))
         servers: list[uvicorn.Server] = []
+        failures: list[BaseException] = []
+
+        def end(failure: BaseException) -> None:
+            failures.append(failure)
+            servers[0].should_exit = True
+
+        kept = Capture() if settings.capture else None
+        gateway = Gateway(keeper, watch, _find_answer, kept, Metrics(beside), end)
         additions = additions_for(settings, add, lambda: servers[0].should_exit)
         config = uvicorn.Config(
             guarded(gateway, settings, port, additions),
@@ -109,6 +116,8 @@ def run_gateway(
         on_ready(f"http://{_bracketed(settings.host)}:{port}")
         servers.append(uvicorn.Server(config))
         servers[0].run([listening])
+        if failures:
+            raise failures[0]
 
 
 def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: Sequence[Addition] = ()) -> ASGIApp:

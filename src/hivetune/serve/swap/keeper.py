@@ -73,13 +73,13 @@ class Keeper:
 
     async def run(self) -> None:
         """Look, mend, and look again, until cancelled; then every backend is ended."""
-        watching = asyncio.create_task(self._watch_health())
         try:
-            while True:
-                await self.look()
-                await asyncio.sleep(_POLL_S)
+            async with asyncio.TaskGroup() as both:  # neither goes on without the other
+                both.create_task(self._watch_health())
+                while True:
+                    await self.look()
+                    await asyncio.sleep(_POLL_S)
         finally:
-            watching.cancel()
             for starting in self._starting.values():
                 starting.live.cancel()
             lives = [*self.lives.values(), *(live for live, _ in self._old)]
@@ -172,7 +172,7 @@ class Keeper:
         del self._starting[deployment.model]
         try:
             green = starting.live.result()
-        except (HivetuneError, OSError) as error:
+        except (HivetuneError, sqlite3.Error, OSError) as error:
             retry = self._retries.get(starting.deployment)
             wait_s = FIRST_RETRY_S if retry is None else min(2 * retry.wait_s, LONGEST_RETRY_S)
             self._lost.pop(deployment.model, None)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hivetune.base.database import transaction
+from hivetune.errors import HivetuneError
 from hivetune.serve.swap.alarm import Alarm, usual_rate
 
 _KINDS = ("errors", "slow", "complaints")
@@ -45,7 +46,8 @@ class ReleaseCounts:
 
 @dataclass(eq=False)
 class Watch:
-    """`roll_back(label, reason)` is called once for a champion that is worse; it may be slow, so it has a thread."""
+    """`roll_back(label, reason)` is called once for a champion that is worse, and again at a later bad answer where the
+    store could not be written. It may be slow, so it has a thread; so has who saves the counts."""
 
     roll_back: Callable[[str, str], None]
     open_database: Callable[[], sqlite3.Connection]
@@ -69,7 +71,7 @@ class Watch:
 
     def save_now_and_then(self, now_s: float) -> None:
         """What a loop that watches from another process reads, at most `SAVE_EVERY_S` old. `now_s`: monotonic."""
-        answers = sum(tally.answers + tally.complaints for tally in self.tallies.values())
+        answers = sum(tally.answers + tally.complaints for tally in list(self.tallies.values()))
         if answers != self._saved[1] and now_s - self._saved[0] >= SAVE_EVERY_S:
             self.save()
             self._saved = now_s, answers
@@ -136,9 +138,16 @@ class Watch:
                 return
 
     def _raise(self, label: str, kind: str, alarm: Alarm) -> None:
-        del self._alarms[label]
+        alarms = self._alarms.pop(label)
         reason = (
             f"{alarm.bad} of {alarm.answers} answers {WORDS[kind]}; at most {alarm.usual:.1%} was usual with "
             f"{self._before[label]}"
         )
-        threading.Thread(target=self.roll_back, args=(label, reason), daemon=True).start()
+
+        def roll_back() -> None:
+            try:
+                self.roll_back(label, reason)
+            except (HivetuneError, sqlite3.Error, OSError):  # a full disk, a busy store: the alarm stands
+                self._alarms.setdefault(label, alarms)
+
+        threading.Thread(target=roll_back, daemon=True).start()
