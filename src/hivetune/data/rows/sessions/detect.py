@@ -14,6 +14,7 @@ from hivetune.data.rows.sessions.callbacks import callback_rows, is_callback_log
 from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
 from hivetune.data.rows.sessions.codex import codex_rows, is_codex
 from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
+from hivetune.data.rows.sessions.pi import is_pi, pi_rows
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
 
 Lines = Iterator[tuple[int, str]]
@@ -23,6 +24,7 @@ READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
     "claude-code": lambda lines, _name: claude_code_rows(lines),
     "codex": lambda lines, _name: codex_rows(lines),
     "message-log": message_rows,
+    "pi": lambda lines, _name: pi_rows(lines),
     "server-log": lambda lines, _name: server_rows(lines),
 }
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
@@ -67,6 +69,8 @@ def _agent(head: bytes, name: str) -> str | None:
                 return "claude-code"
             if is_codex(event):
                 return "codex"
+            if is_pi(event):
+                return "pi"
     if is_callback_log(found):
         return "callback-log"
     return "message-log" if _is_message_log(head, name) else None
@@ -111,4 +115,4 @@ def is_session(known: str) -> bool:
 
 def is_session_line(row: Any) -> bool:
     """Whether a row is one line of a session, read without the others."""
-    return isinstance(row, dict) and (is_claude_code(row) or is_codex(row))
+    return isinstance(row, dict) and (is_claude_code(row) or is_codex(row) or is_pi(row))

@@ -1,0 +1,164 @@
+"""Sessions of pi and of OpenClaw, which is built on it: a tree of entries, one a line, of which the kept branch is
+read. A compaction begins a new row: its summary stands for what came before.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hivetune.data.rows.placed import PlacedRow
+from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
+
+_ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
+_SUMMARIES = ("compaction", "branch_summary")
+_COPIES = ("delivery-mirror", "gateway-injected")  # in the place of a model: OpenClaw wrote down what it had sent
+_BROKEN_OFF = ("aborted", "length", "error")
+
+
+@dataclass(slots=True)
+class _Entry:
+    line: int
+    parent: str | None
+    event: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Session:
+    """Entries of one session so far."""
+
+    name: Any = None
+    time: Any = None
+    entries: dict[str, _Entry] = field(default_factory=dict)
+    size: int = 0
+
+
+def is_pi(event: Mapping[str, Any]) -> bool:
+    """Whether an object is a line of such a session."""
+    if event.get("type") == "session":
+        return "cwd" in event and "timestamp" in event
+    message = event.get("message")
+    if event.get("type") != "message" or not isinstance(message, dict) or "timestamp" not in event:
+        return False
+    return message.get("role") in _ROLES and ("parentId" in event or isinstance(message.get("timestamp"), int))
+
+
+def pi_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+    session = _Session()
+    for number, event, text in events(lines):
+        if event is None:
+            yield broken(number, text)
+            continue
+        if event.get("type") == "session":
+            yield from _rows(session)
+            session = _Session(event.get("id"), event.get("timestamp"))
+            continue
+        before = next(reversed(session.entries), None)
+        name = event.get("id") if isinstance(event.get("id"), str) else f"line {number}"
+        parent = event.get("parentId", before)  # the first version had no tree
+        session.entries[str(name)] = _Entry(number, parent if isinstance(parent, str) else None, event)
+        session.size += len(text)
+        if session.size > MAX_KEPT_CHARS:
+            yield number, "p", f"line-too-large:a session of more than {MAX_KEPT_CHARS >> 20} MiB"
+            session = _Session(session.name, session.time)
+    yield from _rows(session)
+
+
+def _rows(session: _Session) -> Iterator[PlacedRow]:
+    """The rows of each tree: a line that is broken ends one, and what lies below it begins another."""
+    root_of: dict[str, str] = {}
+    trees: dict[str, list[str]] = {}
+    for name, one in session.entries.items():  # parents come before their children
+        root_of[name] = root_of.get(one.parent or "", name)
+        trees.setdefault(root_of[name], []).append(name)
+    for names in trees.values():
+        yield from _stretches(session, names)
+
+
+def _stretches(session: _Session, names: list[str]) -> Iterator[PlacedRow]:
+    """One row for each stretch between compactions of the branch that was kept."""
+    path = _path(session, names)
+    given_up = any(_is_answer(session.entries[name].event) for name in set(names).difference(path))
+    stretch: list[_Entry] = []
+    turns: list[dict[str, Any]] = []
+    for name in path:
+        one = session.entries[name]
+        said = _turns(one.event)
+        if one.event.get("type") == "compaction":
+            yield from _row(session, stretch, turns, given_up)
+            kept = _kept(path, name, one.event.get("firstKeptEntryId"))
+            turns = [*said, *(turn for other in kept for turn in _read_before(session.entries[other].event))]
+            stretch = []
+        elif said:
+            stretch.append(one)
+            turns += said
+    yield from _row(session, stretch, turns, given_up)
+
+
+def _row(session: _Session, stretch: list[_Entry], turns: list[dict[str, Any]], given_up: bool) -> Iterator[PlacedRow]:
+    if any(_is_answer(one.event) for one in stretch):
+        left_out = ["other-branches"] if given_up else []
+        yield from conversation("pi", stretch[0].line, turns, left_out, session_id=session.name, timestamp=session.time)
+
+
+def _path(session: _Session, names: list[str]) -> list[str]:
+    """Of one tree, the branch that ends at the message written last, from its beginning."""
+    path: dict[str, None] = {}
+    said = (name for name in reversed(names) if session.entries[name].event.get("type") == "message")
+    node: str | None = next(said, None)
+    while node is not None and node in session.entries and node not in path:
+        path[node] = None
+        node = session.entries[node].parent
+    return list(path)[::-1]
+
+
+def _kept(path: list[str], end: str, first: Any) -> list[str]:
+    """What a compaction left as it was: the entries from `first` up to it."""
+    before = path[: path.index(end)]
+    return before[before.index(first) :] if first in before else []
+
+
+def _read_before(event: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same turns in the next row, where they are not learned again."""
+    return [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in _turns(event)]
+
+
+def _is_answer(event: Mapping[str, Any]) -> bool:
+    message = event.get("message")
+    return isinstance(message, dict) and message.get("role") == "assistant"
+
+
+def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What an entry adds to the conversation, as other programs write it."""
+    kind, message = event.get("type"), event.get("message")
+    if kind in _SUMMARIES:
+        return [{"role": "user", "content": event.get("summary")}]
+    if kind == "custom_message":
+        return [{"role": "user", "content": event.get("content")}]
+    if kind != "message" or not isinstance(message, dict):
+        return []
+    role, content = message.get("role"), message.get("content")
+    if role == "assistant":
+        return _answer(message)
+    if role == "toolResult":
+        ids = {"tool_call_id": message.get("toolCallId"), "name": message.get("toolName")}
+        return [{"role": "tool", "content": content, **ids}]
+    if role == "bashExecution":
+        if message.get("excludeFromContext"):
+            return []
+        content = f"Ran `{message.get('command')}`\n```\n{message.get('output')}\n```"
+    return [{"role": "user", "content": content}]
+
+
+def _answer(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    content = message.get("content")
+    if message.get("model") in _COPIES or not content:
+        return []
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    turn = {"role": "assistant", "content": [_part(part) for part in parts]}
+    return [{**turn, "weight": 0} if message.get("stopReason") in _BROKEN_OFF else turn]
+
+
+def _part(part: Any) -> Any:
+    if isinstance(part, dict) and part.get("type") == "toolCall":
+        return {"type": "tool_use", "id": part.get("id"), "name": part.get("name"), "input": part.get("arguments")}
+    return part
