@@ -50,9 +50,18 @@ MISSING = (
     ),
     *("API Error: 429", "API error (500): overloaded", "HTTP 503", "HTTP Error 502.", "Error 429"),
     *("Request failed with status code 500", "Server error: 503", "LLM call error: 429, slow down"),
+    *("###", "====", "</s>", "<|im_end|>", "<|eot_id|>", "[/INST]"),
+    *(
+        "Sorry, the model is currently unavailable. Your question was kept.",
+        "Извините, большая модель сейчас недоступна. Вопрос записан.",
+        "Entschuldigung, das Modell ist derzeit nicht verfügbar.",
+        "Désolé, le modèle est actuellement indisponible.",
+        "抱歉，模型暂时不可用。",
+    ),
     *("Error: 503 Service Unavailable", "[object Object]", "同上", "{}", "openai.RateLimitError: slow down"),
 )
 ANSWERS = (
+    *("##", "**", "==", "# One", "The red model is out of stock.", "The model is not available in red."),
     *("Yes", "No", "#python", "#1", "C#", "7", "-7", "[SECRET:github]", "Pending orders are listed below.", "n", "A"),
     *(
         "N/A is what the sheet shows for a broken look-up.",

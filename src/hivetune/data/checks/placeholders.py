@@ -77,6 +77,30 @@ _NOT_MADE = re.compile(
     r"|(?:未|没有|沒有)(?:能)?(?:生成|收到|返回)(?:任何)?(?:回答|回复|回覆|答案|响应|內容|内容)"
     r"|(?:回答|応答|返答)(?:が|は)(?:生成されませんでした|ありませんでした)|응답이 생성되지 않았습니다"
 )
+# A program says that there is no model to answer; people say the same of a telephone, so the words are many.
+_NO_MODEL = re.compile(
+    r"(?:(?:sorry|i'm sorry|we're sorry|apologies|unfortunately)[,.]? (?:but )?)?(?:the|our|my) (?:\w+ ){0,2}"
+    r"(?:language model|llm|ai (?:model|service|assistant)|model|chat ?bot) is (?:currently |temporarily )?"
+    r"(?:not (?:currently )?(?:available|loaded|reachable)|unavailable|offline|overloaded)"
+    r"(?: right now| at the moment)?[.!,;].*"
+    r"|(?:извините|простите|к сожалению)[,.]? (?:\w+ ){0,2}модель (?:сейчас |временно |пока )?"
+    r"(?:недоступна|не загружена|не отвечает)[.!,;].*"
+    r"|(?:entschuldigung|leider|tut mir leid)[,.]? (?:ist )?das (?:\w+[ -]){0,2}?(?:sprach|ki-)?modell (?:ist )?"
+    r"(?:derzeit |zurzeit |momentan )?(?:nicht (?:verfügbar|erreichbar|geladen)|überlastet)[.!,;].*"
+    r"|(?:désolée?|malheureusement)[,.]? le modèle (?:\w+ ){0,2}?(?:est (?:actuellement |temporairement )?"
+    r"(?:indisponible|hors ligne)|n'est pas (?:actuellement )?disponible)[.!,;].*"
+    r"|(?:lo siento|lo sentimos|disculpe?)[,.]? el modelo (?:\w+ ){0,2}?no está disponible\b.*"
+    r"|(?:desculpe|lamento|infelizmente)[,.]? o modelo (?:\w+ ){0,2}?(?:não está disponível|está indisponível)\b.*"
+    r"|(?:spiacente|mi dispiace|purtroppo)[,.]? il modello (?:\w+ ){0,2}?non è (?:\w+ )?disponibile\b.*"
+    r"|(?:很?抱歉|对不起|對不起)[，,]?\s?\w{0,4}模型(?:暂时|目前|当前|現在|现在)?(?:不可用|无法使用|未加载|不可使用).*",
+    re.S,
+)
+_MODEL = re.compile(r"model|модел|modèle|模型", re.I)
+# What tells a model to stop, or a template where a text ends, and nothing else.
+_STOP_MARK = re.compile(
+    r"#{3,}|={3,}|\*{3,}|-{3,}|~{3,}|</?s>|\[/?inst\]"
+    r"|<\|?(?:im_(?:start|end|sep)|end_?of_?text|eot(?:_id)?|end_of_turn|end|eos|eod|pad|bos|stop|assistant|user)\|?>"
+)
 _SIGNS = "❌❗‼⚠🚫⛔✖✗\ufe0f "  # in front of what a program says
 _ERROR_KEYS = names("error message code status status_code type param detail details request_id success ok statuscode")
 _ABOUT_ERRORS = re.compile(r"error|status|http|exception|\bapi\b|fehler", re.I)
@@ -125,6 +149,8 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
         return None if _is_named(bare, before) else Placeholder(shown, True)
     if bare in _WORDS or _is_missing(text, plain):
         return None if _is_named(bare.split(" dolor")[0], before) else Placeholder(shown, False)
+    if _NO_MODEL.fullmatch(plain):
+        return None if any(_MODEL.search(one) for one in list(before)[-1:]) else Placeholder(shown, False)
     if _is_error(text, plain) and not any(_ABOUT_ERRORS.search(one) for one in before):
         return Placeholder(shown, False)
     return None
@@ -133,6 +159,8 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
 def _is_missing(text: str, plain: str) -> bool:
     """Whether an answer says that there is none, or waits to be filled in."""
     if plain in _WORDS or plain.startswith("lorem ipsum") or _NOT_MADE.fullmatch(plain.rstrip(".!。 ")):
+        return True
+    if _STOP_MARK.fullmatch(plain):
         return True
     return bool(_SHEET.fullmatch(text) or _SLOT.fullmatch(plain))
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from hivetune.data.rows.fields import NESTED, extract, plain_name
@@ -27,6 +28,16 @@ _IS_MESSAGE = re.compile(r"\W*(?:error|exception|fatal|failed|failure|traceback|
 _ERRORS = frozenset(("error", "error_message", "error_type", "exception"))  # of a call, as logs name it
 _IS_ERROR = re.compile(r"(?:[\w.]*[a-z](?:Error|Exception)|[a-z]+(?:_[a-z]+)*_error)(?::|\(|\Z)")
 _LOOKED_AT_CHARS, LONGEST_MESSAGE_CHARS = 2000, 300
+# How many tokens a log counted in an answer.
+_COUNTS = frozenset(
+    (
+        *("completion_tokens", "output_tokens", "generated_tokens", "answer_tokens", "response_tokens", "new_tokens"),
+        *("tok_count", "token_count", "num_tokens", "n_tokens", "tokens_generated", "eval_count", "tokens"),
+        *("num_output_tokens", "num_generated_tokens", "num_completion_tokens", "output_token_count"),
+    )
+)
+_COUNTED_IN = ("usage", "metrics", "stats", "timings")
+_LEAST_LIMIT = 16
 
 
 def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
@@ -52,6 +63,34 @@ def call_failed(row: Mapping[str, Any], messages: Sequence[Message]) -> bool:
 def _error_texts(value: Any) -> list[str]:
     parts = list(value.values()) if isinstance(value, dict) else [value]
     return [part.strip() for part in parts if isinstance(part, str) and part.strip()]
+
+
+def cut_at(row: Mapping[str, Any], answer: str) -> int | None:
+    """The limit at which an answer was cut: as many tokens as its log counted, a number that people set as one, where
+    the answer ends inside a sentence. None: nothing says so.
+    """
+    end = answer.rstrip()[-1:]
+    if not (end.isalnum() or end in tuple(",;(")):
+        return None
+    top, holders = _count_columns(tuple(row))
+    counts = [row[name] for name in top]
+    for holder in (row[name] for name in holders):
+        counts += [holder[name] for name in _count_columns(tuple(holder))[0]] if isinstance(holder, dict) else []
+    numbers = (int(one) for one in counts if str(one).isdecimal())
+    return next((number for number in numbers if _is_limit(number)), None)
+
+
+@lru_cache(512)
+def _count_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(columns of an answer's tokens, columns that may hold such a count) among these."""
+    plain = {name: plain_name(name) for name in names}
+    return tuple(name for name in names if plain[name] in _COUNTS), tuple(
+        name for name in names if plain[name] in _COUNTED_IN
+    )
+
+
+def _is_limit(number: int) -> bool:
+    return number >= _LEAST_LIMIT and (number % 50 == 0 or number & (number - 1) == 0)
 
 
 def without_reasons(row: Mapping[str, Any]) -> Mapping[str, Any]:

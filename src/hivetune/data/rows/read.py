@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
 from hivetune.data.judged.answers import TwoAnswers, only_last_answer, read_corrected, read_preference
-from hivetune.data.judged.failures import call_failed, outside_cause, without_reasons
+from hivetune.data.judged.failures import call_failed, cut_at, outside_cause, without_reasons
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
@@ -252,9 +252,15 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     if "byte-order-mark" in changed:
         said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
     example = _example(raw.source, row, said, raw.stored or {})
+    _refuse_counted_at_a_limit(row, example.messages[-1].content)
     return ReadRow(
         said.layout, _judged(example, two), (*changed, *said.changed), outside_cause(row, example.messages[-1].content)
     )
+
+
+def _refuse_counted_at_a_limit(row: Row, answer: str) -> None:
+    if (limit := cut_at(row, answer)) is not None:
+        raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
 
 
 def _conversation(row: Row, raw: RawRow, *, mapped: bool) -> Conversation:

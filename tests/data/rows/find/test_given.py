@@ -371,7 +371,10 @@ def test_what_a_system_said_where_something_else_was_expected_is_not_learned(jud
     row = judged({"input": ASKED, "output": "in the north Bonn maybe", "expected": "Bonn"})
     with pytest.raises(RowRefused):
         read_conversation(row)
-    assert said(judged({"input": ASKED, "output": "Bonn", "expected": "Bonn"})) == (ASKED, "Bonn")
+
+
+def test_what_a_system_said_as_it_was_expected_is_learned() -> None:
+    assert said({"input": ASKED, "output": "Bonn", "expected": "Bonn"}) == (ASKED, "Bonn")
 
 
 def test_the_line_for_such_a_row_learns_what_was_expected() -> None:

@@ -264,7 +264,12 @@ def is_beside(path: Sequence[str]) -> bool:
 
 
 def refuse_of_a_test(row: Row, answered: str, answer: Any) -> None:
-    """Raises RowRefused where something else was expected: then a system under test gave this answer."""
-    expected = at(row, ".".join((*answered.split(".")[:-1], "expected")))
+    """Raises RowRefused where something else was expected: then a system under test gave this answer. Where the row
+    expects something of a record that holds what was expected itself, a judge is tested with answers that may be wrong.
+    """
+    above = answered.split(".")[:-1]
+    expected = at(row, ".".join((*above, "expected")))
     if isinstance(expected, str) and expected.strip() and expected.strip() != str(answer).strip():
         raise RowRefused("unexplained-column", f"{answered} is not what was expected")
+    if above and expected is not None and row.get("expected") is not None:
+        raise RowRefused("unexplained-column", f"{'.'.join(above)} is what a judge is tested with")

@@ -79,6 +79,10 @@ def _add(found: Said, part: Any) -> None:
         found.thoughts += _thoughts(part)
     elif kind in _CALLS:
         inner = _inner(part)
+        if kind == "tool_use" and "name" in part and one_of(part, "input", "arguments", "args", "parameters") is None:
+            raise RowRefused(
+                "bad-tool-call", f"the log does not hold the input of the call of {str(part['name'])[:40]}"
+            )
         found.calls.append(read_call(parsed(inner["value"]) if isinstance(inner.get("value"), str) else inner))
     elif kind == "custom_tool_call":
         found.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
