@@ -299,6 +299,11 @@ REASONS: dict[str, Reason] = {
     ),
     "leading-answer": Reason("warn", "turns of the assistant before the first question were left out", "nothing to do"),
     "trailing-turns": Reason("warn", "turns after the last answer were left out", "add the answer, if there is one"),
+    "ends-before-media": Reason(
+        "warn",
+        "a conversation ends before the first image, file or tool of the program, which its log does not hold",
+        "nothing to do",
+    ),
     "other-answers": Reason(
         "warn", "the record has several answers to one question: the first is learned", "keep the answer that you want"
     ),

@@ -4,16 +4,29 @@ Of a tree the branch that was kept is read; retries and edits that were given up
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.parts import split_thoughts
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, listed, objects, one_of, parsed
+from hivetune.data.rows.layouts.said import (
+    NOT_HELD,
+    Conversation,
+    Row,
+    RowLayout,
+    before_media,
+    listed,
+    objects,
+    one_of,
+    parsed,
+)
 from hivetune.data.rows.layouts.turns import in_order, read_system, read_turn
 from hivetune.records import Message
 
 # Contents that ChatGPT shows or keeps besides what was said.
+_SPOKEN = "audio_transcription"  # what was said, beside the sound itself
+_MEMORY = "bio"  # where ChatGPT notes what it learned about the user; no answer rests on it
 _SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
 
 
@@ -31,9 +44,52 @@ def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
     return path[::-1]
 
 
-def _done(name: str, messages: list[Message], left_out: int) -> Conversation:
+def _done(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...] = ()) -> Conversation:
     ordered, changed = in_order(messages)
-    return Conversation(name, ordered, changed=(("other-branches",) if left_out else ()) + changed)
+    return Conversation(name, ordered, changed=(("other-branches",) if left_out else ()) + cut + changed)
+
+
+def _said(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> tuple[list[Message], tuple[str, ...]]:
+    """(messages, reasons of severity warn) of turns: an answer for which the program used a tool, whose results no
+    export holds, or that broke off is read and not learned. `read` raises _NotLearned for such a turn.
+    """
+    why: list[RowRefused] = []
+
+    def read_or_note(turn: Any) -> list[Message]:
+        try:
+            return read(turn)
+        except _NotLearned as noted:
+            why.append(noted.refused)
+            return noted.messages
+
+    spoken, cut = before_media(list(turns), read_or_note)
+    found, ends = _with_whole_answers_unlearned(itertools.chain.from_iterable(spoken))
+    if why and not any(message.role == "assistant" and message.weight for message in found):
+        raise why[0]
+    return found, ("ends-before-media",) if ends else cut
+
+
+def _with_whole_answers_unlearned(messages: Iterable[Message]) -> tuple[list[Message], bool]:
+    """(`messages` without weight in each answer of which a part has none, whether they end before one of which nothing
+    else is there).
+    """
+    found: list[Message] = []
+    for asks, turn in itertools.groupby(messages, lambda message: message.role in ("user", "system")):
+        answer = list(turn)
+        if not asks and not all(message.weight for message in answer):
+            answer = [replace(message, weight=0) for message in answer if message.content.strip()]
+            if not answer:
+                return found, True
+        found += answer
+    return found, False
+
+
+class _NotLearned(Exception):
+    """A turn that is read and not learned, and why."""
+
+    def __init__(self, refused: RowRefused, *messages: Message):
+        self.refused = refused
+        self.messages = [replace(message, weight=0) for message in messages] or [Message("assistant", "", 0)]
 
 
 def _chatgpt(name: str, row: Row) -> Conversation:
@@ -50,11 +106,9 @@ def _chatgpt(name: str, row: Row) -> Conversation:
         leaves = [key for key, node in nodes.items() if not node.get("children")]
         leaf = max(leaves, key=lambda key: one_of(nodes[key].get("message"), "create_time") or 0, default="")
     path = branch(parents, leaf)
-    messages: list[Message] = []
-    for key in path:
-        messages += _chatgpt_turn(nodes[key].get("message"))
+    messages, cut = _said([nodes[key].get("message") for key in path], _chatgpt_turn)
     spoken = [key for key in nodes if key not in path and _chatgpt_role(nodes[key].get("message")) == "assistant"]
-    return _done(name, messages, len(spoken))
+    return _done(name, messages, len(spoken), cut)
 
 
 def _in_a_row(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -86,27 +140,36 @@ def _chatgpt_turn(message: Any) -> list[Message]:
     if kind == "thoughts":
         thoughts = [str(one_of(item, "content", "summary") or "") for item in listed(content.get("thoughts"))]
         return [Message("assistant", "", reasoning="\n".join(thoughts) or None)]
-    _refuse_unfinished(message, role)
+    if _is_of_tool(message, role):
+        tool = one_of(one_of(message, "author"), "name") or one_of(message, "recipient")
+        if tool == _MEMORY:
+            return []
+        raise _NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {str(tool)[:40]} took part"))
     text = _chatgpt_text(content)
-    return read_turn({"role": role, "content": text}) if text.strip() else []
+    said = read_turn({"role": role, "content": text}) if text.strip() else []
+    if role == "assistant" and _is_unfinished(message):
+        raise _NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
+    return said
 
 
 def _chatgpt_text(content: Mapping[str, Any]) -> str:
     parts = content.get("parts")
     if parts is None and isinstance(content.get("text"), str):
         parts = [content["text"]]
+    if isinstance(parts, list) and any(one_of(part, "content_type") == _SPOKEN for part in parts):
+        parts = [str(part.get("text", "")) for part in parts if one_of(part, "content_type") == _SPOKEN]
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         kind = str(content.get("content_type"))[:40]
-        raise RowRefused("unsupported-content", f"a message of type {kind!r}: only text can be learned")
+        raise RowRefused(NOT_HELD, f"a message of type {kind!r}: only text can be learned")
     return "\n".join(parts)
 
 
-def _refuse_unfinished(message: Any, role: Any) -> None:
-    if role == "tool" or (role == "assistant" and one_of(message, "recipient") not in (None, "all")):
-        tool = one_of(one_of(message, "author"), "name") or one_of(message, "recipient")
-        raise RowRefused("unsupported-content", f"ChatGPT's own tool {str(tool)[:40]} took part")
-    if one_of(message, "status") == "in_progress" or _finish(message) in ("max_tokens", "interrupted"):
-        raise RowRefused("cut-off-answer", "an answer was stopped before its end")
+def _is_of_tool(message: Any, role: Any) -> bool:
+    return role == "tool" or (role == "assistant" and one_of(message, "recipient") not in (None, "all"))
+
+
+def _is_unfinished(message: Any) -> bool:
+    return one_of(message, "status") == "in_progress" or _finish(message) in ("max_tokens", "interrupted")
 
 
 def _finish(message: Any) -> Any:
@@ -125,24 +188,24 @@ def _claude(name: str, row: Row) -> Conversation:
         leaf = str(row.get("current_leaf_message_uuid"))
         kept = branch({i: by_id[i].get("parent_message_uuid") for i in by_id}, leaf if leaf in by_id else ids[-1])
         path = [by_id[one] for one in kept]
-    messages: list[Message] = []
-    for turn in path:
-        messages += _claude_turn(turn)
-    return _done(name, messages, len(turns) - len(path))
+    messages, cut = _said(path, _claude_turn)
+    return _done(name, messages, len(turns) - len(path), cut)
 
 
 def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
     if turn.get("sender") != "assistant" and (turn.get("files") or turn.get("files_v2")):
-        raise RowRefused("unsupported-content", "a message with files that the export does not hold")
+        raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
     texts = [one_of(item, "extracted_content") for item in listed(turn.get("attachments"))]
     if not all(isinstance(text, str) for text in texts):
-        raise RowRefused("unsupported-content", "an attachment without its text")
+        raise RowRefused(NOT_HELD, "an attachment without its text")
     content = turn.get("content") or turn.get("text")
-    if isinstance(content, list) and any(one_of(part, "type") in ("tool_use", "tool_result") for part in content):
-        raise RowRefused("unsupported-content", "Claude's own tools took part")
+    used_tools = isinstance(content, list) and any(one_of(part, "type") in _CLAUDE_TOOLS for part in content)
     if isinstance(content, list):
-        content = _apart([part for part in content if one_of(part, "type") not in ("token_budget", "flag")])
+        silent = ("token_budget", "flag", *_CLAUDE_TOOLS)
+        content = _apart([part for part in content if one_of(part, "type") not in silent])
     said = read_turn({"role": turn.get("sender"), "content": content})
+    if used_tools:
+        raise _NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *said)
     if not texts:
         return said
     return [*(Message("user", str(text)) for text in texts), *said]
@@ -159,6 +222,7 @@ def _apart(parts: list[Any]) -> list[Any]:
     return found
 
 
+_CLAUDE_TOOLS = ("tool_use", "tool_result")
 _ENDS = (".", "!", "?", ":", "\u3002", "\uff01", "\uff1f")
 
 
@@ -178,20 +242,19 @@ def _open_webui(name: str, row: Row) -> Conversation:
         )
     else:
         turns = listed(chat.get("messages"))
-    messages = read_system(one_of(chat, "system") or one_of(chat.get("params"), "system"))
-    for turn in turns:
-        messages += _webui_turn(turn)
-    return _done(name, messages, others)
+    said, cut = _said(turns, _webui_turn)
+    messages = [*read_system(one_of(chat, "system") or one_of(chat.get("params"), "system")), *said]
+    return _done(name, messages, others, cut)
 
 
 def _webui_turn(turn: Any) -> list[Message]:
-    if one_of(turn, "error"):
-        raise RowRefused("failed", "an answer of the conversation is an error")
-    if one_of(turn, "done") is False and one_of(turn, "role") == "assistant":
-        raise RowRefused("cut-off-answer", "an answer was stopped before its end")
     if one_of(turn, "files"):
-        raise RowRefused("unsupported-content", "a message with files that the export does not hold")
+        raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
     said = read_turn({"role": one_of(turn, "role"), "content": one_of(turn, "content") or ""})
+    if one_of(turn, "error"):
+        raise _NotLearned(RowRefused("failed", "an answer of the conversation is an error"), *said)
+    if one_of(turn, "done") is False and one_of(turn, "role") == "assistant":
+        raise _NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
     thoughts, rest = split_thoughts(said[0].content)
     if said[0].role != "assistant" or not thoughts:
         return said
@@ -265,14 +328,18 @@ def _is_pair(value: Any) -> bool:
 def _ai_studio(name: str, row: Row) -> Conversation:
     """Prompts of Google's AI Studio: `chunkedPrompt` of chunks, thoughts among them."""
     system = parsed(row.get("system_instruction"))
-    messages = read_system(system)
-    for chunk in listed(row["chunked_prompt"].get("chunks")):
-        if one_of(chunk, "text") is None:
-            raise RowRefused("unsupported-content", "a chunk that is no text: only text can be learned")
-        if chunk.get("finishReason") not in (None, "", "STOP"):
-            raise RowRefused("cut-off-answer", f"an answer ended by {str(chunk['finishReason'])[:40]}, not by itself")
-        messages += read_turn({**chunk, "content": chunk["text"]})
-    return _done(name, messages, 0)
+    messages, cut = _said(listed(row["chunked_prompt"].get("chunks")), _ai_studio_turn)
+    return _done(name, [*read_system(system), *messages], 0, cut)
+
+
+def _ai_studio_turn(chunk: Any) -> list[Message]:
+    if one_of(chunk, "text") is None:
+        raise RowRefused(NOT_HELD, "a chunk that is no text: only text can be learned")
+    said = read_turn({**chunk, "content": chunk["text"]})
+    if chunk.get("finishReason") not in (None, "", "STOP"):
+        why = f"an answer ended by {str(chunk['finishReason'])[:40]}, not by itself"
+        raise _NotLearned(RowRefused("cut-off-answer", why), *said)
+    return said
 
 
 def _is_lm_studio(row: Row) -> bool:

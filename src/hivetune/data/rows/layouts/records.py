@@ -11,10 +11,12 @@ from hivetune.data.rows.layouts.answers import has_completions, is_request, is_r
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.rows.layouts.said import (
+    NOT_HELD,
     Conversation,
     Row,
     RowLayout,
     Tools,
+    before_media,
     first_of,
     is_json_text,
     listed,
@@ -56,9 +58,21 @@ def _messages(name: str, row: Row) -> Conversation:
 
 def _session(_name: str, row: Row) -> Conversation:
     """A conversation that data/rows/sessions put together from many lines."""
-    messages, told = _with_results(read_messages(row["messages"], row.get("system")))
+    read, cut = _read_to_media(row["messages"], row.get("system"))
+    messages, told = _with_results(read)
     ordered, more = in_order(messages)
-    return Conversation(str(row["hivetune_session"]), ordered, changed=(*row.get("left_out", ()), *told, *more))
+    return Conversation(str(row["hivetune_session"]), ordered, changed=(*row.get("left_out", ()), *cut, *told, *more))
+
+
+def _read_to_media(turns: list[Any], system: Any) -> tuple[list[Message], tuple[str, ...]]:
+    """(messages, reasons of severity warn) of a session, up to the first turn that holds an image or a file."""
+    try:
+        return read_messages(turns, system), ()
+    except RowRefused as refused:
+        if refused.reason != NOT_HELD:
+            raise
+    held, cut = before_media(turns, read_turn)
+    return read_messages(turns[: len(held)], system), cut
 
 
 def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:

@@ -4,13 +4,14 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
 Row = Mapping[str, Any]
+NOT_HELD = "unsupported-content"  # why a turn is refused whose image, file or tool a log does not hold
 MAX_PYTHON_CHARS = 1 << 20
 _PYTHON = re.compile(r"\s*(?:\[\s*)*(?:\{\s*)?'")
 Tools = tuple[Mapping[str, Any], ...]
@@ -94,6 +95,24 @@ def text_of(value: Any, column: str) -> str:
 
 def said(role: Role, value: Any, column: str) -> Message:
     return Message(role, text_of(value, column))
+
+
+def before_media(
+    turns: Sequence[Any], read: Callable[[Any], list[Message]]
+) -> tuple[list[list[Message]], tuple[str, ...]]:
+    """(messages of each turn up to the first that holds what is no text, reasons of severity warn): what follows rests
+    on what nobody can read. Raises RowRefused where nothing is learned before it.
+    """
+    messages: list[list[Message]] = []
+    for turn in turns:
+        try:
+            messages.append(read(turn))
+        except RowRefused as refused:
+            learned = any(one.role == "assistant" and one.weight for said in messages for one in said)
+            if refused.reason != NOT_HELD or not learned:
+                raise
+            return messages, ("ends-before-media",)
+    return messages, ()
 
 
 def first_of(row: Row, names: tuple[str, ...]) -> str | None:
