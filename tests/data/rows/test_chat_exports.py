@@ -1,0 +1,146 @@
+"""Exports of chat programs in which something stands that no export holds: a tool's results, an image, a cut answer."""
+
+from typing import Any
+
+import pytest
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.conversation import read_conversation
+
+Turn = dict[str, Any]
+
+
+def chatgpt(*messages: Turn) -> dict[str, Any]:
+    """A conversation of ChatGPT's export."""
+    mapping: dict[str, Any] = {"root": {"id": "root", "message": None, "parent": None, "children": ["0"]}}
+    for number, message in enumerate(messages):
+        below = [str(number + 1)] if number + 1 < len(messages) else []
+        above = str(number - 1) if number else "root"
+        mapping[str(number)] = {"id": str(number), "message": message, "parent": above, "children": below}
+    return {"title": "t", "mapping": mapping, "current_node": str(len(messages) - 1), "create_time": 1.0}
+
+
+def message(role: str, text: Any, kind: str = "text", **more: Any) -> Turn:
+    content = {"content_type": kind, "parts": text if isinstance(text, list) else [text]}
+    return {"author": {"role": role, **more.pop("author", {})}, "content": content, "recipient": "all", **more}
+
+
+def claude(*messages: tuple[str, Any]) -> dict[str, Any]:
+    turns = [{"uuid": str(n), "sender": who, "text": "", "content": said} for n, (who, said) in enumerate(messages)]
+    return {"uuid": "c", "name": "n", "chat_messages": turns}
+
+
+def text(said: str) -> Turn:
+    return {"type": "text", "text": said}
+
+
+def said(row: dict[str, Any]) -> tuple[list[tuple[str, str, float]], tuple[str, ...]]:
+    found = read_conversation(row)
+    return [(m.role, m.content, m.weight) for m in found.messages], found.changed
+
+
+PAIR = (message("user", "what floats?"), message("assistant", "Wood does."))
+SEARCH = (
+    message("user", "and what is the news?"),
+    message("assistant", "search('news')", "code", recipient="web"),
+    message("tool", "", author={"name": "web"}),
+    message("assistant", "A boat sank."),
+)
+
+
+def test_an_answer_that_rests_on_a_tool_is_read_and_not_learned() -> None:
+    turns, changed = said(chatgpt(*PAIR, *SEARCH, message("user", "thanks"), message("assistant", "Gladly.")))
+    assert [weight for _, _, weight in turns] == [1, 1, 1, 0, 1, 1]
+    assert turns[3] == ("assistant", "A boat sank.", 0)
+    assert changed == ()
+    with pytest.raises(RowRefused, match="unsupported-content"):
+        read_conversation(chatgpt(*SEARCH))
+
+
+def test_a_note_in_chatgpts_memory_is_none() -> None:
+    note = (message("assistant", "likes boats", recipient="bio"), message("tool", "noted", author={"name": "bio"}))
+    turns, _ = said(chatgpt(message("user", "I like boats"), *note, message("assistant", "Good to know.")))
+    assert turns == [("user", "I like boats", 1), ("assistant", "Good to know.", 1)]
+
+
+def test_an_answer_that_was_stopped_is_not_learned() -> None:
+    stopped = message("assistant", "It has a", metadata={"finish_details": {"type": "interrupted"}})
+    turns, _ = said(chatgpt(*PAIR, message("user", "more"), stopped, message("user", "shorter"), PAIR[1]))
+    assert [weight for _, _, weight in turns] == [1, 1, 1, 0, 1, 1]
+    with pytest.raises(RowRefused, match="cut-off-answer"):
+        read_conversation(chatgpt(PAIR[0], stopped))
+
+
+def test_a_conversation_ends_before_its_first_image() -> None:
+    image = [{"content_type": "image_asset_pointer", "asset_pointer": "file-service://1"}, "what is this?"]
+    picture = message("user", image, "multimodal_text")
+    turns, changed = said(chatgpt(*PAIR, picture, message("assistant", "A boat.")))
+    assert turns == [("user", "what floats?", 1), ("assistant", "Wood does.", 1)]
+    assert changed == ("ends-before-media",)
+    drawn = (message("assistant", "{}", recipient="dalle.text2im"), message("tool", image, "multimodal_text"))
+    turns, changed = said(chatgpt(*PAIR, message("user", "draw it"), *drawn, message("user", "bluer"), PAIR[1]))
+    assert turns[:2] == [("user", "what floats?", 1), ("assistant", "Wood does.", 1)]
+    assert changed == ("ends-before-media", "trailing-turns")
+
+
+def test_what_was_spoken_is_a_text() -> None:
+    spoken = [{"content_type": "audio_transcription", "text": "what floats?"}, {"content_type": "audio_asset_pointer"}]
+    turns, _ = said(chatgpt(message("user", spoken, "multimodal_text"), PAIR[1]))
+    assert turns == [("user", "what floats?", 1), ("assistant", "Wood does.", 1)]
+
+
+def test_claudes_own_tools() -> None:
+    search = [{"type": "tool_use", "name": "web_search", "input": {}}, {"type": "tool_result", "content": []}]
+    row = claude(
+        ("human", [text("what floats?")]),
+        ("assistant", [text("Wood does.")]),
+        ("human", [text("and the news?")]),
+        ("assistant", [text("I look."), *search, text("A boat sank.")]),
+        ("human", [text("thanks")]),
+        ("assistant", [text("Gladly.")]),
+    )
+    turns, _ = said(row)
+    assert [weight for _, _, weight in turns] == [1, 1, 1, 0, 1, 1]
+
+
+def test_open_webui_and_ai_studio() -> None:
+    turns = [
+        {"role": "user", "content": "what floats?"},
+        {"role": "assistant", "content": "Wood does.", "done": True},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": "It", "done": False},
+        {"role": "user", "content": "see the file", "files": [{"id": "f"}]},
+        {"role": "assistant", "content": "I see.", "done": True},
+    ]
+    found, changed = said({"chat": {"messages": turns}})
+    assert found == [
+        ("user", "what floats?", 1),
+        ("assistant", "Wood does.", 1),
+        ("user", "more", 1),
+        ("assistant", "It", 0),
+    ]
+    assert changed == ("ends-before-media",)
+    chunks = [
+        {"role": "user", "text": "what floats?"},
+        {"role": "model", "text": "Wood does.", "finishReason": "STOP"},
+        {"role": "user", "driveDocument": {"id": "d"}},
+        {"role": "model", "text": "I see.", "finishReason": "STOP"},
+    ]
+    found, changed = said({"chunkedPrompt": {"chunks": chunks}})
+    assert [line for _, line, _ in found] == ["what floats?", "Wood does."]
+    assert changed == ("ends-before-media",)
+
+
+def test_a_session_ends_before_its_first_image() -> None:
+    image = {"type": "image", "source": {"type": "base64", "data": "aGk="}}
+    messages = [
+        {"role": "user", "content": "open the page"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "shot", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [image]}]},
+        {"role": "assistant", "content": "It is blue."},
+    ]
+    found = read_conversation({"hivetune_session": "claude-code", "messages": messages})
+    assert [(m.role, len(m.tool_calls)) for m in found.messages] == [("user", 0), ("assistant", 1)]
+    assert found.changed == ("ends-before-media",)
+    with pytest.raises(RowRefused, match="unsupported-content"):
+        read_conversation({"hivetune_session": "claude-code", "messages": [{"role": "user", "content": [image]}]})
