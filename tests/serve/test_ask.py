@@ -48,7 +48,7 @@ def test_calls_of_tools_are_part_of_the_answer() -> None:
 
 
 def test_arguments_of_calls_are_sent_as_text_and_the_key_as_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENDPOINT_KEY, "secret")
+    monkeypatch.setenv(ENDPOINT_KEY, "secret\n")
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     with fake_server(lambda body: stream("ok")) as server:
         said = [*CHAT, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -56,6 +56,14 @@ def test_arguments_of_calls_are_sent_as_text_and_the_key_as_a_header(monkeypatch
     assert server.asked[0]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
     assert server.asked[0]["path"] == "/v1/chat/completions" and server.asked[0]["model"] == "m"
     assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("key", ["secret\nand more", "secr\u20act"])
+def test_what_is_no_key_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv(ENDPOINT_KEY, key)
+    with pytest.raises(UsageError, match=ENDPOINT_KEY) as raised:
+        Endpoint("http://127.0.0.1:1/v1", "m").timed(CHAT, max_tokens=8)
+    assert "secr" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,18 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def step_time(seconds: float) -> str:
+    """Of a step, by two digits where that is finer than a second: 0.052 s, 4.8 s, 263 s."""
+    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
+
+
 def size(size_bytes: float) -> str:
     """Bytes as people say them, in powers of 1000."""
     for unit in ("B", "kB", "MB"):
-        if abs(size_bytes) < 1000:
+        if abs(size_bytes) < 999.5:
             return f"{size_bytes:.0f} {unit}"
         size_bytes /= 1000
-    return f"{size_bytes:.1f} GB" if size_bytes < 1000 else f"{size_bytes / 1000:.1f} TB"
+    return f"{size_bytes:.1f} GB" if size_bytes < 999.95 else f"{size_bytes / 1000:.1f} TB"
 
 
 def number(value: float | None, digits: int = 3) -> str:

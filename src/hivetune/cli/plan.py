@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hivetune.base.disk import home
+from hivetune.base.units import step_time
 from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import duration, emit, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
@@ -100,7 +101,7 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
     )
     share = flops / choice.step_s / planned.device.rates[setup.dtype]
     show(
-        f"time: {duration(total)} (between {low} and {high}), {choice.step_s:.2g} s a step, "
+        f"time: {duration(total)} (between {low} and {high}), {step_time(choice.step_s)} a step, "
         f"{tokens_per_s:,.0f} tokens/s, {100 * share:.0f} % of the GEMM rate; validation and loading come on top"
     )
     if planned.worth is not None:
@@ -114,13 +115,9 @@ def _streaming_words(choice: Choice, streaming: StreamedFrom) -> str:
     return (
         f"frozen layers streamed: {choice.setup.streamed} of {choice.setup.architecture.layers} from "
         f"{places[streaming.source]} at {streaming.bytes_per_s / 1e9:.2g} GB/s; peak {size(choice.peak.bytes)}, about "
-        f"{_step_words(choice.step_s)} a step, {_step_words(streaming.waited_s)} of it waiting for them; from "
+        f"{step_time(choice.step_s)} a step, {step_time(streaming.waited_s)} of it waiting for them; from "
         f"{streaming.hiding_tokens:,.0f} tokens a micro-batch on, reading hides behind computing"
     )
-
-
-def _step_words(step_s: float) -> str:
-    return f"{step_s:.2g} s" if step_s < 100 else f"{step_s:.0f} s"
 
 
 def _option_cells(option: Option) -> tuple[object, ...]:
@@ -135,7 +132,7 @@ def _option_cells(option: Option) -> tuple[object, ...]:
         fits,
         size(option.least_bytes),
         size(option.peak_bytes) if option.fits else "-",
-        _step_words(option.choice.step_s) if option.choice else "-",
+        step_time(option.choice.step_s) if option.choice else "-",
         hours,
         size(option.disk),
     )

@@ -7,6 +7,8 @@ back for each pack that they compute.
 import math
 from dataclasses import dataclass
 
+from hivetune.base.units import step_time
+
 # Between processes of one machine: 35 MB went through a Unix socket in 7 ms (5 GB/s, two busy cores), and each gradient
 # is then read and added.
 LOCAL_BYTES_PER_S = 2e9
@@ -36,8 +38,9 @@ class Worth:
     def words(self) -> str:
         packs = "1 pack" if self.packs == 1 else f"{self.packs} packs"
         told = (
-            f"{self.workers} workers: a step of {packs} takes {self.together_s:.2g} s instead of {self.alone_s:.2g} s, "
-            f"{self.exchange_s:.2g} s of it for gradients and weights{self.link and f' over {self.link}'}"
+            f"{self.workers} workers: a step of {packs} takes {step_time(self.together_s)} instead of "
+            f"{step_time(self.alone_s)}, {step_time(self.exchange_s)} of it for gradients and "
+            f"weights{self.link and f' over {self.link}'}"
         )
         if self.gain >= WORTH_STARTING:
             return told

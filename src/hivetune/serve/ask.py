@@ -59,7 +59,9 @@ class Endpoint:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         body = {"model": self.model, "messages": [_as_sent(message) for message in messages]}
         body |= streamed(max_tokens, tools)
-        key = os.environ.get(ENDPOINT_KEY, "")
+        key = os.environ.get(ENDPOINT_KEY, "").strip()
+        if not (key.isascii() and key.isprintable()):  # the library's own error would show it
+            raise UsageError(f"{ENDPOINT_KEY} holds more than a key: a line break, or letters that no key has")
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         path = parts.path.removesuffix("/chat/completions") + "/chat/completions"
         started = time.perf_counter()

@@ -3,16 +3,19 @@
 import bz2
 import gzip
 import lzma
+import os
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.synth.sources.manual import blocks_in, read_manual
 from hivetune.synth.sources.page import DocPage, NotUnderstood
-from hivetune.synth.sources.places import DocSource, Places, read_source
+from hivetune.synth.sources.places import DocSource, Places, _help_of, read_source
 from hivetune.synth.sources.rendered import help_page
 
 PAGES = Path(__file__).parent.parent / "pages/usr/share/man"
@@ -175,6 +178,42 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("hivetune.synth.sources.places.MOST_HELP_BYTES", len(HELP) - 1)
     with pytest.raises(NotUnderstood, match="prints more than"):  # not with the last option's words cut
         read_source(found[0])
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("sleep 60 & echo 'Usage: comb'", ""),  # what it leaves running holds nobody up
+        ("exec cat /dev/zero", "prints more than"),  # and the disk is not filled
+        ("sleep 60 & sleep 60", "did not end in"),
+    ],
+)
+def test_a_command_that_does_not_end_well_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
+) -> None:
+    monkeypatch.setattr("hivetune.synth.sources.places.HELP_TIMEOUT_S", 1.0 if "did not" in said else 20.0)
+    program = tmp_path / "combtool"
+    program.write_text(f"#!/bin/sh\necho $$ > '{tmp_path}/group'\n{does}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    began = time.monotonic()
+    try:
+        text = _help_of(("combtool",))
+    except NotUnderstood as reason:
+        assert said and said in str(reason)
+    else:
+        assert (said, text) == ("", "Usage: comb\n")
+    assert time.monotonic() - began < 15
+    group = int((tmp_path / "group").read_text())
+    alive = [each.pid for each in psutil.process_iter() if _group(each) == group]
+    assert alive == []
+
+
+def _group(process: psutil.Process) -> int:
+    try:
+        return 0 if process.status() == psutil.STATUS_ZOMBIE else os.getpgid(process.pid)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return 0
 
 
 def test_pages_are_found_by_pattern_and_aliases_once(places: Places) -> None:

@@ -1,15 +1,19 @@
 """Where a pack's documentation is on this machine: manual pages by name, documents, modules, help texts."""
 
+import contextlib
 import fnmatch
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 from hivetune.errors import UsageError
 from hivetune.synth.sources.completions import read_completion
@@ -23,6 +27,7 @@ from hivetune.synth.sources.structure import page_of
 _SHARES = (Path("/usr/local/share"), Path("/usr/share"))
 HELP_TIMEOUT_S = 20.0
 MOST_HELP_BYTES = 1 << 20
+MOST_WRITTEN_BYTES = 16 << 20  # in one file, what it prints included
 _SECTION_FOLDER = re.compile(r"man\w+")
 _REFERENCE = re.compile(r"(?P<name>.+)\((?P<section>[\w*?\[\]]+)\)")
 _COMPLETION_FOLDERS = ("fish/vendor_completions.d", "fish/completions", "zsh/vendor-completions", "zsh/site-functions")
@@ -143,24 +148,44 @@ def read_source(source: DocSource) -> DocPage:
 
 
 def _help_of(command: Sequence[str]) -> str:
-    """What it prints for --help; some print it to standard error, some end with 1. Nothing else is ever run."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
+    """What it prints for --help; some print it to standard error, some end with 1. Nothing else is ever run, and
+    nothing of it is left running: files take what it prints, since a pipe would wait for all that it has started."""
+    asked = f"{' '.join(command)} --help"
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
                 [*command, "--help"],
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=HELP_TIMEOUT_S,
-                check=False,
+                stdout=out,
+                stderr=err,
                 cwd=folder,
                 env={**os.environ, "PAGER": "cat", "MANPAGER": "cat", "COLUMNS": "200", "TERM": "dumb"},
+                start_new_session=True,
+                preexec_fn=_write_little,
             )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotUnderstood(f"{' '.join(command)} --help: {error}") from None
-    printed = done.stdout or done.stderr
+        except OSError as error:
+            raise NotUnderstood(f"{asked}: {error}") from None
+        try:
+            process.wait(HELP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise NotUnderstood(f"{asked}: it did not end in {HELP_TIMEOUT_S:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        printed = _beginning(out) or _beginning(err)
     if len(printed) > MOST_HELP_BYTES:  # a part would end within what one option does
-        raise NotUnderstood(f"{' '.join(command)} --help: it prints more than {MOST_HELP_BYTES >> 10} KiB")
+        raise NotUnderstood(f"{asked}: it prints more than {MOST_HELP_BYTES >> 10} KiB")
     return printed.decode("utf-8", "replace")
+
+
+def _write_little() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_WRITTEN_BYTES, MOST_WRITTEN_BYTES))
+
+
+def _beginning(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read(MOST_HELP_BYTES + 1)
 
 
 def _read_info(source: DocSource) -> DocPage:
