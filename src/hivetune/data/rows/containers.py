@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hivetune.data.rows.api.recorded import RECORDED_KEYS, recorded_calls
 from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.layouts.said import objects, one_of
 from hivetune.data.rows.layouts.traces import MODEL_RUNS, attributes, typed
@@ -25,7 +26,7 @@ KEYS = (
     "runs",
 )
 _MODEL_SPANS = ("llmSpans", "llm_spans")  # the model's calls of a trace that lists each kind of step apart
-_ALSO = ("loglines", "post", "batch", "child_runs", "resourceLogs", *_MODEL_SPANS)
+_ALSO = ("loglines", "post", "batch", "child_runs", "resourceLogs", *_MODEL_SPANS, *RECORDED_KEYS)
 _MARK = re.compile(b'"(?:%s)"' % b"|".join(key.encode() for key in (*KEYS, *_ALSO)))
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
@@ -54,7 +55,7 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return [json.loads(text) for _, _, text in claude_code_rows(iter(enumerate(lines, 1)))]
     if "instruction" in record and objects(record.get("instances")) is not None:  # self-instruct
         return [{**record, "instances": None, **instance} for instance in record["instances"]]
-    if (sent := _sent_runs(record) or _ingested(record)) is not None:
+    if (sent := _sent_runs(record) or _ingested(record) or recorded_calls(record)) is not None:
         return sent
     for key in _MODEL_SPANS:
         if (calls := objects(record.get(key))) is not None:

@@ -20,6 +20,7 @@ from hivetune.data.rows.find.made import class_column
 from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.find.per_file import read_as_its_file
 from hivetune.data.rows.find.talk.turn_lists import speaker_and_text
+from hivetune.data.rows.layouts.answers import refuse_cut_row
 from hivetune.data.rows.layouts.columns import map_columns, maps_content, missing_column
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
@@ -237,6 +238,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     row = _parsed_row(text)
     if is_session_line(row):
         raise RowRefused("session-line")
+    refuse_cut_row(row)
     if columns:
         row = map_columns(row, columns)
     mapped, two, told = maps_content(columns), None, without_reasons(row)

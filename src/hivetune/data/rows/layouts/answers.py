@@ -3,18 +3,28 @@
 OpenAI (chat, completions, Responses, batch), Anthropic, Ollama, Gemini, Bedrock, Cohere, Hugging Face, LangChain.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.api.pieces import pieces_in, whole_response
 from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
-from hivetune.data.rows.layouts.said import Tools, listed, objects, one_of, parsed
+from hivetune.data.rows.layouts.said import Tools, objects, one_of, parsed
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, is_item, read_messages, read_system, read_turn
 from hivetune.data.rows.sessions.rendered import asked_turns, turns_of
 from hivetune.records import Message
 
-CUT_OFF = frozenset(("length", "max_tokens", "max_output_tokens", "max_length", "model_context_window_exceeded"))
-STOPPED = frozenset(("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "error", "cancelled"))
+CUT_OFF = frozenset(
+    ("length", "max_tokens", "max_output_tokens", "max_length", "model_context_window_exceeded", "pause_turn", "limit")
+)
+STOPPED = frozenset(
+    (
+        *("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "error", "cancelled"),
+        *("refusal", "guardrail_intervened", "content_filtered", "malformed_function_call"),
+    )
+)
+# Where a response says how it ended.
+_ENDS = ("stop_reason", "stopReason", "done_reason", "finish_reason", "finishReason", "completionReason", "stop_type")
 _SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "preamble", "system_prompt")
 _ASKED = ("messages", "contents", "input", "prompt", "message", "inputText", "question", "query", "inputs")
 _ANSWERED = (
@@ -58,6 +68,8 @@ def read_request(value: Any) -> Request:
         raise RowRefused("wrong-type", "the request: an object, a list of messages or a text")
     if one_of(value, "previous_response_id", "conversation") is not None:
         raise RowRefused("earlier-turns-missing")
+    if isinstance(one_of(value.get("prompt"), "id"), str):
+        raise RowRefused("earlier-turns-missing", "the prompt is kept by the provider: log its text with the request")
     asked = _asked(value)
     config = one_of(value, "config", "generationConfig")
     system = one_of(value, *_SYSTEMS) or one_of(config, *_SYSTEMS)
@@ -102,10 +114,12 @@ def _flat(turns: list[Any]) -> list[Any]:
 def is_response(value: Any) -> bool:
     """Whether a value has the shape of some API's response. An answer that is JSON itself has not."""
     value = _unwrapped(parsed(value))
+    if isinstance(value, str | list) and pieces_in(value) is not None:
+        return True
     if isinstance(value, list):
         items = objects(_flat(value))
         keys = ("role", "lc", "from", "generated_text", "message", "toolName")
-        return items is not None and (all(any(k in i for k in keys) or is_item(i) for i in items) or _is_stream(items))
+        return items is not None and all(any(k in i for k in keys) or is_item(i) for i in items)
     return isinstance(value, dict) and _is_response_object(value)
 
 
@@ -123,8 +137,23 @@ def _is_response_object(value: Mapping[str, Any]) -> bool:
         return True
     if isinstance(value.get("error"), dict | str) and value["error"]:
         return True
+    if isinstance(value.get("generated_text"), str) or _is_text_output(value):
+        return True
     ends = ("done", "done_reason", "stop_reason", "stopReason", "finish_reason", "completionReason", "results")
-    return any(end in value for end in ends) or "lc" in value
+    return any(end in value for end in (*ends, "stop_type")) or "lc" in value
+
+
+def _is_text_output(value: Mapping[str, Any]) -> bool:
+    """Whether an object is Mistral's response on Bedrock."""
+    return all(isinstance(one.get("text"), str) for one in objects(value.get("outputs")) or [{}])
+
+
+def continues_request(value: Any) -> bool:
+    """Whether a response is Anthropic's: its API goes on behind a last turn of the assistant, without a break."""
+    value = _unwrapped(parsed(value))
+    if isinstance(value, str | list):
+        return any(item.get("type") == "message_start" for item in pieces_in(value) or ())
+    return isinstance(value, dict) and isinstance(value.get("content"), list) and "stop_reason" in value
 
 
 def has_completions(value: Mapping[str, Any]) -> bool:
@@ -140,6 +169,8 @@ def read_answer(value: Any) -> tuple[list[Message], tuple[str, ...]]:
     if isinstance(value, str) and not is_response(value):
         return [_text_answer(value)], ()  # an answer may be JSON itself
     value = _unwrapped(parsed(value))
+    if isinstance(value, str | list) and (pieces := pieces_in(value)) is not None:
+        value = whole_response(pieces)
     if isinstance(value, list):
         return _listed(value)
     if not isinstance(value, dict):
@@ -164,6 +195,8 @@ def _of_object(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]
         return read_turn(value["message"]), ()
     if isinstance(value.get("results"), list) and value["results"]:
         return read_answer(value["results"][0])
+    if _is_text_output(value):
+        return read_answer(value["outputs"][0])
     return _of_message(value)
 
 
@@ -222,13 +255,20 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
         _refuse_cut(one_of(details, "reason") or "max_output_tokens")
     if value.get("status") in ("failed", "cancelled"):
         raise RowRefused("failed", f"the call is {value['status']}")
-    for key in ("stop_reason", "stopReason", "done_reason", "finish_reason", "completionReason"):
-        _refuse_cut(value.get(key))
+    refuse_cut_row(value)
+    _refuse_cut(one_of(value.get("details"), "finish_reason"))
     if value.get("done") is False:
         raise RowRefused("cut-off-answer", "one piece of a stream (done is false)")
 
 
+def refuse_cut_row(row: Mapping[str, Any]) -> None:
+    """Refuses an answer beside which it stands that it broke off."""
+    for name in _ENDS:
+        _refuse_cut(row.get(name))
+
+
 def _refuse_cut(reason: Any) -> None:
+    """Raises RowRefused where an answer ended by its length or was stopped."""
     word = reason.lower() if isinstance(reason, str) else ""
     if word in CUT_OFF:
         raise RowRefused("cut-off-answer", f"the answer ended by {reason}, not by itself")
@@ -284,8 +324,6 @@ def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
         return [_text_answer(value[0])], ()
     if items is None:
         raise RowRefused("wrong-type", "the response: an object, a list of messages or a text")
-    if _is_stream(items):
-        return _of_stream(items), ()
     if isinstance(items[0].get("generated_text"), str):
         return [_text_answer(items[0]["generated_text"])], ("other-answers",) if len(items) > 1 else ()
     if all("toolName" in item for item in items):  # the AI SDK
@@ -295,43 +333,3 @@ def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
     if any(one_of(item, "finish_reason") for item in items):  # OpenTelemetry puts it into the message
         _refuse_cut(next(reason for item in items if (reason := one_of(item, "finish_reason"))))
     return read_messages(items, None), ()
-
-
-def _is_stream(items: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a list holds the pieces in which OpenAI or Anthropic send an answer."""
-    if all(item.get("object") == "chat.completion.chunk" for item in items):
-        return True
-    return items[0].get("type") == "message_start" and all("type" in item for item in items)
-
-
-def _of_stream(items: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The message whose pieces were logged. Raises RowRefused where its end is missing."""
-    texts = dict.fromkeys(("content", "text", "reasoning_content", "thinking"), "")
-    calls: dict[Any, dict[str, Any]] = {}
-    end = None
-    for item in items:
-        choice = next(iter(listed(item.get("choices"))), item)
-        delta = one_of(choice, "delta") or {}
-        end = one_of(choice, "finish_reason") or one_of(delta, "stop_reason") or end
-        for name in texts:
-            texts[name] += str(one_of(delta, name) or "")
-        _add_calls(calls, item, delta)
-    if end is None:
-        raise RowRefused("cut-off-answer", "the pieces of a stream, without the last")
-    _refuse_cut(end)
-    thoughts = texts["reasoning_content"] or texts["thinking"]
-    said = {"role": "assistant", "content": texts["content"] + texts["text"], "reasoning_content": thoughts}
-    return read_turn({**said, "tool_calls": list(calls.values())})
-
-
-def _add_calls(calls: dict[Any, dict[str, Any]], item: Mapping[str, Any], delta: Any) -> None:
-    """What a piece of a stream tells of calls: Anthropic's block with its arguments behind it, OpenAI's pieces."""
-    block, place = one_of(item, "content_block"), item.get("index")
-    if one_of(block, "type") == "tool_use":
-        calls[place] = {"id": block.get("id"), "name": block.get("name"), "arguments": ""}
-    if place in calls:
-        calls[place]["arguments"] += str(one_of(delta, "partial_json") or "")
-    for call in objects(one_of(delta, "tool_calls")) or []:
-        known = calls.setdefault(call.get("index"), {"id": call.get("id"), "name": "", "arguments": ""})
-        for name in ("name", "arguments"):
-            known[name] += str(one_of(call.get("function"), name) or "")

@@ -26,7 +26,7 @@ def read_call(call: Any) -> Mapping[str, Any]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are no JSON object")
-    return _plain_call(name, arguments, one_of(call, "id", "call_id", "toolUseId", "toolCallId", "tool_call_id"))
+    return _plain_call(name, arguments, one_of(call, "call_id", "id", "toolUseId", "toolCallId", "tool_call_id"))
 
 
 def free_call(name: str, text: str, call_id: Any) -> Mapping[str, Any]:

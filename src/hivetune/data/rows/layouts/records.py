@@ -4,10 +4,19 @@ asked, what was answered.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.answers import has_completions, is_request, is_response, read_answer, read_request
+from hivetune.data.rows.api.pieces import starts_events
+from hivetune.data.rows.layouts.answers import (
+    continues_request,
+    has_completions,
+    is_request,
+    is_response,
+    read_answer,
+    read_request,
+)
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.rows.layouts.said import (
@@ -30,12 +39,15 @@ from hivetune.records import Message
 
 REQUESTS = (
     *("request", "request_body", "req", "body", "kwargs", "input", "inputs", "params", "payload", "raw_request"),
-    *("llm_input", "model_input", "request_json", "prompt"),
+    *("llm_input", "model_input", "request_json", "full_request", "llm_request", "api_request", "request_payload"),
+    "prompt",
 )
 RESPONSES = (
     *("response", "response_body", "resp", "output", "outputs", "result", "completion", "raw_response"),
-    *("llm_output", "model_output", "response_json"),
+    *("llm_output", "model_output", "response_json", "full_response", "llm_response", "api_response"),
+    *("request_response", "original_response", "response_payload"),
 )
+REPEATED_REQUESTS = ("proxy_server_request", "function_kwargs")  # what was asked once more, or only there
 # Keys of a request or a response that lies flat in its row.
 FLAT = (
     *("messages", "contents", "system_instruction", "tool_config", "choices", "candidates", "message", "input"),
@@ -86,8 +98,8 @@ def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ..
         if message.role == "tool" and before is not None and before.role == "user":
             told.append("result-without-call")
             continue
-        goes_on = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
-        if goes_on and before is not None and before.role == "assistant" and before.tool_calls:
+        continues_request = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
+        if continues_request and before is not None and before.role == "assistant" and before.tool_calls:
             found += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
             told.append("call-without-result")
         found.append(message)
@@ -206,7 +218,17 @@ def _request_response(name: str, row: Row) -> Conversation:
     said, left_out = read_answer(row if answered_column == "" else row[answered_column])
     used = (asked_column, answered_column, *(FLAT if "" in sides else ()))
     tools = request.tools or read_tools(tools_of(row))
+    if continues_request(row if answered_column == "" else row[answered_column]):
+        return _conversation(name, _continued(request.messages, said), tools, left_out, used)
     return _conversation(name, joined(request.messages, said), tools, left_out, used)
+
+
+def _continued(asked: list[Message], answered: list[Message]) -> list[Message]:
+    """An answer whose beginning was given goes on right behind it."""
+    begun = asked[-1]
+    if begun.role != "assistant" or begun.tool_calls or answered[0].role != "assistant":
+        return joined(asked, answered)
+    return [*asked[:-1], replace(answered[0], content=begun.content + answered[0].content), *answered[1:]]
 
 
 def joined(asked: list[Message], answered: list[Message]) -> list[Message]:
@@ -235,17 +257,25 @@ def _sides(row: Row) -> tuple[str, str] | None:
     """(the column of the request, the column of the response), "" for the row itself; None if it is no such record."""
     if not any(map(_is_structured, row.values())):
         return None  # texts alone, as most rows are: a question and its answer
-    answered = next((name for name in RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
-    if answered is None and (_is_list(row.get("choices")) or _is_list(row.get("candidates")) or has_completions(row)):
-        answered = ""
-    if answered is None and isinstance(row.get("message"), dict) and "messages" in row:
-        answered = ""  # Ollama's answer beside what was asked
+    answered = _answered(row)
     if answered is None:
         return None
     asked = next((name for name in REQUESTS if name != answered and _is_asked(name, row.get(name))), None)
     if asked is None and _asks_flat(row, answered):
         asked = ""
+    if asked is None:
+        asked = next((name for name in REPEATED_REQUESTS if _is_asked(name, row.get(name))), None)
     return None if asked is None else (asked, answered)
+
+
+def _answered(row: Row) -> str | None:
+    """The column of the response, "" for the row itself."""
+    found = next((name for name in RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
+    if found is None and (_is_list(row.get("choices")) or _is_list(row.get("candidates")) or has_completions(row)):
+        return ""
+    if found is None and isinstance(row.get("message"), dict) and "messages" in row:
+        return ""  # Ollama's answer beside what was asked
+    return found
 
 
 def _asks_flat(row: Row, answered: str) -> bool:
@@ -266,7 +296,7 @@ def _is_asked(name: str, value: Any) -> bool:
 
 
 def _is_structured(value: Any) -> bool:
-    return isinstance(value, dict | list) or (isinstance(value, str) and is_json_text(value))
+    return isinstance(value, dict | list) or (isinstance(value, str) and (is_json_text(value) or starts_events(value)))
 
 
 def _is_list(value: Any) -> bool:
@@ -289,7 +319,7 @@ REQUEST_RESPONSE = RowLayout(
     frozenset((*RESPONSES, "choices", "candidates", "completions", "message")),
     lambda row: _sides(row) is not None,
     _request_response,
-    _COMMON | {"instructions"},
+    _COMMON | {"instructions", "request_payload", "response_payload", *REPEATED_REQUESTS},
     BESIDE,
 )
 MESSAGES = RowLayout(

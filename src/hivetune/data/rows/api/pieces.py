@@ -1,0 +1,247 @@
+"""An answer in the pieces in which an API sends it, put together to the response that it would have sent whole.
+
+OpenAI (chat, completions, Responses), Anthropic, Gemini, Ollama, Bedrock, llama.cpp. The pieces are a list, the text of
+server-sent events, or lines of JSON.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.said import listed, objects, one_of, parsed
+
+StreamPieces = Sequence[Mapping[str, Any]]
+Response = dict[str, Any]
+_EVENT_HEADS = ("data:", "event:", ": ", "id:")
+_EVENT_MARK = "data:"
+_OF_GEMINI = ("candidates", "usageMetadata", "promptFeedback", "usage_metadata", "prompt_feedback")
+_OF_BEDROCK = frozenset(
+    ("messageStart", "contentBlockStart", "contentBlockDelta", "contentBlockStop", "messageStop", "metadata")
+)
+_LONG = ("text", "thinking")  # of a block of Anthropic's, which come piece by piece
+
+
+def starts_events(text: str) -> bool:
+    """Whether a text may be server-sent events: a quick look."""
+    return text.startswith(_EVENT_HEADS)
+
+
+def pieces_in(value: Any) -> StreamPieces | None:
+    """The pieces of one answer, from a list of them or from the text that was sent; None for any other value."""
+    items = _sent(value) if isinstance(value, str) else objects(value)
+    return items if items and _joiner(items) is not None else None
+
+
+def whole_response(pieces: StreamPieces) -> Response:
+    """The response that these pieces are of. Raises RowRefused where its end is missing or the call failed."""
+    for piece in pieces:
+        if piece.get("type") == "error" or (isinstance(piece.get("error"), dict) and piece["error"]):
+            error = one_of(piece.get("error"), "message") or piece.get("message") or piece.get("error")
+            raise RowRefused("failed", f"the call failed: {str(error)[:80]}")
+    join = _joiner(pieces)
+    response = None if join is None else join(pieces)
+    if response is None:
+        raise RowRefused("cut-off-answer", "the pieces of a stream, without the last")
+    return response
+
+
+def _sent(text: str) -> list[dict[str, Any]] | None:
+    """The objects of server-sent events or of lines of JSON, up to a line that breaks off."""
+    text = text.lstrip()
+    lines = text.split("\n")
+    if starts_events(text):
+        lines = [line.removeprefix(_EVENT_MARK) for line in lines if line.startswith(_EVENT_MARK)]
+    elif not text.startswith("{") or len(lines) < 2:
+        return None
+    found: list[dict[str, Any]] = []
+    for line in (line.strip() for line in lines):
+        if not line or line == "[DONE]":
+            continue
+        try:
+            item = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(item, dict):
+            return None
+        found.append(item)
+    return found
+
+
+def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | None:
+    """What puts these pieces together; None: they are none. It gives None where the end is missing."""
+    if any(item.get("object") == "chat.completion.chunk" for item in items):
+        return _openai
+    if all(item.get("object") == "text_completion" for item in items):
+        return _openai_text
+    if all(isinstance(item.get("type"), str) for item in items):
+        return _events_of([item["type"] for item in items])
+    if all(isinstance(item.get("done"), bool) for item in items):
+        return _ollama
+    if any("candidates" in item for item in items) and all(one_of(item, *_OF_GEMINI) is not None for item in items):
+        return _gemini
+    if all(_OF_BEDROCK & item.keys() for item in items):
+        return _bedrock
+    return _llama if all(map(_is_llama, items)) else None
+
+
+def _events_of(kinds: Sequence[str]) -> Callable[[StreamPieces], Response | None] | None:
+    if "message_start" in kinds:
+        return _anthropic
+    is_responses = all(kind.startswith("response.") or kind in ("error", "keepalive") for kind in kinds)
+    return _responses if is_responses else None
+
+
+def _is_llama(item: Mapping[str, Any]) -> bool:
+    return isinstance(item.get("content"), str) and isinstance(item.get("stop"), bool)
+
+
+def _openai(pieces: StreamPieces) -> Response | None:
+    """The first of several choices; the pieces of the others stand between its own."""
+    said = dict.fromkeys(("content", "reasoning_content", "reasoning", "refusal"), "")
+    calls: dict[Any, dict[str, Any]] = {}
+    end = None
+    for choice in _first_choices(pieces):
+        delta = one_of(choice, "delta", "message") or {}
+        end = choice.get("finish_reason") or end
+        for name in said:
+            said[name] += _text(one_of(delta, name))
+        _add_calls(calls, objects(one_of(delta, "tool_calls")) or [])
+        if isinstance(one_of(delta, "function_call"), dict):
+            _add_calls(calls, [{"index": 0, "function": delta["function_call"]}])
+    if end is None:
+        return None
+    message: Response = {"role": "assistant", **{name: text or None for name, text in said.items()}}
+    if calls:
+        message["tool_calls"] = list(calls.values())
+    return {"choices": [{"message": message, "finish_reason": end}]}
+
+
+def _openai_text(pieces: StreamPieces) -> Response | None:
+    choices = list(_first_choices(pieces))
+    end = next((choice["finish_reason"] for choice in reversed(choices) if choice.get("finish_reason")), None)
+    text = "".join(_text(choice.get("text")) for choice in choices)
+    return None if end is None else {"choices": [{"text": text, "finish_reason": end}]}
+
+
+def _first_choices(pieces: StreamPieces) -> Iterable[dict[str, Any]]:
+    return (choice for piece in pieces for choice in objects(piece.get("choices")) or [] if not choice.get("index"))
+
+
+def _text(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise RowRefused("unsupported-content", "a piece of a stream that is no text")
+    return value or ""
+
+
+def _add_calls(calls: dict[Any, dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
+    """The first piece of a call has its name, the others go on with its arguments. Some servers number all with 0."""
+    for piece in pieces:
+        place, call_id = piece.get("index"), piece.get("id")
+        if place in calls and call_id and calls[place]["id"] not in (None, call_id):
+            place = call_id
+        known = calls.setdefault(place, {"id": call_id, "function": {"name": "", "arguments": ""}})["function"]
+        for name in known:
+            part = one_of(piece.get("function"), name)
+            known[name] += part if isinstance(part, str) else "" if part is None else json.dumps(part)
+
+
+def _anthropic(pieces: StreamPieces) -> Response | None:
+    blocks: dict[Any, dict[str, Any]] = {}
+    end = None
+    for piece in pieces:
+        place, delta = piece.get("index"), piece.get("delta")
+        if isinstance(piece.get("content_block"), dict):
+            blocks[place] = {**piece["content_block"]}
+        end = one_of(delta, "stop_reason") or end
+        for name in _LONG:
+            if isinstance(text := one_of(delta, name), str):
+                block = blocks.setdefault(place, {"type": name})
+                block[name] = block.get(name, "") + text
+        if isinstance(text := one_of(delta, "partial_json"), str) and place in blocks:
+            before = blocks[place].get("input")
+            blocks[place]["input"] = (before if isinstance(before, str) else "") + text
+    content = list(blocks.values())
+    return None if end is None else {"type": "message", "role": "assistant", "content": content, "stop_reason": end}
+
+
+def _responses(pieces: StreamPieces) -> Response | None:
+    """The last event holds the response whole."""
+    ends = ("response.completed", "response.incomplete", "response.failed")
+    found = next((piece.get("response") for piece in reversed(pieces) if piece.get("type") in ends), None)
+    return found if isinstance(found, dict) else None
+
+
+def _ollama(pieces: StreamPieces) -> Response | None:
+    last = pieces[-1]
+    if not last.get("done"):
+        return None
+    if "message" not in pieces[0]:
+        thoughts = "".join(_text(piece.get("thinking")) for piece in pieces)
+        return {
+            **last,
+            "response": "".join(_text(piece.get("response")) for piece in pieces),
+            "thinking": thoughts or None,
+        }
+    messages = [piece["message"] for piece in pieces if isinstance(piece.get("message"), dict)]
+    said: dict[str, Any] = {"role": "assistant"}
+    for name in ("content", "thinking"):
+        said[name] = "".join(_text(message.get(name)) for message in messages) or None
+    if calls := [call for message in messages for call in listed(message.get("tool_calls"))]:
+        said["tool_calls"] = calls
+    return {**last, "message": said}
+
+
+def _gemini(pieces: StreamPieces) -> Response | None:
+    parts: list[dict[str, Any]] = []
+    end = None
+    for piece in pieces:
+        candidate = next((one for one in objects(piece.get("candidates")) or [] if not one.get("index")), {})
+        end = one_of(candidate, "finishReason", "finish_reason") or end
+        for part in objects(one_of(candidate.get("content"), "parts")) or []:
+            before = parts[-1] if parts else {}
+            goes_on = isinstance(part.get("text"), str) and isinstance(before.get("text"), str)
+            if goes_on and bool(part.get("thought")) == bool(before.get("thought")):
+                parts[-1] = {**before, "text": before["text"] + part["text"]}
+            elif part.get("text") != "":
+                parts.append({**part})
+    content = {"role": "model", "parts": parts}
+    return None if end is None else {"candidates": [{"content": content, "finishReason": end}]}
+
+
+def _bedrock(pieces: StreamPieces) -> Response | None:
+    blocks: dict[Any, dict[str, Any]] = {}
+    end = None
+    for piece in pieces:
+        end = one_of(piece.get("messageStop"), "stopReason") or end
+        begun, step = piece.get("contentBlockStart"), piece.get("contentBlockDelta")
+        if isinstance(call := one_of(one_of(begun, "start"), "toolUse"), dict):
+            blocks[one_of(begun, "contentBlockIndex")] = {"toolUse": {**call}}
+        if step is not None:
+            _add_to_block(blocks.setdefault(one_of(step, "contentBlockIndex"), {}), one_of(step, "delta") or {})
+    for block in blocks.values():
+        if "toolUse" in block:
+            block["toolUse"]["input"] = parsed(block["toolUse"].get("input") or "{}")
+    content = list(blocks.values())
+    return (
+        None if end is None else {"output": {"message": {"role": "assistant", "content": content}}, "stopReason": end}
+    )
+
+
+def _add_to_block(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    if isinstance(delta.get("text"), str):
+        block["text"] = block.get("text", "") + delta["text"]
+    thought = one_of(delta.get("reasoningContent"), "text")
+    if isinstance(thought, str):
+        known = block.setdefault("reasoningContent", {"reasoningText": {"text": ""}})
+        known["reasoningText"]["text"] += thought
+    arguments = one_of(delta.get("toolUse"), "input")
+    if isinstance(arguments, str) and "toolUse" in block:
+        block["toolUse"]["input"] = block["toolUse"].get("input", "") + arguments
+
+
+def _llama(pieces: StreamPieces) -> Response | None:
+    """llama.cpp's own completions."""
+    last = pieces[-1]
+    text = "".join(piece["content"] for piece in pieces)
+    return {**last, "content": text} if last["stop"] else None

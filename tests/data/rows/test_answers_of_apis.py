@@ -1,0 +1,258 @@
+"""Responses of the providers' APIs as logs hold them: whole, in pieces, cut off, recorded as calls over HTTP."""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.data.prepare.understand import rows_of_files
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import RawRow, ReadRow, read_example
+
+Q, A = "Where do I park my bike?", "Behind the library."
+FIRST, SECOND = "Behind ", "the library."
+ASKED = {"messages": [{"role": "user", "content": Q}]}
+PLAIN = [("user", Q), ("assistant", A)]
+
+
+def row(record: dict[str, Any]) -> ReadRow:
+    return read_example(RawRow("f:1", json.dumps(record).encode()), {})
+
+
+def said(record: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(m.role, m.content) for m in row(record).example.messages]
+
+
+def refused(record: dict[str, Any]) -> str:
+    with pytest.raises(RowRefused) as error:
+        row(record)
+    return error.value.reason
+
+
+def chunk(delta: dict[str, Any], end: str | None = None, index: int = 0) -> dict[str, Any]:
+    return {"object": "chat.completion.chunk", "choices": [{"index": index, "delta": delta, "finish_reason": end}]}
+
+
+def candidate(text: str, **more: Any) -> dict[str, Any]:
+    return {"candidates": [{"content": {"role": "model", "parts": [{"text": text}]}, **more}]}
+
+
+MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": A}]}
+WHOLE = {"object": "response", "status": "completed", "output": [MESSAGE]}
+STREAMS: dict[str, list[dict[str, Any]]] = {
+    "OpenAI": [
+        {"object": "", "choices": [], "prompt_filter_results": []},  # Azure begins so
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"content": "In front"}, index=1),
+        chunk({"content": FIRST}),
+        chunk({"content": SECOND}),
+        chunk({}, "stop"),
+        {"object": "chat.completion.chunk", "choices": [], "usage": {"completion_tokens": 4}},
+    ],
+    "OpenAI's completions": [
+        {"object": "text_completion", "choices": [{"index": 0, "text": FIRST, "finish_reason": None}]},
+        {"object": "text_completion", "choices": [{"index": 0, "text": SECOND, "finish_reason": "stop"}]},
+    ],
+    "OpenAI's Responses": [
+        {"type": "response.created", "response": {"status": "in_progress", "output": []}},
+        {"type": "response.output_text.delta", "delta": FIRST},
+        {"type": "response.completed", "response": WHOLE},
+    ],
+    "Anthropic": [
+        {"type": "message_start", "message": {"role": "assistant", "content": []}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "ping"},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": FIRST}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": SECOND}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+    ],
+    "Gemini": [candidate(FIRST), candidate(SECOND, finishReason="STOP"), {"usageMetadata": {"totalTokenCount": 9}}],
+    "Ollama's chat": [
+        {"message": {"role": "assistant", "content": FIRST}, "done": False},
+        {"message": {"role": "assistant", "content": SECOND}, "done": False},
+        {"message": {"role": "assistant", "content": ""}, "done": True, "done_reason": "stop"},
+    ],
+    "Ollama's generate": [
+        {"response": FIRST, "done": False},
+        {"response": SECOND, "done": False},
+        {"response": "", "done": True, "done_reason": "stop", "context": [1]},
+    ],
+    "Bedrock": [
+        {"messageStart": {"role": "assistant"}},
+        {"contentBlockDelta": {"delta": {"text": FIRST}, "contentBlockIndex": 0}},
+        {"contentBlockDelta": {"delta": {"text": SECOND}, "contentBlockIndex": 0}},
+        {"contentBlockStop": {"contentBlockIndex": 0}},
+        {"messageStop": {"stopReason": "end_turn"}},
+        {"metadata": {"usage": {"inputTokens": 3}}},
+    ],
+    "llama.cpp": [
+        {"content": FIRST, "stop": False},
+        {"content": SECOND, "stop": False},
+        {"content": "", "stop": True, "stop_type": "eos"},
+    ],
+}
+
+
+def as_events(pieces: Sequence[dict[str, Any]]) -> str:
+    return "".join(f"event: x\ndata: {json.dumps(piece)}\r\n\r\n" for piece in pieces) + "data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_pieces_of_an_answer(name: str) -> None:
+    """As a list, as the text of server-sent events and as lines of JSON; never the text of the events itself."""
+    pieces = STREAMS[name]
+    for response in (pieces, as_events(pieces), "\n".join(map(json.dumps, pieces)) + "\n"):
+        assert said({"request": ASKED, "response": response}) == PLAIN
+    assert said({"prompt": Q, "response": as_events(pieces)}) == PLAIN
+    broken = as_events(pieces[:-2] or pieces[:1])
+    assert refused({"request": ASKED, "response": broken}) == "cut-off-answer"
+
+
+def test_calls_and_thoughts_in_pieces() -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "find", "arguments": ""}}
+    openai = [
+        chunk({"reasoning_content": "Not known."}),
+        chunk({"tool_calls": [call]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"what": '}}]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": '"racks"}'}}]}),
+        chunk({}, "tool_calls"),
+    ]
+    anthropic = [
+        {"type": "message_start", "message": {"role": "assistant"}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "Not known."}},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "id": "c", "name": "find"}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"what":'}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '"racks"}'}},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+    ]
+    bedrock = [
+        {"messageStart": {"role": "assistant"}},
+        {"contentBlockDelta": {"delta": {"reasoningContent": {"text": "Not "}}, "contentBlockIndex": 0}},
+        {"contentBlockDelta": {"delta": {"reasoningContent": {"text": "known."}}, "contentBlockIndex": 0}},
+        {"contentBlockStart": {"start": {"toolUse": {"toolUseId": "c", "name": "find"}}, "contentBlockIndex": 1}},
+        {"contentBlockDelta": {"delta": {"toolUse": {"input": '{"what": "racks"}'}}, "contentBlockIndex": 1}},
+        {"messageStop": {"stopReason": "tool_use"}},
+    ]
+    for pieces in (openai, anthropic, bedrock):
+        answer = row({"request": ASKED, "response": pieces}).example.messages[-1]
+        assert (answer.content, answer.reasoning) == ("", "Not known.")
+        (made,) = answer.tool_calls
+        assert made["id"] == "c"
+        assert made["function"] == {"name": "find", "arguments": {"what": "racks"}}
+
+
+def test_answers_that_did_not_end_by_themselves() -> None:
+    """Wherever it stands: in a response, in a stream, or beside the columns of a flat row."""
+    for response in (
+        {"type": "message", "role": "assistant", "content": [{"type": "text", "text": A}], "stop_reason": "pause_turn"},
+        {"content": A, "stop": True, "stop_type": "limit"},
+        {"generated_text": A, "details": {"finish_reason": "length"}},
+        {"outputs": [{"text": A, "stop_reason": "length"}]},
+    ):
+        assert refused({"request": {"prompt": Q}, "response": response}) == "cut-off-answer"
+    assert refused({"prompt": Q, "response": A, "done_reason": "length"}) == "cut-off-answer"
+    assert refused({"prompt": Q, "completion": A, "finish_reason": "max_tokens"}) == "cut-off-answer"
+    stopped = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": A}],
+        "stop_reason": "refusal",
+    }
+    assert refused({"request": ASKED, "response": stopped}) == "failed"
+    lost = [STREAMS["Anthropic"][0], {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}]
+    assert refused({"request": ASKED, "response": lost}) == "failed"
+
+
+def test_a_text_that_a_server_completed() -> None:
+    for response in (
+        {"content": A, "stop": True, "stop_type": "eos", "prompt": f"<s>{Q}"},
+        {"outputs": [{"text": f" {A}", "stop_reason": "stop"}]},
+        {"generated_text": A, "details": {"finish_reason": "eos_token"}},
+    ):
+        assert said({"request": {"prompt": Q}, "response": response}) == PLAIN
+
+
+def test_an_answer_whose_beginning_was_given() -> None:
+    """Anthropic's API goes on right behind it."""
+    given = {"messages": [*ASKED["messages"], {"role": "assistant", "content": FIRST}]}
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": SECOND}]}
+    assert said({"request": given, "response": {**answer, "stop_reason": "end_turn"}}) == PLAIN
+
+
+def test_a_call_of_responses_has_the_id_of_its_result() -> None:
+    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "find", "arguments": "{}"}
+    asked = [{"role": "user", "content": Q}, call, {"type": "function_call_output", "call_id": "call_1", "output": "x"}]
+    messages = row({"request": {"input": asked}, "response": WHOLE}).example.messages
+    assert messages[1].tool_calls[0]["id"] == messages[2].tool_call_id == "call_1"
+
+
+def test_a_prompt_that_the_provider_keeps() -> None:
+    assert refused({"request": {"prompt": {"id": "pmpt_1"}, "input": Q}, "response": WHOLE}) == "earlier-turns-missing"
+
+
+COMPLETION = {"choices": [{"message": {"role": "assistant", "content": A}, "finish_reason": "stop"}]}
+PAGE = {"request": {"method": "GET", "url": "https://h/"}, "response": {"status": 200, "content": {"text": "<p>Hi"}}}
+
+
+def har(response: dict[str, Any]) -> dict[str, Any]:
+    asked = {"method": "POST", "url": "https://h/v1", "postData": {"text": json.dumps(ASKED)}}
+    return {"log": {"version": "1.2", "entries": [PAGE, {"request": asked, "response": response}]}}
+
+
+def coded(value: Any) -> str:
+    return base64.b64encode(json.dumps(value).encode()).decode()
+
+
+RECORDINGS: dict[str, dict[str, Any]] = {
+    "a HAR file": har({"status": 200, "content": {"mimeType": "application/json", "text": json.dumps(COMPLETION)}}),
+    "a HAR file in base64": har({"status": 200, "content": {"encoding": "base64", "text": coded(COMPLETION)}}),
+    "a HAR file with a stream": har({"status": 200, "content": {"text": as_events(STREAMS["OpenAI"])}}),
+    "a cassette of vcrpy": {
+        "version": 1,
+        "interactions": [
+            {
+                "request": {"method": "POST", "uri": "https://h", "body": json.dumps(ASKED)},
+                "response": {"status": {"code": 200, "message": "OK"}, "body": {"string": json.dumps(COMPLETION)}},
+            }
+        ],
+    },
+    "a cassette of Betamax": {
+        "http_interactions": [
+            {
+                "request": {"method": "POST", "body": {"encoding": "utf-8", "string": json.dumps(ASKED)}},
+                "response": {
+                    "status": {"code": 200},
+                    "body": {"encoding": "utf-8", "base64_string": coded(COMPLETION)},
+                },
+            }
+        ],
+        "recorded_with": "betamax",
+    },
+}
+
+
+def outcomes(path: Path) -> list[Any]:
+    found: list[Any] = []
+    for raw in rows_of_files([str(path)]):
+        try:
+            found.append([(m.role, m.content) for m in read_example(raw, {}).example.messages])
+        except RowRefused as error:
+            found.append(error.reason)
+    return found
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_recorded_calls(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "recorded.json"
+    path.write_text(json.dumps(RECORDINGS[name], indent=1))
+    assert [one for one in outcomes(path) if one != "not-a-model-call"] == [PLAIN]
+
+
+def test_a_recorded_call_that_failed(tmp_path: Path) -> None:
+    path = tmp_path / "calls.har"
+    path.write_text(json.dumps(har({"status": 429, "content": {"text": "slow down"}})))
+    assert outcomes(path) == ["not-a-model-call", "failed"]
