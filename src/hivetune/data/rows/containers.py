@@ -8,9 +8,11 @@ from typing import Any
 from hivetune.data.rows.api.recorded import RECORDED_KEYS, recorded_calls
 from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.layouts.said import objects, one_of
-from hivetune.data.rows.layouts.traces import MODEL_RUNS, attributes, typed
 from hivetune.data.rows.layouts.turns import ROLE_KEYS
 from hivetune.data.rows.sessions.claude_code import claude_code_rows
+from hivetune.data.rows.traces.attributes import attributes, typed
+from hivetune.data.rows.traces.runs import MODEL_RUNS
+from hivetune.data.rows.traces.spans import without_what_repeats
 
 # Looked for in the bytes of a row before it is parsed, since nearly no row is a container.
 KEYS = (
@@ -45,8 +47,20 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict) or "messages" in record:
         return None
+    record = _without_wrapper(record)
     found = list(_spans(record)) or list(_logged(record)) or _model_runs(record) or _listed(record)
     return [json.dumps(row).encode() for row in found] if found else None
+
+
+def _without_wrapper(record: dict[str, Any]) -> dict[str, Any]:
+    """What Tempo keeps below `trace`, and MLflow below `data`, beside what it says of the whole trace."""
+    inner = next((record[key] for key in ("trace", "data") if isinstance(record.get(key), dict)), None)
+    if inner is None or not any(objects(inner.get(key)) for key in _OF_SPANS):
+        return record
+    return {key: inner[key] for key in (*_OF_SPANS, *_SHARED) if key in inner}
+
+
+_OF_SPANS = ("spans", "resourceSpans", "batches")
 
 
 def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -66,7 +80,7 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             continue  # nothing, or the turns of one conversation
         if key != "observations" and any(is_content(name, record[name]) for name in record if name != key):
             return None  # a row that has a list among its columns; a trace repeats what its observations say
-        return _with_shared(record, rows)
+        return _with_shared(record, without_what_repeats(rows) if key == "spans" else rows)
     return None
 
 

@@ -5,9 +5,10 @@ from functools import lru_cache
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.layouts import exports, pairs, records, tickets, traces
+from hivetune.data.rows.layouts import exports, pairs, records, tickets
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout
+from hivetune.data.rows.traces import runs, spans
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
 LAYOUTS: tuple[RowLayout, ...] = (
@@ -22,10 +23,12 @@ LAYOUTS: tuple[RowLayout, ...] = (
     records.GEMINI_CLI,
     tickets.INTERCOM,
     tickets.ZENDESK,
-    traces.SPAN,
-    traces.AGENTS_SPAN,
-    traces.RUN,
-    traces.OBSERVATION,
+    runs.BRAINTRUST_SPAN,
+    runs.DATADOG_SPAN,
+    spans.SPAN,
+    runs.AGENTS_SPAN,
+    runs.RUN,
+    runs.OBSERVATION,
     records.REQUEST_RESPONSE,
     records.MESSAGES,
     records.CONTENTS,
