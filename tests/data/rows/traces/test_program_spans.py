@@ -217,3 +217,8 @@ def test_a_failed_span_is_not_learned(tmp_path: Path) -> None:
 def test_tags_that_are_words_about_a_row_are_no_attributes(tmp_path: Path) -> None:
     row = {"trace_id": "t", "tags": {"team": "shop"}, "prompt": Q, "completion": A}
     assert read([row], tmp_path) == [PLAIN]
+
+
+def test_a_step_that_judges_an_answer_is_not_learned(tmp_path: Path) -> None:
+    judged = {"question": Q, "answer": "Fourteen."}
+    assert read([{"input": judged, "expected": "wrong"}], tmp_path) == ["unexplained-column"]

@@ -41,6 +41,8 @@ SETTINGS = (
     "chat_history",
     "history",
 )
+# An answer among what a step was given: the step judges it.
+JUDGED = ("output", "answer", "response", "completion", "prediction", "expected", "actual_output", "submission")
 
 
 def _run(name: str, row: Row) -> Conversation:
@@ -143,7 +145,9 @@ def _refuse_more(asked: Mapping[str, Any]) -> None:
     if "messages" in asked or "contents" in asked:
         return
     for key, value in asked.items():
-        if plain_name(key) not in SETTINGS and column_kind(plain_name(key)) != "note" and looks_like_content(value):
+        name = plain_name(key)
+        more = name not in SETTINGS and column_kind(name) != "note" and looks_like_content(value)
+        if more or (name in JUDGED and isinstance(value, str)):
             raise RowRefused(
                 "unexplained-column", f"the step was also given {key[:40]!r}: use the call of the model itself"
             )
@@ -157,8 +161,8 @@ def _is_run(row: Row) -> bool:
 
 
 def _is_observation(row: Row) -> bool:
-    if "input" not in row or not any(column in row for column in OUTPUTS[1:]):
-        return False
+    if "input" not in row or not any(column in row for column in OUTPUTS[1:3]):
+        return isinstance(row.get("input"), dict) and isinstance(row.get("expected"), str | dict)  # a data set's item
     traced = "trace_id" in row or "observation_type" in row or row.get("type") in (*MODEL_STEPS, "SPAN", "EVENT")
     free = isinstance(row["input"], dict) and not is_response(row.get("output"))  # a data set's item
     return traced or free or isinstance(row.get("expected_output"), dict)
