@@ -32,6 +32,10 @@ def go(): ...
 > Applied edit to app.py  
 
 #### /ask why two?  
+#### really two  
+
+#### why two?  
+#### really two  
 
 Because one calls the other.
 
@@ -50,16 +54,16 @@ Because one calls the other.
 def test_sessions_of_aider(tmp_path: Path) -> None:
     rows = read(write(tmp_path / ".aider.chat.history.md", [HISTORY]), tmp_path)
     edit = "I rename both.\n\n> A quotation stays.\n\napp.py\n```python\ndef go(): ...\n```"
-    assert list(rows) == ["2", "36"], "nobody asked anything in the second session"
+    assert list(rows) == ["2", "40"], "nobody asked anything in the second session"
     assert said(rows["2"]) == [
         ("user", "rename the function\nand its test"),
         ("assistant", edit),
-        ("user", "why two?"),
+        ("user", "why two?\nreally two"),
         ("assistant", "Because one calls the other."),
     ]
     assert isinstance(rows["2"], ReadRow)
     assert (rows["2"].layout, rows["2"].changed) == ("aider", ("program-notes",))
-    assert rows["36"] == "no-answer"
+    assert rows["40"] == "no-answer"
 
 
 def test_notes_of_aider_whose_spaces_an_editor_took_off(tmp_path: Path) -> None:
@@ -68,4 +72,46 @@ def test_notes_of_aider_whose_spaces_an_editor_took_off(tmp_path: Path) -> None:
     assert [text for _, text in said(rows["2"])][1::2] == [
         "I rename both.\n\napp.py\n```python\ndef go(): ...\n```",
         "Because one calls the other.",
+    ]
+
+
+TAG = f"thinking-content-{'0a' * 16}"
+THOUGHT = f"""
+# aider chat started at 2026-01-02 10:00:00
+
+#### why two?
+
+<{TAG}>
+One calls
+
+the other.
+</{TAG}>
+
+They need each other.
+
+#### and why not three?
+
+------
+► **THINKING**
+
+There is no third.
+
+------------
+► **ANSWER**
+
+Two are enough.
+
+#### are you sure?
+
+<{TAG}>
+Am I
+"""
+
+
+def test_thoughts_are_no_part_of_an_answer(tmp_path: Path) -> None:
+    row = read(write(tmp_path / ".aider.chat.history.md", [THOUGHT]), tmp_path)["2"]
+    assert isinstance(row, ReadRow)
+    assert [(m.content, m.reasoning) for m in row.example.messages if m.role == "assistant"] == [
+        ("They need each other.", "One calls\n\nthe other."),
+        ("Two are enough.", "There is no third."),
     ]

@@ -4,6 +4,7 @@ program says, all others what the model says.
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from hivetune.data.rows.placed import PlacedRow
@@ -14,6 +15,12 @@ _STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
 _ASKED = "#### "
 _NOTE = ">"
 _NOTE_END = "  "  # behind nearly all lines that Aider quotes, and not behind a quotation of the model
+# By the tag that Aider gives a model's thoughts, or as it shows them. What was stopped while it thought has no end.
+_THOUGHTS = re.compile(
+    r"\s*(?:<(?P<tag>thinking-content-[0-9a-f]{32}|think)>(?P<tagged>.*?)(?:</(?P=tag)>|\Z)"
+    r"|-+\n► \*\*THINKING\*\*\n(?P<titled>.*?)(?:\n-+\n► \*\*ANSWER\*\*|\Z))",
+    re.DOTALL,
+)
 _COMMAND = re.compile(r"/(\w[\w-]*)\s*")
 _ASKS = ("ask", "code", "architect", "chat-mode", "context", "help")  # commands whose rest is a question
 
@@ -49,15 +56,25 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
         else:
             now, text = "assistant", line
             if not line.strip() and kind != "assistant":
+                kind = ""  # what is asked behind it is another question, or that of a command once more
                 continue
         if now != "note" and now == kind:
             turns[-1]["content"] += f"\n{text}"
         elif now != "note":
             turns.append({"role": now, "content": text})
         kind = now
-    said = [{**turn, "content": _words(turn)} for turn in turns]
-    kept = [turn for turn in said if turn["content"]]
+    said = [_without_thoughts({**turn, "content": _words(turn)}) for turn in turns]
+    kept = [turn for turn, after in zip_longest(said, said[1:]) if turn["content"] and turn != after]
     return kept, some_left or [turn["content"].strip() for turn in turns] != [turn["content"] for turn in kept]
+
+
+def _without_thoughts(turn: dict[str, Any]) -> dict[str, Any]:
+    """An answer apart from what was thought before it, which Aider writes between marks."""
+    found = _THOUGHTS.match(turn["content"]) if turn["role"] == "assistant" else None
+    if found is None:
+        return turn
+    thoughts = (found["tagged"] or found["titled"] or "").strip()
+    return {**turn, "content": turn["content"][found.end() :].strip(), "reasoning_content": thoughts}
 
 
 def _words(turn: dict[str, Any]) -> str:
