@@ -14,6 +14,7 @@ from hivetune.data.rows.sessions.callbacks import callback_rows, is_callback_log
 from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
 from hivetune.data.rows.sessions.codex import codex_rows, is_codex
 from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
+from hivetune.data.rows.sessions.opencode import OPENCODE_HEAD, opencode_rows
 from hivetune.data.rows.sessions.pi import is_pi, pi_rows
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
 
@@ -24,6 +25,7 @@ READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
     "claude-code": lambda lines, _name: claude_code_rows(lines),
     "codex": lambda lines, _name: codex_rows(lines),
     "message-log": message_rows,
+    "opencode": lambda lines, _name: opencode_rows(lines),
     "pi": lambda lines, _name: pi_rows(lines),
     "server-log": lambda lines, _name: server_rows(lines),
 }
@@ -55,6 +57,8 @@ def _agent(head: bytes, name: str) -> str | None:
     """The coding agent that wrote this, or a chat application with one message a line."""
     if head.lstrip().startswith(AIDER_HEAD):
         return "aider"
+    if OPENCODE_HEAD.match(head):
+        return "opencode"
     if _CODEX_LINE.match(head):
         return "codex"
     found: list[dict[str, Any]] = []

@@ -1,0 +1,90 @@
+"""Transcripts of OpenCode (`/export`), Markdown with one session: what was said below `## User` and `## Assistant`, the
+calls of an answer behind its words.
+
+Nothing in a transcript divides a thought from the words behind it. Only a thought of one paragraph in front of a call
+is told apart; any other answer with a thought is read and not learned.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+from hivetune.data.rows.placed import PlacedRow
+from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation
+
+OPENCODE_HEAD = re.compile(rb"\A# [^\n]*\n+\*\*Session ID:\*\* ses_\w+ *\n\*\*Created:\*\* ")
+_ID = re.compile(r"^\*\*Session ID:\*\* (\S+)", re.MULTILINE)
+_TURN = re.compile(r"^---\n\n## (User|Assistant(?: \(.*\))?)\n\n", re.MULTILINE)
+_TOOL = re.compile(r"^\*\*Tool: (\S+)\*\*$", re.MULTILINE)
+_INPUT = re.compile(r"\n+\*\*Input:\*\*\n```json\n(.*?)\n```\n", re.DOTALL)
+_RESULT = re.compile(r"\n\*\*(?:Output|Error):\*\*\n```\n(.*)\n```\s*\Z", re.DOTALL)
+_OPEN_RESULT = re.compile(r"\n\*\*(?:Output|Error):\*\*\n```\n")
+_THOUGHT = "_Thinking:_"
+
+
+def opencode_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+    text, place = "", 1
+    for _, line in lines:
+        text += f"{line}\n"
+        if len(text) > MAX_KEPT_CHARS:
+            yield place, "p", f"line-too-large:a session of more than {MAX_KEPT_CHARS >> 20} MiB"
+            return
+    messages: list[dict[str, Any]] = []
+    for who, said in _turns(text):
+        turns = [{"role": "user", "content": said}] if who == "User" else _answer(said)
+        if turns is None:
+            yield place, "p", "unsupported-content:calls of tools whose arguments were not exported"
+            return
+        messages += [turn for turn in turns if turn["content"] or turn.get("tool_calls")]
+    name = _ID.search(text)
+    if messages:
+        yield from conversation("opencode", place, messages, (), session_id=name.group(1) if name else None)
+
+
+def _turns(text: str) -> Iterator[tuple[str, str]]:
+    """(who, what) in order. A heading inside of a result that is still open is a part of the result."""
+    who, begin = "", 0
+    for turn in _TURN.finditer(text):
+        if who and _is_open(text[begin : turn.start()]):
+            continue
+        if who:
+            yield who, text[begin : turn.start()].strip()
+        who, begin = turn.group(1), turn.end()
+    if who:
+        yield who, text[begin:].strip().removesuffix("---").rstrip()
+
+
+def _is_open(said: str) -> bool:
+    """Whether what was said breaks off inside of a result."""
+    opened = list(_OPEN_RESULT.finditer(said))
+    return bool(opened) and "\n```" not in said[opened[-1].end() - 1 :]
+
+
+def _answer(said: str) -> list[dict[str, Any]] | None:
+    """The turns of an answer and of the tools that it called; None where its calls are not there."""
+    tools = list(_TOOL.finditer(said))
+    words = said[: tools[0].start()] if tools else said
+    turn: dict[str, Any] = {"role": "assistant", "content": words.strip(), "tool_calls": []}
+    thought = words.strip().removeprefix(_THOUGHT).strip()
+    if words.lstrip().startswith(_THOUGHT) and tools and "\n\n" not in thought:
+        turn |= {"content": "", "reasoning_content": thought}
+    elif _THOUGHT in words:
+        turn["weight"] = 0
+    results = []
+    for number, (tool, after) in enumerate(zip_longest(tools, tools[1:])):
+        held = said[tool.end() : after.start() if after else len(said)]
+        given = _INPUT.match(held)
+        if given is None:
+            return None
+        try:
+            arguments = json.loads(given.group(1))
+        except ValueError:
+            return None
+        call = {"id": str(number), "type": "function", "function": {"name": tool.group(1), "arguments": arguments}}
+        turn["tool_calls"].append(call)
+        result = _RESULT.search(held, given.end() - 1)
+        if result is not None:
+            results.append({"role": "tool", "tool_call_id": str(number), "content": result.group(1)})
+    return [turn if tools else {**turn, "tool_calls": None}, *results]
