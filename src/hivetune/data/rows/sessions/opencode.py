@@ -21,6 +21,7 @@ _TOOL = re.compile(r"^\*\*Tool: (\S+)\*\*$", re.MULTILINE)
 _INPUT = re.compile(r"\n+\*\*Input:\*\*\n```json\n(.*?)\n```\n", re.DOTALL)
 _RESULT = re.compile(r"\n\*\*(?:Output|Error):\*\*\n```\n(.*)\n```\s*\Z", re.DOTALL)
 _OPEN_RESULT = re.compile(r"\n\*\*(?:Output|Error):\*\*\n```\n")
+_HIDDEN = {"role": "assistant", "content": [{"type": "tool that was exported without its input"}]}  # refused as it is
 _THOUGHT = "_Thinking:_"
 
 
@@ -34,9 +35,6 @@ def opencode_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
     messages: list[dict[str, Any]] = []
     for who, said in _turns(text):
         turns = [{"role": "user", "content": said}] if who == "User" else _answer(said)
-        if turns is None:
-            yield place, "p", "unsupported-content:calls of tools whose arguments were not exported"
-            return
         messages += [turn for turn in turns if turn["content"] or turn.get("tool_calls")]
     name = _ID.search(text)
     if messages:
@@ -62,8 +60,8 @@ def _is_open(said: str) -> bool:
     return bool(opened) and "\n```" not in said[opened[-1].end() - 1 :]
 
 
-def _answer(said: str) -> list[dict[str, Any]] | None:
-    """The turns of an answer and of the tools that it called; None where its calls are not there."""
+def _answer(said: str) -> list[dict[str, Any]]:
+    """The turns of an answer and of the tools that it called."""
     tools = list(_TOOL.finditer(said))
     words = said[: tools[0].start()] if tools else said
     turn: dict[str, Any] = {"role": "assistant", "content": words.strip(), "tool_calls": []}
@@ -77,11 +75,11 @@ def _answer(said: str) -> list[dict[str, Any]] | None:
         held = said[tool.end() : after.start() if after else len(said)]
         given = _INPUT.match(held)
         if given is None:
-            return None
+            return [_HIDDEN]
         try:
             arguments = json.loads(given.group(1))
         except ValueError:
-            return None
+            return [_HIDDEN]
         call = {"id": str(number), "type": "function", "function": {"name": tool.group(1), "arguments": arguments}}
         turn["tool_calls"].append(call)
         result = _RESULT.search(held, given.end() - 1)
