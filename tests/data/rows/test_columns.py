@@ -243,6 +243,13 @@ def test_what_a_user_said_is_not_who_they_are() -> None:
         "\n\nHuman: Which river?\n\nAssistant: The Seine.",
         "<|im_start|>user\nWhich river?<|im_end|>\n<|im_start|>assistant\nThe Seine.<|im_end|>",
         "<s>[INST] Which river? [/INST] The Seine.</s>",
+        "<s>### Instruction:\nWhich river?\n\n### Response:\nThe Seine.</s>",
+        "### Question: Which river? ### Answer: The Seine.",
+        "### Instruction\nWhich river?\n### Input\n\n### Response\nThe Seine.\n### End",
+        "### 指示:\nWhich river?\n\n### 応答:\nThe Seine.",
+        "Below is an instruction that describes a task. Write a response.\n\n### Instruction:\nWhich river?\n\n"
+        "### Response: The Seine.",
+        "Question: Which river?\nAnswer: The Seine.",
     ],
 )
 def test_a_text_that_is_a_chat_is_read_as_one(text: str) -> None:
@@ -254,7 +261,8 @@ def test_a_text_that_is_a_chat_is_read_as_one(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "Below is a task.\n\n### Instruction:\nName a river.\n\n### Response:\nThe Seine.",
+        "### Instruction:\nName a river.\n\n### Response:\n",
+        "### Instruction:\na\n### Response:\nb\n### Instruction:\nc\n### Response:\nd",
         "User: a\nUser: b\nAssistant: c",
         "Assistant: c\nUser: a",
         "<|im_start|>user\na<|im_end|> stray <|im_start|>assistant\nb<|im_end|>",
@@ -267,6 +275,27 @@ def test_a_text_with_marks_that_cannot_be_told_apart_is_refused(text: str) -> No
     assert refused.value.reason == "rendered-text"
 
 
-@pytest.mark.parametrize("text", ["User: the manual of our device", "He said: User: no", "plain words"])
+def test_what_stands_in_front_of_a_question_or_belongs_to_it_is_kept() -> None:
+    headed = "Be brief.\n\n### Instruction:\nSay it.\n### Input:\nOne\n### Output:\n### Steps:\nGo."
+    found = read_conversation({"text": headed})
+    assert [(m.role, m.content) for m in found.messages] == [
+        ("system", "Be brief."),
+        ("user", "Say it.\nOne"),
+        ("assistant", "### Steps:\nGo."),
+    ]
+    assert read_conversation({"id": 7, "formatted": headed}).messages[-1].content == "### Steps:\nGo."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "User: the manual of our device",
+        "He said: User: no",
+        "plain words",
+        "# How to ask\n### Question: one?\n### Answer: two.",
+        "Q: one?\nA: two.\nQ: three?\nA: four.",
+        "Some words.\nQuestion: one?\nAnswer: two.",
+    ],
+)
 def test_documents_stay_documents(text: str) -> None:
     assert [(m.role, m.content) for m in read_conversation({"text": text}).messages] == [("assistant", text)]

@@ -7,6 +7,7 @@ from hivetune.data.rows.find.talk.transcripts import turns_in_text
 from hivetune.data.rows.layouts.said import Conversation, Row
 from hivetune.data.rows.layouts.table import read_layout
 from hivetune.data.rows.layouts.turns import in_order, read_messages
+from hivetune.data.rows.sessions.rendered import is_rendered
 
 # What a layout says of a row that it does not know; any other reason is a fault of the row.
 NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
@@ -33,8 +34,14 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
 
 
 def _spoken(found: Conversation) -> Conversation:
-    """A text alone, or its turns where speakers take turns in it."""
-    turns = turns_in_text(found.messages[0].content) if len(found.messages) == 1 else None
+    """A text alone, or its turns where speakers take turns in it. Raises RowRefused where a template wrote it and
+    nobody can tell them.
+    """
+    if len(found.messages) > 1:
+        return found
+    turns = turns_in_text(found.messages[0].content)
+    if turns is None and is_rendered(found.messages[0].content):
+        raise RowRefused("rendered-text")
     if turns is None:
         return found
     messages, changed = in_order(read_messages(turns, None))

@@ -17,7 +17,7 @@ _SAME: Final = {
     "antwoorden réponse réponses reponse reponses odpowiedź odpowiedz odpowiedzi svar vastaus ответ ответы "
     "відповідь odpověď odpoveď válasz răspuns raspuns cevap cevaplar yanıt yanit απάντηση trả_lời tra_loi "
     "câu_trả_lời cau_tra_loi đáp_án คำตอบ คําตอบ jawaban 回答 答案 答え 答 응답 답변 대답 جواب الجواب إجابة الإجابة ج "
-    "תשובה उत्तर जवाब উত্তর jibu igisubizo",
+    "תשובה उत्तर जवाब উত্তর jibu igisubizo 応答 应答 回应 回應 回复 回覆 答复 答覆",
     "user": "usuario usuaria usuário utente utilisateur utilisatrice benutzer nutzer gebruiker użytkownik "
     "användare bruger bruker käyttäjä пользователь юзер користувач uživatel felhasználó utilizator kullanıcı "
     "kullanici người_dùng nguoi_dung ผู้ใช้ pengguna ユーザー ユーザ 使用者 사용자 유저 مستخدم المستخدم משתמש उपयोगकर्ता",
@@ -47,7 +47,7 @@ _SAME: Final = {
     "system": "sistema système система",
     "input": "entrada eingabe entrée 输入 入力 입력",
     "output": "salida saída saida ausgabe sortie 输出 出力 출력",
-    "instruction": "instrucción instruccion instrução instrucao anweisung istruzione instrukcja инструкция 指令 지시",
+    "instruction": "instrucción instruccion instrução instrucao anweisung istruzione instrukcja инструкция 指令 指示 지시 명령 명령어 talimat komut",
     "explanation": "explicación explicacion explicação explicacao erklärung spiegazione explication "
     "объяснение 解析 解释 解説",
     "expected": "esperada esperado esperadas attendu attendue erwartet erwartete oczekiwana ожидаемый 期望 参考 標準 "

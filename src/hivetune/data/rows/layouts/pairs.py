@@ -35,6 +35,7 @@ from hivetune.data.rows.layouts.turns import ROLE_KEYS, in_order, read_messages,
 from hivetune.data.rows.sessions.rendered import (
     asked_turns,
     goes_on,
+    is_marked,
     is_rendered,
     spoken_turns,
     turns_of,
@@ -266,7 +267,7 @@ def _plain(name: str, row: Row) -> Conversation:
     text = text_of(row["text"], "text")
     turns = turns_of(text)
     turns = spoken_turns(text) if turns is None else turns
-    if turns == [] or (turns is None and is_rendered(text)):
+    if turns == [] or (turns is None and is_marked(text)):
         raise RowRefused("rendered-text")
     if turns is None:
         return Conversation(name, (Message("assistant", text),))

@@ -144,9 +144,16 @@ def without_end(answer: str, question: str) -> str:
     return answer[: found.start()].rstrip()
 
 
+def is_marked(text: str) -> bool:
+    """Whether a text holds marks that only a template writes."""
+    return bool(_ANY.search(text))
+
+
 def is_rendered(text: str) -> bool:
-    """Whether a text holds the marks of a template, so that learning it whole would teach the questions too."""
-    return bool(_ANY.search(text)) or bool(_INSTRUCTION.search(text))
+    """Whether a text holds the marks or headers of a template, so that learning it whole would teach the questions
+    too.
+    """
+    return is_marked(text) or bool(_INSTRUCTION.search(text))
 
 
 def _clean(turns: list[dict[str, str]]) -> list[dict[str, str]] | None:

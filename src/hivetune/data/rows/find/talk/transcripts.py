@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from hivetune.data.rows.find.names import role_of
+from hivetune.data.rows.find.talk.headed import headed_turns
 from hivetune.data.rows.sessions.rendered import spoken_turns
 from hivetune.records import Role
 
@@ -24,6 +25,13 @@ _MIN_SPOKEN = 2
 
 
 def turns_in_text(text: str) -> list[dict[str, Any]] | None:
+    """The turns of a text that begins with a speaker, or has a question and its answer below headers; None for any
+    other text.
+    """
+    return _spoken_lines(text) or headed_turns(text)
+
+
+def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
     """The turns of a text that begins with a speaker; None for any other text, and where a line may be somebody's words
     and no speaker: two sides have to take turns, unless every line names its speaker.
     """
