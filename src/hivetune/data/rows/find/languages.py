@@ -47,7 +47,8 @@ _SAME: Final = {
     "system": "sistema système система",
     "input": "entrada eingabe entrée 输入 入力 입력",
     "output": "salida saída saida ausgabe sortie 输出 出力 출력",
-    "instruction": "instrucción instruccion instrução instrucao anweisung istruzione instrukcja инструкция 指令 指示 지시 명령 명령어 talimat komut",
+    "instruction": "instruct instrucción instruccion instrução instrucao anweisung istruzione instrukcja инструкция "
+    "指令 指示 지시 명령 명령어 talimat komut",
     "explanation": "explicación explicacion explicação explicacao erklärung spiegazione explication "
     "объяснение 解析 解释 解説",
     "expected": "esperada esperado esperadas attendu attendue erwartet erwartete oczekiwana ожидаемый 期望 参考 標準 "
