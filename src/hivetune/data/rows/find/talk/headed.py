@@ -3,12 +3,13 @@
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from hivetune.data.rows.find.names import part_of, role_of
 from hivetune.data.rows.sessions.rendered import is_marked, without_end
 
-Kind = Literal["user", "assistant", "system"]
+_Side = Literal["user", "assistant", "system"]
 
 _NAME = r"([^\W\d_]+(?: [^\W\d_]+){0,2})"
 _MARKED = re.compile(rf"(?:^|(?<=[\s>]))#{{2,4}} ?{_NAME} ?(?:[:\uff1a][ \t]*|[ \t]*$)", re.M)
@@ -17,7 +18,7 @@ _BEGIN = re.compile(r"\A(?:\s|<s>|<bos>|<\|begin_of_text\|>)+")
 _END = re.compile(r"\s*### ?End\s*\Z", re.I)
 # What Alpaca's template says to every model.
 _TO_EVERY_MODEL = re.compile(r"Below is an? (?:instruction|question)\b[^#]*", re.I)
-_KINDS: dict[str, Kind] = {"asked": "user", "given": "user", "answered": "assistant", "system": "system"}
+_KINDS: dict[str, _Side] = {"asked": "user", "given": "user", "answered": "assistant", "system": "system"}
 
 
 def headed_turns(text: str) -> list[dict[str, Any]] | None:
@@ -26,27 +27,36 @@ def headed_turns(text: str) -> list[dict[str, Any]] | None:
     marked = _MARKED.search(text) is not None
     pattern = _MARKED if marked else _PLAIN
     found = [(match, kind) for match in pattern.finditer(text) if (kind := _kind(match.group(1), marked)) is not None]
-    kinds = [kind for _, kind in found]
-    if kinds.count("assistant") != 1 or kinds[-1] != "assistant" or "user" not in kinds:
+    if not _are_one_pair([(match.group(1), kind) for match, kind in found]):
         return None
-    if len({match.group(1).lower() for match, _ in found}) < len(found):
-        return None  # two questions
     before = text[: found[0][0].start()].strip()
     if before and (not marked or before.startswith("#")):
         return None  # a document that has a question in it
     ends = [match.start() for match, _ in found[1:]] + [len(text)]
     said = [(kind, text[match.end() : end].strip()) for (match, kind), end in zip(found, ends, strict=True)]
-    told = [before] if before and not _TO_EVERY_MODEL.fullmatch(before) else []
-    system = "\n".join([*told, *(piece for kind, piece in said if kind == "system")])
-    asked = "\n".join(piece for kind, piece in said if kind == "user" and piece)
+    told = [] if _TO_EVERY_MODEL.fullmatch(before) else [before]
+    system = _joined([*told, *(piece for kind, piece in said if kind == "system")])
+    asked = _joined([piece for kind, piece in said if kind == "user"])
     answer = without_end(_END.sub("", said[-1][1]), asked).strip()
-    if not asked or not answer or any(map(is_marked, (system, asked, answer))):
+    turns = [("system", system)] if system else []
+    turns += [("user", asked), ("assistant", answer)]
+    if any(not piece or is_marked(piece) for _, piece in turns):
         return None
-    turns = [{"role": "system", "content": system}] if system else []
-    return [*turns, {"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    return [{"role": role, "content": piece} for role, piece in turns]
 
 
-def _kind(name: str, marked: bool) -> Kind | None:
+def _are_one_pair(headers: Sequence[tuple[str, _Side]]) -> bool:
+    """Whether headers of these names and kinds are those of one question and, at the end, of its answer."""
+    kinds = [kind for _, kind in headers]
+    names = {name.lower() for name, _ in headers}
+    return kinds.count("assistant") == 1 and kinds[-1] == "assistant" and "user" in kinds and len(names) == len(headers)
+
+
+def _joined(pieces: Sequence[str]) -> str:
+    return "\n".join(piece for piece in pieces if piece)
+
+
+def _kind(name: str, marked: bool) -> _Side | None:
     """Whose words stand below a header of this name. Without marks a party's name begins what it said in a talk."""
     role = role_of(name)
     if role is not None:
