@@ -23,7 +23,7 @@ from hivetune.data.rows.sessions.messages import regroup
 from hivetune.errors import UsageError
 
 ChunkKind = Literal["lines", "numbered", "oversize", "store"]
-_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".eval")
 COMPRESSED = (".gz", ".zst")
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20

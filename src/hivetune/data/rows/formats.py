@@ -22,6 +22,7 @@ from hivetune.data.rows.encodings import Transcoded, legacy_encoding, wide_encod
 from hivetune.data.rows.json_document import json_rows
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.text_file import TEXT_FORMS, text_form, text_rows
+from hivetune.data.rows.traces.eval_files import eval_rows, is_eval_file
 from hivetune.errors import MachineNotFit, UsageError
 
 BLOCK_CHARS = 1 << 20
@@ -96,9 +97,9 @@ def refuse_foreign(head: bytes, name: str) -> None:
 
 
 def file_format(path: str, name: str) -> str:
-    """One of jsonl, json, csv, tsv, parquet or TEXT_FORMS; behind it .utf-16-le, .gb18030 or the like, and .gz or .zst.
+    """One of jsonl, json, csv, tsv, parquet, eval or TEXT_FORMS; behind it .utf-16-le, .gb18030 or the like, and .gz
+    or .zst. Content beats the suffix.
 
-    Content beats the suffix.
     Raises UsageError when the file can't be read, or is of a kind that holds no rows.
     """
     lower = name.lower()
@@ -109,6 +110,8 @@ def file_format(path: str, name: str) -> str:
         raise UsageError(f"cannot read {spelled(name)}: {error.strerror}", hint=what_to_do(error)) from None
     if head.startswith(b"PAR1"):
         return "parquet"
+    if head.startswith(b"PK\x03\x04") and is_eval_file(path):
+        return "eval"
     refuse_foreign(head, name)
     compression = ""
     if head.startswith(b"\x1f\x8b"):
@@ -210,6 +213,8 @@ def convert_lines(path: str, known: str, out: str) -> None:
     kind = known.split(".")[0]
     if kind == "parquet":
         rows = _parquet_rows(path)
+    elif kind == "eval":
+        rows = eval_rows(path)
     elif kind == "json":
         rows = json_rows(_Text(open_bytes(path, known)))
     elif kind in TEXT_FORMS:

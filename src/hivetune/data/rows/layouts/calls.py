@@ -18,6 +18,8 @@ def read_call(call: Any) -> Mapping[str, Any]:
     Raises RowRefused("bad-tool-call").
     """
     function = call.get("function", call) if isinstance(call, dict) else None
+    if isinstance(function, str) and "name" not in call:  # Inspect
+        function = {**call, "name": function}
     name = one_of(function, "name", "toolName", "tool_name")
     if not isinstance(function, dict) or not isinstance(name, str) or not name:
         raise RowRefused("bad-tool-call")

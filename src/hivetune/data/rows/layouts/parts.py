@@ -144,7 +144,7 @@ def _thoughts(part: Mapping[str, Any]) -> list[str]:
     """Thoughts in words; what a provider encrypted is not there."""
     inner = part.get("reasoningContent")
     part = inner.get("reasoningText", {}) if isinstance(inner, dict) else part
-    if part.get("encrypted_content"):
+    if part.get("encrypted_content") or part.get("redacted") is True:
         part = {"summary": part.get("summary")}  # what else is there isn't meant to be seen
     value = one_of(part, "thinking", "reasoning", "text", "content", "summary", "value")
     if isinstance(value, list):
