@@ -58,7 +58,7 @@ def test_what_changed_is_missed() -> None:
     tuned: list[str | None] = [LOOP] * 20 + ["I'm sorry, but I can't."] * 20 + ["no"] * 20
     found = drift_findings(evaluation(base, tuned), GateConfig(length_drift=1.5, more_loops=0.05, more_refusals=0.05))
     assert [finding.outcome for finding in found] == ["missed"] * 3
-    assert "times as long" in found[0].reason and "20 of 60 answers" in found[1].reason
+    assert "times the baseline" in found[0].reason and "answers that loop: 20 of 60" in found[1].reason
 
 
 def test_answers_may_not_get_much_shorter_either() -> None:

@@ -87,8 +87,8 @@ SITUATIONS = {
     "much slower": (evaluation(seconds=(1.0, 4.0)), {}, "abort", "beyond 1.5"),
     "slower by a hair": (evaluation(seconds=(1.0, 1.52)), {"tolerance": 0.05}, "iterate", "not shown to stay"),
     "latency not measured": (evaluation(answers=0), {}, "not-enough-evidence", "seconds per answer"),
-    "too much memory": (evaluation(memory=(1e9, 2e9)), {}, "iterate", "peak_memory_bytes"),
-    "memory not measured": (evaluation(memory=(1e9, None)), {}, "not-enough-evidence", "was not measured"),
+    "too much memory": (evaluation(memory=(1e9, 2e9)), {}, "iterate", "peak memory: 2 times"),
+    "memory not measured": (evaluation(memory=(1e9, None)), {}, "not-enough-evidence", "peak memory: not measured"),
     "nothing required": (evaluation(), {**LOSS_ONLY, "loss_gain": None}, "iterate", "requires no metric"),
     "worse but not required": (
         evaluation(shift=0.3),
@@ -137,7 +137,7 @@ def test_a_load_that_comes_half_way_does_not_change_the_verdict_but_is_named() -
     assert judge(loaded("one after the other"), GateConfig()).verdict == "abort"
     verdict = judge(loaded("in turns"), GateConfig())
     assert verdict.verdict == "deploy", verdict.reasons
-    latency = next(reason for reason in verdict.reasons if reason.startswith("latency_s"))
+    latency = next(reason for reason in verdict.reasons if reason.startswith("seconds per answer: "))
     assert latency.endswith("the machine was busy: equal work took up to 4 x")
 
 
@@ -170,7 +170,7 @@ def test_too_few_moments_are_told_in_answers() -> None:
             answer[side]["block"] = block % 3
     verdict = judge(document, GateConfig())
     assert verdict.verdict == "not-enough-evidence"
-    assert verdict.reasons[0].startswith("latency_s: 64 answers are too few for an interval")
+    assert verdict.reasons[0].startswith("seconds per answer: 64 answers are too few for an interval")
 
 
 def test_a_deploy_without_a_checked_answer_says_so() -> None:

@@ -103,7 +103,7 @@ def test_what_the_judge_is_worth_is_said_with_what_it_says() -> None:
     said = judge(evaluation([("B", "A")] * 30 + [("A", "A")] * 10), GateConfig(**ONLY_JUDGE)).reasons[0]
     assert "contradicts itself on 10 of 40 pairs" in said and "judges its own answers" in said
     worse = judge(evaluation([("A", "B")] * 40), GateConfig(**ONLY_JUDGE))
-    assert worse.verdict == "abort" and "preferred: gain -1" in worse.reasons[0]
+    assert worse.verdict == "abort" and "preferred by the judge: gain -1" in worse.reasons[0]
 
 
 def test_a_gain_that_is_required_and_was_not_judged_is_no_pass() -> None:

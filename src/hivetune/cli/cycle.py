@@ -17,7 +17,17 @@ from hivetune.cli.model import model_folder
 from hivetune.cli.output import duration, emit, plain_progress, say, show, size, table
 from hivetune.config import RunConfig, load_config
 from hivetune.cycle.decide import STATIONS, Observed, decide
-from hivetune.cycle.ledger import NOW, PAUSED, CycleRow, acts_of, admit_rows, cycles_of, loop_folder, suspect_rows
+from hivetune.cycle.ledger import (
+    NOW,
+    PAUSED,
+    CycleRow,
+    acts_of,
+    admit_rows,
+    cycles_of,
+    loop_folder,
+    suspect_rows,
+    tell_act,
+)
 from hivetune.cycle.loop import Listener, Loop, opened, release_name
 from hivetune.cycle.observe import observe
 from hivetune.cycle.pool import Seen
@@ -169,7 +179,7 @@ def _status(name: str) -> dict[str, Any]:
     if suspect:
         show(f"  {suspect} rows are set aside as suspect; if they are right: hivetune cycle admit {name}")
     for act in acts[-SHOWN_ACTS:]:
-        show(f"  {_moment(act.started)} {act.kind.replace('_', ' ')} {act.outcome or 'goes on'}: {act.words}")
+        show(f"  {_moment(act.started)} {tell_act(act, running=holder is not None)}")
     return {
         "name": name,
         "pid": holder.pid if holder is not None else None,

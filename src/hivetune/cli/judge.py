@@ -13,7 +13,7 @@ from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_part
-from hivetune.judge.findings import said_of_passed
+from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, said_of_passed
 from hivetune.records import Verdict
 from hivetune.run.find import find_run
 from hivetune.run.folder import EVALUATION
@@ -150,26 +150,10 @@ def show_metrics(metrics: Sequence[Mapping[str, Any]], sides: tuple[str, str]) -
     table("", columns, [_line(metric) for metric in metrics], numeric=columns[1:7])
 
 
-NAMES = {
-    "latency_s": "seconds per answer",
-    "tokens_per_second": "tokens per second",
-    "peak_memory_bytes": "peak memory",
-    "ended": "ended by itself",
-    "loss": "loss (nats per token)",
-    "kept": "past wins kept",
-    "kept_general": "general answers kept",
-    "length": "characters per answer",
-    "loops": "answers that loop",
-    "refusals": "answers that refuse",
-    "preferred": "preferred by the judge",
-}
-SHARES_OF_ANSWERS = ("success", "ended", "kept", "kept_general", "loops", "refusals", "preferred")
-
-
 def _line(metric: Mapping[str, Any]) -> tuple[object, ...]:
     name, interval = metric["name"], metric["ci95"]
     return (
-        NAMES.get(name, name),
+        metric_name(name),
         metric_value(name, metric["base"]),
         metric_value(name, metric["tuned"]),
         metric_value(name, metric["difference"], sign=True),

@@ -99,9 +99,10 @@ def logs(
             with open(open_plain(path), encoding="utf-8", errors="replace") as file:
                 tail = file.read().splitlines()[-lines:]
             documents[name] = tail
-            display(f"{path}:")
-            for line in tail:
-                display(f"  {line}")
+            for line in (f"{path}:", *(f"  {line}" for line in tail)) if tail else ():
+                display(line)
+    if not any(documents.values()):
+        say("its processes printed nothing")
     emit({"run": str(folder), "logs": documents})
 
 

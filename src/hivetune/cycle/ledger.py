@@ -184,6 +184,12 @@ def acts_of(database: sqlite3.Connection, name: str, cycle: str | None = None) -
     ]
 
 
+def tell_act(act: Act, *, running: bool) -> str:
+    """What it is and what came of it, in words. `running`: a process holds the loop; without one nothing goes on."""
+    outcome = act.outcome or ("goes on" if running else "interrupted")
+    return f"{act.kind.replace('_', ' ')} {outcome}{f': {act.words}' if act.words else ''}"
+
+
 def settle_interrupted(name: str) -> list[tuple[int, str]]:
     """Acts whose process died get that as their outcome, by the next process that holds the loop's lock; number and
     words of each. A slice of training took time until its last line of metrics."""

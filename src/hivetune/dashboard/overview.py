@@ -11,7 +11,7 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
-from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of, suspect_rows
+from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of, suspect_rows, tell_act
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.find import known_runs
@@ -102,7 +102,7 @@ def overview(known: Iterable[RunStatus] | None = None) -> Overview:
 def _loop(database: sqlite3.Connection, folder: Path) -> CycleLoop:
     holder = lock_holder(folder)
     cycles, acts = cycles_of(database, folder.name), acts_of(database, folder.name)
-    last = f"{acts[-1].kind.replace('_', ' ')} {acts[-1].outcome or 'goes on'}: {acts[-1].words}" if acts else ""
+    last = tell_act(acts[-1], running=holder is not None) if acts else ""
     failed = cycles[-1].reason if cycles and cycles[-1].end == "failed" else ""
     suspect = len(suspect_rows(database, folder.name))
     paused = (folder / PAUSED).exists()
@@ -116,7 +116,8 @@ def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
                 f"the newest cycle of {loop.name} failed: {loop.failed}", f"hivetune cycle status {loop.name}"
             )
         if loop.suspect_rows:
-            why = f"{loop.suspect_rows} rows of {loop.name} are set aside, since a model was worse with them"
+            rows = "1 row" if loop.suspect_rows == 1 else f"{loop.suspect_rows} rows"
+            why = f"{rows} of {loop.name} set aside, since a model was worse with what came then"
             yield Suggestion(why, f"hivetune cycle admit {loop.name}")
 
 

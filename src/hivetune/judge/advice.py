@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from hivetune.judge.evaluate import SIDES
+from hivetune.judge.findings import said_name
 from hivetune.records import Advice, Metric
 
 FEWEST_VALIDATIONS = 3
@@ -177,7 +178,9 @@ def _evidence(metric: Metric) -> Advice | None:
         if metric.name == "loss"
         else "answer more held-out rows (eval.prompts, data.test)"
     )
-    return Advice("evidence", f"{metric.name}: about {metric.needed} rows decide it, {metric.n} are there: {how}")
+    return Advice(
+        "evidence", f"{said_name(metric.name)}: about {metric.needed} rows decide it, {metric.n} are there: {how}"
+    )
 
 
 def _quarter(curve: Curve, number: int) -> float | None:

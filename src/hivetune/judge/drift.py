@@ -13,7 +13,7 @@ from typing import Any
 from hivetune.config import GateConfig
 from hivetune.data.checks.rules import has_loop
 from hivetune.judge.evaluate import SIDES
-from hivetune.judge.findings import Finding, FindingOutcome, counted_units
+from hivetune.judge.findings import Finding, FindingOutcome, counted_units, said_name
 from hivetune.judge.statistics import FEWEST_UNITS, Estimate, by_group, jackknife, paired_proportions, rows_needed
 from hivetune.records import Metric
 
@@ -65,21 +65,19 @@ def _length(both: _Pairs, limit: float | None, tolerance: float) -> Finding:
     """The threshold is on the ratio of all characters, tuned / base, in either direction."""
     lengths = [[float(len(text)) for text in texts] for texts in (both.base, both.tuned)]
     columns = by_group([*lengths, [1.0] * len(both.base)], both.groups)
-    n, sums = len(both.base), [math.fsum(column) for column in columns]
+    n, sums, named = len(both.base), [math.fsum(column) for column in columns], said_name("length")
     shown = jackknife(columns, lambda s: (s[1] - s[0]) / s[2])
     metric = Metric("length", sums[0] / n, sums[1] / n, shown.value, shown.ci95, n, limit, None, limit is not None)
     if limit is None:
         return Finding(metric, "reported")
     if not sums[0] or not sums[1]:
-        return _told(metric, "missed", "length: one side's answers are all empty")
+        return _told(metric, "missed", f"{named}: one side's answers are all empty")
     ratio = jackknife(columns, lambda s: s[1] / s[0], positive=True)
     bounds = f"between 1/{limit:g} and {limit:g}"
     if ratio.ci95 is None:
-        return _told(metric, "undecided", f"length: {counted_units(ratio, metric.n)} are too few for an interval")
+        return _told(metric, "undecided", f"{named}: {counted_units(ratio, metric.n)} are too few for an interval")
     low, high = ratio.ci95
-    said = (
-        f"length: answers are {ratio.value:.3g} times as long as the baseline's, 95 % interval {low:.3g} to {high:.3g}"
-    )
+    said = f"{named}: {ratio.value:.3g} times the baseline's, 95 % interval {low:.3g} to {high:.3g}"
     if 1 / limit <= low and high <= limit:
         return _told(metric, "passed", f"{said}, {bounds}")
     if high < 1 / limit or low > limit:
@@ -97,11 +95,11 @@ def _share(name: str, both: _Pairs, test: Callable[[str], bool], limit: float | 
     if limit is None:
         return Finding(metric, "reported")
     if found.ci95 is None:
-        return _told(metric, "undecided", f"{name}: {counted_units(found, metric.n)} are too few for an interval")
+        return _told(
+            metric, "undecided", f"{said_name(name)}: {counted_units(found, metric.n)} are too few for an interval"
+        )
     low, high = found.ci95
-    said = (
-        f"{name}: {sum(tuned)} of {n} answers, {sum(base)} of the baseline's, 95 % interval {low:+.3g} to {high:+.3g}"
-    )
+    said = f"{said_name(name)}: {sum(tuned)} of {n}, {sum(base)} of the baseline's, 95 % interval {low:+.3g} to {high:+.3g}"
     allowed = f"at most {limit:+.3g}"
     if high <= limit:
         return _told(metric, "passed", f"{said}, {allowed}")

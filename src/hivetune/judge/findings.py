@@ -13,6 +13,24 @@ from hivetune.judge.statistics import FEWEST_UNITS, Estimate, Interval, by_group
 from hivetune.records import Metric
 
 FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
+# How people read a metric, in tables and reasons alike; "alone": of the tuned model, whatever it is compared with.
+METRIC_NAMES: Mapping[str, str] = {
+    "loss": "loss (nats per token)",
+    "ended": "ended by itself",
+    "latency_s": "seconds per answer",
+    "tokens_per_second": "tokens per second",
+    "peak_memory_bytes": "peak memory",
+    "least_success": "success alone",
+    "most_latency_s": "seconds per answer alone",
+    "most_memory_gb": "peak memory alone, GB",
+    "kept": "past wins kept",
+    "kept_general": "general answers kept",
+    "length": "characters per answer",
+    "loops": "answers that loop",
+    "refusals": "answers that refuse",
+    "preferred": "preferred by the judge",
+}
+SHARES_OF_ANSWERS = ("success", "ended", "least_success", "kept", "kept_general", "loops", "refusals", "preferred")
 
 
 @dataclass(frozen=True)
@@ -22,6 +40,16 @@ class Finding:
     metric: Metric
     outcome: FindingOutcome
     reason: str = ""
+
+
+def metric_name(name: str) -> str:
+    """As a row of a table begins: with its unit."""
+    return METRIC_NAMES.get(name, name)
+
+
+def said_name(name: str) -> str:
+    """As a reason begins: without its unit."""
+    return metric_name(name).partition(" (")[0]
 
 
 def said_of_passed(metric: Mapping[str, Any]) -> str:
@@ -40,7 +68,7 @@ def gain_finding(
     tolerance: float,
 ) -> Finding:
     """Loss and success: `gain` is positive when the tuned model is better. `estimate` is of tuned - base."""
-    name = metric.name
+    name = said_name(metric.name)
     needed = rows_needed(estimate, max(tolerance, abs(gain - (threshold or 0.0)))) or FEWEST_UNITS
     make = _outcomes(metric, estimate.ci95, threshold, math.ceil(needed * metric.n / max(1, estimate.units)))
     if threshold is None:
@@ -81,10 +109,11 @@ def ratio_finding(
         return make("reported", "")
     if ratio.ci95 is None:
         return make(
-            "undecided", f"{metric.name}: {metric.n} answers are too few for an interval, {answers_needed} needed"
+            "undecided",
+            f"{said_name(metric.name)}: {metric.n} answers are too few for an interval, {answers_needed} needed",
         )
     low, high = ratio.ci95
-    seen = f"{metric.name}: {ratio.value:.3g} times the base (95 % interval {low:.3g} to {high:.3g})"
+    seen = f"{said_name(metric.name)}: {ratio.value:.3g} times the base (95 % interval {low:.3g} to {high:.3g})"
     if high <= limit:
         return make("passed", f"{seen}, within {limit:g}")
     if low > max(limit, 1.0) * (1 + tolerance):  # of a limit below 1, a smaller gain is one too
@@ -202,14 +231,16 @@ def _finding(name: str, estimate: Estimate, n: int, limit: float, outcome: Findi
         else f", 95 % interval {interval[0]:.4g} to {interval[1]:.4g}"
     )
     metric = Metric(name, None, estimate.value, None, interval, n, limit, outcome == "passed", True)
-    return Finding(metric, outcome, f"{name}: {estimate.value:.4g}{shown}; the limit {limit:g} {said}")
+    return Finding(metric, outcome, f"{said_name(name)}: {estimate.value:.4g}{shown}; the limit {limit:g} {said}")
 
 
 def _unknown(name: str, n: int, limit: float, why: str) -> Finding:
-    return Finding(Metric(name, None, None, None, None, n, limit, False, True), "undecided", f"{name}: {why}")
+    return Finding(
+        Metric(name, None, None, None, None, n, limit, False, True), "undecided", f"{said_name(name)}: {why}"
+    )
 
 
 def not_compared(finding: Finding, why: str) -> Finding:
     """A metric that these two sides can't have: reported as such, and not required."""
     metric = replace(finding.metric, threshold=None, passed=None, required=False)
-    return Finding(metric, "reported", f"{finding.metric.name} is not compared: {why}")
+    return Finding(metric, "reported", f"{said_name(finding.metric.name)} is not compared: {why}")

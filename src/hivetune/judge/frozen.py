@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hivetune.config import GateConfig
-from hivetune.judge.findings import Finding
+from hivetune.judge.findings import Finding, said_name
 from hivetune.judge.statistics import FEWEST_UNITS, proportion
 from hivetune.records import Metric
 
@@ -63,7 +63,7 @@ def _finding(name: str, found: KeptQuestions, limit: float | None) -> Finding:
     required = limit is not None and found.n >= FEWEST_UNITS
     passed = found.share is not None and limit is not None and found.share >= limit
     metric = Metric(name, None, found.share, None, interval, found.n, limit, passed if required else None, required)
-    said = f"{name}: {found.kept} of {found.n} frozen questions that were answered rightly still are"
+    said = f"{said_name(name)}: {found.kept} of {found.n} frozen questions that were answered rightly still are"
     if found.lost:
         said += f"; lost: {', '.join(found.lost[:_SHOWN])}{' ...' * (len(found.lost) > _SHOWN)}"
     if found.unanswered:

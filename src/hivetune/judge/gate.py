@@ -22,6 +22,7 @@ from hivetune.judge.findings import (
     limit_findings,
     not_compared,
     ratio_finding,
+    said_name,
 )
 from hivetune.judge.frozen import frozen_findings
 from hivetune.judge.preferences import preference
@@ -167,7 +168,7 @@ def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
     said += " when the answers change places"
     said += "; it judges its own answers" * found["judges_itself"]
     if threshold is None:
-        return [Finding(finding.metric, "reported", f"preferred: {estimate.value:+.3g}{said}")]
+        return [Finding(finding.metric, "reported", f"{said_name('preferred')}: {estimate.value:+.3g}{said}")]
     return [Finding(finding.metric, finding.outcome, finding.reason + said)]
 
 
@@ -202,7 +203,7 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
         shown_ci = against(alone, minus=figure).ci95
         return ratio_finding(metric, shown_ci, against(alone, times=1 / figure), limit, config.tolerance)
     if not pairs or not _all_finite(value for base, tuned, _ in pairs for value in (base, tuned)):
-        return _failed("latency_s", "seconds per answer were not measured", len(pairs), limit, required)
+        return _failed("latency_s", "not measured", len(pairs), limit, required)
     times = [[b for b, _, _ in pairs], [t for _, t, _ in pairs], [1.0] * len(pairs)]
     columns = min((by_group(times, groups) for groups in _latency_groups(evaluation)), key=lambda c: len(c[0]))
     ratio = jackknife(columns, lambda sums: sums[1] / sums[0], positive=True)
@@ -239,7 +240,7 @@ def _memory(evaluation: Evaluation, config: GateConfig) -> Finding:
     base, tuned = (_positive(evaluation[side].get("peak_memory_bytes")) for side in ("base", "tuned"))
     limit, required = config.memory_ratio, config.memory_ratio is not None
     if base is None or tuned is None:
-        return _failed("peak_memory_bytes", "peak memory was not measured", 0, limit, required)
+        return _failed("peak_memory_bytes", "not measured", 0, limit, required)
     metric = _measured("peak_memory_bytes", base, tuned, 1)
     # One number a side has no interval: it passes or it misses, and never aborts.
     ratio = Estimate(tuned / base, (tuned / base, tuned / base), 1, math.nan)
@@ -256,7 +257,7 @@ def _failed(name: str, why: str, n: int, threshold: float | None, required: bool
     metric = Metric(name, None, None, None, None, n, threshold, False if required else None, required)
     if not required:
         return Finding(metric, "reported")
-    return Finding(metric, "abort" if "not finite" in why else "undecided", f"{name}: {why}")
+    return Finding(metric, "abort" if "not finite" in why else "undecided", f"{said_name(name)}: {why}")
 
 
 def _reported(name: str, base: float | None, tuned: float | None, n: int, ci95: Interval | None) -> Finding:

@@ -5,6 +5,7 @@ from contextlib import closing
 
 from hivetune.base.database import open_database
 from hivetune.base.sealed import read_sealed, write_sealed
+from hivetune.base.units import number
 from hivetune.cycle.acts.doing import Doing, SliceEnded, ends_with_window
 from hivetune.cycle.acts.night import Slice
 from hivetune.cycle.gate import Contests, judge_cycle
@@ -45,7 +46,7 @@ def train_slice(doing: Doing) -> str:
         hours = (time.monotonic() - started) / 3600
         doing.details |= {"hours": round(hours, 6), "kwh": round(slice_.energy.kwh, 6)}
         doing.details["energy"] = "measured" if slice_.energy.measured else "estimated"
-    return f"{document['steps']} steps, loss {document['loss_last']}"
+    return f"{document['steps']} steps, loss {number(document['loss_last'])}"
 
 
 def evaluate_beside(doing: Doing) -> str:

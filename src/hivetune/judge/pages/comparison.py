@@ -10,32 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.judge.evaluate import SIDES, by_part
-from hivetune.judge.findings import said_of_passed
+from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, said_of_passed
 from hivetune.judge.pages.sections import advice_list, curve_plot, frozen_table, judge_note, shown_text
 
 MOST_SESSIONS = 10
 PART_NAMES = {"agent": "agent", "category": "category", "group": "session"}
 MOST_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred")
-SHARES_SHOWN = ("success", "ended", "least_success", "kept", "kept_general", "loops", "refusals", "preferred")
-METRIC_NAMES = {
-    "loss": "loss (nats per token)",
-    "perplexity": "perplexity",
-    "success": "success",
-    "ended": "ended by itself",
-    "latency_s": "seconds per answer",
-    "tokens_per_second": "tokens per second",
-    "peak_memory_bytes": "peak memory",
-    "least_success": "success of B alone",
-    "most_latency_s": "seconds per answer of B alone",
-    "most_memory_gb": "peak memory of B alone, GB",
-    "kept": "past wins that B keeps",
-    "kept_general": "general answers that B keeps",
-    "length": "characters per answer",
-    "loops": "answers that loop",
-    "refusals": "answers that refuse",
-    "preferred": "preferred by the judge",
-}
 _STYLE = Path(__file__).with_name("page.css")
 _PLOT_WIDTH, _ROW_HEIGHT = 260, 22
 _COLOURS = {"yes": "better", "no": "worse"}
@@ -104,7 +85,7 @@ def _metrics(metrics: Sequence[Mapping[str, Any]]) -> str:
         said = "" if interval is None else f"{_value(name, interval[0])} to {_value(name, interval[1])}"
         passed = "" if metric["passed"] is None else said_of_passed(metric)
         rows += (
-            f"<tr><td>{escape(METRIC_NAMES.get(name, name))}</td>"
+            f"<tr><td>{escape(metric_name(name))}</td>"
             f'<td class="n">{_value(name, metric["base"])}</td><td class="n">{_value(name, metric["tuned"])}</td>'
             f'<td class="n">{_value(name, metric["difference"])}</td><td>{_interval_plot(metric)}</td>'
             f'<td class="n soft">{said}</td><td class="n">{metric["n"]}</td>'
@@ -314,7 +295,7 @@ def _value(name: str, value: float | None) -> str:
         return "-"
     if name == "peak_memory_bytes":
         return f"{value / 1e9:.2f} GB"
-    if name in SHARES_SHOWN:
+    if name in SHARES_OF_ANSWERS:
         return f"{100 * value:.1f} %"
     return _number(value)
 
