@@ -181,7 +181,7 @@ def show_report(document: dict[str, Any]) -> None:
 def learned_words(learned: dict[str, Any]) -> str:
     """The report's `learn` in one line; empty where there are only good rows."""
     kinds = ("corrections", "pairs", "retries", "failures")
-    parts = [f"{learned[kind]:,} {kind}" for kind in kinds if learned[kind]]
+    parts = [f"{kind}: {learned[kind]:,}" for kind in kinds if learned[kind]]
     parts += [f"{count:,} {kind} not used: learn does not name them" for kind, count in learned["not_used"].items()]
     parts += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
     if learned["no_lesson"]:

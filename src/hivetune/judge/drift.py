@@ -99,7 +99,8 @@ def _share(name: str, both: _Pairs, test: Callable[[str], bool], limit: float | 
             metric, "undecided", f"{said_name(name)}: {counted_units(found, metric.n)} are too few for an interval"
         )
     low, high = found.ci95
-    said = f"{said_name(name)}: {sum(tuned)} of {n}, {sum(base)} of the baseline's, 95 % interval {low:+.3g} to {high:+.3g}"
+    counts = f"{sum(tuned)} of {n}, {sum(base)} of the baseline's"
+    said = f"{said_name(name)}: {counts}, 95 % interval {low:+.3g} to {high:+.3g}"
     allowed = f"at most {limit:+.3g}"
     if high <= limit:
         return _told(metric, "passed", f"{said}, {allowed}")
