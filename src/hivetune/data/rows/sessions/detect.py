@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hivetune.data.rows.api.printed import PRINTED_CALL, printed_rows
 from hivetune.data.rows.find.names import CONTENT_ORDER
 from hivetune.data.rows.find.talk.streams import MIN_MESSAGES, is_event_like
 from hivetune.data.rows.formats import open_bytes, text_lines
@@ -25,6 +26,7 @@ READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
     "claude-code": lambda lines, _name: claude_code_rows(lines),
     "codex": lambda lines, _name: codex_rows(lines),
     "message-log": message_rows,
+    "printed-log": lambda lines, _name: printed_rows(lines),
     "opencode": lambda lines, _name: opencode_rows(lines),
     "pi": lambda lines, _name: pi_rows(lines),
     "server-log": lambda lines, _name: server_rows(lines),
@@ -34,6 +36,7 @@ _HEAD_LINE = 4096  # bytes of a line about a log
 _NUM_LINES = 20
 _SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
 _CODEX_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
+_JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
 _OF_EVENTS = tuple(
     f'"{name}"'.encode() for name in (*CONTENT_ORDER, "type", "event", "kind", "role", "user", "assistant")
 )
@@ -43,14 +46,21 @@ _TABLES = (".csv", ".tsv", ".parquet")
 def session_format(path: str, name: str, known: str) -> str:
     """`known`, the format by data/rows/formats.py, or that of a log: one of READERS, with .gz or .zst if packed."""
     kind, _, packed = known.partition(".")
-    if kind != "jsonl" or name.lower().endswith(_TABLES):
+    if kind not in ("jsonl", "json") or name.lower().endswith(_TABLES):
         return known
     suffix = f".{packed}" if packed else ""
     head = open_bytes(path, suffix).read(_HEAD_BYTES)[0]
-    found = _agent(head, name)
-    if found is None and head.lstrip()[:1] not in (b"{", b"["):
-        found = "server-log" if SERVER_REQUEST.search(open_bytes(path, suffix).read(_SERVER_HEAD_BYTES)[0]) else None
+    found = _agent(head, name) if kind == "jsonl" else None
+    if found is None and not _JSON_HEAD.match(head):
+        found = _printed_by(open_bytes(path, suffix).read(_SERVER_HEAD_BYTES)[0])
     return found + suffix if found else known
+
+
+def _printed_by(head: bytes) -> str | None:
+    """The reader of what a server or a framework printed."""
+    if SERVER_REQUEST.search(head):
+        return "server-log"
+    return "printed-log" if PRINTED_CALL.search(head) else None
 
 
 def _agent(head: bytes, name: str) -> str | None:

@@ -35,11 +35,11 @@ def server_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
             prompts[found.group(1)] = (number, str(ast.literal_eval(found.group(2))))
             if len(prompts) > _MAX_OPEN:
                 oldest = next(iter(prompts))
-                yield from _vllm(*prompts.pop(oldest), None, None)
+                yield from prompted(*prompts.pop(oldest), None, None)
         elif found := _VLLM_ANSWER.search(line):
             asked = prompts.pop(found.group(1), None)
             if asked is not None:
-                yield from _vllm(*asked, str(ast.literal_eval(found.group(3))), found.group(4))
+                yield from prompted(*asked, str(ast.literal_eval(found.group(3))), found.group(4))
         elif (said := _llama(line)) is not None:
             kind, value = said
             if kind == "request":
@@ -52,7 +52,7 @@ def server_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
     if open_request is not None:
         yield from _llama_row(*open_request, None)
     for asked in prompts.values():
-        yield from _vllm(*asked, None, None)
+        yield from prompted(*asked, None, None)
 
 
 def _llama(line: str) -> tuple[str, Any] | None:
@@ -72,7 +72,7 @@ def _llama_row(place: int, request: Any, response: Any) -> Iterator[PlacedRow]:
     yield place, "r", json.dumps(row)
 
 
-def _vllm(place: int, prompt: str, answer: str | None, finish: str | None) -> Iterator[PlacedRow]:
+def prompted(place: int, prompt: str, answer: str | None, finish: str | None) -> Iterator[PlacedRow]:
     turns = turns_of(prompt)
     if turns is None:
         turns = [{"role": "user", "content": prompt}] if not is_rendered(prompt) else None

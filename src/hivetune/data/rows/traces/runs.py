@@ -22,7 +22,7 @@ from hivetune.data.rows.layouts.said import (
     one_of,
     parsed,
 )
-from hivetune.data.rows.layouts.turns import in_order
+from hivetune.data.rows.layouts.turns import ROLES, in_order
 
 MODEL_RUNS = ("llm", "chat_model", "chat")
 MODEL_STEPS = ("GENERATION", "TRACE")
@@ -122,22 +122,24 @@ def _only_text(answered: Any) -> Any:
 
 
 def _from_transcript(asked: Any) -> Any:
-    """The turns of messages that were written as one text, where those are a system prompt and one question.
+    """The turns of messages that were written as one text, as LangChain does: questions and answers in turn, after a
+    system prompt.
 
-    Raises RowRefused: of more speakers nobody can tell which of its lines are turns.
+    Raises RowRefused: of other speakers nobody can tell which of its lines are turns.
     """
-    speakers = _SPEAKER.findall(asked) if isinstance(asked, str) else []
-    if len(speakers) < 2:
+    speakers = [name.lower() for name in _SPEAKER.findall(asked)] if isinstance(asked, str) else []
+    if not speakers or (len(speakers) == 1 and not _SPEAKER.match(asked)):
         return asked
-    if not _SYSTEM_FIRST.match(asked) or [name.lower() for name in speakers[1:]] != ["user"]:
+    roles = [ROLES[name] for name in speakers]
+    spoken = roles[1:] if roles[0] == "system" else roles
+    in_turn = all(role == ("user", "assistant")[i % 2] for i, role in enumerate(spoken))
+    if not in_turn or len(spoken) % 2 == 0 or not _SPEAKER.match(asked):
         raise RowRefused("rendered-text", "the request is one text with several speakers: log its messages as a list")
-    _, system, question = _SPEAKER_LINE.split(asked)
-    return [{"role": "system", "content": system.strip()}, {"role": "user", "content": question.strip()}]
+    texts = _SPEAKER.split(asked)[2::2]
+    return [{"role": role, "content": text.strip()} for role, text in zip(roles, texts, strict=True)]
 
 
 _SPEAKER = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.M | re.I)
-_SPEAKER_LINE = re.compile(r"^(?:system|developer|user): ", re.M | re.I)
-_SYSTEM_FIRST = re.compile(r"(?:system|developer): ", re.I)
 
 
 def _refuse_more(asked: Mapping[str, Any]) -> None:
