@@ -128,7 +128,7 @@ def _from_transcript(asked: Any) -> Any:
     Raises RowRefused: of other speakers nobody can tell which of its lines are turns.
     """
     speakers = [name.lower() for name in _SPEAKER.findall(asked)] if isinstance(asked, str) else []
-    if not speakers or (len(speakers) == 1 and not _SPEAKER.match(asked)):
+    if not speakers or (len(speakers) == 1 and (ROLES[speakers[0]] != "user" or not _SPEAKER.match(asked))):
         return asked
     roles = [ROLES[name] for name in speakers]
     spoken = roles[1:] if roles[0] == "system" else roles
