@@ -1,18 +1,19 @@
-"""Choices in a list, of which a number says the right one: counted from 0 or from 1, which only the rows of a file
-together tell.
+"""Choices in a list or in columns of their own, of which a number says the right one: counted from 0 or from 1, which
+only the rows of a file together tell.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.names import words
+from hivetune.data.rows.find.names import part_of, words
+from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, numbers_of
 from hivetune.data.rows.layouts.said import names, parsed
 
 MIN_CHOICES = 2
 _LETTERS = "ABCDEFGHIJ"
 _LISTS = ("option", "options", "choice", "choices", "candidates", "endings")
-_TELLS = names("answer label target correct gold key solution truth gt")
+_TELLS = names("answer label target correct gold key solution truth gt cop")  # the last: correct option
 _COUNTS = names("index idx id number position option choice")
 # What a task of BIG-bench says of itself and of how a model is asked; only `task_prefix` is part of the question.
 _OF_THE_TASK = names(
@@ -40,8 +41,26 @@ def with_letter(row: Mapping[str, Any], first: int) -> dict[str, Any]:
     if told is None or not 0 <= told[1] - first < len(told[2]):
         return dict(row)
     name, number, texts = told
-    kept = {key: value for key, value in row.items() if key != name and not _is_list(key, value)}
-    return {**kept, "options": dict(zip(_LETTERS, texts, strict=False)), "answer": _LETTERS[number - first]}
+    columns = _choices_of(row)[0]
+    kept = {key: value for key, value in row.items() if key != name and key not in columns}
+    choices = dict(zip(_LETTERS, texts, strict=False))
+    return {**_with_question(kept), "options": choices, "answer": _LETTERS[number - first]}
+
+
+def _with_question(row: dict[str, Any]) -> dict[str, Any]:
+    """A row in which no name says question, with the only text that choices can be made for as one: a goal, the
+    beginning of a story. A text that another one holds is a piece of it.
+    """
+    if any(part_of(name) == "asked" for name in row):
+        return row
+    texts = {name: text for name, text in row.items() if isinstance(text, str) and _may_be_asked(name, text)}
+    whole = [name for name in texts if not any(texts[name] in texts[other] for other in texts if other != name)]
+    return {"question" if whole == [name] else name: value for name, value in row.items()}
+
+
+def _may_be_asked(name: str, text: str) -> bool:
+    is_class = words(name)[-1:] == ("label",)
+    return part_of(name) in ("unknown", "given", "content") and looks_like_content(text) and not is_class
 
 
 def with_best_choice(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -62,18 +81,37 @@ def with_best_choice(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _numbered(row: Mapping[str, Any]) -> tuple[str, int, list[Any]] | None:
     """(the column of the number, the number, the choices)."""
-    lists = [parsed(value) for name, value in row.items() if _is_list(name, value)]
-    tells = [(name, _number(value)) for name, value in row.items() if _may_tell(name)]
+    columns, texts = _choices_of(row)
+    tells = [(name, _number(value)) for name, value in row.items() if name not in columns and _may_tell(name)]
     numbers = [(name, number) for name, number in tells if number is not None]
-    if len(lists) != 1 or len(lists[0]) > len(_LETTERS) or len({number for _, number in numbers}) != 1:
+    if not 1 < len(texts) <= len(_LETTERS) or len({number for _, number in numbers}) != 1:
         return None
     said_otherwise = any(row[name] not in (None, "") for name, number in tells if number is None)
-    return None if said_otherwise else (*numbers[0], lists[0])
+    return None if said_otherwise else (*numbers[0], texts)
 
 
-def _is_list(name: str, value: Any) -> bool:
-    """Whether a column holds the choices as a list of texts or numbers."""
-    if not plain_name(name).endswith(_LISTS):
+def _choices_of(row: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+    """(the columns of the choices, the choices); both empty where a row has none, or two lists of them."""
+    right = any("correct" in words(name) and _number(value) is not None for name, value in row.items())
+    lists = [name for name, value in row.items() if _is_list(name, value, right=right)]
+    if lists:
+        return (lists, parsed(row[lists[0]])) if len(lists) == 1 else ([], [])
+    lettered = {match.group(1): name for name in row if (match := CHOICE.match(plain_name(name)))}
+    numbered = {str(number): name for number, name in numbers_of(row).items()}
+    for found, firsts in ((lettered, "a"), (numbered, "01")):
+        known = _LETTERS.lower() if found is lettered else "0123456789"
+        if found and next(iter(found)) in firsts and "".join(found) in known:
+            columns = list(found.values())
+            return columns, [row[name] for name in columns if row[name] not in (None, "")]
+    return [], []
+
+
+def _is_list(name: str, value: Any, *, right: bool) -> bool:
+    """Whether a column holds the choices as a list of texts or numbers. `right`: a number says which one is correct, so
+    that `answers` are choices too.
+    """
+    plain = plain_name(name)
+    if not plain.endswith(_LISTS) and not (right and plain == "answers"):
         return False
     value = parsed(value)
     return isinstance(value, list) and len(value) > 1 and all(isinstance(text, str | int | float) for text in value)

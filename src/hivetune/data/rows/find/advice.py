@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import NO, YES, as_time, plain_name
 from hivetune.data.rows.find.conversation import read_conversation
-from hivetune.data.rows.find.leaves import Node, nodes
+from hivetune.data.rows.find.leaves import Node, is_copied, nodes
 from hivetune.data.rows.find.made import is_class, pairs_by_name
 from hivetune.data.rows.find.names import (
     answers_somehow,
@@ -18,6 +18,7 @@ from hivetune.data.rows.find.names import (
     can_ask,
     is_expected,
     is_retrieved,
+    is_verdict,
     is_wrong_answer,
     likely_contents,
     names_role,
@@ -25,7 +26,7 @@ from hivetune.data.rows.find.names import (
     role_of,
     words,
 )
-from hivetune.data.rows.find.pair import is_copied, sides_of
+from hivetune.data.rows.find.pair import sides_of
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns, flat, names_party
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, map_columns, names_document, value_of
 from hivetune.data.rows.layouts.pairs import LABELS
@@ -36,7 +37,6 @@ MAX_LINES = 3
 READ_SHARE = 0.8  # of the rows, that a line has to read
 FEW_ROWS = 3  # in which every answer may be the same by chance
 _OF_OTHERS = names("span spans case cases sample samples example examples test tests item items chunk chunks result")
-_VERDICTS = names("acc accuracy correct is_correct passed is_right exact_match")
 _OF_A_STRETCH = names("start end")
 _ADDRESS = re.compile(r"\s*(?:https?://|www\.|[\w./-]*/)\S+\s*\Z")
 
@@ -158,13 +158,7 @@ def _is_needed(row: Row, name: str, asked: str, answered: str) -> bool:
 def _is_better(row: Row, name: str) -> bool:
     """Whether a column is said to be right, or is the answer beside a verdict: then a model under test gave another."""
     true = is_expected(name) and not is_wrong_answer(name) and part_of(name) in ("answered", "unknown", "content")
-    return true or (words(name) == ("answer",) and any(map(_is_verdict, row.items())))
-
-
-def _is_verdict(column: tuple[str, Any]) -> bool:
-    """Whether a column says if an answer was right."""
-    name, value = column
-    return isinstance(value, bool) and plain_name(name) in _VERDICTS
+    return true or (words(name) == ("answer",) and any(is_verdict(*column) for column in row.items()))
 
 
 def _is_rival_class(name: str, answered: str) -> bool:

@@ -150,17 +150,24 @@ def _choices(value: Any, answer: Any) -> str | None:
     if not texts or not all(isinstance(text, str | int | float) for text in texts):
         return None
     if len(labels) == len(texts) and all(isinstance(label, str) for label in labels):
+        if str(answer).strip().isdecimal() and all(label in _LETTERS for label in labels):
+            _refuse_number(answer, texts)
         return "\n".join(f"{label}. {text}" for label, text in zip(labels, texts, strict=True))
     if all(_LETTER_ALONE.fullmatch(str(text).strip()) for text in texts):
         return None  # the question names them
     said = str(answer).strip()
     if said in map(str, texts):
         return "\n".join(map(str, texts))
-    if said.isdecimal():
-        raise RowRefused("unknown-layout", f"the answer {said} is the number of a choice, from 0 or from 1")
+    _refuse_number(said, texts)
     if said in tuple(_LETTERS[: len(texts)]) and not str(texts[0]).startswith(("A", "(A", "a)")):
         texts = [f"{letter}. {text}" for letter, text in zip(_LETTERS, texts, strict=False)]
     return "\n".join(map(str, texts))
+
+
+def _refuse_number(answer: Any, texts: Sequence[Any]) -> None:
+    said = str(answer).strip()
+    if said.isdecimal() and said not in map(str, texts):
+        raise RowRefused("unknown-layout", f"the answer {said} is the number of a choice, from 0 or from 1")
 
 
 def _labelled(value: Any) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -41,7 +41,7 @@ _SAME: Final = {
     "conversazioni gespräch rozmowa диалог диалоги разговор hội_thoại hoi_thoai การสนทนา percakapan 对话 對話 会話 "
     "대화 محادثة",
     "history": "historial histórico historico cronologia verlauf historique история lịch_sử lich_su riwayat 历史 履歴",
-    "context": "contexto kontext contesto contexte kontekst контекст ngữ_cảnh konteks 上下文 文脈",
+    "context": "ctx contexto kontext contesto contexte kontekst контекст ngữ_cảnh konteks 上下文 文脈",
     "category": "categoria categoría kategorie kategoria категория категорія danh_mục kategori หมวดหมู่ 类别 "
     "分类 カテゴリ 카테고리",
     "system": "sistema système система",
@@ -49,7 +49,7 @@ _SAME: Final = {
     "output": "salida saída saida ausgabe sortie 输出 出力 출력",
     "instruction": "instruct instrucción instruccion instrução instrucao anweisung istruzione instrukcja инструкция "
     "指令 指示 지시 명령 명령어 talimat komut",
-    "explanation": "explicación explicacion explicação explicacao erklärung spiegazione explication "
+    "explanation": "exp explicación explicacion explicação explicacao erklärung spiegazione explication "
     "объяснение 解析 解释 解説",
     "expected": "esperada esperado esperadas attendu attendue erwartet erwartete oczekiwana ожидаемый 期望 参考 標準 "
     "标准",

@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.names import (
+    SHORTENED,
     answers_somehow,
+    is_expected,
     is_note,
     is_of_a_person,
     is_reference,
     names_role,
     part_of,
     role_of,
+    words,
 )
 from hivetune.data.rows.find.talk.turn_lists import names_party
 from hivetune.data.rows.find.written import Written
@@ -112,9 +115,8 @@ def _matters(value: str, parts: Sequence[str], *, nested: bool) -> bool:
 
 def _is_said(value: str, texts: Sequence[str], whole: str) -> bool:
     """Whether a text stands in the conversation, or is written of nothing but what was said there."""
-    stripped = value.strip()
-    if stripped in whole or " ".join(stripped.split()) in " ".join(whole.split()):
-        return True
+    if value.strip() in whole or "".join(value.split()) in "".join(whole.split()):
+        return True  # a text whose words were cut apart too
     rest = value
     for text in sorted({text.strip() for text in texts if text.strip()}, key=len, reverse=True):
         rest = rest.replace(text, " ")
@@ -146,3 +148,18 @@ def system_in(row: Row) -> Any:
     found = [node for node in nodes(row) if part_of(node.path[-1]) == "system" and isinstance(node.value, str | list)]
     texts = {str(node.value): node.value for node in found if node.value}
     return next(iter(texts.values())) if len(texts) == 1 else None
+
+
+def stands_in(short: str, long: str) -> bool:
+    """Whether a text stands in a longer one, and is no piece of a word or a number there."""
+    return bool(short) and re.search(rf"(?<![\w.]){re.escape(short)}(?!\w)", long) is not None
+
+
+def is_copied(answer: str, question: str, answered: str) -> bool:
+    """Whether an answer is a piece of the question: most of it, or any where the name at `answered` hardly says answer.
+    A headline may stand in its article, and what is said to be right in its passage.
+    """
+    named = part_of(answered) == "answered" or is_expected(answered) or bool(SHORTENED & set(words(answered)))
+    if named and 2 * len(answer.strip()) <= len(question):
+        return False
+    return stands_in(answer.strip(), question)

@@ -55,6 +55,12 @@ _TARGETS = tuple(frozenset((name,)) for name in ("tgt", "trg", "target", "dst"))
 _TOGETHER = (
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2")),
     *(("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query1", "query2")),
+    *(("question1", "question2"), ("question_1", "question_2")),
+)
+_SOURCE = frozenset(("src",))
+_IN_PAIRS = (
+    (frozenset(("meaning", "representation")), frozenset(("human", "reference"))),
+    (frozenset(("mr",)), frozenset(("ref",))),
 )
 _CLEANED = names("clean cleaned normalized processed preprocessed")
 _IN_WORDS = names("text name string description desc")
@@ -81,6 +87,11 @@ def made_of(row: Row) -> tuple[str, str] | None:
     if is_class(pair[1]):
         return pair if all(_is_beside_class(name, row[name]) for name in others) else None
     others = [name for name in others if not (is_expected(pair[1]) and _is_of_a_test(name))]
+    if pair[1] == "code":
+        tests = [name for name in others if "test" in words(name)]
+        if not any(looks_like_content(row[name]) for name in tests):
+            return None  # code may have been explained by a text too
+        others = [name for name in others if name not in tests]
     return pair if all(_is_beside(name, row[name]) for name in others) else None
 
 
@@ -148,8 +159,8 @@ def _by_name(columns: tuple[str, ...]) -> tuple[str, str] | None:
         if {frozenset(source), frozenset(target)} <= plain.keys():  # of two languages, or as a trainer of T5 has them
             told = len(source) > 1 or any(_LANGUAGES & said for said in plain)
             return (plain[frozenset(source)], plain[frozenset(target)]) if told else None
-    if frozenset(("src",)) in plain and (made := next((plain[one] for one in _TARGETS if one in plain), None)):
-        return plain[frozenset(("src",))], made
+    if (known := _known_pair(plain)) is not None:
+        return known
     spoken = [name for name in columns if names_language(plain_name(name))]
     if len(spoken) == 2 and not any(_KINDS.get(word) for said in plain if plain[said] not in spoken for word in said):
         return spoken[0], spoken[1]  # who reads from the left translates so
@@ -157,6 +168,16 @@ def _by_name(columns: tuple[str, ...]) -> tuple[str, str] | None:
     named = [pair for pair in pairs if _is_named(frozenset(words(pair[1])))]  # `label_text` beside a `label` of numbers
     pairs = named if len(named) == 1 else pairs
     return pairs[0] if len(pairs) == 1 else None if pairs else _with_topic(plain)
+
+
+def _known_pair(plain: dict[frozenset[str], str]) -> tuple[str, str] | None:
+    """The columns of a pair that always stand together: data and what it says, a task and its code beside tests, a
+    text and its translation.
+    """
+    pairs = [*_IN_PAIRS, *((_SOURCE, target) for target in _TARGETS)]
+    if any("test" in said for said in plain):
+        pairs.append((frozenset(("text",)), frozenset(("code",))))
+    return next(((plain[one], plain[other]) for one, other in pairs if {one, other} <= plain.keys()), None)
 
 
 def _original(name: str, columns: tuple[str, ...]) -> str | None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.languages import in_english
@@ -90,7 +90,7 @@ _FILLERS = names(
     "description "
     "my column col field "
     "gt ground approved correct right expected reference ideal best standard canonical preferred chosen the final main "
-    "last full raw of for to in on is first current actual real new my str string json value key letter"
+    "last full raw of for to in on is first current actual real new my str string json value key letter stem"
 )
 _ROLE_NAMES = names(
     "role from sender speaker author type kind actor source who party participant side direction user agent turn name "
@@ -115,6 +115,7 @@ _HOLDERS = names("session thread conversation chat request body context trace or
 _NOTES = names(
     "scores metrics metric evaluation evaluations stats statistics usage timings performance perf reductions"
 )
+_VERDICTS = names("acc accuracy correct is_correct passed is_right exact_match")
 _HUMP = re.compile(r"[_\W]+")
 
 
@@ -149,7 +150,13 @@ def is_expected(path: str) -> bool:
 
 def is_true(path: str) -> bool:
     """Whether the names say that an answer is the true one, so that another one is that of whoever was tested."""
-    return bool(_TRUE & {word for name in path.split(".") for word in words(name)})
+    said = {word for name in path.split(".") for word in words(name)}
+    return bool(_TRUE & said) or said >= {"reference", "answer"}
+
+
+def is_verdict(name: str, value: Any) -> bool:
+    """Whether a column says if an answer was right."""
+    return isinstance(value, bool) and plain_name(name) in _VERDICTS
 
 
 def is_retrieved(name: str) -> bool:

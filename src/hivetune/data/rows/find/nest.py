@@ -248,11 +248,18 @@ def _phrasings(item: dict[str, Any]) -> tuple[list[str], list[str]] | None:
     """(the ways to ask, the ways to answer) of an object that has a list of the one and the other beside it."""
     asked = [name for name, value in item.items() if words(name) in _PHRASINGS and _are_texts(value)]
     answered = [value for name, value in item.items() if words(name) in _REPLIES and value]
-    if len(asked) != 1 or len(answered) != 1:
+    given = any(_is_given(name, value) for name, value in item.items())
+    if len(asked) != 1 or len(answered) != 1 or given:
         return None
     ways, answers = item[asked[0]], [answered[0]] if isinstance(answered[0], str) else answered[0]
     each_its_own = words(asked[0]) not in _WAYS and len(ways) == len(answers) > 1
     return (ways, answers) if _are_texts(answers) and not each_its_own else None
+
+
+def _is_given(name: str, value: Any) -> bool:
+    """Whether choices or texts stand there on which a question was answered, and no name of a context."""
+    choices = plain_name(name).endswith(("choice", "choices", "options"))
+    return part_of(name) == "given" and (looks_like_content(value) or (choices and bool(value)))
 
 
 def _lists(value: Any) -> dict[str, list[Any]]:
@@ -312,7 +319,8 @@ def _below(
     elif place[0] == BY_QUESTIONS:
         yield from ((beside, {"question": key, "answer": one}) for key, one in value.items())
     elif place[0] == BY_PHRASINGS:
-        yield from (({}, row) for row in _phrased(value))
+        given = {name: one for name, one in beside.items() if part_of(name) == "given"}
+        yield from ((given, row) for row in _phrased(value))
     elif place[0] in (BY_COLUMNS, BY_LISTS):
         yield from _by_place(value, _lists(value) if place[0] == BY_LISTS else value, beside)
     elif place[0] == EACH:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import named_choice, refuse_of_a_test, with_given
-from hivetune.data.rows.find.leaves import at, open_paths, system_in
+from hivetune.data.rows.find.leaves import at, is_copied, open_paths, stands_in, system_in
 from hivetune.data.rows.find.made import made_of, premise_of, with_code
 from hivetune.data.rows.find.names import (
     SHORTENED,
@@ -22,6 +22,7 @@ from hivetune.data.rows.find.names import (
     is_proof,
     is_statement,
     is_true,
+    is_verdict,
     part_of,
     words,
 )
@@ -125,7 +126,7 @@ def spots_in(row: Row) -> PairSpots:
         return PairSpots(*pair, premise_of(row), [], made=True)
     asked, answered = _sides(row)
     answered = [*answered, *_references(row, asked, answered)]
-    to_learn = _to_learn(_worked_out(row, answered))
+    to_learn = _to_learn(_gold(row, _worked_out(row, answered)))
     to_learn = to_learn or named_choice(row) or _right_answer(row, asked)
     asked, to_learn = with_code(row, asked, to_learn)
     task, asked = _task_of(asked)
@@ -220,7 +221,7 @@ def _task_of(asked: list[str]) -> tuple[str | None, list[str]]:
 def _joined(task: str, question: str) -> str:
     """What to do and what to do it with; one of them alone where it holds the other."""
     for whole, piece in ((task, question), (question, task)):
-        if looks_like_content(piece) and _stands_in(piece.strip(), whole):
+        if looks_like_content(piece) and stands_in(piece.strip(), whole):
             return whole.strip()
     return f"{task}\n{question}".strip()
 
@@ -238,12 +239,21 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
     if len(written) != 1 or len(answered) != 1 or plain_name(answered[0]) in LABELS:
         return []  # the class of a text
     said = set(words(answered[0].rpartition(".")[2]))
+    if (uncut := _not_cut_apart(row, texts[written[0]])) and is_an_answer(answered[0]):
+        return [uncut]
     if said & SHORTENED:
         return written if _is_source(row, written[0], answered[0]) else []
     if plain_name(written[0]) in _TEXTS and is_an_answer(answered[0]):
         return written  # whatever is answered was asked, in the words of any row
     asks = texts[written[0]].rstrip().endswith(("?", "\uff1f"))
     return written if _is_answered(row, written[0], answered[0], asks=asks) else []
+
+
+def _not_cut_apart(row: Row, text: str) -> str | None:
+    """The column that holds a text as it was before its words were cut apart, as sets in Chinese have both."""
+    bare = "".join(text.split())
+    texts = ((name, value) for name, value in row.items() if isinstance(value, str) and len(value) < len(text))
+    return next((name for name, value in texts if "".join(value.split()) == bare), None)
 
 
 def _is_answered(row: Row, path: str, answered: str, *, asks: bool) -> bool:
@@ -366,22 +376,13 @@ def _worked_out(row: Row, paths: list[str]) -> list[str]:
     if set(names) & _SOLUTIONS and set(names) & _RESULTS:
         return [paths[texts.index(long)]]
     known = [name in _WORKED or path == "reward_model.ground_truth" for name, path in zip(names, paths, strict=True)]
-    return [paths[texts.index(long)]] if all(known) and names[0] != names[1] and _stands_in(short, long) else paths
+    return [paths[texts.index(long)]] if all(known) and names[0] != names[1] and stands_in(short, long) else paths
 
 
-def _stands_in(short: str, long: str) -> bool:
-    """Whether a text stands in a longer one, and is no piece of a word or a number there."""
-    return bool(short) and re.search(rf"(?<![\w.]){re.escape(short)}(?!\w)", long) is not None
-
-
-def is_copied(answer: str, question: str, answered: str) -> bool:
-    """Whether an answer is a piece of the question: most of it, or any where the name at `answered` hardly says answer.
-    A headline may stand in its article, and what is said to be right in its passage.
-    """
-    named = part_of(answered) == "answered" or is_expected(answered) or bool(SHORTENED & set(words(answered)))
-    if named and 2 * len(answer.strip()) <= len(question):
-        return False
-    return _stands_in(answer.strip(), question)
+def _gold(row: Row, paths: list[str]) -> list[str]:
+    """Of an answer and what a model said, beside a word on whether that is right, the answer."""
+    judged = len(paths) > 1 and any(is_verdict(name, value) for name, value in row.items())
+    return [path for path in paths if is_an_answer(path)] or paths if judged else paths
 
 
 def _named_depths(path: str, part: str) -> set[int]:

@@ -103,10 +103,8 @@ _WRITTEN_AS = ("json", "str", "list", "raw", "dict")  # how a table keeps it: `s
 # Words that choose among things known before, where one word stands; more words are what was said to the model.
 _CHOSEN = names("persona story scenario knowledge profile mode style tone")
 
-CHOICE = re.compile(
-    r"\A(?:(?:option|opt|op|choice|answer_option)_?|answer_)?([a-j])\Z"
-)  # one of several, by its letter
-NUMBERED_CHOICE = re.compile(r"\A(?:option|opt|choice|ending)_?(\d)\Z")  # or by its number
+CHOICE = re.compile(r"\A(?:(?:option|opt|op|choice|answer_option|answer)_?)?([a-j])\Z")  # one of several, by its letter
+NUMBERED_CHOICE = re.compile(r"\A(?:option|opt|choice|ending|sol)_?(\d)\Z")  # or by its number
 _NAMED_DOCUMENT = re.compile(r"(?=\S*[A-Za-z])(?=\S*[\d_./:#-])[\w./:#@%+-]+", re.ASCII)
 _MOST_NAMED = 8  # columns in a message
 MIN_WORDS = 3
