@@ -1,13 +1,16 @@
 """What two sets of files that nobody had looked at taught: speakers inside a prompt, half rows, names, nested calls."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.containers import rows_inside
 from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.find.nest import place_of_rows
 from hivetune.data.rows.read import RawRow, read_example
 
 ASKED = [("user", "Where is it?"), ("assistant", "There.")]
@@ -224,3 +227,27 @@ def test_an_answer_that_its_row_calls_wrong_failed(verdict: dict[str, Any]) -> N
 
     assert success({"question": "Where is it?", "answer": "There.", **verdict}) is False
     assert success({"question": "Where is it?", "answer": "There.", "hallucination": "no", "true": 0.9}) is None
+
+
+def test_what_came_of_an_action_in_the_text_of_an_answer_is_a_users_turn() -> None:
+    acted = 'Thought: I have to look.\nAction: look\nAction Input: {"where": "map"}'
+    texts = [("user", "Where is it?"), ("assistant", acted), ("observation", "Observation: there"), ("gpt", "There.")]
+    expected = [("user", "Where is it?"), ("assistant", acted), ("user", "Observation: there"), ("assistant", "There.")]
+    assert said({"conversations": [{"from": who, "value": text} for who, text in texts]}) == expected
+    both = [{"role": "system", "q": "Be brief.", "a": ""}, {"role": "user", "q": "Where is it?", "a": acted}]
+    both.append({"role": "observation", "q": "Observation: there", "a": "There."})
+    assert said({"id": 1, "paragraph": both}) == [("system", "Be brief."), *expected]
+
+
+def test_an_action_that_is_only_talked_about_has_no_result() -> None:
+    texts = [("user", "Where is it?"), ("assistant", "Action: none."), ("observation", "there"), ("gpt", "There.")]
+    assert said({"conversations": [{"from": who, "value": text} for who, text in texts]})[2][0] == "tool"
+
+
+def test_a_list_of_conversations_as_lists_of_their_texts(tmp_path: Path) -> None:
+    talks = [["Where is it?", "There.", "Thanks", "Not at all."], ["Who is it?", "She."], ["When?", "Now.", "Fine."]]
+    path = tmp_path / "talks.json"
+    path.write_text(json.dumps({"conversations": talks}, indent=1))
+    found = [[m.content for m in example_of(raw).messages] for raw in rows_of_files(str(path))]
+    assert found == [talks[0], talks[1], talks[2][:2]]
+    assert place_of_rows([{"steps": talks}]) == ()

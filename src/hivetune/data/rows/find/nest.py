@@ -161,7 +161,9 @@ def places(records: Sequence[Any]) -> list[RowPlace]:
         place, values = waiting.pop(0)
         values = [parsed(value) for value in values[:MAX_TRIED_ROWS]]
         inner: dict[str, list[Any]] = {}
-        if all(objects(value) is not None or _named_rows(value) for value in values) and values:
+        if _are_told(place, values):
+            found.append((*place, EACH))
+        elif all(objects(value) is not None or _named_rows(value) for value in values) and values:
             items = [item for value in values for item in _items(value)]
             each = (*place, EACH)
             found += [] if _are_tables(items, each) else [each]
@@ -196,10 +198,20 @@ def _marks(values: Sequence[dict[str, Any]]) -> list[str]:
 
 def _is_talk(key: str, value: Any) -> bool:
     """Whether something is one conversation by its name; a list of conversations holds such a list in each."""
-    if not TALK & set(words(key)) or isinstance(value, dict):
+    if not TALK & set(words(key)) or isinstance(value, dict) or _are_said(value):
         return False
     items = objects(value) or []
     return not any(TALK & set(words(name)) and objects(one) is not None for item in items for name, one in item.items())
+
+
+def _are_told(place: RowPlace, values: Sequence[Any]) -> bool:
+    """Whether conversations as lists of their texts stand at a place that is called so."""
+    return bool(place) and bool(values) and bool(TALK & set(words(place[-1]))) and all(map(_are_said, values))
+
+
+def _are_said(value: Any) -> bool:
+    """Whether a list holds conversations, each as the list of its texts."""
+    return isinstance(value, list) and bool(value) and all(_are_texts(one) and len(one) > 1 for one in value)
 
 
 def _items(value: Any) -> list[Any]:
@@ -339,7 +351,7 @@ def _ends(value: Any, *, talk: bool) -> list[dict[str, Any]]:
         return [value]
     turns = objects(value)
     if turns is None:
-        return []
+        return [{"conversation": value}] if _are_texts(value) and talk else []
     return turns if _are_asked(turns) and not talk else [{"messages": value}]
 
 

@@ -247,6 +247,9 @@ def _conversation(
 
 def _list_column(row: Row) -> str | None:
     """The column that is a list of turns."""
+    told = objects(row.get("paragraph"))
+    if told is not None and all({"role", "q", "a"} <= turn.keys() for turn in told):
+        return "paragraph"
     for name in LISTS:
         if name in row and (name.startswith("conversation") or isinstance(parsed(row[name]), list)):
             return name if name != "history" or "trajectory" in row else None  # else what came before a question
@@ -339,7 +342,7 @@ CONTENTS = RowLayout(
     BESIDE,
 )
 SHAREGPT = RowLayout(
-    "sharegpt", frozenset(LISTS), lambda row: _list_column(row) is not None, _sharegpt, _COMMON, BESIDE
+    "sharegpt", frozenset((*LISTS, "paragraph")), lambda row: _list_column(row) is not None, _sharegpt, _COMMON, BESIDE
 )
 GEMINI_CLI = RowLayout(
     "gemini-cli",

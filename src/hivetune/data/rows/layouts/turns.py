@@ -1,5 +1,6 @@
 """A list of turns, as each provider and framework writes them, to messages in an order that templates know."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -119,7 +120,7 @@ def read_turn(turn: Any) -> list[Message]:
             raise RowRefused("unsupported-content", f"{turn['type']}: a tool that the provider ran itself")
         return _messages_of("assistant", read_content([turn]), turn)
     turn = _unwrapped(turn)
-    both = _pair(turn) if "role" not in turn and "from" not in turn else None
+    both = _pair(turn) if "from" not in turn and ("role" not in turn or {"q", "a"} <= turn.keys()) else None
     return _any_turn(turn) if both is None else both
 
 
@@ -296,7 +297,9 @@ def _pair(turn: Mapping[str, Any]) -> list[Message] | None:
     ):
         question, answer = _lines(turn.get(asked)), _lines(turn.get(answered))
         if question is not None and answer is not None:
-            return [Message("user", question), Message("assistant", answer)]
+            role = ROLES.get(turn.get("role", "user"), "user")  # who asks: a tool, or a system that nothing answers
+            said = [Message("assistant", answer)] if answer or role == "user" else []
+            return [Message(role, question), *said]
     return None
 
 
@@ -323,6 +326,21 @@ def _refuse_media(turn: Mapping[str, Any]) -> None:
             raise RowRefused("unsupported-content", f"a message with {key}: only text can be learned")
 
 
+_ACTED = re.compile(r"^Action:.*\n\s*Action Input:", re.M)
+
+
+def _observed(messages: Sequence[Message]) -> list[Message]:
+    """Messages in which what came of an action that an answer's text holds (ReAct) is a user's: a tool's has a call."""
+    pairs = zip([None, *messages], messages, strict=False)
+    return [replace(one, role="user") if _acted(before) and one.role == "tool" else one for before, one in pairs]
+
+
+def _acted(message: Message | None) -> bool:
+    if message is None or message.role != "assistant" or message.tool_calls:
+        return False
+    return _ACTED.search(message.content) is not None
+
+
 def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """(messages, what was changed): consecutive turns of one role as one, the conversation from its first question to
     its last answer. Raises RowRefused: no-answer, role-order when nobody asks anything, earlier-turns-missing.
@@ -332,7 +350,7 @@ def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[st
         raise RowRefused("no-answer")
     changed = []
     last = answers[-1] + 1
-    kept = list(messages[:last])
+    kept = _observed(messages[:last])
     if last < len(messages):
         changed.append("trailing-turns")
     start = next(i for i, message in enumerate(kept) if message.role != "system")
