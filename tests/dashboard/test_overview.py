@@ -13,11 +13,12 @@ from hivetune.base.disk import home, lock
 from hivetune.cycle.ledger import begin_act, loop_folder
 from hivetune.dashboard.overview import needs_of, next_steps, overview
 from hivetune.release.registry import Release
+from hivetune.run.find import shortest_names
 from hivetune.run.status import RunStatus, State
 
 
 def run(folder: Path, state: State) -> RunStatus:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return RunStatus(folder, folder.name, state, 20, 40, last_fault="out of memory", problem="run.json: not JSON")
 
 
@@ -66,13 +67,22 @@ def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> N
 
 def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
     states: tuple[State, ...] = ("interrupted", "failed", "damaged", "done", "stopped", "running")
-    steps = list(needs_of([run(tmp_path / state, state) for state in states], [], {}))
+    runs = [run(tmp_path / state, state) for state in states]
+    steps = list(needs_of(runs, shortest_names([status.run for status in runs]), [], {}))
     assert commands(steps) == ["hivetune resume interrupted", "hivetune show failed", "hivetune show damaged"]
     assert [step.why for step in steps] == [
         "interrupted was interrupted at step 20",
         "failed failed: out of memory",
         "damaged is damaged: run.json: not JSON",
     ]
+
+
+def test_runs_of_a_loop_go_on_by_themselves_and_names_that_two_have_are_paths(own_home: Path, tmp_path: Path) -> None:
+    runs = [run(home() / "cycles" / "faq" / "run", "interrupted"), run(tmp_path / "a" / "run", "interrupted")]
+    found = overview([*runs, run(tmp_path / "own", "done")])
+    assert commands(found.needs) == [f"hivetune resume {tmp_path}/a/run"]
+    assert commands(found.next) == ["hivetune eval own"]
+    assert commands(overview(runs[:1]).needs) == []
 
 
 @pytest.mark.parametrize(
@@ -85,11 +95,11 @@ def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
     ],
 )
 def test_a_candidate_that_passed_the_gate_waits(candidate: Release, asked: list[str]) -> None:
-    assert commands(needs_of([], [release(1, "deploy", "champion"), candidate], {"faq@1": 0, "faq@2": 0})) == asked
+    assert commands(needs_of([], {}, [release(1, "deploy", "champion"), candidate], {"faq@1": 0, "faq@2": 0})) == asked
 
 
 def test_a_champion_with_forgotten_rows_is_told() -> None:
-    steps = list(needs_of([], [release(1, "deploy", "champion")], {"faq@1": 3}))
+    steps = list(needs_of([], {}, [release(1, "deploy", "champion")], {"faq@1": 3}))
     assert [step.why for step in steps] == ["faq@1 holds at least 3 rows that were forgotten since"]
 
 
@@ -97,7 +107,7 @@ def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> N
     done = run(tmp_path / "one", "done")
 
     def asked(*registered: Release, served: bool = True) -> list[str]:
-        return commands(next_steps([done], list(registered), 0, served=served))
+        return commands(next_steps([done], {done.run: "one"}, list(registered), 0, served=served))
 
     assert asked() == ["hivetune eval one"]
     (done.run / "eval.json").write_text("{}")

@@ -1,7 +1,7 @@
 """One screen: what runs, what is served, what comes next, and what needs a person."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from hivetune.base.sealed import read_sealed
 from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of, suspect_rows, tell_act
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
-from hivetune.run.find import known_runs
+from hivetune.run.find import known_runs, shortest_names
 from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT
 from hivetune.run.status import RunStatus
 
@@ -87,6 +87,8 @@ def overview(known: Iterable[RunStatus] | None = None) -> Overview:
     champions = tuple(release for release in registered if "champion" in release.aliases)
     holder = lock_holder(home() / "gateway") if (home() / "gateway").exists() else None
     gateway_pid = holder.pid if holder else None
+    names = shortest_names([status.run for status in runs])
+    mine = [status for status in runs if not _is_of_a_loop(status.run)]
     return Overview(
         running,
         tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
@@ -94,8 +96,8 @@ def overview(known: Iterable[RunStatus] | None = None) -> Overview:
         gateway_pid,
         tuple(loops),
         interactions,
-        (*needs_of(runs, registered, tainted), *_of_loops(loops)),
-        tuple(next_steps(runs, registered, interactions, served=gateway_pid is not None)),
+        (*needs_of(mine, names, registered, tainted), *_of_loops(loops)),
+        tuple(next_steps(mine, names, registered, interactions, served=gateway_pid is not None)),
     )
 
 
@@ -107,6 +109,11 @@ def _loop(database: sqlite3.Connection, folder: Path) -> CycleLoop:
     suspect = len(suspect_rows(database, folder.name))
     paused = (folder / PAUSED).exists()
     return CycleLoop(folder.name, holder.pid if holder else None, paused, last, failed or "", suspect)
+
+
+def _is_of_a_loop(run: Path) -> bool:
+    """Whether a cycle or the training of experts made it, and goes on with it by itself."""
+    return any(run.is_relative_to(home() / folder) for folder in ("cycles", "experts"))
 
 
 def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
@@ -121,15 +128,18 @@ def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
             yield Suggestion(why, f"hivetune cycle admit {loop.name}")
 
 
-def needs_of(runs: list[RunStatus], registered: list[Release], tainted: dict[str, int]) -> Iterator[Suggestion]:
+def needs_of(
+    runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], tainted: dict[str, int]
+) -> Iterator[Suggestion]:
+    """`names`: what a person types to mean each run."""
     for status in runs:
-        name = quoted(status.run.name)
+        name = names[status.run]
         if status.state == "interrupted":
-            yield Suggestion(f"{status.run.name} was interrupted at step {status.step}", f"hivetune resume {name}")
+            yield Suggestion(f"{name} was interrupted at step {status.step}", f"hivetune resume {quoted(name)}")
         elif status.state == "failed":
-            yield Suggestion(f"{status.run.name} failed: {status.last_fault}", f"hivetune show {name}")
+            yield Suggestion(f"{name} failed: {status.last_fault}", f"hivetune show {quoted(name)}")
         elif status.state == "damaged":
-            yield Suggestion(f"{status.run.name} is damaged: {status.problem}", f"hivetune show {name}")
+            yield Suggestion(f"{name} is damaged: {status.problem}", f"hivetune show {quoted(name)}")
     for release in registered:
         if "candidate" in release.aliases and release.verdict == "deploy" and not release.withdrawn:
             yield Suggestion(f"{release.label} passed the gate and waits", f"hivetune promote {release.label}")
@@ -142,7 +152,7 @@ def needs_of(runs: list[RunStatus], registered: list[Release], tainted: dict[str
 
 
 def next_steps(
-    runs: list[RunStatus], registered: list[Release], interactions: int, *, served: bool
+    runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], interactions: int, *, served: bool
 ) -> Iterator[Suggestion]:
     """At most one step of each station, for the newest run that is there."""
     done = next((status for status in runs if status.state == "done"), None)
@@ -151,13 +161,12 @@ def next_steps(
         yield Suggestion("see the whole walk on a small model", "hivetune demo")
         yield Suggestion("start with your own rows", f"hivetune init {rows}")
     elif done is not None:
-        yield from _after(done.run, {release.run for release in registered})
+        yield from _after(done.run, names[done.run], {release.run for release in registered})
     if any("champion" in release.aliases for release in registered) and not served:
         yield Suggestion("no gateway runs", "hivetune serve")
 
 
-def _after(run: Path, registered: set[str]) -> Iterator[Suggestion]:
-    name = run.name
+def _after(run: Path, name: str, registered: set[str]) -> Iterator[Suggestion]:
     if not (run / EVALUATION).exists():
         yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {quoted(name)}")
     elif not (run / VERDICT).exists():

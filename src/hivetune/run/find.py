@@ -2,7 +2,8 @@
 
 import difflib
 import sqlite3
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -51,15 +52,21 @@ def shortest_name(folder: Path) -> str:
     if not database_path().exists():
         return quoted(folder)
     with closing(open_database()) as database:
-        paths = [path for (path,) in database.execute("SELECT path FROM runs") if Path(path).name == folder.name]
-    return quoted(folder.name if paths == [str(folder)] else folder)
+        known = {Path(path) for (path,) in database.execute("SELECT path FROM runs")}
+    return quoted(shortest_names(known).get(folder, folder))
+
+
+def shortest_names(known: Collection[Path]) -> dict[Path, str]:
+    """What means each of these runs where there are no others: its name where no other has it, else its folder."""
+    times = Counter(run.name for run in known)
+    return {run: run.name if times[run.name] == 1 else str(run) for run in known}
 
 
 def known_runs() -> Iterator[RunStatus]:
     """Runs of this home that are still on disk."""
     if not database_path().exists():
         return
-    with open_database() as database:
+    with closing(open_database()) as database:
         known = database.execute("SELECT path, created FROM runs").fetchall()
     for path, created in known:
         try:

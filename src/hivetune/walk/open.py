@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def open_run(
         "status": "new",
     }
     write_record(folder, record)
-    with open_database() as database:
+    with closing(open_database()) as database:
         database.execute(
             "INSERT OR REPLACE INTO runs (path, name, created, snapshot) VALUES (?, ?, ?, ?)",
             (str(folder), name, record["created"], snapshot.hash),

@@ -30,7 +30,7 @@ from hivetune.serve.gateway.clients import client_of
 from hivetune.serve.gateway.guard import Door, Guard
 from hivetune.serve.gateway.loaded import gateway_folder, tell_loaded
 from hivetune.serve.gateway.metrics import Metrics
-from hivetune.serve.llama.backend import CONTEXT_TOKENS, Engine, ServerSettings, open_backend
+from hivetune.serve.llama.backend import CONTEXT_TOKENS, ServerSettings, open_backend
 from hivetune.serve.llama.recorded import compare_answers
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import Live
@@ -59,7 +59,6 @@ class GatewaySettings:
     slots: int = 4
     context_tokens: int = CONTEXT_TOKENS
     threads: int | None = None
-    engine: Engine = "auto"
     card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
 
 
@@ -159,7 +158,6 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
         slots=settings.slots,
         context_tokens=settings.context_tokens,
         threads=settings.threads,
-        engine=settings.engine,
         device=deployment.device,
     )
     if deployment.device == "cpu" and base.stat().st_size > psutil.virtual_memory().available:
