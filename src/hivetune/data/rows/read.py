@@ -19,7 +19,7 @@ from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.made import class_column
 from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.find.per_file import read_as_its_file
-from hivetune.data.rows.find.talk.turn_lists import speaker_and_text
+from hivetune.data.rows.find.talk.text_lists import speaker_and_text
 from hivetune.data.rows.layouts.answers import refuse_cut_row
 from hivetune.data.rows.layouts.columns import map_columns, maps_content, missing_column
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
@@ -306,6 +306,8 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
         success = None  # what was judged is the answer that is not learned
     if success is None:
         success = _kto_label(row)
+    if success is None and isinstance(row.get("result"), bool):
+        success = row["result"]
     if success is None and call_failed(row, said.messages):
         success = False
     checker = row.get("checker")

@@ -280,3 +280,15 @@ def refuse_of_a_test(row: Row, answered: str, answer: Any) -> None:
         raise RowRefused("unexplained-column", f"{answered} is not what was expected")
     if above and expected is not None and row.get("expected") is not None:
         raise RowRefused("unexplained-column", f"{'.'.join(above)} is what a judge is tested with")
+
+
+def other_by_letter(row: Row, answered: list[str]) -> list[str]:
+    """The other one of two answers that letters tell apart: `completion_b` of `completion_a`."""
+    others = [f"{path[:-1]}{'ab'[path.endswith('_a')]}" for path in answered if path.endswith(("_a", "_b"))]
+    return [path for path in others if path not in answered and isinstance(at(row, path), str)]
+
+
+def is_within(row: Row, path: str, others: Sequence[str]) -> bool:
+    """Whether one of the other texts says what stands at `path`; else a system that was tested may have given them."""
+    said = str(at(row, path)).strip().lower()
+    return any(said in str(at(row, other)).lower() for other in others)

@@ -32,11 +32,19 @@ _KINDS: dict[str, _Kind] = (
     | dict.fromkeys(
         names(
             "text content document article dialogue dialog passage conversation transcript story report email post "
-            "review paragraph paper body sentence tweet comment message utterance statement query news symptom symptoms"
+            "review paragraph paper body sentence tweet comment message utterance statement query news symptom "
+            "symptoms fact facts finding findings invocation nl diff"
         ),
         "document",
     )
-    | dict.fromkeys(SHORTENED | names("abstract completion translation sql"), "product")
+    | dict.fromkeys(
+        SHORTENED
+        | names(
+            "abstract completion translation sql impression impressions diagnosis disease judgment verdict charge soap"
+        )
+        | names("accusation crime cmd bash"),
+        "product",
+    )
     | dict.fromkeys(names("target truth") | _CLASSES, "class")
 )
 _MAKES = (
@@ -48,10 +56,17 @@ _MAKES = (
 )
 _TOPICS = names("category topic")  # of a short text alone in its row; those of a document are said about it
 _SHORT_TEXTS = names("text message sentence tweet comment review post email headline statement symptom symptoms resume")
-_QUALIFIERS = names("ground full raw whole expected reference ref gold short name string clean cleaned")
+_QUALIFIERS = names(
+    "note notes clinical ground full raw whole expected reference ref gold short name string clean cleaned"
+)
 _RIGHT = names("expected reference ref gold")  # a text that is one of these was made of another
 _OF_A_TEST = names("sample samples prediction predictions pred preds")  # beside what is said to be right
 _TARGETS = tuple(frozenset((name,)) for name in ("tgt", "trg", "target", "dst"))
+_FLAWED = names(
+    "incorrect wrong erroneous ungrammatical noisy original complex"
+)  # a text of which a better one was made
+_BETTER = names("correct corrected correction grammatical fixed edited revised improved rewritten simplified simple")
+_WRITTEN = names("text sentence sentences paragraph passage content version code")
 _TOGETHER = (
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2")),
     *(("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query1", "query2")),
@@ -74,7 +89,7 @@ def made_of(row: Row) -> tuple[str, str] | None:
     None where the names do not say both, where one says that the other half stands elsewhere, or where another column
     holds more than a number, a label, a date, a note or the name of something.
     """
-    pair = _by_name(tuple(row)) or _alone(row) or _in_languages(row)
+    pair = _by_name(tuple(row)) or _mended(tuple(row)) or _alone(row) or _in_languages(row)
     if pair is None:
         return None
     text, made = (at(row, name) for name in pair)
@@ -113,6 +128,15 @@ def _alone(row: Row) -> tuple[str, str] | None:
     if plain.keys() != {"source", "target"} or not looks_like_content(row[plain["target"]]):
         return None
     return plain["source"], plain["target"]
+
+
+@lru_cache(512)
+def _mended(columns: tuple[str, ...]) -> tuple[str, str] | None:
+    """A text and the better one that was made of it, by their names."""
+    said = {name: frozenset(words(name)) - _WRITTEN for name in columns}
+    flawed = [name for name, one in said.items() if one and one <= _FLAWED]
+    better = [name for name, one in said.items() if one and one <= _BETTER]
+    return (flawed[0], better[0]) if len(flawed) == len(better) == 1 else None
 
 
 def _is_of_a_test(name: str) -> bool:

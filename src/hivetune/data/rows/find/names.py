@@ -109,7 +109,7 @@ CONTENT_ORDER = (
 _ACCEPTED = names("golden gold correct acceptable accepted valid possible reference expected alias")
 _EXPECTED = names("gt expected reference ref gold golden truth true correct ideal")
 _TRUE = _EXPECTED - {"reference", "ref", "correct"}  # a reference may name a page, and what is correct a letter
-_OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini")
+_OF_A_MODEL = names("model llm gpt generated predicted prediction claude gemini chatgpt llama qwen deepseek mistral")
 _HOLDERS = names("session thread conversation chat request body context trace original event object run parent span")
 # What programs say of their own work; columns.py has those that data sets use.
 _NOTES = names(
@@ -282,7 +282,7 @@ def answers_somehow(name: str) -> bool:
     """Whether the last word of a name is one for an answer, whatever words qualify it: `genAlphaReply`."""
     *qualifiers, last = words(name) or ("",)
     true_query = last == "query" and bool(_TRUE & set(qualifiers))
-    answers = last in ("reply", "response", "answer") or last in _MADE or true_query
+    answers = last in ("reply", "response", "answer", "generated") or last in _MADE or true_query
     return answers and not set(qualifiers) & (_OTHER | _GIVEN | _ABOUT | _ASKED)
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.given import named_choice, refuse_of_a_test, with_given
+from hivetune.data.rows.find.given import is_within, named_choice, other_by_letter, refuse_of_a_test, with_given
 from hivetune.data.rows.find.leaves import at, is_copied, open_paths, stands_in, system_in
 from hivetune.data.rows.find.made import made_of, premise_of, with_code
 from hivetune.data.rows.find.names import (
@@ -125,7 +125,7 @@ def spots_in(row: Row) -> PairSpots:
             raise RowRefused("empty-answer", f"{pair[1]} is empty: --columns text={pair[0]} learns the texts whole")
         return PairSpots(*pair, premise_of(row), [], made=True)
     asked, answered = _sides(row)
-    answered = [*answered, *_references(row, asked, answered)]
+    answered = [*answered, *_references(row, asked, answered), *other_by_letter(row, answered)]
     to_learn = _to_learn(_gold(row, _worked_out(row, answered)))
     to_learn = to_learn or named_choice(row) or _right_answer(row, asked)
     asked, to_learn = with_code(row, asked, to_learn)
@@ -214,7 +214,7 @@ def _weakly_answered(row: Row, asked: list[str]) -> list[str]:
 
 def _task_of(asked: list[str]) -> tuple[str | None, list[str]]:
     """(the path of what to do, the path of what to do it with) of two questions, as Alpaca and its like have them."""
-    tasks = [path for path in asked if plain_name(path) in _TASKS]
+    tasks = [path for path in asked if plain_name(path) in _TASKS or words(path) == ("instruction",)]
     return (tasks[0], [path for path in asked if path != tasks[0]]) if len(asked) == 2 and tasks else (None, asked)
 
 
@@ -341,7 +341,8 @@ def sides_of(row: Row) -> tuple[list[str], list[str]]:
         said = "\n".join(texts_in(opened[turns[0]]))
         asked = [path for path in asked if path in turns or str(opened[path]).strip() not in said]
     written = [path for path in answered if plain_name(path) not in LABELS]  # beside an answer, a class is about it
-    return _different(row, _nearest(row, asked)), _different(row, written or answered)
+    targets = [path for path in answered if plain_name(path) == "target" and not is_within(row, path, written)]
+    return _different(row, _nearest(row, asked)), _different(row, [*written, *targets] or answered)
 
 
 def _nearest(row: Row, paths: list[str]) -> list[str]:

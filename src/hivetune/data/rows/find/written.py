@@ -27,7 +27,7 @@ def with_written_answer(row: Row) -> Row:
 
 def _as_text(name: str, value: Any, asked: bool) -> Written | None:
     answers = part_of(name) == "answered" or (asked and words(name) == ("query",))
-    if not answers or value in (None, "", [], {}) or plain_name(name) in LABELS:
+    if not answers or value in (None, "", [], {}) or (plain_name(name) in LABELS and not _has_parts(value)):
         return None
     if isinstance(value, bool) or _are_numbers(value):
         return Written(json.dumps(value)) if words(name)[-1:] == ("answer",) else None
@@ -35,6 +35,12 @@ def _as_text(name: str, value: Any, asked: bool) -> Written | None:
         return None  # several answers, maybe one for each of several questions
     text = as_json_text(parsed(value))
     return None if text is None else Written(value if isinstance(value, str) else text)
+
+
+def _has_parts(value: Any) -> bool:
+    """Whether a value is an object of several parts, and so no class."""
+    inner = parsed(value)
+    return isinstance(inner, dict) and len(inner) > 1
 
 
 def _is_text(value: Any) -> bool:

@@ -90,6 +90,10 @@ NOTES = frozenset(FACTS) | names(
     "weights loss enable_thinking reasoning_effort tool_choice parallel_tool_calls response_format logprobs "
     "answered_by rejected_answer latency_s subject synth type"
 )
+# Beside another answer that does not say the same, that is the answer of a system under test.
+_TRUE_ANSWERS = names(
+    "target gold gold_answer golden_answer ground_truth groundtruth gt expected_answer correct_answer"
+)
 _NOTE_ENDS = tuple(
     names(
         "_id _ids _uuid _url _uri _hash _at _time _date _timestamp _score _scores _count _counts _length _len _tokens "
@@ -254,7 +258,15 @@ def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> b
     """
     if name == "expected" and isinstance(value, str):
         return not _is_said(value, conversation)
+    if name in _TRUE_ANSWERS and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return not _stands_in_answer(str(value).strip(), conversation)
     return kind == "choice" and _is_lost_choice(name, value, conversation)
+
+
+def _stands_in_answer(value: str, conversation: Conversation) -> bool:
+    """Whether the last answer says this among other words."""
+    answers = [message.content for message in conversation.messages if message.role == "assistant"]
+    return bool(answers) and re.search(rf"(?<![\w.]){re.escape(value)}(?!\w)", answers[-1], re.I) is not None
 
 
 def _is_said(value: str, conversation: Conversation) -> bool:

@@ -265,7 +265,7 @@ def _tool(name: str, row: Row) -> Conversation:
 
 def _plain(name: str, row: Row) -> Conversation:
     text = text_of(row["text"], "text")
-    turns = turns_of(text)
+    turns = turns_of(text, whole=True)
     turns = spoken_turns(text) if turns is None else turns
     if turns == [] or (turns is None and is_marked(text)):
         raise RowRefused("rendered-text")

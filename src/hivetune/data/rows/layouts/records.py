@@ -62,10 +62,18 @@ def _messages(name: str, row: Row) -> Conversation:
     answer = first_of(row, ("response", *REPLIES))
     changed: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
-    if messages[-1].role in ("user", "tool") and answer is not None and row[answer] not in (None, ""):
+    if messages[-1].role in ("user", "tool") and answer is not None and not _is_told(row, answer, messages[-1].content):
         said, changed = read_answer(row[answer])
         messages, used = [*messages, *said], (answer,)
     return _conversation(name, messages, read_tools(one_of(row, *TOOLS, "tool_config")), changed, used)
+
+
+def _is_told(row: Row, column: str, question: str) -> bool:
+    """Whether a column says nothing, or what the question says under the column's name: "reach the target 77"."""
+    told = str(row[column]).strip()
+    return (
+        row[column] in (None, "") or re.search(rf"{column}\W{{1,8}}{re.escape(told)}(?!\w)", question, re.I) is not None
+    )
 
 
 def _session(_name: str, row: Row) -> Conversation:

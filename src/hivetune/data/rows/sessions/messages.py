@@ -10,7 +10,7 @@ from hivetune.data.rows.find.names import role_of, words
 from hivetune.data.rows.find.talk.branches import kept_branch
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.find.talk.streams import MessageShape, SaidLine, messages_shape, said_in
-from hivetune.data.rows.find.talk.turn_lists import speaker_and_text
+from hivetune.data.rows.find.talk.text_lists import speaker_and_text
 from hivetune.data.rows.layouts.said import names
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events

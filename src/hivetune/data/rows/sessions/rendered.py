@@ -8,8 +8,8 @@ _MARKS = {
     "chatml": re.compile(r"<\|im_start\|>(\w+)\n(.*?)(<\|im_end\|>|\Z)", re.S),
     "llama3": re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n\n(.*?)(<\|eot_id\|>|\Z)", re.S),
     "zephyr": re.compile(
-        r"<\|(system|user|human|assistant|ai|bot)\|>\s*(.*?)\s*((?:<\|(?:eos|eod|end|endoftext)\|>\s*|</s>\s*)*)"
-        r"(?=<\|(?:system|user|human|assistant|ai|bot)\|>|\Z)",
+        r"<\|(system|user|human|prompter|assistant|ai|bot)\|>\s*(.*?)\s*((?:<\|(?:eos|eod|end|endoftext)\|>\s*|</s>\s*)*)"
+        r"(?=<\|(?:system|user|human|prompter|assistant|ai|bot)\|>|\Z)",
         re.S,
     ),
     "piped": re.compile(
@@ -18,11 +18,18 @@ _MARKS = {
     ),
     "telechat": re.compile(r"<_(user|bot)>(.*?)()(?=<_(?:user|bot)>|\Z)", re.S),
     "gemma": re.compile(r"<start_of_turn>(\w+)\n(.*?)(<end_of_turn>|\Z)", re.S),
+    "deepseek": re.compile(
+        r"<\uff5c(User|Assistant)\uff5c>(.*?)((?:<\uff5cend\u2581of\u2581sentence\uff5c>)?)(?=<\uff5c(?:User|Assistant)\uff5c>|\Z)",
+        re.S,
+    ),
+    "baichuan": re.compile(r"<reserved_(10[2367])>(.*?)((?:</s>)?)(?=<reserved_10[2367]>|\Z)", re.S),
 }
+_RESERVED = {"102": "user", "103": "assistant", "106": "user", "107": "assistant"}
+_WITH_WORDS = ("piped", "deepseek", "baichuan")  # templates in which a system prompt stands bare in front
 _ANSWER = ("assistant", "model", "ai", "bot")
 _INST = re.compile(r"\[INST\]\s*(?:<<SYS>>\n(.*?)\n<</SYS>>\n\n)?(.*?)\s*\[/INST\](.*?)(?=</s>|\[INST\]|\Z)", re.S)
 _ANY = re.compile(
-    r"<\|\w+\|>|\[\|(?:Human|User|AI|Assistant|Bot|System)\|\]|<_(?:user|bot)>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>"
+    r"<\|\w+\|>|<\uff5c\w+\uff5c>|<reserved_10\d>|\[\|(?:Human|User|AI|Assistant|Bot|System)\|\]|<_(?:user|bot)>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>"
 )
 _NO_THOUGHTS = re.compile(r"\A\s*(?:<think>\s*(?:</think>)?\s*)?\Z")
 _LLAMA_DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")
@@ -46,23 +53,18 @@ _ANSWER_HEADER = re.compile(
 _END = re.compile(
     r"(<\|(?:endoftext|im_end|eot_id|end_of_text|end)\|>|</s>|<eos>|<end_of_turn>|<eo[ahm]>|<\uff5cend\u2581of\u2581sentence\uff5c>)\s*\Z"
 )
-_FRAME = re.compile(r"\A(?:\s|<s>|</s>|<bos>|<\|begin_of_text\|>|<\|endoftext\|>)*\Z")
+_BEGINS = r"\s|<s>|<bos>|<\|begin_of_text\|>|<\uff5cbegin\u2581of\u2581sentence\uff5c>"
+_MARK_IN_FRONT = re.compile(rf"\A(?:{_BEGINS})*")
+_FRAME = re.compile(rf"\A(?:{_BEGINS}|</s>|<\|endoftext\|>)*\Z")
 
 
-def turns_of(prompt: str) -> list[dict[str, str]] | None:
-    """The turns of a prompt, without the header of the answer at its end. None: not one of these templates, or text
-    stands between its marks.
+def turns_of(prompt: str, *, whole: bool = False) -> list[dict[str, str]] | None:
+    """The turns of a prompt, without the header of the answer at its end; `whole`: with the answer, whose end may have
+    no mark. None: not one of these templates, or text stands between its marks.
     """
-    for pattern in _MARKS.values():
-        found = list(pattern.finditer(prompt))
-        if found:
-            if not _FRAME.match(pattern.sub("", prompt)):
-                return None
-            turns = [{"role": m.group(1).lower(), "content": m.group(2).strip("\n")} for m in found]
-            is_open = found[-1].group(3) == "" and turns[-1]["role"] in _ANSWER
-            if is_open and not _NO_THOUGHTS.match(turns[-1]["content"]):
-                return None  # the answer's beginning was given
-            return _clean(turns[:-1] if is_open else turns)
+    for kind, pattern in _MARKS.items():
+        if found := list(pattern.finditer(prompt)):
+            return _marked_turns(prompt, kind, found, whole=whole)
     if "[INST]" in prompt:
         turns = []
         for m in _INST.finditer(prompt):
@@ -71,6 +73,26 @@ def turns_of(prompt: str) -> list[dict[str, str]] | None:
             turns += [{"role": "user", "content": m.group(2)}, {"role": "assistant", "content": m.group(3).strip()}]
         return _clean(turns) if _FRAME.match(_INST.sub("", prompt)) else None
     return None
+
+
+def _marked_turns(prompt: str, kind: str, found: list[re.Match[str]], *, whole: bool) -> list[dict[str, str]] | None:
+    """The same of a prompt of the template `kind`, whose pieces were found."""
+    before = prompt[: found[0].start()]
+    told = _words_in_front(before) if kind in _WITH_WORDS else []
+    if not _FRAME.match(_MARKS[kind].sub("", prompt[len(before) :] if told else prompt)):
+        return None
+    turns = [{"role": m.group(1).lower(), "content": m.group(2).strip("\n")} for m in found]
+    turns = [*told, *({**turn, "role": _RESERVED.get(turn["role"], turn["role"])} for turn in turns)]
+    is_open = found[-1].group(3) == "" and turns[-1]["role"] in _ANSWER
+    if is_open and not whole and not _NO_THOUGHTS.match(turns[-1]["content"]):
+        return None  # the answer's beginning was given
+    return _clean(turns[:-1] if is_open and not whole else turns)
+
+
+def _words_in_front(text: str) -> list[dict[str, str]]:
+    """The system prompt that stands bare in front of the turns."""
+    bare = _MARK_IN_FRONT.sub("", text).strip()
+    return [{"role": "system", "content": bare}] if bare else []
 
 
 def spoken_turns(text: str) -> list[dict[str, str]] | None:
@@ -88,7 +110,7 @@ def spoken_turns(text: str) -> list[dict[str, str]] | None:
     roles = [_SPEAKERS[name.lower()] for name in pieces[::2]]
     if not {"user", "assistant"} <= set(roles):
         return None
-    said = [piece.replace("</s>", "").strip() for piece in pieces[1::2]]
+    said = [without_end(piece.strip(), "").strip() for piece in pieces[1::2]]
     spoken = roles[1:] if roles[0] == "system" else roles
     sides = ("assistant", "user") if roles[0] == "system" and spoken[0] == "assistant" else ("user", "assistant")
     in_turn = all(role == sides[i % 2] for i, role in enumerate(spoken))  # who plays a part may speak first

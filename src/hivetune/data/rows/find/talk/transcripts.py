@@ -8,7 +8,7 @@ from typing import Any
 
 from hivetune.data.rows.find.names import role_of
 from hivetune.data.rows.find.talk.headed import headed_turns
-from hivetune.data.rows.sessions.rendered import spoken_turns
+from hivetune.data.rows.sessions.rendered import is_marked, spoken_turns, turns_of, without_end
 from hivetune.records import Role
 
 _SPEAKER = re.compile(
@@ -28,7 +28,8 @@ def turns_in_text(text: str) -> list[dict[str, Any]] | None:
     """The turns of a text that begins with a speaker, or has a question and its answer below headers; None for any
     other text.
     """
-    return _spoken_lines(text) or headed_turns(text)
+    rendered = turns_of(text, whole=True) if is_marked(text) else None
+    return rendered or _spoken_lines(text) or headed_turns(text)
 
 
 def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
@@ -48,7 +49,7 @@ def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
     if len(found) < _MIN_SPOKEN or text[: found[0][0].start()].strip():
         return spoken_turns(text) or None
     ends = [match.start() for match, _ in found[1:]] + [len(text)]
-    said = [text[match.end() : end].strip() for (match, _), end in zip(found, ends, strict=True)]
+    said = [without_end(text[m.end() : end].strip(), "").strip() for (m, _), end in zip(found, ends, strict=True)]
     roles: list[Role] = [role for _, role in found if role is not None]
     each_line_speaks = sum(bool(line.strip()) for line in text.splitlines()) == len(found)
     if not all(said) or not _take_turns(roles, each_line_speaks):

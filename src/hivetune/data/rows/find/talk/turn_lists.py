@@ -4,7 +4,6 @@ Roles are decided by their values over the whole list, contents by name and then
 decided is None: nobody's words are given to somebody else.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from hivetune.data.rows.find.talk.branches import holds_replies, kept_branch, sp
 from hivetune.data.rows.find.talk.events import event_kinds, turn_of
 from hivetune.data.rows.find.talk.hosts import served, with_system_as_party
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
+from hivetune.data.rows.find.talk.text_lists import rounds, speaker_and_text
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.pairs import say_the_same
 from hivetune.data.rows.layouts.said import names, objects, parsed
@@ -41,7 +41,6 @@ _KEPT = (
     *MEDIA_KEYS,
 )
 _KEPT_SET = frozenset(_KEPT)
-_NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?[:\uff1a]\s*(.*)\Z", re.S)
 
 
 # What programs call the two sides of a chat that name no party.
@@ -84,7 +83,7 @@ def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> Found
         return None
     items = objects(value)
     if items is None:
-        return _spoken(value)
+        return _spoken(value) or (FoundTurns(both) if TALK & set(words(name)) and (both := rounds(value)) else None)
     if is_openhands(items):
         return FoundTurns(openhands_turns(items), ("program-notes",))
     some_left = False
@@ -374,12 +373,6 @@ def are_texts(path: str, value: Any) -> bool:
 def _are_parts(value: Any) -> bool:
     parts = objects(value)
     return parts is not None and all("text" in part or "type" in part for part in parts)
-
-
-def speaker_and_text(text: str) -> tuple[str, str] | None:
-    """(who speaks, what is said) of a text that begins with a name and a colon."""
-    found = _NAMED.match(text)
-    return (found.group(1), found.group(2)) if found else None
 
 
 def _spoken(value: Sequence[Any]) -> FoundTurns | None:

@@ -1,0 +1,21 @@
+"""Turns in a list that are bare texts: each behind who speaks, or in pairs of a question and its answer."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+_NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?[:\uff1a]\s*(.*)\Z", re.S)
+
+
+def speaker_and_text(text: str) -> tuple[str, str] | None:
+    """(who speaks, what is said) of a text that begins with a name and a colon."""
+    found = _NAMED.match(text)
+    return (found.group(1), found.group(2)) if found else None
+
+
+def rounds(value: Sequence[Any]) -> list[dict[str, str]] | None:
+    """The turns of pairs of a question and its answer, as ChatGLM keeps what was said; None for any other list."""
+    if not all(isinstance(item, list) and len(item) == 2 and all(isinstance(v, str) for v in item) for item in value):
+        return None
+    sides = zip(("user", "assistant") * len(value), [text for item in value for text in item], strict=True)
+    return [{"role": role, "content": text} for role, text in sides]
