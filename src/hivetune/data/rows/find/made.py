@@ -89,7 +89,7 @@ def made_of(row: Row) -> tuple[str, str] | None:
     None where the names do not say both, where one says that the other half stands elsewhere, or where another column
     holds more than a number, a label, a date, a note or the name of something.
     """
-    pair = _by_name(tuple(row)) or _mended(tuple(row)) or _alone(row) or _in_languages(row)
+    pair = _named_or_alone(row)
     if pair is None:
         return None
     text, made = (at(row, name) for name in pair)
@@ -108,6 +108,11 @@ def made_of(row: Row) -> tuple[str, str] | None:
             return None  # code may have been explained by a text too
         others = [name for name in others if name not in tests]
     return pair if all(_is_beside(name, row[name]) for name in others) else None
+
+
+def _named_or_alone(row: Row) -> tuple[str, str] | None:
+    """(text, what was made of it) by the names, or as the row has nothing else."""
+    return _by_name(tuple(row)) or _mended(tuple(row)) or _alone(row) or _in_languages(row)
 
 
 def premise_of(row: Row) -> str | None:
