@@ -236,6 +236,10 @@ def test_what_came_of_an_action_in_the_text_of_an_answer_is_a_users_turn() -> No
     assert said({"conversations": [{"from": who, "value": text} for who, text in texts]}) == expected
     both = [{"role": "system", "q": "Be brief.", "a": ""}, {"role": "user", "q": "Where is it?", "a": acted}]
     both.append({"role": "observation", "q": "Observation: there", "a": "There."})
+    assert said({"id": 1, "paragraph": [both[0], {"q": "Who?", "a": "She."}]})[1:] == [
+        ("user", "Who?"),
+        ("assistant", "She."),
+    ]
     assert said({"id": 1, "paragraph": both}) == [("system", "Be brief."), *expected]
 
 

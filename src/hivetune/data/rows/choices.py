@@ -54,6 +54,11 @@ def _with_question(row: dict[str, Any]) -> dict[str, Any]:
     if any(part_of(name) == "asked" for name in row):
         return row
     texts = {name: text for name, text in row.items() if isinstance(text, str) and _may_be_asked(name, text)}
+    begun = [name for name in row if any(name != one and name.strip("0123456789") == one[:-1] for one in texts)]
+    pieces = [name for name in row if name in begun or name in texts]
+    if begun and all(isinstance(row[name], str) and name[-1].isdecimal() for name in pieces):
+        said = " ".join(row[name].strip() for name in pieces)  # `sent1`, and `sent2` which each choice goes on
+        return {"question": said} | {name: value for name, value in row.items() if name not in pieces}
     whole = [name for name in texts if not any(texts[name] in texts[other] for other in texts if other != name)]
     return {"question" if whole == [name] else name: value for name, value in row.items()}
 

@@ -78,6 +78,14 @@ def test_what_choices_are_made_for_is_asked(tmp_path: Path) -> None:
     assert answer == "B"
 
 
+@pytest.mark.parametrize("begun", ["Then they", "They look around and then they"])
+def test_what_choices_go_on_is_the_end_of_the_question(tmp_path: Path, begun: str) -> None:
+    choices = {f"ending{n}": text for n, text in enumerate(CHOICES)}
+    rows = [{"sent1": f"Somebody sees box {n}.", "sent2": begun, **choices, "label": n % 3} for n in range(9)]
+    for n, (asked, _) in enumerate(said_in(tmp_path, rows)):
+        assert asked.startswith(f"Somebody sees box {n}. {begun}\n")
+
+
 def test_answers_of_which_a_number_says_the_right_one_are_choices(tmp_path: Path) -> None:
     rows = [{"question": f"How is box {n} opened?", "answers": CHOICES, "correctIndex": n % 3} for n in range(9)]
     assert [answer for _, answer in said_in(tmp_path, rows)] == list("ABC") * 3
