@@ -50,6 +50,7 @@ MISSING = (
     ),
     *("API Error: 429", "API error (500): overloaded", "HTTP 503", "HTTP Error 502.", "Error 429"),
     *("Request failed with status code 500", "Server error: 503", "LLM call error: 429, slow down"),
+    *("[trimmed for this test]", "<output omitted>", "(content removed)"),
     *("###", "====", "</s>", "<|im_end|>", "<|eot_id|>", "[/INST]"),
     *(
         "Sorry, the model is currently unavailable. Your question was kept.",

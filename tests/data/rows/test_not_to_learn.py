@@ -55,3 +55,14 @@ def test_a_row_that_tests_a_judge() -> None:
     judged = {"input": "What colour was the door?", "output": "green", "expected": "green"}
     assert reason_of({"input": judged, "expected": 1}) == "wrong-type"
     assert reason_of({"input": judged["input"], "output": "green", "expected": "green"}) == ""
+
+
+def test_two_numbers_ask_nothing() -> None:
+    assert reason_of({"input": 5.0, "output": 25.0, "cache_read": 0.5}) == "unknown-layout"
+    assert reason_of({"input": "12", "output": "144"}) == "unknown-layout"
+    assert reason_of({"instruction": "Square it.", "input": "12", "output": "144"}) == ""
+
+
+def test_a_text_of_a_retrieval_benchmark_is_not_learned_alone() -> None:
+    row = {"_id": "q7", "text": "When was the lighthouse built, and for what purpose?", "metadata": {}}
+    assert reason_of(row) == "unexplained-column"

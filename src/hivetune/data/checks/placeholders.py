@@ -96,9 +96,10 @@ _NO_MODEL = re.compile(
     re.S,
 )
 _MODEL = re.compile(r"model|модел|modèle|模型", re.I)
-# What tells a model to stop, or a template where a text ends, and nothing else.
-_STOP_MARK = re.compile(
+# What tells a model to stop, or a template where a text ends, or that somebody left a text out, and nothing else.
+_MARK = re.compile(
     r"#{3,}|={3,}|\*{3,}|-{3,}|~{3,}|</?s>|\[/?inst\]"
+    r"|[\[<(](?:[\w-]+ ){0,3}(?:trimmed|truncated|omitted|elided|snipped|redacted|removed)(?: [\w-]+){0,4}[\])>]"
     r"|<\|?(?:im_(?:start|end|sep)|end_?of_?text|eot(?:_id)?|end_of_turn|end|eos|eod|pad|bos|stop|assistant|user)\|?>"
 )
 _SIGNS = "❌❗‼⚠🚫⛔✖✗\ufe0f "  # in front of what a program says
@@ -160,7 +161,7 @@ def _is_missing(text: str, plain: str) -> bool:
     """Whether an answer says that there is none, or waits to be filled in."""
     if plain in _WORDS or plain.startswith("lorem ipsum") or _NOT_MADE.fullmatch(plain.rstrip(".!。 ")):
         return True
-    if _STOP_MARK.fullmatch(plain):
+    if _MARK.fullmatch(plain):
         return True
     return bool(_SHEET.fullmatch(text) or _SLOT.fullmatch(plain))
 

@@ -1,6 +1,7 @@
 """From the bytes of a chunk to rows with their place, and from a row to an Example. Pure but for reading files."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ BYTE_ORDER_MARK = "\ufeff"
 WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
+_NUMBER = re.compile(r"\s*-?\d[\d.,]*\s*")
 KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
 
@@ -254,15 +256,20 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     if "byte-order-mark" in changed:
         said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
     example = _example(raw.source, row, said, raw.stored or {})
-    _refuse_counted_at_a_limit(row, example.messages[-1].content)
+    _refuse_counts(row, example.messages)
     return ReadRow(
         said.layout, _judged(example, two), (*changed, *said.changed), outside_cause(row, example.messages[-1].content)
     )
 
 
-def _refuse_counted_at_a_limit(row: Row, answer: str) -> None:
-    if (limit := cut_at(row, answer)) is not None:
+def _refuse_counts(row: Row, messages: Sequence[Message]) -> None:
+    """Raises RowRefused for an answer that was cut at a counted limit, and for a number that answers a number: a price,
+    a measurement.
+    """
+    if (limit := cut_at(row, messages[-1].content)) is not None:
         raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
+    if len(messages) == 2 and all(_NUMBER.fullmatch(message.content) for message in messages):
+        raise RowRefused("unknown-layout", "two numbers: nothing says what is asked")
 
 
 def _conversation(row: Row, raw: RawRow, *, mapped: bool) -> Conversation:

@@ -50,7 +50,7 @@ TASK = ("task", "input", "prompt", "query")
 # A text with one of these is a question or an answer whose other half stands elsewhere.
 HALVES = (
     *("question_id", "answer_id", "prompt_id", "response_id", "completion_id", "reply_to"),
-    *("review_id", "reviewer_id", "answer1_id", "answer2_id"),
+    *("review_id", "reviewer_id", "answer1_id", "answer2_id", "_id"),  # the last: of a retrieval benchmark
 )
 MOST_WORDS = 12  # of an answer that others may say in other words
 # An object with one of these is a message, a response, or an answer with what was written about it.

@@ -331,14 +331,15 @@ _ACTED = re.compile(r"^Action:.*\n\s*Action Input:", re.M)
 
 def _observed(messages: Sequence[Message]) -> list[Message]:
     """Messages in which what came of an action that an answer's text holds (ReAct) is a user's: a tool's has a call."""
+    if not any(message.role == "tool" for message in messages):
+        return list(messages)
     pairs = zip([None, *messages], messages, strict=False)
-    return [replace(one, role="user") if _acted(before) and one.role == "tool" else one for before, one in pairs]
+    return [replace(one, role="user") if one.role == "tool" and _acted(before) else one for before, one in pairs]
 
 
 def _acted(message: Message | None) -> bool:
-    if message is None or message.role != "assistant" or message.tool_calls:
-        return False
-    return _ACTED.search(message.content) is not None
+    answers = message is not None and message.role == "assistant" and not message.tool_calls
+    return answers and message is not None and _ACTED.search(message.content) is not None
 
 
 def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
