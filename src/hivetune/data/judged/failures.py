@@ -69,10 +69,12 @@ def cut_at(row: Mapping[str, Any], answer: str) -> int | None:
     """The limit at which an answer was cut: as many tokens as its log counted, a number that people set as one, where
     the answer ends inside a sentence. None: nothing says so.
     """
-    end = answer.rstrip()[-1:]
-    if not (end.isalnum() or end in tuple(",;(")):
+    end = answer[-1:] if answer[-1:].strip() else answer.rstrip()[-1:]
+    if not end or not (end.isalnum() or end in ",;("):
         return None
     top, holders = _count_columns(tuple(row))
+    if not top and not holders:
+        return None
     counts = [row[name] for name in top]
     for holder in (row[name] for name in holders):
         counts += [holder[name] for name in _count_columns(tuple(holder))[0]] if isinstance(holder, dict) else []

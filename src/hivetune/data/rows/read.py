@@ -34,6 +34,7 @@ BYTE_ORDER_MARK = "\ufeff"
 WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
+_LONGEST_NUMBER = 24
 _NUMBER = re.compile(r"\s*-?\d[\d.,]*\s*")
 KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
@@ -266,9 +267,10 @@ def _refuse_counts(row: Row, messages: Sequence[Message]) -> None:
     """Raises RowRefused for an answer that was cut at a counted limit, and for a number that answers a number: a price,
     a measurement.
     """
-    if (limit := cut_at(row, messages[-1].content)) is not None:
+    said = messages[-1].content
+    if (limit := cut_at(row, said)) is not None:
         raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
-    if len(messages) == 2 and all(_NUMBER.fullmatch(message.content) for message in messages):
+    if len(messages) == 2 and len(said) < _LONGEST_NUMBER and all(_NUMBER.fullmatch(m.content) for m in messages):
         raise RowRefused("unknown-layout", "two numbers: nothing says what is asked")
 
 
