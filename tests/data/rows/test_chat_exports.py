@@ -1,9 +1,12 @@
 """Exports of chat programs in which something stands that no export holds: a tool's results, an image, a cut answer."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
 
@@ -144,3 +147,115 @@ def test_a_session_ends_before_its_first_image() -> None:
     assert found.changed == ("ends-before-media",)
     with pytest.raises(RowRefused, match="unsupported-content"):
         read_conversation({"hivetune_session": "claude-code", "messages": [{"role": "user", "content": [image]}]})
+
+
+def test_what_a_program_notes_on_its_run_is_no_turn() -> None:
+    """As mini-swe-agent ends the messages of a run."""
+    turns = [
+        {"role": "user", "content": "mend it"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "exit", "content": "diff", "extra": {"exit_status": "Submitted"}},
+    ]
+    assert said({"messages": turns, "info": {}, "trajectory_format": "f"})[0] == [
+        ("user", "mend it", 1),
+        ("assistant", "Done.", 1),
+    ]
+
+
+def test_a_message_of_slack_is_no_text() -> None:
+    with pytest.raises(RowRefused, match="one-message"):
+        read_conversation({"type": "message", "user": "U1", "text": "The boat leaves at noon.", "ts": "1.2"})
+
+
+def test_groks_export(tmp_path: Path) -> None:
+    turns = [("human", "what floats?"), ("assistant", "Wood does.")]
+    replies = [{"response": {"_id": str(n), "message": text, "sender": who}} for n, (who, text) in enumerate(turns)]
+    talk = {"conversation": {"id": "c", "title": "Boats", "summary": ""}, "responses": replies}
+    path = tmp_path / "prod-grok-backend.json"
+    path.write_text(json.dumps({"conversations": [talk, talk], "projects": [], "tasks": []}), encoding="utf-8")
+    found = [example_of(raw).messages for raw in rows_of_files(str(path))]
+    assert [[m.content for m in messages] for messages in found] == [["what floats?", "Wood does."]] * 2
+
+
+def deepseek(*messages: Turn) -> dict[str, Any]:
+    mapping: dict[str, Any] = {"root": {"id": "root", "parent": None, "children": ["0"], "message": None}}
+    for number, one in enumerate(messages):
+        below = [str(number + 1)] if number + 1 < len(messages) else []
+        above = str(number - 1) if number else "root"
+        moment = {"inserted_at": f"2025-01-01T10:0{number}:00+08:00", "model": "m", "files": []}
+        mapping[str(number)] = {"id": str(number), "parent": above, "children": below, "message": {**moment, **one}}
+    return {"id": "d", "title": "Boats", "inserted_at": "2025-01-01T10:00:00+08:00", "mapping": mapping}
+
+
+def test_deepseek_in_fragments_and_before_them() -> None:
+    def in_fragments(*parts: tuple[str, Any]) -> Turn:
+        return {"fragments": [{"type": kind, "content": content} for kind, content in parts]}
+
+    row = deepseek(
+        in_fragments(("REQUEST", "what floats?")),
+        in_fragments(("THINK", "density"), ("RESPONSE", "Wood does.")),
+        in_fragments(("REQUEST", "and the news?")),
+        in_fragments(("SEARCH", "pages"), ("RESPONSE", "A boat sank.")),
+    )
+    found = read_conversation(row)
+    assert [(m.role, m.content, m.reasoning, m.weight) for m in found.messages] == [
+        ("user", "what floats?", None, 1),
+        ("assistant", "Wood does.", "density", 1),
+        ("user", "and the news?", None, 1),
+        ("assistant", "A boat sank.", None, 0),
+    ]
+    older = deepseek(
+        {"role": "USER", "content": "what floats?"},
+        {"role": "ASSISTANT", "content": "Wood does.", "reasoning_content": "density"},
+    )
+    assert read_conversation(older).messages == found.messages[:2]
+
+
+def test_a_chat_of_copilot() -> None:
+    def request(asked: str, *parts: Any, **more: Any) -> Turn:
+        return {"requestId": asked, "message": {"text": asked, "parts": []}, "response": list(parts), **more}
+
+    tool = {"kind": "toolInvocationSerialized", "toolId": "readFile"}
+    name = {"kind": "inlineReference", "inlineReference": {"path": "/src/a.py", "scheme": "file"}}
+    requests = [
+        request("what sorts?", {"value": "See "}, name, {"value": ", it sorts."}, {"kind": "undoStop", "id": "u"}),
+        request("read it", {"value": "I look."}, tool, {"value": "It sorts."}),
+        request("and then?", {"value": "It pri"}, isCanceled=True),
+        request("thanks", {"value": "Gladly."}),
+    ]
+    turns, _ = said({"requesterUsername": "ann", "responderUsername": "GitHub Copilot", "requests": requests})
+    assert [(text, weight) for role, text, weight in turns if role == "assistant"] == [
+        ("See `a.py`, it sorts.", 1),
+        ("I look.It sorts.", 0),
+        ("It pri", 0),
+        ("Gladly.", 1),
+    ]
+
+
+def test_a_result_as_amp_writes_it() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "Bash", "input": {"cmd": "ls"}, "complete": True}
+    run = {"status": "done", "result": {"output": "a.py", "exitCode": 0}}
+    turns = [
+        {"role": "user", "content": [text("which files?")]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{"type": "tool_result", "toolUseID": "c", "run": run}]},
+        {"role": "assistant", "content": [text("One: a.py")]},
+    ]
+    assert [line for _, line, _ in said({"id": "T-1", "messages": turns})[0]] == [
+        "which files?",
+        "",
+        "a.py",
+        "One: a.py",
+    ]
+
+
+def test_a_text_in_pieces() -> None:
+    """As Telegram writes a text that is bold in part, or has a link in it."""
+    pieces = ["It leaves at ", {"type": "bold", "text": "noon"}, "."]
+    turns = [("Ann", "When does it leave?"), ("Harbour Bot", pieces), ("Ann", "thanks"), ("Harbour Bot", "Gladly.")]
+    messages = [{"id": n, "type": "message", "from": who, "text": what} for n, (who, what) in enumerate(turns)]
+    found, _ = said({"name": "Harbour Bot", "type": "bot_chat", "id": 5, "messages": messages})
+    assert [(role, line) for role, line, _ in found][:2] == [
+        ("user", "When does it leave?"),
+        ("assistant", "It leaves at noon."),
+    ]

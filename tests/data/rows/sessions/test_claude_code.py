@@ -254,3 +254,39 @@ def test_claude_code_results_in_lines_of_their_own(tmp_path: Path) -> None:
     ):
         (row,) = read(write(tmp_path / "session.jsonl", events), tmp_path).values()
         assert said(row) == wanted
+
+
+def test_a_conversation_begins_behind_clear(tmp_path: Path) -> None:
+    log = Claude()
+    events = [
+        log.event("user", "what floats?", None),  # u1
+        log.event("assistant", [{"type": "text", "text": "Wood does."}], "u1"),  # u2
+        log.event("user", "<command-name>/clear</command-name>", "u2"),  # u3
+        log.event("user", "and what sinks?", "u3"),  # u4
+        log.event("assistant", [{"type": "text", "text": "A stone does."}], "u4"),
+    ]
+    rows = read(write(tmp_path / "log.jsonl", events), tmp_path)
+    assert [said(row) for row in rows.values()] == [
+        [("user", "what floats?"), ("assistant", "Wood does.")],
+        [("user", "and what sinks?"), ("assistant", "A stone does.")],
+    ]
+
+
+def test_qwen_code_writes_the_same_tree_with_other_parts(tmp_path: Path) -> None:
+    def line(number: int, kind: str, role: str, *parts: Any) -> dict[str, Any]:
+        names = {"uuid": str(number), "parentUuid": str(number - 1) if number else None, "sessionId": "s"}
+        return {**names, "type": kind, "timestamp": "2026-01-01T10:00:00Z", "message": {"role": role, "parts": parts}}
+
+    call = {"functionCall": {"id": "c", "name": "list", "args": {"path": "."}}}
+    result = {"functionResponse": {"id": "c", "name": "list", "response": {"output": "a.py"}}}
+    events = [
+        line(0, "user", "user", {"text": "which files?"}),
+        line(1, "assistant", "model", {"text": "a list", "thought": True}, call),
+        line(2, "tool_result", "user", result),
+        line(3, "assistant", "model", {"text": "One: a.py"}),
+    ]
+    row = read(write(tmp_path / "log.jsonl", events), tmp_path)["1"]
+    assert said(row) == [("user", "which files?"), ("assistant", ""), ("tool", "a.py"), ("assistant", "One: a.py")]
+    assert isinstance(row, ReadRow)
+    answer = row.example.messages[1]
+    assert (answer.reasoning, len(answer.tool_calls)) == ("a list", 1)

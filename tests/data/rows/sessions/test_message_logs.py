@@ -65,3 +65,27 @@ def test_a_session_that_was_given_out_is_not_begun_again(tmp_path: Path, monkeyp
         "one-message",
         ("b", [("user", "three"), ("assistant", "four")]),
     ]
+
+
+def test_results_of_calls_tell_that_lines_are_one_conversation(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    lines: list[dict[str, Any]] = [
+        {"role": "user", "content": "which files are there?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "one.txt", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "There is one.txt."},
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    rows = [read_example(raw, {}) for chunk in plan_inputs(str(path), tmp_path).chunks for raw in read_rows(chunk)]
+    assert [[m.role for m in row.example.messages] for row in rows] == [["user", "assistant", "tool", "assistant"]]
+
+
+def test_a_line_about_the_log_in_front_of_messages_in_parts(tmp_path: Path) -> None:
+    """As Goose writes its sessions."""
+    lines: list[Any] = [
+        {"working_dir": "/srv", "description": "boats", "message_count": 2},
+        {"role": "user", "created": 1, "content": [{"type": "text", "text": "what floats?"}]},
+        {"role": "assistant", "created": 2, "content": [{"type": "text", "text": "Wood does."}]},
+    ]
+    assert [turns for _, turns in read(tmp_path, lines)] == [[("user", "what floats?"), ("assistant", "Wood does.")]]

@@ -201,7 +201,11 @@ def _is_talk(key: str, value: Any) -> bool:
     if not TALK & set(words(key)) or isinstance(value, dict) or _are_said(value):
         return False
     items = objects(value) or []
-    return not any(TALK & set(words(name)) and objects(one) is not None for item in items for name, one in item.items())
+    return not any(_is_list_of_turns(name, one) for item in items for name, one in item.items())
+
+
+def _is_list_of_turns(name: str, value: Any) -> bool:
+    return objects(value) is not None and (bool(TALK & set(words(name))) or as_turns(value, name) is not None)
 
 
 def _are_told(place: RowPlace, values: Sequence[Any]) -> bool:

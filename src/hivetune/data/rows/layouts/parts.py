@@ -61,12 +61,18 @@ def read_content(content: Any) -> Said:
         raise RowRefused("wrong-type", "content: a string, or a list of parts")
     if content and all(isinstance(part, str) for part in content):
         return Said(["\n".join(content)])  # a text as its lines
+    if any(isinstance(part, str) for part in content):  # a text in pieces, some of them bold or links
+        content = [part["text"] if _is_piece(part) else part for part in content]
     for part in content:
         if isinstance(part, str):
             found.texts.append(part)
         else:
             _add(found, part)
     return found
+
+
+def _is_piece(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str) and _kind(part) not in _THOUGHTS
 
 
 def _add(found: Said, part: Any) -> None:
@@ -167,9 +173,12 @@ def _inner(part: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
-    call_id = one_of(part, "tool_use_id", "toolUseId", "tool_call_id", "toolCallId", "call_id", "id")
+    call_id = one_of(part, "tool_use_id", "toolUseId", "toolUseID", "tool_call_id", "toolCallId", "call_id", "id")
     name = one_of(part, "toolName", "tool_name", "name")
     value = one_of(part, "content", "output", "result", "response", "tool_result")
+    if value is None:  # Amp
+        value = one_of(part.get("run"), "result", "error")
+        value = one_of(value, "output") or value
     if isinstance(value, dict) and "value" in value and value.get("type") in ("text", "json", "error-text"):
         value = value["value"]  # the AI SDK
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "json" in value[0]:

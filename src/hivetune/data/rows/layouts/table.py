@@ -5,7 +5,8 @@ from functools import lru_cache
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.layouts import exports, pairs, records, tickets
+from hivetune.data.rows.layouts import pairs, records, tickets
+from hivetune.data.rows.layouts.chats import apps, trees
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout
 from hivetune.data.rows.traces import runs, spans
@@ -13,12 +14,14 @@ from hivetune.data.rows.traces import runs, spans
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
 LAYOUTS: tuple[RowLayout, ...] = (
     records.LOG_SESSION,
-    exports.CHATGPT,
-    exports.CLAUDE,
-    exports.OPEN_WEBUI,
-    exports.LM_STUDIO,
-    exports.AI_STUDIO,
-    exports.TEXT_GENERATION_WEBUI,
+    trees.DEEPSEEK,
+    trees.CHATGPT,
+    trees.CLAUDE,
+    apps.OPEN_WEBUI,
+    apps.LM_STUDIO,
+    apps.COPILOT,
+    apps.AI_STUDIO,
+    apps.TEXT_GENERATION_WEBUI,
     records.OPENCODE,
     records.GEMINI_CLI,
     tickets.INTERCOM,
@@ -49,7 +52,7 @@ _WORSE = ("rejected", "response_k", "dispreferred", "worse_", "non_preferred_out
 _SPEAKERS = ("role", "sender", "speaker", "from", "author_role")
 _MESSAGE_KIND = re.compile(
     r"(?:user|human|assistant|ai|bot|agent|customer|tool|command|function|reasoning|thinking)[_. -]?"
-    r"(?:message|msg|utterance|input|output|response|text|call|result)?|say|ask",
+    r"(?:message|msg|utterance|input|output|response|text|call|result)?|say|ask|message",
     re.I,
 )
 # What happened in the life of a run, in logs with one event a line. Other columns than these hold classes, such as

@@ -44,6 +44,7 @@ MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", 
 # Items of OpenAI's Responses that are no messages, but stand among them.
 ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 _RESULTS = ("result", "output", "response", "observation")  # of a call that holds its own
+_ENDED = "exit"  # the role of mini-swe-agent's note on how its run ended
 BETWEEN = "\n\n"  # turns of one role that become one
 CURSOR = {1: "user", 2: "assistant"}
 LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
@@ -58,9 +59,8 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
     messages: list[Message] = []
     after_item = False
     called: set[str] = set()
+    turns = [turn for turn in turns if turn is not None and one_of(turn, "role") != _ENDED]  # None: not exported
     for place, turn in enumerate(turns):
-        if turn is None:
-            continue  # an export's place for a message that it does not hold
         role = turn.get("role") if isinstance(turn, dict) else None
         if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
             turn = {**turn, "role": "tool", "name": role}

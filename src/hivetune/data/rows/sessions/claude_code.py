@@ -18,6 +18,7 @@ _BLOCKS = {"tool_use": "assistant", "tool_result": "user"}  # copies give these 
 _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress", "system", "attachment")
 INTERRUPTED = "[Request interrupted by user"
 REJECTED = "The user doesn't want to proceed with this tool use"
+_CLEAR = "<command-name>/clear</command-name>"
 # What the program itself writes as a user's turn.
 _OWN_TEXTS = (
     *(
@@ -78,6 +79,7 @@ def claude_code_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
         if event is None:
             yield broken(number, text)
             continue
+        event = _in_blocks(event)
         before, parent = name, event.get("parentUuid")
         name = owners.get(str(parent)) or (before if parent and before else str(event.get("sessionId") or before))
         session = held.setdefault(name, _Session())
@@ -94,6 +96,30 @@ def claude_code_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
             yield from _rows(held.pop(first))
     for session in held.values():
         yield from _rows(session)
+
+
+def _in_blocks(event: dict[str, Any]) -> dict[str, Any]:
+    """A line of Qwen Code, which writes the same tree with the parts of Gemini."""
+    message = event.get("message")
+    parts = message.get("parts") if isinstance(message, dict) else None
+    if not isinstance(parts, list) or "content" in event["message"]:
+        return event
+    kind = "assistant" if event["message"].get("role") == "model" else "user"
+    blocks = [_block_of_part(part) for part in parts if isinstance(part, dict)]
+    return {**event, "type": kind, "message": {"role": kind, "content": blocks}}
+
+
+def _block_of_part(part: dict[str, Any]) -> dict[str, Any]:
+    call, result = part.get("functionCall"), part.get("functionResponse")
+    if isinstance(call, dict):
+        return {"type": "tool_use", "id": call.get("id"), "name": call.get("name"), "input": call.get("args")}
+    if isinstance(result, dict):
+        given = result.get("response")
+        text = given["output"] if isinstance(given, dict) and set(given) == {"output"} else given
+        return {"type": "tool_result", "tool_use_id": result.get("id"), "content": text}
+    if part.get("thought") is True:
+        return {"type": "thinking", "thinking": part.get("text")}
+    return {"type": "text", "text": part["text"]} if isinstance(part.get("text"), str) else part
 
 
 def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
@@ -171,10 +197,8 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
     if len(session.events) > 1 and not any(event.parent for event in session.events.values()):
         _chain(session)
     for event in session.events.values():
-        above = session.events.get(event.parent or "")
-        begins = event.is_side and event.role == "user" and not _parts(event, "tool_result")
-        if begins and above is not None and not above.is_side:
-            event.parent = None  # what a subagent was asked is a conversation of its own
+        if _begins_anew(event, session.events.get(event.parent or "")):
+            event.parent = None
     roots: dict[str, list[str]] = {}
     root_of: dict[str, str] = {}
     for uuid, event in session.events.items():  # parents come before their children
@@ -184,6 +208,14 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
         spoken = [uuid for uuid in uuids if session.events[uuid].role and not session.events[uuid].noise]
         if spoken:
             yield from _row(session, uuids, spoken)
+
+
+def _begins_anew(event: _Event, above: _Event | None) -> bool:
+    """Whether a conversation of its own begins: what a subagent was asked, or what follows /clear."""
+    if event.role != "user":
+        return False
+    aside = event.is_side and not _parts(event, "tool_result") and above is not None and not above.is_side
+    return aside or _text(event.message or {}).lstrip().startswith(_CLEAR)
 
 
 def _chain(session: _Session) -> None:

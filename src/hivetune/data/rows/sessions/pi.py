@@ -35,7 +35,7 @@ class _Session:
 def is_pi(event: Mapping[str, Any]) -> bool:
     """Whether an object is a line of such a session."""
     if event.get("type") == "session":
-        return "cwd" in event and "timestamp" in event
+        return all(name in event for name in ("cwd", "timestamp")) and ("version" in event or "modelId" in event)
     message = event.get("message")
     if event.get("type") != "message" or not isinstance(message, dict) or "timestamp" not in event:
         return False

@@ -95,9 +95,11 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
 
 
 def _names_parties(flats: Sequence[Mapping[str, Any]], shape: MessageShape) -> bool:
-    """Whether the parties of messages are others than those of examples for a prompt; or the messages hold parts, as no
-    such example does.
+    """Whether the parties of messages are others than those of examples for a prompt; or the messages hold parts, or
+    results of calls, as no such example does.
     """
+    if any(one.get("tool_call_id") for one in flats):
+        return True
     if shape.content and all(objects(one.get(shape.content)) is not None for one in flats):
         return True
     parties = (str(one.get(shape.role)).strip().lower() for one in flats)
@@ -106,7 +108,7 @@ def _names_parties(flats: Sequence[Mapping[str, Any]], shape: MessageShape) -> b
 
 def _is_head(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether a log begins with a line about itself, which has nobody's words: the next one has, under another name."""
-    texts = {path for path, value in second.items() if isinstance(value, str) and value}
+    texts = {path for path, value in second.items() if isinstance(value, str | list) and value}
     said = likely_contents(iter(texts - first.keys()))
     return bool(said) and not any(looks_like_content(value) for value in first.values() if isinstance(value, str))
 

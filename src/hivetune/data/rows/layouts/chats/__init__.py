@@ -1,0 +1,1 @@
+"""Conversations as chat programs export them: one record a conversation, often a tree of edits."""

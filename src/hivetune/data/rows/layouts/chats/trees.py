@@ -1,0 +1,209 @@
+"""Exports of ChatGPT, DeepSeek and Claude: trees of messages."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.fields import as_time
+from hivetune.data.rows.layouts.chats.held import NotLearned, branch, done, said_in_chat
+from hivetune.data.rows.layouts.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of
+from hivetune.data.rows.layouts.turns import read_turn
+from hivetune.records import Message
+
+# Contents that ChatGPT shows or keeps besides what was said.
+_SPOKEN = "audio_transcription"  # what was said, beside the sound itself
+_MEMORY = "bio"  # where ChatGPT notes what it learned about the user; no answer rests on it
+_SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
+
+
+def _chatgpt(name: str, row: Row) -> Conversation:
+    """A tree: `mapping` of nodes, `current_node`."""
+    nodes, path = _kept_nodes(row, "create_time")
+    messages, cut = said_in_chat([nodes[key].get("message") for key in path], _chatgpt_turn)
+    others = [key for key in nodes if key not in path and _chatgpt_role(nodes[key].get("message")) == "assistant"]
+    return done(name, messages, len(others), cut)
+
+
+def _kept_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """(the nodes of a tree, those of the branch that was kept)."""
+    nodes = {key: node for key, node in row["mapping"].items() if isinstance(node, dict)}
+    if not any(node.get("parent") or node.get("children") for node in nodes.values()):
+        nodes = _in_a_row(nodes)
+    parents = {str(child): key for key, node in nodes.items() for child in listed(node.get("children"))}
+    parents |= {key: node["parent"] for key, node in nodes.items() if node.get("parent")}
+    leaf = str(row.get("current_node"))
+    if leaf not in nodes:
+        leaves = [key for key, node in nodes.items() if not node.get("children")]
+        leaf = max(leaves, key=lambda key: as_time(one_of(nodes[key].get("message"), time)) or 0, default="")
+    return nodes, branch({key: parents.get(key) for key in nodes}, leaf)
+
+
+def _deepseek(name: str, row: Row) -> Conversation:
+    """The same tree without a node that was kept last; a message is a text with its role, or fragments."""
+    nodes, path = _kept_nodes(row, "inserted_at")
+    messages, cut = said_in_chat([nodes[key].get("message") for key in path], _deepseek_turn)
+    return done(name, messages, sum("message" in nodes[key] for key in nodes if key not in path) // 2, cut)
+
+
+def _deepseek_turn(message: Any) -> list[Message]:
+    if one_of(message, "files"):
+        raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
+    if not isinstance(message, dict):
+        return []
+    thoughts = message.get("reasoning_content")
+    fragments = objects(message.get("fragments")) or [
+        {"type": "THINK", "content": thoughts},
+        {"type": "REQUEST" if message.get("role") == "USER" else "RESPONSE", "content": message.get("content")},
+    ]
+    texts = [(_FRAGMENTS.get(str(one.get("type"))), one.get("content")) for one in fragments if one.get("content")]
+    said = {kind: "\n\n".join(str(text) for one, text in texts if one == kind) for kind, _ in texts}
+    if "user" in said:
+        return [Message("user", said["user"])]
+    answer = Message("assistant", said.get("assistant", ""), reasoning=said.get("thought"))
+    if None in said or one_of(message, "search_results"):
+        raise NotLearned(RowRefused(NOT_HELD, "DeepSeek searched for this answer"), answer)
+    return [answer] if answer.content else []
+
+
+_FRAGMENTS = {"REQUEST": "user", "RESPONSE": "assistant", "THINK": "thought"}
+
+
+def _is_deepseek(row: Row) -> bool:
+    nodes = row.get("mapping")
+    messages = [one_of(node, "message") for node in nodes.values()] if isinstance(nodes, dict) else []
+    found = [message for message in messages if isinstance(message, dict)]
+    return bool(found) and all("fragments" in one or ("role" in one and "author" not in one) for one in found)
+
+
+def _in_a_row(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Nodes that lost their tree, one behind the other: by their times where all have one, else as they stand."""
+    spoken = [key for key, node in nodes.items() if isinstance(node.get("message"), dict)]
+    times = {key: nodes[key]["message"].get("create_time") for key in spoken}
+    if all(isinstance(time, int | float) for time in times.values()):
+        spoken.sort(key=times.__getitem__)
+    below = {key: [other] for key, other in itertools.pairwise(spoken)}
+    above = {other: key for key, other in itertools.pairwise(spoken)}
+    return {key: {**nodes[key], "parent": above.get(key), "children": below.get(key)} for key in spoken}
+
+
+def _chatgpt_role(message: Any) -> Any:
+    return one_of(one_of(message, "author"), "role")
+
+
+def _chatgpt_turn(message: Any) -> list[Message]:
+    content = one_of(message, "content")
+    role = _chatgpt_role(message)
+    if not isinstance(content, dict) or role is None:
+        return []
+    kind = content.get("content_type")
+    if kind == "user_editable_context":  # what the user told ChatGPT about themselves stood above the conversation
+        texts = [content.get("user_profile"), content.get("user_instructions")]
+        return [Message("system", text) for text in texts if isinstance(text, str) and text.strip()]
+    if kind in _SILENT_CONTENT:
+        return []
+    if kind == "thoughts":
+        thoughts = [str(one_of(item, "content", "summary") or "") for item in listed(content.get("thoughts"))]
+        return [Message("assistant", "", reasoning="\n".join(thoughts) or None)]
+    if _is_of_tool(message, role):
+        tool = one_of(one_of(message, "author"), "name") or one_of(message, "recipient")
+        if tool == _MEMORY:
+            return []
+        raise NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {str(tool)[:40]} took part"))
+    text = _chatgpt_text(content)
+    said = read_turn({"role": role, "content": text}) if text.strip() else []
+    if role == "assistant" and _is_unfinished(message):
+        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
+    return said
+
+
+def _chatgpt_text(content: Mapping[str, Any]) -> str:
+    parts = content.get("parts")
+    if parts is None and isinstance(content.get("text"), str):
+        parts = [content["text"]]
+    if isinstance(parts, list) and any(one_of(part, "content_type") == _SPOKEN for part in parts):
+        parts = [str(part.get("text", "")) for part in parts if one_of(part, "content_type") == _SPOKEN]
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        kind = str(content.get("content_type"))[:40]
+        raise RowRefused(NOT_HELD, f"a message of type {kind!r}: only text can be learned")
+    return "\n".join(parts)
+
+
+def _is_of_tool(message: Any, role: Any) -> bool:
+    return role == "tool" or (role == "assistant" and one_of(message, "recipient") not in (None, "all"))
+
+
+def _is_unfinished(message: Any) -> bool:
+    return one_of(message, "status") == "in_progress" or _finish(message) in ("max_tokens", "interrupted")
+
+
+def _finish(message: Any) -> Any:
+    return one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
+
+
+def _claude(name: str, row: Row) -> Conversation:
+    """Claude's export: `chat_messages` with sender, text or content blocks, attachments."""
+    turns = objects(row["chat_messages"])
+    if turns is None:
+        raise RowRefused("no-messages")
+    ids = [str(turn.get("uuid")) for turn in turns]
+    path = turns
+    by_id = dict(zip(ids, turns, strict=True))
+    if len(by_id) == len(turns) and any(str(turn.get("parent_message_uuid")) in by_id for turn in turns):
+        leaf = str(row.get("current_leaf_message_uuid"))
+        kept = branch({i: by_id[i].get("parent_message_uuid") for i in by_id}, leaf if leaf in by_id else ids[-1])
+        path = [by_id[one] for one in kept]
+    messages, cut = said_in_chat(path, _claude_turn)
+    return done(name, messages, len(turns) - len(path), cut)
+
+
+def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
+    if turn.get("sender") != "assistant" and (turn.get("files") or turn.get("files_v2")):
+        raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
+    texts = [one_of(item, "extracted_content") for item in listed(turn.get("attachments"))]
+    if not all(isinstance(text, str) for text in texts):
+        raise RowRefused(NOT_HELD, "an attachment without its text")
+    content = turn.get("content") or turn.get("text")
+    used_tools = isinstance(content, list) and any(one_of(part, "type") in _CLAUDE_TOOLS for part in content)
+    if isinstance(content, list):
+        silent = ("token_budget", "flag", *_CLAUDE_TOOLS)
+        content = _apart([part for part in content if one_of(part, "type") not in silent])
+    said = read_turn({"role": turn.get("sender"), "content": content})
+    if used_tools:
+        raise NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *said)
+    if not texts:
+        return said
+    return [*(Message("user", str(text)) for text in texts), *said]
+
+
+def _apart(parts: list[Any]) -> list[Any]:
+    """Blocks of text of which one ends a sentence and the next begins without a space are paragraphs."""
+    found: list[Any] = []
+    for part in parts:
+        before, text = (one_of(found[-1], "text") if found else None), one_of(part, "text")
+        if isinstance(before, str) and isinstance(text, str) and before.endswith(_ENDS) and text[:1].strip():
+            part = {**part, "text": f"\n\n{text}"}
+        found.append(part)
+    return found
+
+
+_CLAUDE_TOOLS = ("tool_use", "tool_result")
+_ENDS = (".", "!", "?", ":", "\u3002", "\uff01", "\uff1f")
+
+
+CHATGPT = RowLayout(
+    "chatgpt",
+    frozenset(("mapping",)),
+    lambda row: isinstance(row.get("mapping"), dict),
+    _chatgpt,
+    frozenset(("mapping",)),
+)
+DEEPSEEK = RowLayout("deepseek", frozenset(("mapping",)), _is_deepseek, _deepseek, frozenset(("mapping",)))
+CLAUDE = RowLayout(
+    "claude",
+    frozenset(("chat_messages",)),
+    lambda row: "chat_messages" in row,
+    _claude,
+    frozenset(("chat_messages",)),
+    frozenset(("summary",)),
+)
