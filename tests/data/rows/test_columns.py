@@ -250,6 +250,8 @@ def test_what_a_user_said_is_not_who_they_are() -> None:
         "Below is an instruction that describes a task. Write a response.\n\n### Instruction:\nWhich river?\n\n"
         "### Response: The Seine.",
         "Question: Which river?\nAnswer: The Seine.",
+        "<START_Q>Which river?<END_Q><START_A>The Seine.<END_A>",
+        "<question>\nWhich river?\n</question>\n<answer>The Seine.</answer>",
     ],
 )
 def test_a_text_that_is_a_chat_is_read_as_one(text: str) -> None:
@@ -284,6 +286,8 @@ def test_what_stands_in_front_of_a_question_or_belongs_to_it_is_kept() -> None:
         ("assistant", "### Steps:\nGo."),
     ]
     assert read_conversation({"id": 7, "formatted": headed}).messages[-1].content == "### Steps:\nGo."
+    about = read_conversation({"text": "table: Rivers\nQ: Which is long?\nA: SELECT name FROM Rivers"})
+    assert [m.content for m in about.messages] == ["table: Rivers\nWhich is long?", "SELECT name FROM Rivers"]
 
 
 @pytest.mark.parametrize(
@@ -295,6 +299,7 @@ def test_what_stands_in_front_of_a_question_or_belongs_to_it_is_kept() -> None:
         "# How to ask\n### Question: one?\n### Answer: two.",
         "Q: one?\nA: two.\nQ: three?\nA: four.",
         "Some words.\nQuestion: one?\nAnswer: two.",
+        "<html>one</html>\n<body>two</body>",
     ],
 )
 def test_documents_stay_documents(text: str) -> None:

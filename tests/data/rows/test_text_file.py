@@ -43,6 +43,17 @@ def test_conversations_of_a_text_file(tmp_path: Path, text: str, expected: list[
     assert talks(tmp_path / "talks.txt", text) == expected
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "train.txt", "train"])
+def test_conversations_as_a_template_wrote_them(tmp_path: Path, name: str) -> None:
+    begin, header, end = "<|begin_of_text|>", "<|start_header_id|>{}<|end_header_id|>", "<|eot_id|>"
+    rows = [
+        begin + "".join(f"{header.format(turn[0])}\n{turn[1]}\n\nSo it is.{end}" for turn in pair) for pair in PAIRS
+    ]
+    assert talks(tmp_path / name, "\n".join(rows)) == [
+        [(role, f"{said}\n\nSo it is.") for role, said in pair] for pair in PAIRS
+    ]
+
+
 def test_an_answer_of_several_lines(tmp_path: Path) -> None:
     text = f"Q: {WHERE}\nA: {THERE}\n\nBut not for long.\nQ: {WHO}\nA: {SHE}\n"
     assert talks(tmp_path / "faq.txt", text)[0][1] == ("assistant", f"{THERE}\n\nBut not for long.")

@@ -21,7 +21,7 @@ from hivetune.data.rows.csv_table import csv_rows, has_header
 from hivetune.data.rows.encodings import Transcoded, legacy_encoding, wide_encoding
 from hivetune.data.rows.json_document import json_rows
 from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.text_file import TEXT_FORMS, text_form, text_rows
+from hivetune.data.rows.text_file import RENDERED, TEXT_FORMS, is_rendered_file, text_form, text_rows
 from hivetune.data.rows.traces.eval_files import eval_rows, is_eval_file
 from hivetune.errors import MachineNotFit, UsageError
 
@@ -131,6 +131,8 @@ def file_format(path: str, name: str) -> str:
         form = text_form(_lines_of(head), table=lower.endswith(".tsv"))
         if form is not None:
             return form + compression
+    elif is_rendered_file(_lines_of(head)):
+        return RENDERED + compression  # what a trainer of templates writes, whatever it calls it
     return ("json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl") + compression
 
 

@@ -1,5 +1,6 @@
 """Files of plain text whose rows are known by their form: a conversation a line, conversations with blank lines between
-them, one conversation, questions and answers behind `Q:` and `A:`, and lines that are the rows of a table.
+them, one conversation, conversations that a template has written, questions and answers behind `Q:` and `A:`, and lines
+that are the rows of a table.
 """
 
 import json
@@ -10,8 +11,15 @@ from itertools import pairwise
 from hivetune.data.rows.find.names import words
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.rows.sessions.rendered import is_marked
 
-TALK_LINES, TALK_BLOCKS, TALK, QUESTIONS = TEXT_FORMS = ("talk-lines", "talk-blocks", "talk", "questions")
+TALK_LINES, TALK_BLOCKS, TALK, QUESTIONS, RENDERED = TEXT_FORMS = (
+    "talk-lines",
+    "talk-blocks",
+    "talk",
+    "questions",
+    "rendered",
+)
 _MIN_ALIKE = 2  # lines or questions
 _SHARE = 0.8  # of the lines that have as many fields as the first
 _SIDE = re.compile(r"\s*([^\W\d_]{1,20}) ?\d{0,4} ?[:\uff1a]\s?(.*)", re.S)
@@ -22,6 +30,8 @@ _SIDES: dict[tuple[str, ...], str] = {
     ("answer",): "answer",
 }
 _RULER = re.compile(r"\s*[-=*_#]{3,}\s*")  # between rows
+# What a template writes once, at the beginning of a conversation.
+_BEGIN = re.compile(r"<\|begin_of_text\|>|<s>|<bos>|<\|im_start\|>system\b|<\|start_header_id\|>system\b|<\|system\|>")
 _NUMBERED = re.compile(r"\d+ \S")  # a turn of a conversation over many lines
 
 
@@ -32,6 +42,8 @@ def text_form(head: str, *, table: bool) -> str | None:
     lines = [line for line in head.split("\n") if line.strip() and not _is_comment(line)]
     if not lines or lines[0].lstrip()[:1] in ("{", "["):
         return None
+    if is_rendered_file(head):
+        return RENDERED
     if len(lines) >= _MIN_ALIKE and all(map(_are_turns, lines)):
         return TALK_LINES
     if table:
@@ -43,6 +55,12 @@ def text_form(head: str, *, table: bool) -> str | None:
     if "\n" in head and _are_turns(head):
         return TALK
     return "tsv" if _is_table(lines) else None
+
+
+def is_rendered_file(head: str) -> bool:
+    """Whether a file begins with what a template writes in front of a conversation, and a turn of it."""
+    begin = _BEGIN.match(head)
+    return begin is not None and is_marked(head[begin.end() :])
 
 
 def _are_questions(lines: Sequence[str]) -> bool:
@@ -67,9 +85,15 @@ def text_rows(source: TextSource, form: str) -> Iterator[PlacedRow]:
         if len(text) > MAX_ROW_CHARS:
             yield place, "p", f"line-too-large:{len(text):,} characters in one conversation"
             continue
-        yield place, "r", json.dumps(_question(lines) if form == QUESTIONS else {"dialogue": text}, ensure_ascii=False)
+        yield place, "r", json.dumps(_row(form, lines, text), ensure_ascii=False)
     if source.problem:
         yield place, "p", source.problem
+
+
+def _row(form: str, lines: Sequence[str], text: str) -> dict[str, str]:
+    if form == QUESTIONS:
+        return _question(lines)
+    return {"text" if form == RENDERED else "dialogue": text}
 
 
 def _pieces(source: TextSource, form: str) -> Iterator[tuple[int, list[str]]]:
@@ -92,6 +116,8 @@ def _ends_row(line: str, form: str) -> bool:
     """Whether a line is behind a row: blank, or the beginning of the next."""
     if form == QUESTIONS:
         return _side(line)[0] == "question"
+    if form == RENDERED:
+        return _BEGIN.match(line) is not None
     return form == TALK_LINES or (form == TALK_BLOCKS and not line.strip())
 
 

@@ -6,7 +6,7 @@ import re
 _PIPED = r"[\[<]\|(Human|User|AI|Assistant|Bot|System)\|[\]>]"
 _MARKS = {
     "chatml": re.compile(r"<\|im_start\|>(\w+)\n(.*?)(<\|im_end\|>|\Z)", re.S),
-    "llama3": re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n\n(.*?)(<\|eot_id\|>|\Z)", re.S),
+    "llama3": re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\s*(.*?)(<\|eot_id\|>|\Z)", re.S),
     "zephyr": re.compile(
         r"<\|(system|user|human|prompter|assistant|ai|bot)\|>\s*(.*?)\s*((?:<\|(?:eos|eod|end|endoftext)\|>\s*|</s>\s*)*)"
         r"(?=<\|(?:system|user|human|prompter|assistant|ai|bot)\|>|\Z)",

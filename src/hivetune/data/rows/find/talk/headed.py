@@ -1,5 +1,5 @@
-"""One question and its answer that a template wrote into one text, each below a header: `### Instruction:` and
-`### Response:`, or `Question:` and `Answer:` at the beginning of a line.
+"""One question and its answer that a template wrote into one text, each below a header (`### Instruction:` and
+`### Response:`, or `Question:` and `Answer:` at the beginning of a line) or in a tag (`<question>..</question>`).
 """
 
 import re
@@ -14,6 +14,7 @@ _Side = Literal["user", "assistant", "system"]
 _NAME = r"([^\W\d_]+(?: [^\W\d_]+){0,2})"
 _MARKED = re.compile(rf"(?:^|(?<=[\s>]))#{{2,4}} ?{_NAME} ?(?:[:\uff1a][ \t]*|[ \t]*$)", re.M)
 _PLAIN = re.compile(rf"^[ \t]*{_NAME} ?[:\uff1a][ \t]*", re.M)
+_TAGGED = re.compile(r"\s*<(?:START_|BEGIN_)?([A-Za-z]{1,20})>(.*?)<(?:/|END_)\1>\s*", re.S)
 _BEGIN = re.compile(r"\A(?:\s|<s>|<bos>|<\|begin_of_text\|>)+")
 _END = re.compile(r"\s*### ?End\s*\Z", re.I)
 # What Alpaca's template says to every model.
@@ -24,6 +25,8 @@ _KINDS: dict[str, _Side] = {"asked": "user", "given": "user", "answered": "assis
 def headed_turns(text: str) -> list[dict[str, Any]] | None:
     """The turns of a text in which one question and one answer stand below their headers; None for any other text."""
     text = _BEGIN.sub("", text)
+    if text.startswith("<"):
+        return _in_tags(text)
     marked = _MARKED.search(text) is not None
     pattern = _MARKED if marked else _PLAIN
     found = [(match, kind) for match in pattern.finditer(text) if (kind := _kind(match.group(1), marked)) is not None]
@@ -33,9 +36,30 @@ def headed_turns(text: str) -> list[dict[str, Any]] | None:
     if before and (not marked or before.startswith("#")):
         return None  # a document that has a question in it
     ends = [match.start() for match, _ in found[1:]] + [len(text)]
-    said = [(kind, text[match.end() : end].strip()) for (match, kind), end in zip(found, ends, strict=True)]
+    begins = [_begin(match, marked) for match, _ in found]
+    said = [(kind, text[i:end].strip()) for (_, kind), i, end in zip(found, begins, ends, strict=True)]
     told = [] if _TO_EVERY_MODEL.fullmatch(before) else [before]
-    system = _joined([*told, *(piece for kind, piece in said if kind == "system")])
+    return _turns([*(("system", piece) for piece in told), *said])
+
+
+def _in_tags(text: str) -> list[dict[str, Any]] | None:
+    """The turns of a text that is nothing but tags with a question and its answer in them."""
+    named: list[tuple[str, _Side]] = []
+    said: list[tuple[_Side, str]] = []
+    end = 0
+    while end < len(text):
+        match = _TAGGED.match(text, end)
+        kind = _kind(match.group(1), True) if match is not None else None
+        if match is None or kind is None:
+            return None
+        named.append((match.group(1), kind))
+        said.append((kind, match.group(2).strip()))
+        end = match.end()
+    return _turns(said) if _are_one_pair(named) else None
+
+
+def _turns(said: Sequence[tuple[_Side, str]]) -> list[dict[str, Any]] | None:
+    system = _joined([piece for kind, piece in said if kind == "system"])
     asked = _joined([piece for kind, piece in said if kind == "user"])
     answer = without_end(_END.sub("", said[-1][1]), asked).strip()
     turns = [("system", system)] if system else []
@@ -43,6 +67,11 @@ def headed_turns(text: str) -> list[dict[str, Any]] | None:
     if any(not piece or is_marked(piece) for _, piece in turns):
         return None
     return [{"role": role, "content": piece} for role, piece in turns]
+
+
+def _begin(match: re.Match[str], marked: bool) -> int:
+    """Where the words below a header begin: `table:` in front of what a question is about is one of them."""
+    return match.start() if not marked and part_of(match.group(1)) == "given" else match.end()
 
 
 def _are_one_pair(headers: Sequence[tuple[str, _Side]]) -> bool:
