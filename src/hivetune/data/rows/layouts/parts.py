@@ -212,3 +212,28 @@ def split_thoughts(text: str) -> tuple[str, str]:
         return "", text
     lines = [line.removeprefix(">").removeprefix(" ") for line in found.group(1).strip().split("\n")]
     return "\n".join(lines).strip(), text[found.end() :]
+
+
+def plain_parts(content: Any) -> Any:
+    """A content whose parts are Semantic Kernel's as the parts that are known here; any other content as it is."""
+    if isinstance(content, list) and any(
+        isinstance(one, dict) and ("$type" in one or "content_type" in one) for one in content
+    ):
+        return [_kernel_part(one) if isinstance(one, dict) else one for one in content]
+    return content
+
+
+def _kernel_part(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a turn of Semantic Kernel, in .NET or in Python."""
+    said = {key[:1].lower() + key[1:]: value for key, value in item.items()}
+    kind = str(one_of(said, "$type", "content_type")).removesuffix("Content").lower().replace("_", "")
+    name = "-".join(part for part in (one_of(said, "pluginName", "plugin_name"), one_of(said, *_KERNEL_NAMES)) if part)
+    if kind == "functioncall":
+        return {"type": "tool_use", "id": said.get("id"), "name": name, "input": parsed(said.get("arguments"))}
+    if kind == "functionresult":
+        result = said.get("result")
+        return {"type": "tool_result", "tool_use_id": one_of(said, "callId", "id"), "content": result, "name": name}
+    return {**said, "type": kind}
+
+
+_KERNEL_NAMES = ("functionName", "function_name", "name")

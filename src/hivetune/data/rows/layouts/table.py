@@ -9,7 +9,7 @@ from hivetune.data.rows.layouts import pairs, records, tickets
 from hivetune.data.rows.layouts.chats import apps, trees
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout
-from hivetune.data.rows.traces import runs, spans
+from hivetune.data.rows.traces import agents, runs, spans
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
 LAYOUTS: tuple[RowLayout, ...] = (
@@ -26,6 +26,9 @@ LAYOUTS: tuple[RowLayout, ...] = (
     records.GEMINI_CLI,
     tickets.INTERCOM,
     tickets.ZENDESK,
+    agents.SMOLAGENTS,
+    agents.ATIF,
+    agents.AUTOGEN,
     runs.BRAINTRUST_SPAN,
     runs.DATADOG_SPAN,
     spans.SPAN,

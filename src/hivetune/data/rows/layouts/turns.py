@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import calls_as_text, calls_in_text, read_call, result_text
-from hivetune.data.rows.layouts.parts import Said, has_results, parts_in, read_content
+from hivetune.data.rows.layouts.parts import Said, has_results, parts_in, plain_parts, read_content
 from hivetune.data.rows.layouts.said import objects, one_of, parsed, text_of
 from hivetune.records import Message, Role
 
@@ -127,7 +127,7 @@ def read_turn(turn: Any) -> list[Message]:
 def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
     name, role = _role(turn)
     _refuse_media(turn)
-    content = one_of(turn, *CONTENT_KEYS)
+    content = plain_parts(one_of(turn, *CONTENT_KEYS))
     if isinstance(content, str) and (parts := parts_in(content)) is not None:
         content = parts
     if isinstance(content, list) and content and all(one_of(part, "part_kind") for part in content):
@@ -283,6 +283,10 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = turn.get("message")
     if isinstance(inner, dict) and "role" in inner:
         return inner
+    items = objects(one_of(turn, "items", "Items"))
+    if items is not None and not turn.get("content"):  # Semantic Kernel
+        role = one_of(turn, "role", "Role")
+        return {**turn, "role": one_of(role, "Label", "label") or role, "content": items}
     return turn
 
 

@@ -14,6 +14,7 @@ from hivetune.data.rows.find.talk.text_lists import speaker_and_text
 from hivetune.data.rows.layouts.said import names
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
+from hivetune.data.rows.traces.agents import are_smolagents_steps, are_turns_of_a_program, smolagents_turns
 
 NUM_SAMPLE = 400
 _TALK = names("chat chats conversation conversations dialog dialogs dialogue dialogues history transcript")  # of files
@@ -62,8 +63,22 @@ def _conversations(first: list[Event], rest: Iterator[Event], name: str) -> Iter
         everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
         turns = openhands_turns([event for _, event in everything])
         return conversation("openhands", everything[0][0], turns, ["program-notes"])
+    if (written := _of_a_program(first)) is not None:
+        everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
+        turns = [event for _, event in everything]
+        return conversation(
+            written, everything[0][0], smolagents_turns(turns) if written == "smolagents" else turns, []
+        )
     shape = message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)
     return None if shape is None else _joined(itertools.chain(first, rest), shape)
+
+
+def _of_a_program(first: Sequence[Event]) -> str | None:
+    """Whose messages or steps a file lists, by its first ones."""
+    turns = [event for _, event, _ in first]
+    if are_smolagents_steps(turns):
+        return "smolagents"
+    return "messages" if are_turns_of_a_program(turns) else None
 
 
 def _begun(found: Iterator[Event]) -> tuple[list[Event], Iterator[Event]]:

@@ -19,6 +19,7 @@ from hivetune.data.rows.layouts.said import (
     Row,
     RowLayout,
     first_of,
+    names,
     one_of,
     parsed,
 )
@@ -26,6 +27,8 @@ from hivetune.data.rows.layouts.turns import ROLES, in_order
 
 MODEL_RUNS = ("llm", "chat_model", "chat")
 MODEL_STEPS = ("GENERATION", "TRACE")
+# As they are written by those who rebuild Langfuse's records.
+OTHER_STEPS = names("span event tool agent chain retriever embedding evaluator guardrail")
 INPUTS, OUTPUTS = ("inputs", "input"), ("outputs", "output", "expected_output", "expected")
 # What a step may be given besides its question without changing what is asked.
 SETTINGS = (
@@ -58,11 +61,11 @@ def _run(name: str, row: Row) -> Conversation:
 def _observation(name: str, row: Row) -> Conversation:
     """Langfuse: observations, traces and items of a data set."""
     kind = one_of(row, "type", "observation_type")
-    if isinstance(kind, str) and kind.isupper() and kind not in MODEL_STEPS:
+    if isinstance(kind, str) and (kind.isupper() or kind in OTHER_STEPS) and kind not in MODEL_STEPS:
         raise RowRefused("not-a-model-call", f"an observation of type {kind[:40]}")
     if row.get("level") == "ERROR":
         raise RowRefused("failed", f"the call failed: {str(row.get('status_message'))[:80]}")
-    return step_said(name, row, row.get("model_parameters"), is_call=kind == "GENERATION")
+    return step_said(name, row, row.get("model_parameters"), is_call=str(kind).upper() == "GENERATION")
 
 
 def step_said(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:

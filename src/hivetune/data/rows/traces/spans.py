@@ -50,6 +50,7 @@ TABLE_COLUMNS = {
     f"{TABLE_PREFIX}{name.replace('.', '_')}": name
     for name in ("llm.input_messages", "llm.output_messages", "input.value", "output.value", "openinference.span.kind")
 }
+STATUS = ("code", "status_code")
 ATTRIBUTES = ("attributes", "span_attributes", "tags")
 SPAN_COLUMNS = ("span_id", "trace_id", "kind", "events", "context", "start_time")
 NAMESPACES = ("llm", "gen_ai", "input", "output", "openinference")
@@ -59,7 +60,8 @@ EVENT_ROLES = ("system", "user", "assistant", "tool")
 def _span(name: str, row: Row) -> Conversation:
     flat = _span_attributes(row)
     events = _events(row, flat)
-    status = one_of(row.get("status"), "code", "status_code") or row.get("status_code")
+    status = row.get("status") if isinstance(row.get("status"), str) else one_of(row.get("status"), *STATUS)
+    status = status or row.get("status_code")
     if status in (2, "STATUS_CODE_ERROR", "ERROR") or flat.get("error.type"):
         raise RowRefused("failed", "the span's status is an error")
     system = _system(flat)
@@ -177,9 +179,10 @@ def _from_events(events: list[dict[str, Any]]) -> tuple[list[Message], list[Mess
         said = _said_in(event)
         role = kind.removeprefix("gen_ai.").removesuffix(".message")
         if kind.startswith("gen_ai.") and role in EVENT_ROLES:
-            asked += read_messages([{**said, "role": role}], None)
+            asked += read_messages([{**said, "role": role, "content": parsed(said.get("content"))}], None)
         elif kind == "gen_ai.choice" and not answered:
-            said["message"] = parsed(said.get("message")) or {"content": said.get("content")}
+            message = parsed(said.get("message")) or parsed(said.get("content"))
+            said["message"] = message if isinstance(message, dict) else {"content": message}
             answered += read_answer({"choices": [said]})[0]
     return (asked, answered) if answered or any(message.role == "assistant" for message in asked) else ([], [])
 
