@@ -10,7 +10,7 @@ from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.layouts.said import objects, one_of
 from hivetune.data.rows.layouts.turns import ROLE_KEYS
 from hivetune.data.rows.sessions.claude_code import claude_code_rows
-from hivetune.data.rows.traces.agents import CREW_KEY, crew_tasks
+from hivetune.data.rows.traces.agents import ADK_KEY, CREW_KEY, adk_cases, crew_tasks
 from hivetune.data.rows.traces.attributes import attributes, typed
 from hivetune.data.rows.traces.evaluations import EVALUATION_KEYS, evaluated
 from hivetune.data.rows.traces.runs import MODEL_RUNS
@@ -40,6 +40,7 @@ _ALSO = (
     *RECORDED_KEYS,
     *EVALUATION_KEYS,
     CREW_KEY,
+    ADK_KEY,
 )
 _MARK = re.compile(b'"(?:%s)"' % b"|".join(key.encode() for key in (*KEYS, *_ALSO)))
 # What a trace says of all its steps.
@@ -61,7 +62,7 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     record = _without_wrapper(record)
     found = list(_spans(record)) or list(_logged(record)) or _model_runs(record)
-    found = found or evaluated(record) or crew_tasks(record) or _listed(record) or []
+    found = found or evaluated(record) or crew_tasks(record) or adk_cases(record) or _listed(record) or []
     return [json.dumps(row).encode() for row in found] if found else None
 
 

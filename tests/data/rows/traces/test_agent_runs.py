@@ -86,6 +86,28 @@ RUNS: dict[str, tuple[Any, list[tuple[str, str]]]] = {
         PLAIN,
     ),
     "CrewAI": ({"raw": A, "tasks_output": [{"description": Q, "expected_output": "One sentence.", "raw": A}]}, PLAIN),
+    "a set of Google's ADK": (
+        {
+            "eval_set_id": "e",
+            "eval_cases": [
+                {
+                    "eval_id": "c",
+                    "conversation": [
+                        {
+                            "user_content": {"parts": [{"text": Q}], "role": "user"},
+                            "final_response": {"parts": [{"text": "I look."}], "role": "model"},
+                            "intermediate_data": {"tool_uses": [{"name": "find", "args": {}}]},
+                        },
+                        {
+                            "user_content": {"parts": [{"text": "And?"}], "role": "user"},
+                            "final_response": {"parts": [{"text": A}], "role": "model"},
+                        },
+                    ],
+                }
+            ],
+        },
+        [("user", Q), ("assistant", "I look."), ("user", "And?"), PLAIN[1]],
+    ),
     "LangChain's dump": ([constructed("HumanMessage", Q), constructed("AIMessage", A)], PLAIN),
     "items of OpenAI's agents": (
         [

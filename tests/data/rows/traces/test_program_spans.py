@@ -191,6 +191,31 @@ FILES: dict[str, tuple[Any, list[tuple[str, str]]]] = {
 }
 
 
+RESPONSE = {
+    "object": "response",
+    "status": "completed",
+    "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": A}]}],
+}
+
+
+def test_instructions_beside_what_was_asked(tmp_path: Path) -> None:
+    asked = {"input": [ASKED[1]], "instructions": SYSTEM, "model": "m"}
+    call = {"openinference.span.kind": "LLM", "input.value": json.dumps(asked), "output.value": json.dumps(RESPONSE)}
+    assert read([span(call), {"run_type": "llm", "inputs": asked, "outputs": RESPONSE}], tmp_path) == [WITH_SYSTEM] * 2
+
+
+def test_columns_that_were_made_of_two_sides(tmp_path: Path) -> None:
+    path = tmp_path / "calls.csv"
+    path.write_text(f"id,inputs.question,outputs.answer\n1,{Q},{A}\n")
+    [raw] = rows_of_files([str(path)])
+    assert [(m.role, m.content) for m in read_example(raw, {}).example.messages] == PLAIN
+
+
+def test_spans_in_a_list_are_no_conversation(tmp_path: Path) -> None:
+    steps = [span({"openinference.span.kind": kind, "input.value": Q, "output.value": A}) for kind in ("AGENT", "TOOL")]
+    assert PLAIN + PLAIN not in read({"accepted": steps, "rejected": steps}, tmp_path)
+
+
 def read(record: Any, folder: Path) -> list[Any]:
     path = folder / "export.json"
     path.write_text(json.dumps(record, indent=1))

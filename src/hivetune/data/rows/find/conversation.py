@@ -4,10 +4,11 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.made import made_of
 from hivetune.data.rows.find.row import read_structure
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
-from hivetune.data.rows.layouts.said import Conversation, Row
+from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.table import read_layout
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.data.rows.sessions.rendered import is_rendered
+from hivetune.data.rows.traces.attributes import nested
 
 # What a layout says of a row that it does not know; any other reason is a fault of the row.
 NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
@@ -29,8 +30,21 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
         try:
             return read_structure(row, mapped=mapped)
         except RowRefused as other:
+            if not mapped and (sides := _with_sides(row)) is not None:
+                return read_conversation(sides)
             known = refused.reason != "unknown-layout" or other.reason in NOT_KNOWN
             raise (refused if known else other) from None
+
+
+def _with_sides(row: Row) -> Row | None:
+    """A row of a table whose columns were made of what stood below `inputs` and `outputs` or the like."""
+    heads = {name.partition(".")[0] for name in row if "." in name}
+    asked, answered = heads & {"inputs", "input", "request"}, heads & {"outputs", "output", "response", "expected"}
+    if not asked or not answered:
+        return None
+    sides = {name: value for name, value in row.items() if name.partition(".")[0] in asked | answered}
+    rest = {name: value for name, value in row.items() if name not in sides}
+    return {**rest, **nested({name: parsed(value) for name, value in sides.items()}, "")}
 
 
 def _spoken(found: Conversation) -> Conversation:

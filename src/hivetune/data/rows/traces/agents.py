@@ -7,7 +7,7 @@ from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, listed, objects, one_of
 from hivetune.data.rows.layouts.turns import in_order, is_item, read_messages
 
-CREW_KEY = "tasks_output"
+CREW_KEY, ADK_KEY = "tasks_output", "eval_cases"
 CODE_TOOL = "python_interpreter"  # smolagents' name for code that stands in the answer itself
 LAST_TOOL = "final_answer"
 
@@ -81,6 +81,38 @@ def crew_tasks(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     if tasks is None or not all("description" in task and "raw" in task for task in tasks):
         return None
     return [{"task": task["description"], "output": task["raw"], "agent": task.get("agent")} for task in tasks]
+
+
+def adk_cases(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The conversations of a set of Google's ADK. Calls whose results it does not hold are left out."""
+    cases = objects(record.get(ADK_KEY))
+    if cases is None or not all(objects(case.get("conversation")) for case in cases):
+        return None
+    return [_adk_case(case) for case in cases]
+
+
+def _adk_case(case: Mapping[str, Any]) -> dict[str, Any]:
+    turns: list[dict[str, Any]] = []
+    left_out: set[str] = set()
+    for asked in case["conversation"]:
+        between = asked.get("intermediate_data")
+        calls, results = listed(one_of(between, "tool_uses")), listed(one_of(between, "tool_responses"))
+        turns.append({**(asked.get("user_content") or {}), "role": "user"})
+        if calls and len(calls) == len(results):
+            turns.append({"role": "model", "parts": [{"functionCall": call} for call in calls]})
+            turns.append({"role": "tool", "content": [{"functionResponse": result} for result in results]})
+        elif calls:
+            left_out.add("left-out-columns")
+        events = objects(one_of(between, "invocation_events")) or []
+        turns += [_adk_turn(event["content"]) for event in events if isinstance(event.get("content"), dict)]
+        turns.append({**(asked.get("final_response") or {}), "role": "model"})
+    row = {"hivetune_session": "adk", "session": case.get("eval_id"), "messages": turns}
+    return {**row, "left_out": sorted(left_out)} if left_out else row
+
+
+def _adk_turn(content: Mapping[str, Any]) -> dict[str, Any]:
+    gives = any(one_of(part, "function_response", "functionResponse") for part in listed(content.get("parts")))
+    return {"role": "tool", "content": content["parts"]} if gives else {**content, "role": "model"}
 
 
 def _smolagents(name: str, row: Row) -> Conversation:

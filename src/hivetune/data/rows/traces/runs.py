@@ -41,6 +41,8 @@ SETTINGS = (
     "query",
     "system",
     "system_prompt",
+    "system_instruction",
+    "instructions",
     "chat_history",
     "history",
 )

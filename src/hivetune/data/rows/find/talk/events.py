@@ -184,3 +184,11 @@ def tells_a_note(kind: str) -> bool:
 
 def _is_written(events: Sequence[Mapping[str, Any]]) -> bool:
     return any(looks_like_content(value) for one in events for value in one.values() if isinstance(value, str))
+
+
+def are_spans(items: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a list holds the spans of a trace: steps, of which each may repeat another, and no turns."""
+    return all(one_of(item, *_SPAN_IDS) or one_of(item.get("context"), *_SPAN_IDS) for item in items)
+
+
+_SPAN_IDS = ("span_id", "spanId", "spanID")

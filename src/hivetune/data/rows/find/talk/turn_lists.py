@@ -20,7 +20,7 @@ from hivetune.data.rows.find.names import (
     words,
 )
 from hivetune.data.rows.find.talk.branches import holds_replies, kept_branch, spread
-from hivetune.data.rows.find.talk.events import event_kinds, turn_of
+from hivetune.data.rows.find.talk.events import are_spans, event_kinds, turn_of
 from hivetune.data.rows.find.talk.hosts import served, with_system_as_party
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.find.talk.text_lists import rounds, speaker_and_text
@@ -84,6 +84,8 @@ def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> Found
     items = objects(value)
     if items is None:
         return _spoken(value) or (FoundTurns(both) if TALK & set(words(name)) and (both := rounds(value)) else None)
+    if are_spans(items):
+        return None
     if is_openhands(items):
         return FoundTurns(openhands_turns(items), ("program-notes",))
     some_left = False
