@@ -214,6 +214,15 @@ def split_thoughts(text: str) -> tuple[str, str]:
     return "\n".join(lines).strip(), text[found.end() :]
 
 
+def kernel_turn(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A turn of Semantic Kernel with its role and parts under the names of others; any other turn as it is."""
+    items = objects(one_of(turn, "items", "Items"))
+    if items is None or turn.get("content"):
+        return turn
+    role = one_of(turn, "role", "Role")
+    return {**turn, "role": one_of(role, "Label", "label") or role, "content": items}
+
+
 def plain_parts(content: Any) -> Any:
     """A content whose parts are Semantic Kernel's as the parts that are known here; any other content as it is."""
     if isinstance(content, list) and any(

@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import calls_as_text, calls_in_text, read_call, result_text
-from hivetune.data.rows.layouts.parts import Said, has_results, parts_in, plain_parts, read_content
+from hivetune.data.rows.layouts.parts import Said, has_results, kernel_turn, parts_in, plain_parts, read_content
 from hivetune.data.rows.layouts.said import objects, one_of, parsed, text_of
 from hivetune.records import Message, Role
 
@@ -283,11 +283,7 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = turn.get("message")
     if isinstance(inner, dict) and "role" in inner:
         return inner
-    items = objects(one_of(turn, "items", "Items"))
-    if items is not None and not turn.get("content"):  # Semantic Kernel
-        role = one_of(turn, "role", "Role")
-        return {**turn, "role": one_of(role, "Label", "label") or role, "content": items}
-    return turn
+    return kernel_turn(turn)
 
 
 def _pair(turn: Mapping[str, Any]) -> list[Message] | None:
