@@ -83,7 +83,7 @@ def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> Found
         return None
     items = objects(value)
     if items is None:
-        return _spoken(value) or (FoundTurns(both) if TALK & set(words(name)) and (both := rounds(value)) else None)
+        return _of_texts(value, name)
     if are_spans(items):
         return None
     if is_openhands(items):
@@ -94,6 +94,10 @@ def as_turns(value: Any, name: str, given: NamedParties = NOBODY_NAMED) -> Found
     if (TALK & set(words(name)) or len(items) == 1) and (both := _pairs(items)) is not None:
         return FoundTurns(both)  # under another name they may be examples that have nothing to do with each other
     return _of_objects(items, given, ("other-branches",) if some_left else ())
+
+
+def _of_texts(value: list[Any], name: str) -> FoundTurns | None:
+    return _spoken(value) or (FoundTurns(both) if TALK & set(words(name)) and (both := rounds(value)) else None)
 
 
 def _of_objects(items: list[dict[str, Any]], given: NamedParties, changed: tuple[str, ...]) -> FoundTurns | None:
