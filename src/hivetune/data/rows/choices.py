@@ -97,7 +97,7 @@ def _numbered(row: Mapping[str, Any]) -> tuple[str, int, list[Any]] | None:
 
 def _choices_of(row: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
     """(the columns of the choices, the choices); both empty where a row has none, or two lists of them."""
-    right = any("correct" in words(name) and _number(value) is not None for name, value in row.items())
+    right = any(_says_right(name) and _number(value) is not None for name, value in row.items())
     lists = [name for name, value in row.items() if _is_list(name, value, right=right)]
     if lists:
         return (lists, parsed(row[lists[0]])) if len(lists) == 1 else ([], [])
@@ -109,6 +109,10 @@ def _choices_of(row: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
             columns = list(found.values())
             return columns, [row[name] for name in columns if row[name] not in (None, "")]
     return [], []
+
+
+def _says_right(name: str) -> bool:
+    return "correct" in words(name) or words(name) == ("label",)
 
 
 def _is_list(name: str, value: Any, *, right: bool) -> bool:

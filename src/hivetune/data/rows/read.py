@@ -22,7 +22,7 @@ from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.find.per_file import read_as_its_file
 from hivetune.data.rows.find.talk.text_lists import speaker_and_text
 from hivetune.data.rows.layouts.answers import refuse_cut_row
-from hivetune.data.rows.layouts.columns import map_columns, maps_content, missing_column
+from hivetune.data.rows.layouts.columns import CHOICE, map_columns, maps_content, missing_column
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
@@ -341,8 +341,17 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
 
 def _kto_label(row: Row) -> bool | None:
     """Whether an answer is a good one; a class that is true or false is the answer itself."""
-    named = [name for name in KTO_LABELS if _is_truth(row.get(name))]
+    named = [name for name in KTO_LABELS if _is_truth(row.get(name)) or _is_of_an_answer(row, name)]
     return as_success(row[named[0]]) if named and class_column(row) is None else None
+
+
+def _is_of_an_answer(row: Row, name: str) -> bool:
+    """Whether a 0 or 1 stands beside a question and one of its answers, of which it says that it is right: choices
+    among which it may be a number stand in a list.
+    """
+    if name not in row or not {"question", "answer"} <= row.keys() or str(row[name]) not in ("0", "1"):
+        return False
+    return not any(isinstance(value, list | dict) or CHOICE.match(key) for key, value in row.items())
 
 
 def _is_truth(value: Any) -> bool:

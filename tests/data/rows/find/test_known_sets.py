@@ -8,8 +8,10 @@ import pytest
 
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.find.advice import lines_for
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.nest import place_of_rows, rows_at
+from hivetune.data.rows.read import RawRow, read_example
 
 
 def said_in(folder: Path, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -142,3 +144,32 @@ def test_questions_keep_the_documents_and_the_choices_beside_them() -> None:
         assert "stands in the cellar" in said(row)[0]
     record["questions"] = {**record["questions"], "choice": [["the attic", "the cellar"]]}  # type: ignore[dict-item]
     assert place_of_rows([record] * 3) == ()
+
+
+@pytest.mark.parametrize("label", [0, 1, "0", "1"])
+def test_a_label_beside_a_question_and_one_of_its_answers_says_whether_that_is_right(label: Any) -> None:
+    row = {"paragraph": "The box stands in the cellar.", "question": "Where is the box?", "answer": "In the attic."}
+    found = read_example(RawRow("a:1", json.dumps({**row, "label": label}).encode()), {}).example
+    assert found.success is bool(int(label))
+    among = {**row, "label": label, "others": ["In the attic.", "In the cellar."]}
+    assert read_example(RawRow("a:1", json.dumps(among).encode()), {}).example.success is None
+
+
+def test_marks_of_questions_and_answers_in_turn_are_no_words() -> None:
+    row = {"data": ["问：箱子在哪里？", "答：在地下室里。"]}
+    assert said(row) == ("箱子在哪里？", "在地下室里。")
+
+
+def test_the_end_of_a_text_behind_a_speaker_is_no_word() -> None:
+    row = {"chat": "USER: Where is the box?\n\n\nASSISTANT: In the cellar. <|endoftext|>\n\n\n"}
+    assert said(row) == ("Where is the box?", "In the cellar.")
+
+
+def test_answers_of_which_a_label_says_the_right_one_are_choices(tmp_path: Path) -> None:
+    rows = [{"context": f"Box {n}.", "question": "How?", "answers": CHOICES, "label": n % 3} for n in range(9)]
+    assert [answer for _, answer in said_in(tmp_path, rows)] == list("ABC") * 3
+
+
+def test_no_line_makes_one_of_two_compared_sentences_the_answer() -> None:
+    row = {"sentence1": "How is a box opened?", "sentence2": "How does one open boxes?", "score": 3.5}
+    assert lines_for([row] * 3) == []

@@ -11,7 +11,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import NO, YES, as_time, plain_name
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.leaves import Node, is_copied, nodes
-from hivetune.data.rows.find.made import is_class, pairs_by_name
+from hivetune.data.rows.find.made import is_class, judged_together, pairs_by_name
 from hivetune.data.rows.find.names import (
     answers_somehow,
     can_answer,
@@ -95,6 +95,8 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
         parties = {columns.get("user_role", "").lower(), columns.get("assistant_role", "").lower()} - {"0", "1"}
         return not parties & (YES | NO)
     asked, answered = columns["prompt"], columns["completion"]
+    if judged_together((asked, answered)) is not None:
+        return False  # two texts that something was said of together
     if all((asked, answered) in _classes(row) for row in rows[:FEW_ROWS]):
         return not any(map(_is_of_a_stretch, rows[:FEW_ROWS])) and all(
             isinstance(row.get(asked), str) for row in rows[:FEW_ROWS]

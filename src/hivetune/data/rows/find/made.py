@@ -117,11 +117,11 @@ def _named_or_alone(row: Row) -> tuple[str, str] | None:
 
 def premise_of(row: Row) -> str | None:
     """The column of the text that a hypothesis is judged on, or of the first of two sentences."""
-    both = _judged_together(tuple(row))
+    both = judged_together(tuple(row))
     return both[0] if both else None
 
 
-def _judged_together(columns: tuple[str, ...]) -> tuple[str, str] | None:
+def judged_together(columns: tuple[str, ...]) -> tuple[str, str] | None:
     """The columns of two texts that have one class together."""
     plain = {plain_name(name): name for name in columns}
     return next(((plain[a], plain[b]) for a, b in _TOGETHER if a in plain and b in plain), None)
@@ -181,7 +181,7 @@ def _by_name(columns: tuple[str, ...]) -> tuple[str, str] | None:
     if any(plain_name(name) in HALVES for name in columns):
         return None
     plain = {frozenset(words(name)): name for name in columns}
-    if (both := _judged_together(columns)) is not None:
+    if (both := judged_together(columns)) is not None:
         verdict = [name for said, name in plain.items() if _kind(said - {"gold"}) == "class"]
         return (both[1], verdict[0]) if len(verdict) == 1 else None
     for source, target in (({"source"}, {"target"}), ({"source", "text"}, {"target", "text"})):

@@ -119,11 +119,20 @@ def _sharegpt(name: str, row: Row) -> Conversation:
     assert column is not None
     turns = parsed(row[column])
     if isinstance(turns, list) and len(turns) > 1 and all(isinstance(turn, str) for turn in turns):
+        turns = _without_marks(turns)
         odd = len(turns) % 2 and column not in _TALKED  # the last one was not answered any more
         if column == "turns" or odd or any(_SPEAKER.match(turn) for turn in turns):
             raise RowRefused("unknown-role", f"{column}: texts that do not say who speaks")
         turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
     return _conversation(name, read_messages(turns, system_of(row)), read_tools(tools_of(row)), (), (column,))
+
+
+def _without_marks(texts: list[str]) -> list[str]:
+    """Texts that begin with a mark of a question and of an answer in turn, as sets of medical talks have them, without
+    those.
+    """
+    marks = [_TURN_MARKS[i % 2].match(text) for i, text in enumerate(texts)]
+    return [text[mark.end() :] for text, mark in zip(texts, marks, strict=True) if mark] if all(marks) else texts
 
 
 def _opencode(name: str, row: Row) -> Conversation:
@@ -315,6 +324,10 @@ def _is_list(value: Any) -> bool:
 
 
 _TALKED = ("conversation", "conversations", "dialogue", "dialog")
+_TURN_MARKS = (
+    re.compile(r"\s*(?:问|問|提问|Q|Question|User|Human)\s*[:：]\s*", re.I),
+    re.compile(r"\s*(?:答|回答|A|Answer|Assistant|Bot|AI)\s*[:：]\s*", re.I),
+)
 _SPEAKER = re.compile(r"\A\s*[^\W\d][\w .-]{0,30}:\s")  # "Amanda: I baked cookies."
 BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
 _COMMON = frozenset((*SYSTEM, *TOOLS))
