@@ -11,7 +11,7 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.choices import MIN_CHOICES, with_best_choice
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.leaves import at
+from hivetune.data.rows.find.leaves import at, open_paths
 from hivetune.data.rows.find.names import (
     is_an_answer,
     is_expected,
@@ -32,6 +32,8 @@ _OF_AN_AGENT = names(
     "action actions observation observations step steps call calls called result results event events trajectory"
 )
 _OBJECTS = re.compile(r"\s*\[?\s*[A-Z]\w*\(\w+=")  # [Document(id=..., content=...
+WRITTEN = ("text", "content", "sentence", "input_text", "body")  # by somebody who may ask something
+_REPLIES, _REPLIED_TO = names("response reply"), names("comment review post tweet email mail feedback statement")
 _LETTER_ALONE = re.compile(r"\(?[A-J]\)?")
 _RIGHT = ("label", "gold", "target")  # beside numbered choices the number of the right one
 _IN_FRONT = names("body task_prefix informal_prefix question_prefix prompt_prefix")  # of the question
@@ -292,3 +294,41 @@ def is_within(row: Row, path: str, others: Sequence[str]) -> bool:
     """Whether one of the other texts says what stands at `path`; else a system that was tested may have given them."""
     said = str(at(row, path)).strip().lower()
     return any(said in str(at(row, other)).lower() for other in others)
+
+
+def text_to_follow(row: Row, asked: list[str]) -> list[str]:
+    """The only text that an instruction, where that alone is asked, is to be followed with."""
+    if not asked or words(asked[0]) != ("instruction",):
+        return []
+    texts = [name for name, value in row.items() if plain_name(name) in WRITTEN and looks_like_content(value)]
+    told = str(at(row, asked[0])).strip()  # a text with the instruction in it is the whole row
+    return texts if len(texts) == 1 and isinstance(text := row[texts[0]], str) and told not in text else []
+
+
+def replied_to(row: Row, answered: list[str]) -> list[str]:
+    """The comment or the like that a response replies to, in a row of these two."""
+    if len(answered) != 1 or len(row) != 2 or not set(words(answered[0])) & _REPLIES:
+        return []
+    others = [name for name in row if name not in answered and set(words(name)) & _REPLIED_TO]
+    return others if all(isinstance(row[name], str) for name in row) else []
+
+
+def references(row: Row, asked: list[str], answered: list[str]) -> list[str]:
+    """The text called `reference` beside what a system under test said; beside an `answer` it may be where that is
+    from.
+    """
+    if not asked or not answered or any(map(is_an_answer, answered)):
+        return []
+    named = (path for path in open_paths(row) if words(path.rpartition(".")[2]) == ("reference",))
+    return [path for path in named if looks_like_content(at(row, path)) and path not in answered]
+
+
+def right_answer(row: Row, asked: list[str]) -> list[str]:
+    """The text called `reference` beside a question that nothing else answers."""
+    named = [path for path in open_paths(row) if words(path.rpartition(".")[2]) == ("reference",)] if asked else []
+    return [path for path in named if isinstance(value := at(row, path), str) and _is_written(value)]
+
+
+def _is_written(value: str) -> bool:
+    """Whether a text is more than the name of something: prose or code."""
+    return looks_like_content(value) or any(sign in value for sign in "(){}=;")

@@ -6,7 +6,18 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.find.given import is_within, named_choice, other_by_letter, refuse_of_a_test, with_given
+from hivetune.data.rows.find.given import (
+    WRITTEN,
+    is_within,
+    named_choice,
+    other_by_letter,
+    references,
+    refuse_of_a_test,
+    replied_to,
+    right_answer,
+    text_to_follow,
+    with_given,
+)
 from hivetune.data.rows.find.leaves import at, is_copied, open_paths, stands_in, system_in
 from hivetune.data.rows.find.made import made_of, premise_of, with_code
 from hivetune.data.rows.find.names import (
@@ -43,7 +54,6 @@ _RESULTS = {("answer",), ("final", "answer"), ("short", "answer")}
 _SOLUTIONS = {("solution",), ("full", "answer"), ("long", "answer")}
 _WORKED = _RESULTS | _SOLUTIONS
 _SOURCES = names("article document dialogue dialog conversation transcript passage story report email post review")
-_TEXTS = ("text", "content", "sentence", "input_text")
 _CONTEXTS = ("context", "contexts")  # of a dialogue, or of a question that nobody wrote down apart
 # JSON, JSON in JSON, or how Python shows an object.
 _CODE = re.compile(r"""\s*"?[\[{]\s*\\?["'{\[]""")
@@ -125,11 +135,11 @@ def spots_in(row: Row) -> PairSpots:
             raise RowRefused("empty-answer", f"{pair[1]} is empty: --columns text={pair[0]} learns the texts whole")
         return PairSpots(*pair, premise_of(row), [], made=True)
     asked, answered = _sides(row)
-    answered = [*answered, *_references(row, asked, answered), *other_by_letter(row, answered)]
+    answered = [*answered, *references(row, asked, answered), *other_by_letter(row, answered)]
     to_learn = _to_learn(_gold(row, _worked_out(row, answered)))
-    to_learn = to_learn or named_choice(row) or _right_answer(row, asked)
+    to_learn = to_learn or named_choice(row) or right_answer(row, asked)
     asked, to_learn = with_code(row, asked, to_learn)
-    task, asked = _task_of(asked)
+    task, asked = _task_of(asked if len(asked) > 1 else [*asked, *text_to_follow(row, asked)])
     asked = asked or _statements(row, to_learn) or _asks_somehow(row, to_learn) or _by_its_look(row, to_learn)
     judged = _other_answers(row, answered, to_learn)
     if len(asked) != 1 or len(to_learn) != 1:
@@ -153,27 +163,6 @@ def _sides(row: Row) -> tuple[list[str], list[str]]:
     if answered or any(isinstance(one, int | float) and part_of(path) == "answered" for path, one in opened.items()):
         return asked, answered  # of a program beside its result either may be the answer
     return asked, _weakly_answered(row, asked)
-
-
-def _references(row: Row, asked: list[str], answered: list[str]) -> list[str]:
-    """The text called `reference` beside what a system under test said; beside an `answer` it may be where that is
-    from.
-    """
-    if not asked or not answered or any(map(is_an_answer, answered)):
-        return []
-    named = (path for path in open_paths(row) if words(path.rpartition(".")[2]) == ("reference",))
-    return [path for path in named if looks_like_content(at(row, path)) and path not in answered]
-
-
-def _right_answer(row: Row, asked: list[str]) -> list[str]:
-    """The text called `reference` beside a question that nothing else answers."""
-    named = [path for path in open_paths(row) if words(path.rpartition(".")[2]) == ("reference",)] if asked else []
-    return [path for path in named if isinstance(value := at(row, path), str) and _is_written(value)]
-
-
-def _is_written(value: str) -> bool:
-    """Whether a text is more than the name of something: prose or code."""
-    return looks_like_content(value) or any(sign in value for sign in "(){}=;")
 
 
 def _asks_somehow(row: Row, answered: list[str]) -> list[str]:
@@ -236,6 +225,8 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
     """
     texts = {path: value for path, value in open_paths(row).items() if isinstance(value, str) and path not in answered}
     written = [path for path, value in texts.items() if looks_like_content(value) and not _is_about(path)]
+    if replied := replied_to(row, answered):
+        return replied
     if len(written) != 1 or len(answered) != 1 or plain_name(answered[0]) in LABELS:
         return []  # the class of a text
     said = set(words(answered[0].rpartition(".")[2]))
@@ -243,7 +234,7 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
         return [uncut]
     if said & SHORTENED:
         return written if _is_source(row, written[0], answered[0]) else []
-    if plain_name(written[0]) in _TEXTS and is_an_answer(answered[0]):
+    if plain_name(written[0]) in WRITTEN and is_an_answer(answered[0]):
         return written  # whatever is answered was asked, in the words of any row
     asks = texts[written[0]].rstrip().endswith(("?", "\uff1f"))
     return written if _is_answered(row, written[0], answered[0], asks=asks) else []

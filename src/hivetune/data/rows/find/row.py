@@ -11,7 +11,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import gathered, is_about, is_beside, refuse_half_of_an_agent
 from hivetune.data.rows.find.leaves import Node, at, left_out, nodes, open_paths, system_in
-from hivetune.data.rows.find.names import is_note, part_of, says_nothing, words
+from hivetune.data.rows.find.names import are_of_parties, is_note, part_of, says_nothing, words
 from hivetune.data.rows.find.pair import FoundPair, PairSpots, read_pair
 from hivetune.data.rows.find.talk.transcripts import turns_behind_words, turns_in_text
 from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, TALK, FoundTurns, NamedParties, as_turns, both_sides
@@ -79,12 +79,22 @@ def _leaves_out(
     for path, value in left_out(row, messages, tools, used):
         if any(path[: len(one)] == one for one in noted) or value.strip() in read_texts:
             continue
+        if pair is not None and _is_heading(path, pair):
+            some = True
+            continue
         if pair is not None and not pair.made and not is_about(row, path, value, pair.answered, pair.answer):
             raise _unexplained(path)
         if pair is None and (any(path[: len(one)] == one for one in used) or not is_beside(path)):
             raise _unexplained(path)
         some = True
     return some
+
+
+def _is_heading(path: tuple[str, ...], pair: FoundPair) -> bool:
+    """Whether a text is what a talk between two parties is about, as sets of doctors' advice have it."""
+    return [words(name) for name in path] == [("description",)] and are_of_parties(
+        ".".join(pair.used[0]), pair.answered
+    )
 
 
 def _unexplained(path: tuple[str, ...]) -> RowRefused:

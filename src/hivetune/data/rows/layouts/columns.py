@@ -94,6 +94,7 @@ NOTES = frozenset(FACTS) | names(
 _TRUE_ANSWERS = names(
     "target gold gold_answer golden_answer ground_truth groundtruth gt expected_answer correct_answer"
 )
+_NO_INPUT = ("noinput", "no input", "n/a", "none", "null", "nan", "no input required", "no input needed")
 _NOTE_ENDS = tuple(
     names(
         "_id _ids _uuid _url _uri _hash _at _time _date _timestamp _score _scores _count _counts _length _len _tokens "
@@ -281,7 +282,9 @@ def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:
 
 
 def _is_choice(name: str, value: Any) -> bool:
-    """Whether a value only chooses among things that were known before."""
+    """Whether a value only chooses among things that were known before, or says that there is no input."""
+    if name == "input":
+        return says_none(value)
     return name in _CHOSEN and isinstance(value, str) and value.isidentifier()
 
 
@@ -309,6 +312,11 @@ def _is_prose(text: str) -> bool:
     return (len(words) >= MIN_WORDS and any(c.isalpha() for c in text[:200])) or (
         not text.isascii() and len(_WIDE.findall(text)) >= MIN_WIDE_CHARS
     )
+
+
+def says_none(value: Any) -> bool:
+    """Whether somebody wrote that an instruction has no input."""
+    return isinstance(value, str) and value.strip().lower().strip("<>[]() .") in _NO_INPUT
 
 
 def names_document(text: str) -> bool:

@@ -16,6 +16,7 @@ from hivetune.data.rows.layouts.columns import (
     TURNS,
     looks_like_content,
     names_document,
+    says_none,
     system_of,
     thoughts_of,
     tools_of,
@@ -58,6 +59,7 @@ _HOLD_TEXT = frozenset(("role", "from", "parts", "choices", "candidates", "messa
 _HOLD_TEXT |= {"content", "text", "message", "body", "data", "result", "value"}
 _HOLD_TEXT -= {"label", "target", "targets"}
 _PARTS = names("text image thinking message function function_call tool_use tool_call tool_result")  # kinds of them
+CALLED = ("answers", "tool_calls", "tool_call", "function_calls", "function_call", "expected_tool_calls")  # to be made
 LABELS = (
     *("label", "labels", "target", "class", "sentiment", "intent", "category", "stars", "rating", "emotion"),
     *("entities", "ner", "ner_tags", "spans", "aspects"),
@@ -65,11 +67,19 @@ LABELS = (
 
 
 def _prompt_completion(name: str, row: Row) -> Conversation:
-    return _pair(name, row, ("prompt", *ASKED), ANSWERED)
+    return _of_parties(name, row, "prompt") or _pair(name, row, ("prompt", *ASKED), ANSWERED)
+
+
+def _of_parties(name: str, row: Row, column: str) -> Conversation | None:
+    """What `user` and `assistant` said, behind what `column` says to the model. None without the two."""
+    both = [row.get("user"), row.get("assistant")]
+    if not all(isinstance(text, str) and text for text in both) or system_of(row) is not None:
+        return None
+    return _pair(name, {**row, "system": row[column]}, ("user",), ("assistant",))
 
 
 def _alpaca(name: str, row: Row) -> Conversation:
-    return _pair(name, row, ("instruction",), ANSWERED, ("input", *CONTEXT))
+    return _of_parties(name, row, "instruction") or _pair(name, row, ("instruction",), ANSWERED, ("input", *CONTEXT))
 
 
 def _question_answer(name: str, row: Row) -> Conversation:
@@ -89,6 +99,7 @@ def _pair(
     answer, told = _one_answer(answer, _columns_of(row, question_column, extra), answer_column)
     turns, replies = _turns(question) or spoken_prompt(question), _turns(answer)
     if turns:
+        answer = _unmarked(answer, question, turns)
         before = _without_answer(read_messages(turns, system_of(row)), answer)
     else:
         before = [*read_system(system_of(row)), *_history(row.get("history") or row.get("chat_history"))]
@@ -98,6 +109,12 @@ def _pair(
     read = (*((question_column,) if turns or bare else ()), *((answer_column,) if replies or told or bare else ()))
     told = (*changed, *told, *_read_from_text(question, turns, bare))
     return Conversation(name, messages, read_tools(tools_of(row)), changed=told, explained=read)
+
+
+def _unmarked(answer: Any, question: Any, turns: list[dict[str, Any]]) -> Any:
+    """An answer without the mark at its end that the template of a question, which is one text, has too."""
+    in_text = isinstance(answer, str) and turns != _turns(question)
+    return without_end(answer, "") if in_text else answer
 
 
 def _read_from_text(question: Any, turns: list[dict[str, Any]] | None, bare: bool) -> tuple[str, ...]:
@@ -210,6 +227,7 @@ def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> s
     if (
         isinstance(value, str)
         and value.strip()
+        and not (more == "input" and says_none(value))
         and value not in text
         and not (more in CONTEXT and names_document(value))
     ):
@@ -234,7 +252,7 @@ def _calls(name: str, row: Row) -> Conversation:
     """A question and the calls that answer it, as JSON (the form of function-calling data sets)."""
     question = first_of(row, ASKED)
     assert question is not None
-    calls = objects(parsed(row["answers"])) or []
+    calls = next((calls for name in CALLED if (calls := _calls_in(row.get(name)))), [])
     messages = [*read_system(system_of(row)), said("user", row[question], question)]
     messages.append(Message("assistant", "", tool_calls=tuple(read_call(call) for call in calls)))
     return Conversation(name, tuple(messages), read_tools(tools_of(row)))
@@ -293,9 +311,17 @@ def _is_tool(row: Row) -> bool:
     return named and any(row.get(key) is not None for key in QUESTION)
 
 
+def _calls_in(value: Any) -> list[dict[str, Any]] | None:
+    """The calls in a column, one alone or a list of them; None where it holds anything else."""
+    value = parsed(value)
+    calls = objects([value] if isinstance(value, dict) else value)
+    named = calls and all("name" in call or isinstance(call.get("function"), dict) for call in calls)
+    return list(calls) if calls and named else None
+
+
 def _is_call_answer(row: Row) -> bool:
-    calls = objects(parsed(row.get("answers")))
-    return calls is not None and first_of(row, ASKED) is not None and all("name" in call for call in calls)
+    calls = next((calls for name in CALLED if (calls := _calls_in(row.get(name)))), None)
+    return calls is not None and first_of(row, ASKED) is not None
 
 
 def _is_question_answer(row: Row) -> bool:
@@ -326,7 +352,7 @@ PROMPT_COMPLETION = RowLayout(
     WITH_HISTORY | {"prompt", "completion"},
 )
 ALPACA = RowLayout("alpaca", frozenset(("instruction",)), _is_alpaca, _alpaca, WITH_HISTORY | {"instruction"})
-CALLS = RowLayout("calls", frozenset(("answers",)), _is_call_answer, _calls, _COMMON | {"answers"})
+CALLS = RowLayout("calls", frozenset(CALLED), _is_call_answer, _calls, _COMMON | {*CALLED})
 AGENT_ROW = RowLayout("agent", frozenset(AGENT), _is_agent, _agent, _COMMON | {*TASK})
 TOOL = RowLayout(
     "tool",

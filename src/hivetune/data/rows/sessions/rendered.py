@@ -42,11 +42,13 @@ _SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
 _ONE = r"(?:### ?)?<?(Human|User|USER|user|Assistant|ASSISTANT|assistant|GPT|bot|Bot|System|SYSTEM|system)>? ?: ?"
 _ASKER = re.compile(r"\s*" + _ONE)
 _INLINE = re.compile(r"(?:\A|\s)" + _ONE)
-_IN_CHINESE = re.compile(r"\A\s*(?:<s>)?\s*问[:：](.*)答[:：]\s*\Z", re.S)
+_IN_CHINESE = re.compile(r"\A\s*(?:<s>)?\s*(?:\[Round \d+\]\s*)?问[:：](.*?)答[:：](.*)\Z", re.S)
+_NEXT_ROUND = re.compile(r"\s*(?=\[Round \d+\]\s*问[:：])")
 _NEXT_TURN = re.compile(r"^\s*### ?(?:Human|User|Assistant|Instruction|Input) ?:|\[\|(?:Human|User)\|\]", re.M)
 _INSTRUCTION = re.compile(r"^### ?Instruction:.*^### ?(?:Response|Output|Answer):", re.S | re.M)
 HEADER_CHARS = 40  # in which a header begins
 _QUESTION_HEADER = re.compile(r"\A(?:\s{0,20}### ?(?:Instruction|Human|User|Question) ?:){1,4}\s*")
+_ANSWER_BEGINS = re.compile(r"\s*### ?(?:Response|Assistant|Answer|Output) ?:?\s*\Z")
 _ANSWER_HEADER = re.compile(
     r"\A(?:\s{0,20}(?:### ?(?:Response|Assistant|Answer) ?:|\[\|(?:AI|Assistant|Bot)\|\] ?[:\uff1a]?)){1,4}\s*"
 )
@@ -125,8 +127,8 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
 
     None for any other text. Empty when the speakers do not take turns or the answer has begun.
     """
-    if (asked := _IN_CHINESE.match(prompt)) is not None:
-        return [{"role": "user", "content": asked.group(1).strip()}]
+    if (rounds := _rounds_in_chinese(prompt)) is not None:
+        return rounds
     if not _ASKER.match(prompt):
         before, mark, rest = prompt.partition("### Human:")
         if not mark or not prompt.rstrip().endswith("### Assistant:"):
@@ -145,6 +147,16 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
     return [{"role": r, "content": t} for r, t in zip(roles, said, strict=True)] if in_turn else []
 
 
+def _rounds_in_chinese(prompt: str) -> list[dict[str, str]] | None:
+    """The turns of ChatGLM's prompts, which end where the answer begins."""
+    pieces = [piece for piece in _NEXT_ROUND.split(prompt) if piece.strip()]
+    rounds = [_IN_CHINESE.match(piece) for piece in pieces]
+    said = [match.group(i).strip() for match in rounds if match is not None for i in (1, 2)]
+    if len(said) < 2 * len(pieces) or not said or said[-1] or not all(said[:-1]):
+        return None
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said[:-1])]
+
+
 def goes_on(answer: str) -> bool:
     """Whether an answer is followed by the next turns, as a model writes them that does not stop."""
     return _NEXT_TURN.search(answer) is not None
@@ -153,6 +165,8 @@ def goes_on(answer: str) -> bool:
 def without_header(text: str, *, answer: bool) -> str:
     """A question or an answer without the header that a template (Alpaca's, BlueLM's) writes in front of it."""
     head = text[:HEADER_CHARS]
+    if not answer and "###" in head and _QUESTION_HEADER.match(text):
+        text = _ANSWER_BEGINS.sub("", text)
     return (_ANSWER_HEADER if answer else _QUESTION_HEADER).sub("", text) if "###" in head or "[|" in head else text
 
 

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 _NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?[:\uff1a]\s*(.*)\Z", re.S)
+_IN_BRACKETS = re.compile(r"\A\s*[\[\u3010]([^\W\d]\w{0,30})[\]\u3011]\s*(.*)\Z", re.S)
 
 
 def speaker_and_text(text: str) -> tuple[str, str] | None:
-    """(who speaks, what is said) of a text that begins with a name and a colon."""
-    found = _NAMED.match(text)
+    """(who speaks, what is said) of a text that begins with a name and a colon, or with a name in brackets."""
+    found = _NAMED.match(text) if not text.lstrip().startswith(("[", "\u3010")) else None
+    found = found or _IN_BRACKETS.match(text) or _NAMED.match(text)
     return (found.group(1), found.group(2)) if found else None
 
 
