@@ -204,3 +204,27 @@ def test_steps_of_another_kind_are_no_observations_of_a_model(tmp_path: Path) ->
         except RowRefused as refused:
             found.append(refused.reason)
     assert found == ["not-a-model-call", A, "not-a-model-call"]
+
+
+def test_spans_of_openai_agents_are_no_messages(tmp_path: Path) -> None:
+    """A kind of step is no speaker, though one is called an agent."""
+    asked, answered = [{"role": "user", "content": Q}], [{"role": "assistant", "content": A}]
+    lines = [
+        {"object": "trace", "id": "t", "workflow_name": "w"},
+        {
+            "object": "trace.span",
+            "id": "a",
+            "trace_id": "t",
+            "span_data": {"type": "generation", "input": asked, "output": answered},
+        },
+        {"object": "trace.span", "id": "b", "trace_id": "t", "span_data": {"type": "agent", "name": "clerk"}},
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = []
+    for raw in rows_of_files([str(path)]):
+        try:
+            found.append([(m.role, m.content) for m in read_example(raw, {}).example.messages])
+        except RowRefused as refused:
+            found.append(refused.reason)
+    assert found == ["unknown-layout", PLAIN, "not-a-model-call"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from hivetune.data.rows.find.names import role_of, words
 from hivetune.data.rows.find.talk.branches import kept_branch
+from hivetune.data.rows.find.talk.events import is_span
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.find.talk.streams import MessageShape, SaidLine, messages_shape, said_in
 from hivetune.data.rows.find.talk.text_lists import speaker_and_text
@@ -26,6 +27,8 @@ def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: 
     """How the messages of a log called `name` are written, by its first events; None: it is no such log."""
     found = list(sample)
     known = [event for event in found if event is not None]
+    if any(map(is_span, known)):
+        return None
     talk = bool(_TALK & set(words(os.path.basename(name).partition(".")[0])))
     return messages_shape(known, whole=whole, talk=talk) if 2 * len(known) >= len(found) else None
 

@@ -188,7 +188,14 @@ def _is_written(events: Sequence[Mapping[str, Any]]) -> bool:
 
 def are_spans(items: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a list holds the spans of a trace: steps, of which each may repeat another, and no turns."""
-    return all(one_of(item, *_SPAN_IDS) or one_of(item.get("context"), *_SPAN_IDS) for item in items)
+    return all(map(is_span, items))
+
+
+def is_span(item: Mapping[str, Any]) -> bool:
+    """Whether this is a step of a trace. A message may name the span that it was said in."""
+    named = one_of(item, *_SPAN_IDS) or one_of(item.get("context"), *_SPAN_IDS)
+    return "span_data" in item or (bool(named) and any(key in item for key in _OF_SPANS))
 
 
 _SPAN_IDS = ("span_id", "spanId", "spanID")
+_OF_SPANS = ("attributes", "span_attributes", "tags", "input", "inputs", "start_time", "startTime", "startTimeUnixNano")
