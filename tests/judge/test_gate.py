@@ -228,3 +228,8 @@ def test_a_loss_beyond_floats_is_reported_as_unmeasured_perplexity() -> None:
     verdict = judge(document, GateConfig())
     assert verdict.verdict == "abort"
     assert next(metric for metric in verdict.metrics if metric.name == "perplexity").tuned is None
+
+
+def test_equal_models_gain_nothing_and_not_less_than_nothing() -> None:
+    verdict = judge(evaluation(shift=0.0, noise=0.0), GateConfig.model_validate(LOSS_ONLY))
+    assert verdict.verdict == "abort" and verdict.reasons[0].startswith("loss: gain 0, 95 % interval 0 to 0:")

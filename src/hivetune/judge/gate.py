@@ -106,7 +106,8 @@ def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))
     metric = replace(metric, anytime95=anytime_interval(estimate, estimate.units))
     deciding = estimate if config.look is None else jackknife(columns, _difference, alpha=_alpha(config))
-    return gain_finding(metric, estimate, _negative(deciding.ci95), -estimate.value, config.loss_gain, config.tolerance)
+    gain, gain_ci = 0.0 - estimate.value, _negative(deciding.ci95)  # of equal models 0, and not -0
+    return gain_finding(metric, estimate, gain_ci, gain, config.loss_gain, config.tolerance)
 
 
 def _difference(sums: Sequence[float]) -> float:
@@ -296,7 +297,7 @@ def _answer_pairs(evaluation: Evaluation, key: str) -> list[tuple[Any, Any, str]
 
 
 def _negative(interval: Interval | None) -> Interval | None:
-    return None if interval is None else (-interval[1], -interval[0])
+    return None if interval is None else (0.0 - interval[1], 0.0 - interval[0])
 
 
 def _exp(value: float) -> float:

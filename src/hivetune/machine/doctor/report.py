@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.units import size
 from hivetune.machine.doctor.findings import Judgement, MachineFinding
 from hivetune.machine.doctor.look import Look, SeenCard, describe_look
 from hivetune.machine.doctor.observe import CPU_BF16
 
 # Accounts of no person.
 NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", ""})
-GIB = 1 << 30
 
 
 class Redaction:
@@ -117,15 +117,15 @@ def _processor(seen: Look) -> str:
 def _memory(seen: Look) -> str:
     machine, host = seen.machine, seen.host
     where = "" if machine.memory_limit == "machine" else f" (limit of {machine.memory_limit})"
-    swap = f"; swap {host.swap_used_bytes / GIB:.1f} of {host.swap_bytes / GIB:.1f} GiB used" if host.swap_bytes else ""
-    return f"{machine.available_bytes / GIB:.1f} of {machine.memory_bytes / GIB:.1f} GiB available{where}{swap}"
+    swap = f"; swap {size(host.swap_used_bytes)} of {size(host.swap_bytes)} used" if host.swap_bytes else ""
+    return f"{size(machine.available_bytes)} of {size(machine.memory_bytes)} available{where}{swap}"
 
 
 def _disk(seen: Look) -> str:
     disk = seen.host.disk
     speed = f", {disk.write_bytes_s / 1e6:.0f} MB/s with fsync" if disk.write_bytes_s else ""
     sync = f", fsync {1e3 * disk.fsync_s:.1f} ms" if disk.fsync_s is not None else ""
-    return f"{disk.filesystem or 'unknown file system'}, {disk.free_bytes / 1e9:.0f} GB free{speed}{sync}"
+    return f"{disk.filesystem or 'unknown file system'}, {size(disk.free_bytes)} free{speed}{sync}"
 
 
 def _card(one: SeenCard) -> str:
@@ -136,7 +136,7 @@ def _card(one: SeenCard) -> str:
         f" {name}={value}" for name, value in one.firmware.items() if name in ("mec", "sdma", "mes", "smc")
     )
     return (
-        f"{one.name}, {card.free_bytes / GIB:.1f} of {card.memory_bytes / GIB:.1f} GiB free, driver {card.driver}"
+        f"{one.name}, {size(card.free_bytes)} of {size(card.memory_bytes)} free, driver {card.driver}"
         f"{link}{access}{', firmware' + firmware if firmware else ''}"
     )
 
