@@ -200,7 +200,7 @@ def test_a_command_that_does_not_end_well_is_ended(
     try:
         text = _help_of(("combtool",))
     except NotUnderstood as reason:
-        assert said and said in str(reason)
+        assert said and said in str(reason).partition(":")[0]  # what is counted
     else:
         assert (said, text) == ("", "Usage: comb\n")
     assert time.monotonic() - began < 15

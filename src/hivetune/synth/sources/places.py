@@ -164,18 +164,18 @@ def _help_of(command: Sequence[str]) -> str:
                 preexec_fn=_write_little,
             )
         except OSError as error:
-            raise NotUnderstood(f"{asked}: {error}") from None
+            raise NotUnderstood(f"its help can't be read: {asked}: {error}") from None
         try:
             process.wait(HELP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise NotUnderstood(f"{asked}: it did not end in {HELP_TIMEOUT_S:.0f} s") from None
+            raise NotUnderstood(f"its help did not end in {HELP_TIMEOUT_S:.0f} s: {asked}") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         printed = _beginning(out) or _beginning(err)
     if len(printed) > MOST_HELP_BYTES:  # a part would end within what one option does
-        raise NotUnderstood(f"{asked}: it prints more than {MOST_HELP_BYTES >> 10} KiB")
+        raise NotUnderstood(f"its help prints more than {MOST_HELP_BYTES >> 10} KiB: {asked}")
     return printed.decode("utf-8", "replace")
 
 
