@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import hivetune.cycle.acts.release
-from hivetune.cycle.acts.release import restore_champion
+from hivetune.cycle.acts.release import restore_champion, return_to_previous
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
 
@@ -16,9 +16,10 @@ def rolled_back(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Reasons of the rollbacks that were made."""
     reasons: list[str] = []
 
-    def rollback(_: Any, name: str, *, by: str, reason: str) -> tuple[Any, Any]:
+    def rollback(_: Any, label: str, *, by: str, reason: str) -> tuple[Any, Any]:
+        assert label == "demo@2"
         reasons.append(reason)
-        return SimpleNamespace(label=f"{name}@1"), SimpleNamespace(label=f"{name}@2")
+        return SimpleNamespace(label="demo@1"), SimpleNamespace(label=label)
 
     monkeypatch.setattr(hivetune.cycle.acts.release, "rollback", rollback)
     return reasons
@@ -50,3 +51,14 @@ def test_a_champion_that_is_lost_makes_way(
 ) -> None:
     assert restore(monkeypatch, error) == "demo@1 is the champion again: demo@2 is damaged"
     assert rolled_back == [f"it is damaged: {error.message}"]
+
+
+@pytest.mark.parametrize(("champion", "reasons"), [("demo@2", ["it is slow"]), ("demo@1", [])])
+def test_what_the_gateway_has_rolled_back_already_is_left_alone(
+    rolled_back: list[str], champion: str, reasons: list[str]
+) -> None:
+    now = SimpleNamespace(label=champion)
+    observed = SimpleNamespace(desired="demo@2")
+    doing: Any = SimpleNamespace(name="demo", reason="it is slow", observed=observed, champion=lambda: now)
+    said = return_to_previous(doing)
+    assert rolled_back == reasons and said.startswith("demo@1 is" if reasons else "demo@2 is not the champion any more")

@@ -132,6 +132,21 @@ def test_a_rollback_returns_and_never_comes_back_by_itself(database: sqlite3.Con
         rollback(database, "helpdesk", by="ann", reason="and again")
 
 
+def test_two_who_roll_the_same_release_back_roll_one_back(
+    database: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        promote(database, add(database, tmp_path, number).label, by="ann")
+    other = [lambda: rollback(database, "helpdesk@3", by="gateway", reason="it is slow")]
+    monkeypatch.setattr(Release, "check", lambda release: other.pop()() if other else None)
+    with pytest.raises(UsageError, match="helpdesk@3 is not the champion any more"):
+        rollback(database, "helpdesk", by="cycle", reason="it is slow")
+    assert aliases(database) == {"champion": 2, "previous": 1}
+    with pytest.raises(UsageError, match="helpdesk@3 is not the champion any more"):
+        rollback(database, "helpdesk@3", by="ann", reason="it is slow")
+    assert aliases(database) == {"champion": 2, "previous": 1}
+
+
 def test_damaged_artefacts_are_not_promoted(database: sqlite3.Connection, tmp_path: Path) -> None:
     release = add(database, tmp_path, 1)
     path = release.folder / "adapter_model.safetensors"

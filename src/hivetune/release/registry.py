@@ -194,12 +194,17 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
     return find(database, release.label)
 
 
-def rollback(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> tuple[Release, Release]:
-    """The champion withdrawn and the previous one in its place: (new champion, withdrawn).
+def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> tuple[Release, Release]:
+    """The champion withdrawn and the previous one in its place: (new champion, withdrawn). `reference`: its name; who
+    has something against one release names that, so that two who do never roll back two.
 
-    A withdrawn release is not promoted again without force. Raises UsageError when there is nothing to return to.
+    A withdrawn release is not promoted again without force. Raises UsageError when there is nothing to return to, or
+    another release is the champion now.
     """
-    champion = find(database, name)
+    champion = find(database, reference)
+    moved = UsageError(f"{champion.label} is not the champion any more", hint="see who is: hivetune registry")
+    if "champion" not in champion.aliases:
+        raise moved
     earlier = [release for release in releases(database, champion.name) if "previous" in release.aliases]
     if not earlier:
         raise UsageError(
@@ -208,6 +213,8 @@ def rollback(database: sqlite3.Connection, name: str, *, by: str, reason: str) -
         )
     earlier[0].check()
     with transaction(database):
+        if _at(database, champion.name, "champion") != champion.version:
+            raise moved
         words = reason or "rolled back"
         _set(database, champion, "withdrawn", words)
         _move(database, champion.name, "champion", earlier[0].version, by=by, reason=words, forced=False)

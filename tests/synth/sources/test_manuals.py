@@ -191,7 +191,7 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
 def test_a_command_that_does_not_end_well_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
 ) -> None:
-    monkeypatch.setattr("hivetune.synth.sources.places.HELP_TIMEOUT_S", 1.0 if "did not" in said else 20.0)
+    monkeypatch.setattr("hivetune.synth.sources.places.HELP_TIMEOUT_S", 5.0 if "did not" in said else 20.0)
     program = tmp_path / "combtool"
     program.write_text(f"#!/bin/sh\necho $$ > '{tmp_path}/group'\n{does}\n")
     program.chmod(0o755)

@@ -42,13 +42,17 @@ def restore_champion(doing: Doing) -> str:
         raise
     except HivetuneError as error:
         with closing(open_database()) as database:
-            back, _ = rollback(database, doing.name, by=BY, reason=f"it is damaged: {error.message}")
+            back, _ = rollback(database, champion.label, by=BY, reason=f"it is damaged: {error.message}")
         return f"{back.label} is the champion again: {champion.label} is damaged"
 
 
 def return_to_previous(doing: Doing) -> str:
+    """The gateway watches too, and may have been faster."""
+    worse, champion = doing.observed.desired, doing.champion()
+    if worse is None or champion is None or champion.label != worse:
+        return f"{worse} is not the champion any more"
     with closing(open_database()) as database:
-        back, gone = rollback(database, doing.name, by=BY, reason=doing.reason)
+        back, gone = rollback(database, worse, by=BY, reason=doing.reason)
     return f"{back.label} is the champion again; {gone.label} is withdrawn"
 
 

@@ -86,10 +86,8 @@ def _confirm_rollback(watcher: Watcher, asked: PageRequest) -> Page:
 def _roll_back(watcher: Watcher, asked: PageRequest) -> Page:
     """Only the champion that the page showed: another one may have taken its place since."""
     release = found_release(asked)
-    if "champion" not in release.aliases:
-        raise UsageError(f"{release.label} is not the champion any more", hint="open the page again")
     with closing(open_database()) as database:
-        champion, withdrawn = rollback(database, release.name, by=who(), reason=_reason(asked))
+        champion, withdrawn = rollback(database, release.label, by=who(), reason=_reason(asked))
     said = f"{champion.label} is the champion again; {withdrawn.label} is withdrawn"
     return _done(said, [f"{said}."], f"/releases/{champion.name}/{champion.version}")
 

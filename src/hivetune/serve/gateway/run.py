@@ -198,8 +198,7 @@ def placed(found: Wanted, card: str) -> Wanted:
 def _roll_back(label: str, reason: str) -> None:
     """Only while `label` still is the champion: a person may have been faster."""
     with closing(open_database()) as database, contextlib.suppress(UsageError):
-        if find(database, label.partition("@")[0]).label == label:
-            rollback(database, label.partition("@")[0], by="gateway", reason=reason)
+        rollback(database, label, by="gateway", reason=reason)
 
 
 def _find_answer(answer: str) -> str:
