@@ -41,6 +41,7 @@ NOT_FOUND = [
     "key = 'AbstractFactoryBeanProvider'",
     "sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
     "the tokens: alpha, beta and gamma",
+    "toolu_01Kq8uTidXyfgWrUM8QGBxm9 and call_7RFLWWxdlDzyCOuJeG0hvVsQ, in chatcmpl-9pQ2sYw4kT8uVb3nXz6LmRd1",
     "https://example.org:8080/path@2x",
 ]
 PEOPLE = {

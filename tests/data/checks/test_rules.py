@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pydoc_data.topics import topics
 
 import pytest
@@ -17,6 +18,14 @@ def turns(roles: str) -> tuple[Message, ...]:
     names = {"s": "system", "u": "user", "a": "assistant", "A": "assistant", "t": "tool"}
     call = ({"function": {"name": "f", "arguments": {}}},)
     return tuple(Message(names[r], f"text {i}", tool_calls=call if r == "A" else ()) for i, r in enumerate(roles))  # type: ignore[arg-type]
+
+
+def test_what_a_tool_printed_is_read_as_it_is() -> None:
+    user, call, result, answer = turns("uAta")
+    for text in ("caf\u00c3\u00a9 \u00e2\u20ac\u201d", "half \ufffd"):
+        check_messages([user, call, replace(result, content=text), answer])
+        with pytest.raises(RowRefused):
+            check_messages([user, call, result, replace(answer, content=text)])
 
 
 @pytest.mark.parametrize("roles", ["ua", "sua", "uaua", "uAta", "suAtAta", "uAtta", "a", "uasua", "usa", "ssua"])

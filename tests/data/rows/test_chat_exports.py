@@ -60,6 +60,21 @@ def test_an_answer_that_rests_on_a_tool_is_read_and_not_learned() -> None:
         read_conversation(chatgpt(*SEARCH))
 
 
+@pytest.mark.parametrize(("rating", "learned"), [("original", "Bonn."), ("new", "In Bonn."), ("same", "In Bonn.")])
+def test_the_preferred_of_two_compared_answers(rating: str, learned: str) -> None:
+    turns = [message("user", "Where?"), message("assistant", "Here."), message("user", "Which town?")]
+    answers = {"original_turn": [message("assistant", "Bonn.")], "new_turn": [message("assistant", "In Bonn.")]}
+    compared = {**answers, "completion_comparison_rating": rating}
+    row = {
+        "id": "r",
+        "input": {"prompt_convo": {"id": "c", "messages": turns}},
+        "output": {"feedback_step_2": compared},
+    }
+    found, changed = said(row)
+    assert [text for _, text, _ in found] == ["Where?", "Here.", "Which town?", learned]
+    assert changed == ("other-branches",)
+
+
 def test_a_note_in_chatgpts_memory_is_none() -> None:
     note = (message("assistant", "likes boats", recipient="bio"), message("tool", "noted", author={"name": "bio"}))
     turns, _ = said(chatgpt(message("user", "I like boats"), *note, message("assistant", "Good to know.")))

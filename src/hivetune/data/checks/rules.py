@@ -83,7 +83,7 @@ def check_characters(messages: Messages) -> None:
             continue
         if "\0" in text:
             raise RowRefused("nul-byte")
-        if "\ufffd" in text:
+        if "\ufffd" in text and message.role != "tool":  # what a tool really printed is read as it is
             raise RowRefused("replacement-character")
         try:
             text.encode()
@@ -92,7 +92,7 @@ def check_characters(messages: Messages) -> None:
             if 0xDC80 <= half <= 0xDCFF:  # a byte that was no UTF-8, as reading CSV and JSON files keeps it
                 raise not_utf8(half - 0xDC00, text[: error.start]) from None
             raise RowRefused("lone-surrogate") from None
-        found = mojibake(text)
+        found = mojibake(text) if message.role != "tool" else None
         if found:
             raise RowRefused("mojibake", f"{found!r} was {repaired(found)!r}: read the source as UTF-8")
 

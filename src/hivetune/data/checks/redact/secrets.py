@@ -177,6 +177,12 @@ PREFIXED: tuple[tuple[str, str, str, str], ...] = (
 )
 
 CHECKSUM_NAME = re.compile(r"(?:sha\d{0,3}|md5|blake\w{0,3})[-_~]\Z", re.IGNORECASE)
+# What providers put in front of the ids of calls, messages and runs: no secret, and ids that are equal no longer pair.
+ID_NAME = re.compile(
+    r"(?<![A-Za-z0-9])(?:(?:srv)?toolu|call|fc|msg|message|req|request|resp|rs|run|step|thread|asst|chatcmpl|cmpl|gen|batch"
+    r"|file|event|evt|user|org|proj|sess|session|conv|trace|span|lc_run-?|id)[_-]\Z",
+    re.IGNORECASE,
+)
 RUN_OF_LETTERS = re.compile(r"[a-z]{5}|[A-Z]{5}")
 # Any maker's token: a short name in front, and 24 characters or more that no person typed.
 NAMED_TOKEN = r"(?<![\w.-])[A-Za-z][A-Za-z0-9]{1,11}[_~-](?:[A-Za-z0-9]{1,10}[_-]){0,2}([A-Za-z0-9]{24,160})(?![\w-])"
@@ -260,7 +266,8 @@ def _is_generated(text: str, start: int, end: int) -> bool:
     value = text[start:end]
     digits = sum(c.isdigit() for c in value)
     mixed = any(c.islower() for c in value) and any(c.isupper() for c in value)
-    if CHECKSUM_NAME.search(text[max(0, start - 12) : start]):
+    front = text[max(0, start - 12) : start]
+    if CHECKSUM_NAME.search(front) or ID_NAME.search(front):
         return False
     return mixed and digits >= 3 and len(set(value)) >= 16 and RUN_OF_LETTERS.search(value) is None
 

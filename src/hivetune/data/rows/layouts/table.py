@@ -16,6 +16,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
     records.LOG_SESSION,
     trees.DEEPSEEK,
     trees.CHATGPT,
+    trees.CHATGPT_COMPARISON,
     trees.CLAUDE,
     apps.OPEN_WEBUI,
     apps.LM_STUDIO,

@@ -25,6 +25,21 @@ def _chatgpt(name: str, row: Row) -> Conversation:
     return done(name, messages, len(others), cut)
 
 
+def _compared(name: str, row: Row) -> Conversation:
+    """Two answers of ChatGPT to one question, compared by the user: the conversation with the one that was preferred,
+    the new one where they are the same (the user asked for it because the first was cut, or no better).
+    """
+    messages = one_of(one_of(row["input"], "prompt_convo"), "messages")
+    better = "original" if one_of(_comparison(row), "completion_comparison_rating") == "original" else "new"
+    answer = one_of(_comparison(row), f"{better}_turn")
+    read, cut = said_in_chat([*listed(messages), *listed(answer)], _chatgpt_turn)
+    return done(name, read, 1, cut)
+
+
+def _comparison(row: Row) -> Any:
+    return one_of(row.get("output"), "feedback_step_2")
+
+
 def _kept_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """(the nodes of a tree, those of the branch that was kept)."""
     nodes = {key: node for key, node in row["mapping"].items() if isinstance(node, dict)}
@@ -197,6 +212,13 @@ CHATGPT = RowLayout(
     lambda row: isinstance(row.get("mapping"), dict),
     _chatgpt,
     frozenset(("mapping",)),
+)
+CHATGPT_COMPARISON = RowLayout(
+    "chatgpt-comparison",
+    frozenset(("input",)),
+    lambda row: one_of(row.get("input"), "prompt_convo") is not None and _comparison(row) is not None,
+    _compared,
+    frozenset(("input", "output")),
 )
 DEEPSEEK = RowLayout("deepseek", frozenset(("mapping",)), _is_deepseek, _deepseek, frozenset(("mapping",)))
 CLAUDE = RowLayout(
