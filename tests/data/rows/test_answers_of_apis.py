@@ -1,6 +1,7 @@
 """Responses of the providers' APIs as logs hold them: whole, in pieces, cut off, recorded as calls over HTTP."""
 
 import base64
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.containers import rows_inside
 from hivetune.data.rows.read import RawRow, ReadRow, read_example
 
 Q, A = "Where do I park my bike?", "Behind the library."
@@ -194,6 +196,107 @@ def test_a_prompt_that_the_provider_keeps() -> None:
     assert refused({"request": {"prompt": {"id": "pmpt_1"}, "input": Q}, "response": WHOLE}) == "earlier-turns-missing"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"response_text": A},
+        {"response": {"content": A, "usage": {}}},
+        {"raw_response": A, "parsed": {"place": 1}},
+        {"output_text": A},
+        {"assistant_message": A},
+        {"result": {"content": A, "tool_calls": None}},
+        {"response": {"status_code": 200, "body_raw": as_events(STREAMS["Anthropic"])}},
+    ],
+)
+def test_a_list_of_messages_and_its_answer_as_a_text(answer: dict[str, Any]) -> None:
+    """Beside the list, and beside an object that holds it."""
+    assert said({**ASKED, "model": "m", **answer}) == PLAIN
+    assert said({"request_body": {"model": "m", **ASKED}, "model": "m", **answer}) == PLAIN
+
+
+def test_calls_and_thoughts_beside_the_text_of_an_answer() -> None:
+    call = {"id": "c", "function": {"name": "find", "arguments": "{}"}}
+    for said_with in ({"content": "I look."}, {"text": "I look."}):
+        answer = row({"request": ASKED, "response": {**said_with, "tool_calls": [call]}}).example.messages[-1]
+        assert answer.content == "I look."
+        assert [made["id"] for made in answer.tool_calls] == ["c"]
+    thought = row({**ASKED, "thinking": "Near books.", "response": A}).example.messages[-1]
+    assert (thought.content, thought.reasoning) == (A, "Near books.")
+
+
+def test_what_a_program_decided_about_a_question_is_no_answer() -> None:
+    logged = {"ts": "2026-03-03T19:03:07Z", "type": "query", "query": Q, "intent": "faq"}
+    assert refused({**logged, "tokens_in": 3, "latency_ms": 81.5}) == "unknown-layout"
+    assert said({"text": Q, "intent": "parking"}) == [("user", Q), ("assistant", "parking")]
+
+
+def test_an_answer_that_its_judge_calls_wrong() -> None:
+    judged = {"question": Q, "answer": A, "judge": {"correct": False, "reason": "It is in front."}}
+    assert row(judged).example.success is False
+    assert row({**judged, "judge": {"correct": True}}).example.success is None
+
+
+def test_requests_of_gemini_as_its_pages_write_them() -> None:
+    """A question without a role, one object in place of a list, a reason as Python writes it."""
+    for contents in ([{"parts": [{"text": Q}]}], {"parts": [{"text": Q}]}, Q):
+        assert said({"request": {"contents": contents}, "response": candidate(A, finishReason="STOP")}) == PLAIN
+    cut = candidate(A, finish_reason="FinishReason.MAX_TOKENS")
+    assert refused({"request": {"contents": Q}, "response": cut}) == "cut-off-answer"
+    assert refused({"request": {"contents": Q}, "response": {"promptFeedback": {"blockReason": "OTHER"}}}) == "failed"
+
+
+def test_calls_that_answer_nothing_are_not_learned() -> None:
+    """What another kind of model gave back is no text, and not learned as JSON."""
+    for asked, answered in (
+        ({"prompt": Q}, {"embedding": [0.1, 0.2]}),
+        ({"input": Q}, {"data": [{"object": "embedding", "embedding": [0.1]}]}),
+        ({"input": Q}, {"results": [{"flagged": False, "categories": {}}]}),
+        ({"query": Q, "documents": ["a rack", "a wall"]}, {"results": [{"index": 0, "relevance_score": 0.9}]}),
+    ):
+        assert refused({"request": asked, "response": answered}) in ("wrong-type", "unknown-layout")
+
+
+def test_more_forms_of_responses() -> None:
+    output = [{"type": "reasoning", "content": "Near books."}, {"type": "message", "content": A}]  # LM Studio's own API
+    assert said({"request": {"input": Q}, "response": {"output": output}}) == PLAIN
+    assert said({"request": {"text_input": Q}, "response": {"text_output": A}}) == PLAIN  # Triton
+    assert said({"request": {"prompt": Q}, "response": {"text": [f"{Q} {A}"]}}) == PLAIN  # vLLM's own API
+    custom = {"id": "c", "type": "custom", "custom": {"name": "sql", "input": "select 1"}}
+    answer = {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": [custom]}}]}
+    (call,) = row({"request": ASKED, "response": answer}).example.messages[-1].tool_calls
+    assert call["function"] == {"name": "sql", "arguments": {"input": "select 1"}}
+
+
+def test_a_page_of_messages_that_begins_with_the_newest() -> None:
+    turns = [("assistant", A), ("user", Q), ("assistant", "Hi."), ("user", "Hello.")]
+    listed = [{"role": role, "content": text, "created_at": 9 - i} for i, (role, text) in enumerate(turns)]
+    (inside,) = rows_inside(json.dumps({"object": "list", "data": listed}).encode()) or []
+    found = read_example(RawRow("f:1", inside), {}).example
+    assert [(m.role, m.content) for m in found.messages] == turns[::-1]
+
+
+def test_exports_of_chats() -> None:
+    """A chat that was rated in Open WebUI, and an answer that was stopped in LM Studio."""
+    nodes = {
+        "1": {"id": "1", "parentId": None, "role": "user", "content": Q},
+        "2": {"id": "2", "parentId": "1", "role": "assistant", "content": A, "done": True},
+    }
+    chat = {"id": "c", "chat": {"history": {"messages": nodes, "currentId": "2"}}}
+    rated = {"id": "f", "type": "rating", "data": {"rating": -1, "model_id": "m"}, "snapshot": {"chat": chat}}
+    (inside,) = rows_inside(json.dumps(rated).encode()) or []
+    found = read_example(RawRow("f:1", inside), {}).example
+    assert [(m.role, m.content) for m in found.messages] == PLAIN
+    assert found.feedback == -1
+    asked = {"role": "user", "content": [{"type": "text", "text": Q}]}
+    step = {"type": "contentBlock", "content": [{"type": "text", "text": FIRST}]}
+    stopped = {"role": "assistant", "steps": [{**step, "genInfo": {"stats": {"stopReason": "userStopped"}}}]}
+    begun = [{"versions": [asked]}, {"versions": [stopped]}]
+    assert refused({"messages": begun}) == "cut-off-answer"
+    whole = {"versions": [{"role": "assistant", "steps": [{**step, "genInfo": {"stats": {"stopReason": "eosFound"}}}]}]}
+    found = row({"messages": [*begun, {"versions": [asked]}, whole]}).example
+    assert [message.weight for message in found.messages if message.role == "assistant"] == [0, 1]
+
+
 COMPLETION = {"choices": [{"message": {"role": "assistant", "content": A}, "finish_reason": "stop"}]}
 PAGE = {"request": {"method": "GET", "url": "https://h/"}, "response": {"status": 200, "content": {"text": "<p>Hi"}}}
 
@@ -232,6 +335,27 @@ RECORDINGS: dict[str, dict[str, Any]] = {
         ],
         "recorded_with": "betamax",
     },
+}
+
+
+PACKED = base64.b64encode(gzip.compress(json.dumps(COMPLETION).encode())).decode()
+RECORDINGS["a recording of httpx"] = {
+    "interactions": [
+        {
+            "request": {"method": "POST", "path": "/v1", "content": ASKED},
+            "response": {"status_code": 200, "content": {"data": PACKED, "encoding": "base64", "size": 9}},
+        }
+    ]
+}
+RECORDINGS["a replay of Gemini's client"] = {
+    "replay_id": "a/b",
+    "interactions": [
+        {
+            "request": {"method": "post", "body_segments": [{"contents": [{"parts": [{"text": Q}]}]}]},
+            "response": {"status_code": 200, "body_segments": segments, "sdk_response_segments": [{}]},
+        }
+        for segments in [STREAMS["Gemini"]]
+    ],
 }
 
 

@@ -83,7 +83,7 @@ def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return [json.loads(text) for _, _, text in claude_code_rows(iter(enumerate(lines, 1)))]
     if "instruction" in record and objects(record.get("instances")) is not None:  # self-instruct
         return [{**record, "instances": None, **instance} for instance in record["instances"]]
-    if (sent := _sent_runs(record) or _ingested(record) or recorded_calls(record)) is not None:
+    if (sent := _sent_runs(record) or _ingested(record) or _kept_whole(record)) is not None:
         return sent
     for key in _MODEL_SPANS:
         if (calls := objects(record.get(key))) is not None:
@@ -143,6 +143,21 @@ _INGESTED = {"trace": "TRACE", "generation": "GENERATION", "span": "SPAN", "even
 
 def _said_of(body: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key != "type"}
+
+
+def _kept_whole(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The calls of a recording, a page of messages of which an API lists the newest first, in the order of their times,
+    or the chat that a rating in Open WebUI's export of feedback is of.
+    """
+    if (calls := recorded_calls(record)) is not None:
+        return calls
+    turns = objects(record.get("data")) or []
+    times = [time for turn in turns if "role" in turn and isinstance(time := turn.get("created_at"), int)]
+    if len(set(times)) > 1 and len(times) == len(turns) and times == sorted(times, reverse=True):
+        return [{**record, "data": turns[::-1]}]
+    chat = one_of(one_of(record, "snapshot"), "chat")
+    rating = one_of(record.get("data"), "rating")
+    return [{**chat, "rating": rating}] if isinstance(chat, dict) and "chat" in chat else None
 
 
 def _joined_by_id(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ SUCCESS = (
 )  # only 0, 1 and words say so (as_success)
 WRONG = ("hallucination", "hallucinated", "is_hallucination", "has_hallucination", "is_wrong", "is_incorrect")
 TRUE_SHARES = ("true", "truthful", "truthfulness", "correctness")  # 0 to 1: how far an answer is true
+_JUDGES = ("judge", "judgement", "judgment", "grader", "verdict")  # of an answer, as an object: {"correct": false}
 FEEDBACK = ("feedback", "user_feedback", "human_feedback", "rating", "user_rating", "score", "thumbs", "thumb")
 OWN_ID = ("interaction_id", "event_id", "id", "uuid")
 NESTED = ("metadata", "meta", "extra", "attributes", "context", "request", "request_body", "body", "info")
@@ -93,21 +94,24 @@ def extract(row: Mapping[str, Any]) -> Fields:
 
 def _verdict(row: Mapping[str, Any]) -> bool | None:
     """False where a row says that its answer is wrong under a name that means so, or hardly true."""
-    wrong, shares = _verdict_columns(tuple(row))
-    if not wrong and not shares:
+    wrong, shares, judges = _verdict_columns(tuple(row))
+    if not wrong and not shares and not judges:
         return None
     if any(as_success(row[name]) for name in wrong):
+        return False
+    if any(isinstance(row[name], dict) and as_success(row[name].get("correct")) is False for name in judges):
         return False
     return False if any((share := _number(row[name])) is not None and 0 <= share < 0.5 for name in shares) else None
 
 
 @lru_cache(512)
-def _verdict_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of WRONG and of TRUE_SHARES; an `answer` beside `true` was judged, other texts may be about it."""
+def _verdict_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The columns of WRONG, of TRUE_SHARES and of _JUDGES; an `answer` beside `true` was judged, not other texts."""
     plain = {name: plain_name(name) for name in names}
     return (
         tuple(name for name in names if plain[name] in WRONG),
         tuple(name for name in names if plain[name] in TRUE_SHARES),
+        tuple(name for name in names if plain[name] in _JUDGES),
     )
 
 

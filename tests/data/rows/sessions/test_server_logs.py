@@ -126,3 +126,17 @@ def test_batches_of_anthropic_and_ids_of_two_questions(tmp_path: Path) -> None:
     report = check(DataConfig(path=str(tmp_path / "batch"))).document
     assert report["usable"] == 1
     assert report["rejected"] == {"no-answer": 2, "earlier-turns-missing": 1}
+
+
+def test_batch_files_of_gemini(tmp_path: Path) -> None:
+    """Joined by the key of each request."""
+    asked = {"contents": [{"role": "user", "parts": [{"text": "Which river?"}]}]}
+    answered = {
+        "candidates": [{"content": {"role": "model", "parts": [{"text": "The Loire."}]}, "finishReason": "STOP"}]
+    }
+    (tmp_path / "batch").mkdir()
+    write(tmp_path / "batch" / "in.jsonl", [{"key": "a", "request": asked}])
+    write(tmp_path / "batch" / "out.jsonl", [{"key": "a", "response": answered}])
+    chunks = plan_inputs(str(tmp_path / "batch"), tmp_path).chunks
+    (row,) = [read_example(raw, {}) for chunk in chunks for raw in read_rows(chunk)]
+    assert said(row) == [("user", "Which river?"), ("assistant", "The Loire.")]

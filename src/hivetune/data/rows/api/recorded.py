@@ -4,6 +4,7 @@ Each call is a row with the bodies of its request and its response. Calls that a
 """
 
 import base64
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,17 +39,27 @@ def _row(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _body(side: Mapping[str, Any]) -> Any:
     """The body of a request or a response, as text or as an object; None where there is none or it is no text."""
-    body = next((side[key] for key in ("body", "postData", "content") if side.get(key) is not None), None)
+    body = next((side[key] for key in _BODIES if side.get(key) is not None), None)
+    if isinstance(body, list) and len(body) == 1:
+        body = body[0]  # of Gemini's client, which keeps a stream as several
     if not isinstance(body, dict) or not {"string", "text", "base64_string", "encoding"} & body.keys():
         return body
     if isinstance(body.get("base64_string"), str):
         return _decoded(body["base64_string"])
-    text = one_of(body, "string", "text")
+    text = one_of(body, "string", "text", "data")
     return _decoded(text) if body.get("encoding") == "base64" and isinstance(text, str) else text
 
 
+_BODIES = ("body", "postData", "content", "body_segments")
+_MAX_BODY_BYTES = 16 << 20  # unpacked
+
+
 def _decoded(text: str) -> str | None:
+    """The text of bytes in base64, unpacked where they are compressed."""
     try:
-        return base64.b64decode(text, validate=True).decode()
-    except ValueError:
+        data = base64.b64decode(text, validate=True)
+        if data.startswith(b"\x1f\x8b"):
+            data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _MAX_BODY_BYTES)
+        return data.decode()
+    except (ValueError, zlib.error):
         return None

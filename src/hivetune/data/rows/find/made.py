@@ -79,6 +79,8 @@ _IN_PAIRS = (
 )
 _CLEANED = names("clean cleaned normalized processed preprocessed")
 _IN_WORDS = names("text name string description desc")
+_ROUTED = names("intent") | _TOPICS
+_OF_A_CALL = names("latency tokens ms cost elapsed")
 _OF_A_SPAN = names("start end begin offset span")
 _LANGUAGES = frozenset(("lang", "language", "languages"))
 
@@ -100,7 +102,7 @@ def made_of(row: Row) -> tuple[str, str] | None:
     read = (*pair, "translation", premise_of(row))
     others = [name for name in row if name not in read and _original(name, tuple(row)) != pair[0]]
     if is_class(pair[1]):
-        return pair if all(_is_beside_class(name, row[name]) for name in others) else None
+        return pair if _are_beside_class(row, others, pair[1]) else None
     others = [name for name in others if not (is_expected(pair[1]) and _is_of_a_test(name))]
     if pair[1] == "code":
         tests = [name for name in others if "test" in words(name)]
@@ -113,6 +115,15 @@ def made_of(row: Row) -> tuple[str, str] | None:
 def _named_or_alone(row: Row) -> tuple[str, str] | None:
     """(text, what was made of it) by the names, or as the row has nothing else."""
     return _by_name(tuple(row)) or _mended(tuple(row)) or _alone(row) or _in_languages(row)
+
+
+def _are_beside_class(row: Row, others: Sequence[str], column: str) -> bool:
+    """Whether the other columns may stand beside a class. In a log of calls a class is what a program decided about a
+    question before it was answered.
+    """
+    if set(words(column)) <= _ROUTED and any(_OF_A_CALL & set(words(name)) for name in others):
+        return False
+    return all(_is_beside_class(name, row[name]) for name in others)
 
 
 def premise_of(row: Row) -> str | None:

@@ -9,6 +9,8 @@ from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.layouts.pairs import LABELS, as_json_text
 from hivetune.data.rows.layouts.said import Row, objects, parsed
 
+_REQUESTS = ("request", "request_body", "req", "raw_request", "llm_request", "api_request")
+
 
 class Written(str):
     """An answer that was an object: its text is learned whole, so nobody looks for other texts in it."""
@@ -20,6 +22,8 @@ def with_written_answer(row: Row) -> Row:
     """
     if any(_is_text(value) and part_of(name) == "answered" for name, value in row.items()):
         return row
+    if any(isinstance(parsed(value), dict) and plain_name(name) in _REQUESTS for name, value in row.items()):
+        return row  # a call of an API that the layouts do not know: what it gave back is no model's text
     asked = any(isinstance(value, str) and part_of(name) == "asked" for name, value in row.items())
     found = {name: text for name, value in row.items() if (text := _as_text(name, value, asked)) is not None}
     return {**row, **found} if len(found) == 1 else row

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.api.pieces import pieces_in, whole_response
+from hivetune.data.rows.api.pieces import pieces_in, starts_events, whole_response
 from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
-from hivetune.data.rows.layouts.said import Tools, objects, one_of, parsed
-from hivetune.data.rows.layouts.turns import ROLE_KEYS, is_item, read_messages, read_system, read_turn
+from hivetune.data.rows.layouts.said import Tools, listed, objects, one_of, parsed
+from hivetune.data.rows.layouts.turns import ROLE_KEYS, THOUGHT_KEYS, is_item, read_messages, read_system, read_turn
 from hivetune.data.rows.sessions.rendered import asked_turns, turns_of
 from hivetune.records import Message
 
@@ -26,7 +26,18 @@ STOPPED = frozenset(
 # Where a response says how it ended.
 _ENDS = ("stop_reason", "stopReason", "done_reason", "finish_reason", "finishReason", "completionReason", "stop_type")
 _SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "preamble", "system_prompt")
-_ASKED = ("messages", "contents", "input", "prompt", "message", "inputText", "question", "query", "inputs")
+_ASKED = (
+    "messages",
+    "contents",
+    "input",
+    "prompt",
+    "message",
+    "inputText",
+    "question",
+    "query",
+    "inputs",
+    "text_input",
+)
 _ANSWERED = (
     "answer",
     "output",
@@ -38,8 +49,9 @@ _ANSWERED = (
     "generated_text",
     "generation",
     "outputText",
+    "text_output",
 )
-_WRAPPERS = ("body", "kwargs", "json", "data", "outputBodyJson", "inputBodyJson")
+_WRAPPERS = ("body", "kwargs", "json", "data", "outputBodyJson", "inputBodyJson", "body_raw")
 
 
 class Request(NamedTuple):
@@ -50,7 +62,9 @@ class Request(NamedTuple):
 def is_request(value: Any) -> bool:
     """Whether an object says what a model was asked."""
     value = _unwrapped(parsed(value))
-    return isinstance(value, dict) and any(isinstance(value.get(key), str | list) for key in _ASKED)
+    if not isinstance(value, dict):
+        return False
+    return isinstance(value.get("contents"), dict) or any(isinstance(value.get(key), str | list) for key in _ASKED)
 
 
 def read_request(value: Any) -> Request:
@@ -85,7 +99,9 @@ def read_request(value: Any) -> Request:
 def _asked(value: Mapping[str, Any]) -> Any:
     asked = next((parsed(value[key]) for key in _ASKED if value.get(key) not in (None, "", [])), None)
     if isinstance(asked, list):
-        return _flat(asked)
+        return [_gemini_turn(turn) for turn in _flat(asked)]
+    if isinstance(asked, dict) and "parts" in asked:
+        return [_gemini_turn(asked)]
     if isinstance(asked, dict) and isinstance(asked.get("text"), str) and "tokens" in asked:  # AI21
         return asked["text"]
     if isinstance(asked, dict):
@@ -93,6 +109,12 @@ def _asked(value: Mapping[str, Any]) -> Any:
     if not isinstance(asked, str):
         raise RowRefused("unknown-layout", "the request holds no messages")
     return asked
+
+
+def _gemini_turn(turn: Any) -> Any:
+    """Gemini takes a question without a role."""
+    has_role = not isinstance(turn, dict) or "parts" not in turn or turn.get("role") is not None
+    return turn if has_role else {**turn, "role": "user"}
 
 
 def _history(value: Mapping[str, Any]) -> list[Message]:
@@ -119,7 +141,8 @@ def is_response(value: Any) -> bool:
     if isinstance(value, list):
         items = objects(_flat(value))
         keys = ("role", "lc", "from", "generated_text", "message", "toolName")
-        return items is not None and all(any(k in i for k in keys) or is_item(i) for i in items)
+        known = (any(k in i for k in keys) or is_item(i) or _is_output_message(i) for i in items or ())
+        return items is not None and all(known)
     return isinstance(value, dict) and _is_response_object(value)
 
 
@@ -137,10 +160,22 @@ def _is_response_object(value: Mapping[str, Any]) -> bool:
         return True
     if isinstance(value.get("error"), dict | str) and value["error"]:
         return True
-    if isinstance(value.get("generated_text"), str) or _is_text_output(value):
+    return _is_text_response(value)
+
+
+def _is_text_response(value: Mapping[str, Any]) -> bool:
+    """Whether an object is the response of an API that completes texts, or says how an answer ended."""
+    if isinstance(one_of(value, "generated_text", "text_output"), str) or _is_text_output(value):
+        return True
+    if _is_only_text(value.get("text")):
         return True
     ends = ("done", "done_reason", "stop_reason", "stopReason", "finish_reason", "completionReason", "results")
-    return any(end in value for end in (*ends, "stop_type")) or "lc" in value
+    return any(end in value for end in (*ends, "stop_type", "promptFeedback", "lc"))
+
+
+def _is_only_text(value: Any) -> bool:
+    """Whether a value is a list of one text, as vLLM's own API answers."""
+    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
 
 
 def _is_text_output(value: Mapping[str, Any]) -> bool:
@@ -188,7 +223,7 @@ def _of_object(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]
                 raise RowRefused("no-answer", f"{key} is empty")
             return read(value[key])
     if isinstance(value.get("output"), list):
-        return read_messages(value["output"], None), ()
+        return read_messages([_output_item(item) for item in value["output"]], None), ()
     if isinstance(value.get("messages"), list):
         return read_messages(_flat(value["messages"]), None), ()
     if isinstance(value.get("message"), dict):
@@ -200,13 +235,22 @@ def _of_object(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]
     return _of_message(value)
 
 
+def _output_item(item: Any) -> Any:
+    """LM Studio's own API answers with messages that name no role."""
+    return {**item, "role": "assistant"} if _is_output_message(item) else item
+
+
+def _is_output_message(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "message" and "content" in item and "role" not in item
+
+
 def _of_message(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]]:
     """An object that is the answer's message itself, or holds the answer as a text."""
     if any(key in value for key in ("role", "lc", "from")) or value.get("type") in ("message", "ai", "AIMessage"):
         return read_turn({"role": "assistant", **value} if "role" not in value and "content" in value else value), ()
-    inner = parsed(one_of(value, *_ANSWERED))
-    if isinstance(inner, str) and inner[:1] == " " and not inner[1:2].isspace():
-        inner = inner[1:]  # between the prompt and a completion of it
+    inner = _inner_answer(value)
+    if listed(one_of(value, "tool_calls", "toolCalls")) and isinstance(inner, str | None):
+        return read_turn(_turn_with_calls(value, inner)), ()
     if inner is not None and (isinstance(inner, str) or is_response(inner)):
         thoughts = value.get("thinking") if isinstance(value.get("thinking"), str) else None
         messages, changed = read_answer(inner)
@@ -217,6 +261,21 @@ def _of_message(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...
     if isinstance(content, list | str):
         return read_turn({"role": "assistant", "content": content}), ()
     raise RowRefused("unknown-layout", f"the response has only {', '.join(str(key)[:30] for key in list(value)[:6])}")
+
+
+def _inner_answer(value: Mapping[str, Any]) -> Any:
+    inner = parsed(one_of(value, *_ANSWERED))
+    inner = inner[0] if _is_only_text(inner) else inner
+    if isinstance(inner, str) and inner[:1] == " " and not inner[1:2].isspace():
+        return inner[1:]  # between the prompt and a completion of it
+    return inner
+
+
+def _turn_with_calls(value: Mapping[str, Any], text: str | None) -> dict[str, Any]:
+    calls = one_of(value, "tool_calls", "toolCalls")
+    thoughts = {name: value[name] for name in THOUGHT_KEYS if isinstance(value.get(name), str)}
+    content = value.get("content") if text is None else text
+    return {"role": "assistant", "content": content, "tool_calls": calls, **thoughts}
 
 
 def _with_thoughts(message: Message, thoughts: str | None) -> Message:
@@ -233,7 +292,7 @@ def _text_answer(text: str) -> Message:
 def _unwrapped(value: Any) -> Any:
     """Batch files, proxies and Bedrock's log keep the body one level deeper."""
     while isinstance(value, dict):
-        inner = next((parsed(value[key]) for key in _WRAPPERS if isinstance(parsed(value.get(key)), dict | list)), None)
+        inner = next((body for key in _WRAPPERS if _is_body(body := parsed(value.get(key)))), None)
         if inner is None or any(key in value for key in ("choices", "messages", "role", "candidates", "type")):
             return value
         status = value.get("status_code")
@@ -243,6 +302,10 @@ def _unwrapped(value: Any) -> Any:
     return value
 
 
+def _is_body(value: Any) -> bool:
+    return isinstance(value, dict | list) or (isinstance(value, str) and starts_events(value))
+
+
 def _refuse_failure(value: Mapping[str, Any]) -> None:
     """A call that failed or an answer that breaks off: what is there must not be learned with an end behind it."""
     status = one_of(value, "status_code", "statusCode")
@@ -250,6 +313,8 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
         raise RowRefused("failed", f"the call failed with status {status}")
     if value.get("error"):
         raise RowRefused("failed", f"the call failed: {str(one_of(value['error'], 'message') or value['error'])[:80]}")
+    if (blocked := one_of(value.get("promptFeedback"), "blockReason")) is not None:
+        raise RowRefused("failed", f"the request was blocked: {str(blocked)[:40]}")
     details = value.get("incomplete_details")
     if value.get("status") == "incomplete":
         _refuse_cut(one_of(details, "reason") or "max_output_tokens")
@@ -269,7 +334,7 @@ def refuse_cut_row(row: Mapping[str, Any]) -> None:
 
 def _refuse_cut(reason: Any) -> None:
     """Raises RowRefused where an answer ended by its length or was stopped."""
-    word = reason.lower() if isinstance(reason, str) else ""
+    word = reason.lower().rpartition(".")[2] if isinstance(reason, str) else ""  # Python: FinishReason.MAX_TOKENS
     if word in CUT_OFF:
         raise RowRefused("cut-off-answer", f"the answer ended by {reason}, not by itself")
     if word in STOPPED:

@@ -17,6 +17,8 @@ def read_call(call: Any) -> Mapping[str, Any]:
 
     Raises RowRefused("bad-tool-call").
     """
+    if isinstance(custom := one_of(call, "custom"), dict) and isinstance(custom.get("name"), str):
+        return free_call(custom["name"], str(custom.get("input") or ""), call.get("id"))
     function = call.get("function", call) if isinstance(call, dict) else None
     if isinstance(function, str) and "name" not in call:  # Inspect
         function = {**call, "name": function}

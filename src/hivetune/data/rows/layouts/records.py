@@ -8,12 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.api.pieces import starts_events
 from hivetune.data.rows.layouts.answers import (
     continues_request,
-    has_completions,
-    is_request,
-    is_response,
     read_answer,
     read_request,
 )
@@ -27,27 +23,16 @@ from hivetune.data.rows.layouts.said import (
     Tools,
     before_media,
     first_of,
-    is_json_text,
     listed,
     names,
     objects,
     one_of,
     parsed,
 )
-from hivetune.data.rows.layouts.turns import in_order, read_messages, read_turn
+from hivetune.data.rows.layouts.sides import REPEATED_REQUESTS, RESPONSES, TEXT_ANSWERS, request_and_response
+from hivetune.data.rows.layouts.turns import THOUGHT_KEYS, in_order, read_messages, read_turn
 from hivetune.records import Message
 
-REQUESTS = (
-    *("request", "request_body", "req", "body", "kwargs", "input", "inputs", "params", "payload", "raw_request"),
-    *("llm_input", "model_input", "request_json", "full_request", "llm_request", "api_request", "request_payload"),
-    "prompt",
-)
-RESPONSES = (
-    *("response", "response_body", "resp", "output", "outputs", "result", "completion", "raw_response"),
-    *("llm_output", "model_output", "response_json", "full_response", "llm_response", "api_response"),
-    *("request_response", "original_response", "response_payload"),
-)
-REPEATED_REQUESTS = ("proxy_server_request", "function_kwargs")  # what was asked once more, or only there
 # Keys of a request or a response that lies flat in its row.
 FLAT = (
     *("messages", "contents", "system_instruction", "tool_config", "choices", "candidates", "message", "input"),
@@ -59,12 +44,15 @@ LISTS = ("conversations", "conversation", "chat", "dialogue", "dialog", "turns",
 def _messages(name: str, row: Row) -> Conversation:
     """`messages`, and the answer in a column of its own where the list ends with a question."""
     messages = read_messages(parsed(row["messages"]), system_of(row))
-    answer = first_of(row, ("response", *REPLIES))
+    answer = first_of(row, ("response", *REPLIES, *TEXT_ANSWERS))
     changed: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
     if messages[-1].role in ("user", "tool") and answer is not None and not _is_told(row, answer, messages[-1].content):
         said, changed = read_answer(row[answer])
-        messages, used = [*messages, *said], (answer,)
+        thoughts = next((name for name in THOUGHT_KEYS if isinstance(row.get(name), str) and row[name].strip()), None)
+        if thoughts is not None and not said[0].reasoning:
+            said = [replace(said[0], reasoning=row[thoughts]), *said[1:]]
+        messages, used = [*messages, *said], (answer, *([thoughts] if thoughts else []))
     return _conversation(name, messages, read_tools(one_of(row, *TOOLS, "tool_config")), changed, used)
 
 
@@ -228,16 +216,25 @@ def _contents(name: str, row: Row) -> Conversation:
 
 
 def _request_response(name: str, row: Row) -> Conversation:
-    sides = _sides(row)
+    sides = request_and_response(row)
     assert sides is not None
     asked_column, answered_column = sides
     request = read_request(row if asked_column == "" else row[asked_column])
     said, left_out = read_answer(row if answered_column == "" else row[answered_column])
+    said = _without_prompt(request.messages, said)
     used = (asked_column, answered_column, *(FLAT if "" in sides else ()))
     tools = request.tools or read_tools(tools_of(row))
     if continues_request(row if answered_column == "" else row[answered_column]):
         return _conversation(name, _continued(request.messages, said), tools, left_out, used)
     return _conversation(name, joined(request.messages, said), tools, left_out, used)
+
+
+def _without_prompt(asked: list[Message], answered: list[Message]) -> list[Message]:
+    """Without the prompt, where an API that completes a text gave it back in front of the answer."""
+    prompt, text = asked[-1].content, answered[0].content
+    if len(asked) != 1 or not prompt.strip() or len(text) <= len(prompt) or not text.startswith(prompt):
+        return answered
+    return [replace(answered[0], content=text[len(prompt) :].lstrip()), *answered[1:]]
 
 
 def _continued(asked: list[Message], answered: list[Message]) -> list[Message]:
@@ -273,56 +270,6 @@ def _list_column(row: Row) -> str | None:
     return None
 
 
-def _sides(row: Row) -> tuple[str, str] | None:
-    """(the column of the request, the column of the response), "" for the row itself; None if it is no such record."""
-    if not any(map(_is_structured, row.values())):
-        return None  # texts alone, as most rows are: a question and its answer
-    answered = _answered(row)
-    if answered is None:
-        return None
-    asked = next((name for name in REQUESTS if name != answered and _is_asked(name, row.get(name))), None)
-    if asked is None and _asks_flat(row, answered):
-        asked = ""
-    if asked is None:
-        asked = next((name for name in REPEATED_REQUESTS if _is_asked(name, row.get(name))), None)
-    return None if asked is None else (asked, answered)
-
-
-def _answered(row: Row) -> str | None:
-    """The column of the response, "" for the row itself."""
-    found = next((name for name in RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
-    if found is None and (_is_list(row.get("choices")) or _is_list(row.get("candidates")) or has_completions(row)):
-        return ""
-    if found is None and isinstance(row.get("message"), dict) and "messages" in row:
-        return ""  # Ollama's answer beside what was asked
-    return found
-
-
-def _asks_flat(row: Row, answered: str) -> bool:
-    """Whether the row itself says what was asked."""
-    if any(isinstance(parsed(row.get(key)), list) for key in ("messages", "contents", "input")):
-        return True
-    if answered in ("", "response", "response_body") and isinstance(row.get("prompt"), str):
-        return True
-    if answered == "" and isinstance(one_of(row.get("prompt"), "text"), str):
-        return True
-    return answered == "output" and isinstance(row.get("input"), str) and row.get("object") == "response"
-
-
-def _is_asked(name: str, value: Any) -> bool:
-    if name == "prompt" and not isinstance(value, dict):
-        return False  # a list of turns beside a list of turns: prompt-completion
-    return isinstance(parsed(value), dict) and is_request(value)
-
-
-def _is_structured(value: Any) -> bool:
-    return isinstance(value, dict | list) or (isinstance(value, str) and (is_json_text(value) or starts_events(value)))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-
-
 _TALKED = ("conversation", "conversations", "dialogue", "dialog")
 _TURN_MARKS = (
     re.compile(r"\s*(?:问|問|提问|Q|Question|User|Human)\s*[:：]\s*", re.I),
@@ -340,8 +287,8 @@ LOG_SESSION = RowLayout(
 )
 REQUEST_RESPONSE = RowLayout(
     "request-response",
-    frozenset((*RESPONSES, "choices", "candidates", "completions", "message")),
-    lambda row: _sides(row) is not None,
+    frozenset((*RESPONSES, *TEXT_ANSWERS, "answer", "reply", "choices", "candidates", "completions", "message")),
+    lambda row: request_and_response(row) is not None,
     _request_response,
     _COMMON | {"instructions", "request_payload", "response_payload", *REPEATED_REQUESTS},
     BESIDE,

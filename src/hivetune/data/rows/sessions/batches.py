@@ -1,4 +1,4 @@
-"""Batch files of OpenAI and Anthropic: questions in one file, answers in another, joined by their `custom_id`.
+"""Batch files of OpenAI, Anthropic and Gemini: questions in one file, answers in another, joined by the id of each.
 
 The questions wait in a table on disk, so that neither file is held in memory. A question without an answer and an
 answer without a question are rows of their own, and the checks say what they lack.
@@ -28,7 +28,7 @@ def batch_side(path: str, known: str) -> BatchSide | None:
         row = json.loads(head.split(b"\n", 1)[0])
     except (ValueError, RecursionError):
         return None
-    if not isinstance(row, dict) or not isinstance(row.get("custom_id"), str):
+    if not isinstance(row, dict) or _id_of(row) is None:
         return None
     asks, answers = _question(row) is not None, _answer(row) is not None
     return None if asks == answers else "questions" if asks else "answers"
@@ -61,8 +61,8 @@ def _lines(path: str, known: str) -> Iterator[tuple[int, dict[str, Any] | None, 
 
 def _index(database: sqlite3.Connection, path: str, known: str, side: BatchSide) -> None:
     for _, row, _ in _lines(path, known):
-        identity = row.get("custom_id") if row else None
-        if row is None or not isinstance(identity, str):
+        identity = None if row is None else _id_of(row)
+        if row is None or identity is None:
             continue
         if side == "answers":
             database.execute("INSERT OR IGNORE INTO answered VALUES (?)", (identity,))
@@ -75,7 +75,7 @@ def _index(database: sqlite3.Connection, path: str, known: str, side: BatchSide)
 
 def _joined(database: sqlite3.Connection, row: dict[str, Any], side: BatchSide) -> str | None:
     """The row of one line; None for a question that its answer's row holds. An id of two questions joins nothing."""
-    identity = row.get("custom_id")
+    identity = _id_of(row)
     found = database.execute("SELECT body, files FROM questions WHERE id = ?", (identity,)).fetchone()
     if side == "questions":
         is_answered = database.execute("SELECT 1 FROM answered WHERE id = ?", (identity,)).fetchone()
@@ -85,9 +85,17 @@ def _joined(database: sqlite3.Connection, row: dict[str, Any], side: BatchSide) 
     return json.dumps({"custom_id": identity, "request": json.loads(found[0]), "response": _answer(row)})
 
 
+def _id_of(row: dict[str, Any]) -> str | None:
+    """OpenAI's and Anthropic's `custom_id`, Gemini's `key` of a request or a response."""
+    identity = row.get("custom_id")
+    if identity is None and (_question(row) is not None or _answer(row) is not None):
+        identity = row.get("key")
+    return identity if isinstance(identity, str) else None
+
+
 def _question(row: dict[str, Any]) -> Any:
-    """OpenAI's `body`, Anthropic's `params`."""
-    body = row.get("body", row.get("params"))
+    """OpenAI's `body`, Anthropic's `params`, Gemini's `request`."""
+    body = row.get("body", row.get("params", row.get("request")))
     return body if isinstance(body, dict) else None
 
 

@@ -58,28 +58,36 @@ def _webui_turn(turn: Any) -> list[Message]:
 
 def _lm_studio(name: str, row: Row) -> Conversation:
     """LM Studio: each message has versions, of which one is selected."""
-    messages = read_system(row.get("system_prompt") or _lm_studio_setting(row, "llm.prediction.systemPrompt"))
-    others = 0
+    chosen: list[Any] = []
     for turn in row["messages"]:
         versions = objects(one_of(turn, "versions"))
         if versions is None:
             raise RowRefused("wrong-type", "messages: each one an object with versions")
-        chosen = turn.get("currentlySelected")
-        chosen = chosen if isinstance(chosen, int) and 0 <= chosen < len(versions) else -1
-        others += len(versions) - 1
-        version = versions[chosen]
-        steps = objects(version.get("steps"))
-        if steps is None:
-            messages += read_turn({"role": version.get("role"), "content": version.get("content")})
-            continue
-        for step in steps:
-            if step.get("type") == "contentBlock":
-                thinks = one_of(step.get("style"), "type") == "thinking"
-                content = [_lm_studio_part(part) for part in listed(step.get("content"))]
-                role = step.get("roleOverride") or version.get("role", "assistant")
-                said = read_turn({"role": role, "content": content})
-                messages += [Message("assistant", "", reasoning=m.content) for m in said] if thinks else said
-    return done(name, messages, others)
+        number = turn.get("currentlySelected")
+        chosen.append(versions[number if isinstance(number, int) and 0 <= number < len(versions) else -1])
+    said, cut = said_in_chat(chosen, _lm_studio_turn)
+    others = sum(len(turn["versions"]) - 1 for turn in row["messages"])
+    system = row.get("system_prompt") or _lm_studio_setting(row, "llm.prediction.systemPrompt")
+    return done(name, [*read_system(system), *said], others, cut)
+
+
+def _lm_studio_turn(version: Any) -> list[Message]:
+    steps = objects(version.get("steps"))
+    if steps is None:
+        return read_turn({"role": version.get("role"), "content": version.get("content")})
+    messages: list[Message] = []
+    for step in (step for step in steps if step.get("type") == "contentBlock"):
+        thinks = one_of(step.get("style"), "type") == "thinking"
+        content = [_lm_studio_part(part) for part in listed(step.get("content"))]
+        said = read_turn({"role": step.get("roleOverride") or version.get("role", "assistant"), "content": content})
+        messages += [Message("assistant", "", reasoning=m.content) for m in said] if thinks else said
+    ends = [one_of(one_of(step.get("genInfo"), "stats"), "stopReason") for step in steps]
+    if stopped := [end for end in ends if end in _STOPS]:
+        raise NotLearned(RowRefused("cut-off-answer", f"an answer ended by {stopped[0]}, not by itself"), *messages)
+    return messages
+
+
+_STOPS = ("userStopped", "maxPredictedTokensReached", "contextLengthReached", "modelUnloaded", "failed")
 
 
 def _lm_studio_setting(row: Row, key: str) -> Any:
