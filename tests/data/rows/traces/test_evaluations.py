@@ -132,6 +132,14 @@ def test_results_of_promptfoo(tmp_path: Path, wrapped: bool) -> None:
     assert found == [(SAID, True), (SAID, False), ([("system", "Be kind."), *SAID], True), "failed"]
 
 
+def test_a_prompt_of_promptfoo_in_yaml(tmp_path: Path) -> None:
+    chat = f"- role: system\n  content: Be kind.\n- role: user\n  content: {Q}\n"
+    broken = '- role: system\n  content: "Be kind.\n'
+    results = [result(passed=True, prompt={"raw": raw, "label": "x"}) for raw in (chat, broken)]
+    found = read(written(tmp_path, {"version": 3, "results": results}))
+    assert found == [([("system", "Be kind."), *SAID], True), "unknown-role"]
+
+
 def test_the_right_one_of_the_choices_of_lm_eval(tmp_path: Path) -> None:
     texts = [" A week", " Thirty days", " A year"]
     arguments = {f"gen_args_{i}": {"arg_0": f"Question: {Q}\nAnswer:", "arg_1": text} for i, text in enumerate(texts)}

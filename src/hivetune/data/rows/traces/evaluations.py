@@ -7,11 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from hivetune.data.rows.layouts.said import listed, objects, one_of, parsed
 
 # Names that such logs have and other rows hardly, by which they are told before they are parsed.
 EVALUATION_KEYS = ("samples", "tokenUsage", "gradingResult", "filtered_resps", "columns")
 ATTACHED = "attachment://"  # a long text that Inspect keeps once, below its hash
+YAML_TURNS = "- role:"
 _CUT = {"max_tokens": "length", "model_length": "length", "content_filter": "content_filter"}
 _RIGHT, _WRONG = ("C", 1, True), ("I", "N", 0, False)
 
@@ -70,7 +73,7 @@ def _is_promptfoo(result: Any) -> bool:
 
 def _promptfoo_row(result: Mapping[str, Any]) -> dict[str, Any]:
     raw, response = result["prompt"]["raw"], result.get("response")
-    turns = parsed(raw)
+    turns = _turns_in_yaml(raw) if raw.startswith(YAML_TURNS) else parsed(raw)
     are_turns = objects(turns) is not None and all("role" in turn for turn in turns)
     row: dict[str, Any] = {"messages": turns} if are_turns else {"prompt": raw}
     output = one_of(response, "output")
@@ -86,6 +89,14 @@ def _promptfoo_row(result: Mapping[str, Any]) -> dict[str, Any]:
     success = one_of(result, "success") if result.get("gradingResult") or result.get("success") is False else None
     ended = one_of(response, "finishReason")
     return {**row, "choices": [{"message": message, "finish_reason": ended}], "success": success}
+
+
+def _turns_in_yaml(raw: str) -> Any:
+    """The turns of a prompt that promptfoo took from YAML; one without a role where they are none, to be refused."""
+    try:
+        return yaml.safe_load(raw)
+    except yaml.YAMLError:
+        return [{"role": None}]
 
 
 def _right_choice(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
