@@ -27,7 +27,9 @@ def headed_turns(text: str) -> list[dict[str, Any]] | None:
     text = _BEGIN.sub("", text)
     if text.startswith("<"):
         return _in_tags(text)
-    marked = _MARKED.search(text) is not None
+    marked = "##" in text and _MARKED.search(text) is not None
+    if not marked and not _PLAIN.match(text):
+        return None
     pattern = _MARKED if marked else _PLAIN
     found = [(match, kind) for match in pattern.finditer(text) if (kind := _kind(match.group(1), marked)) is not None]
     if not _are_one_pair([(match.group(1), kind) for match, kind in found]):

@@ -28,7 +28,7 @@ def turns_in_text(text: str) -> list[dict[str, Any]] | None:
     """The turns of a text that begins with a speaker, or has a question and its answer below headers; None for any
     other text.
     """
-    rendered = turns_of(text, whole=True) if is_marked(text) else None
+    rendered = turns_of(text, whole=True) if ("<" in text or "[" in text) and is_marked(text) else None
     return rendered or _spoken_lines(text) or headed_turns(text)
 
 
