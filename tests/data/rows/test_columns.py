@@ -250,6 +250,7 @@ def test_what_a_user_said_is_not_who_they_are() -> None:
         "Below is an instruction that describes a task. Write a response.\n\n### Instruction:\nWhich river?\n\n"
         "### Response: The Seine.",
         "Question: Which river?\nAnswer: The Seine.",
+        "Question: Which river? Answer: The Seine.<|endoftext|>",
         "<START_Q>Which river?<END_Q><START_A>The Seine.<END_A>",
         "<question>\nWhich river?\n</question>\n<answer>The Seine.</answer>",
     ],
@@ -299,6 +300,7 @@ def test_what_stands_in_front_of_a_question_or_belongs_to_it_is_kept() -> None:
         "# How to ask\n### Question: one?\n### Answer: two.",
         "Q: one?\nA: two.\nQ: three?\nA: four.",
         "Some words.\nQuestion: one?\nAnswer: two.",
+        "Question: what is the answer: one or two?",
         "<html>one</html>\n<body>two</body>",
     ],
 )

@@ -285,7 +285,7 @@ def _plain(name: str, row: Row) -> Conversation:
     text = text_of(row["text"], "text")
     turns = turns_of(text, whole=True)
     turns = spoken_turns(text) if turns is None else turns
-    if turns == [] or (turns is None and is_marked(text)):
+    if turns == [] or (turns is None and is_marked(without_end(text, ""))):
         raise RowRefused("rendered-text")
     if turns is None:
         return Conversation(name, (Message("assistant", text),))

@@ -1,5 +1,5 @@
 """One question and its answer that a template wrote into one text, each below a header (`### Instruction:` and
-`### Response:`, or `Question:` and `Answer:` at the beginning of a line) or in a tag (`<question>..</question>`).
+`### Response:`, or `Question:` and `Answer:` in lines of their own or in one) or in a tag (`<question>..</question>`).
 """
 
 import re
@@ -14,6 +14,7 @@ _Side = Literal["user", "assistant", "system"]
 _NAME = r"([^\W\d_]+(?: [^\W\d_]+){0,2})"
 _MARKED = re.compile(rf"(?:^|(?<=[\s>]))#{{2,4}} ?{_NAME} ?(?:[:\uff1a][ \t]*|[ \t]*$)", re.M)
 _PLAIN = re.compile(rf"^[ \t]*{_NAME} ?[:\uff1a][ \t]*", re.M)
+_INLINE = re.compile(rf"(?:\A[ \t]*|(?<=[.?!)\"'] )){_NAME} ?[:\uff1a][ \t]*")  # behind a sentence
 _TAGGED = re.compile(r"\s*<(?:START_|BEGIN_)?([A-Za-z]{1,20})>(.*?)<(?:/|END_)\1>\s*", re.S)
 _BEGIN = re.compile(r"\A(?:\s|<s>|<bos>|<\|begin_of_text\|>)+")
 _END = re.compile(r"\s*### ?End\s*\Z", re.I)
@@ -30,7 +31,7 @@ def headed_turns(text: str) -> list[dict[str, Any]] | None:
     marked = "##" in text and _MARKED.search(text) is not None
     if not marked and not _PLAIN.match(text):
         return None
-    pattern = _MARKED if marked else _PLAIN
+    pattern = _MARKED if marked else _PLAIN if "\n" in text.strip() else _INLINE
     found = [(match, kind) for match in pattern.finditer(text) if (kind := _kind(match.group(1), marked)) is not None]
     if not _are_one_pair([(match.group(1), kind) for match, kind in found]):
         return None

@@ -123,10 +123,11 @@ def _of_events(flats: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
 
 
 def flat(item: Mapping[str, Any], depth: int = MAX_TURN_DEPTH, prefix: str = "") -> dict[str, Any]:
-    """Paths of everything in an object but objects: `author.role`; lists stay whole."""
+    """Paths of everything in an object but objects: `author.role`; lists stay whole, but for a role alone in one."""
     found: dict[str, Any] = {}
     for key, held in item.items():
-        name, value = f"{prefix}{key}", _message_in(held)
+        alone = isinstance(held, list) and len(held) == 1 and isinstance(held[0], str) and names_role(key)
+        name, value = f"{prefix}{key}", held[0] if alone else _message_in(held)
         if isinstance(value, dict) and value and depth > 1:
             found |= flat(value, depth - 1, f"{name}.")
         else:
