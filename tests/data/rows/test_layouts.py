@@ -125,6 +125,18 @@ def test_a_column_map_wins_and_reaches_inside() -> None:
     assert map_columns({"a.b": 1}, {"x": "a.b"}) == {"x": 1}
 
 
+def test_an_object_that_the_user_calls_the_question_is_one() -> None:
+    row = {
+        "input": {"subject": "Door", "summary": "A door on the second floor is open.", "rule": 5710},
+        "output": {"verdict": "no alarm", "why": "it is day"},
+    }
+    with pytest.raises(RowRefused) as refused:
+        read(row)
+    assert refused.value.hint.endswith("--columns prompt=input,completion=output")
+    asked, answered = read(row, prompt="input", completion="output").messages
+    assert (asked.content, answered.content) == (json.dumps(row["input"]), json.dumps(row["output"]))
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [

@@ -5,6 +5,7 @@ since a name means the same in every row of a file; a value is looked at only un
 """
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -34,6 +35,7 @@ TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
 PROMPTS = ("prompt", "instruction", "question", "query", "problem", "user_prompt", "user_message", "user_input")
 MORE_PROMPTS = ("human", "request", "message", "user_query", "user_request", "input", "inputs", "user", "ask", "q")
 ASKED = (*PROMPTS, *MORE_PROMPTS)
+_SAY = frozenset(("messages", "contents", "parts", "content", "text", "role", *ASKED))  # names of what somebody says
 ANSWERS = ("completion", "response", "output", "answer", "outputs", "target", "targets", "solution", "reply")
 MORE_ANSWERS = ("assistant", "assistant_response", "ai_response", "bot_response", "model_response", "llm_response")
 OTHER_ANSWERS = ("sql", "model_output", "generated_text", "generation", "expected_output", "bot", "ai", "gpt", "a")
@@ -151,8 +153,17 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
             continue
         value = value_of(row, column)
         if value is not None:
-            mapped[field] = value
+            mapped[field] = _as_json(value) if field in ASKED else value
     return mapped
+
+
+def _as_json(value: Any) -> Any:
+    """An object whose fields are what is asked, as JSON text: the user said that it is the question. One with messages
+    or a text in it, and any other value, as it is.
+    """
+    if not isinstance(value, dict) or not value or not _SAY.isdisjoint(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def value_of(row: Row, column: str) -> Any:

@@ -82,7 +82,7 @@ def step_said(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversat
         only = next(iter(asked.values()))
         asked = asked if isinstance(only, dict) else parsed(only)  # {"topic": text}: a chain with one input
     if isinstance(asked, dict):
-        _refuse_more(asked)
+        _refuse_more(asked, (asked_column, answered_column))
         asked = _only_prompt(asked)
     request = read_request(_from_transcript(asked))
     said, changed = read_answer(_only_text(answered))
@@ -147,8 +147,10 @@ def _from_transcript(asked: Any) -> Any:
 _SPEAKER = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.M | re.I)
 
 
-def _refuse_more(asked: Mapping[str, Any]) -> None:
-    """A step that was given more than a question: what else stood in its prompt isn't known."""
+def _refuse_more(asked: Mapping[str, Any], columns: tuple[str | None, str | None]) -> None:
+    """A step that was given more than a question, in the first of these columns: what else stood in its prompt isn't
+    known.
+    """
     if "messages" in asked or "contents" in asked:
         return
     for key, value in asked.items():
@@ -156,7 +158,9 @@ def _refuse_more(asked: Mapping[str, Any]) -> None:
         more = name not in SETTINGS and column_kind(name) != "note" and looks_like_content(value)
         if more or (name in JUDGED and isinstance(value, str)):
             raise RowRefused(
-                "unexplained-column", f"the step was also given {key[:40]!r}: use the call of the model itself"
+                "unexplained-column",
+                f"the step was also given {key[:40]!r}: use the call of the model itself, or if all of it is the"
+                f" question, --columns prompt={columns[0]},completion={columns[1]}",
             )
 
 
