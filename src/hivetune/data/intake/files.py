@@ -37,8 +37,8 @@ class Chunk:
     ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines;
     `inside`: where in each record the rows are (data/rows/find/nest.py), empty: a record is a row; `line`: what would
     read the rows of its file that nothing reads, empty: nothing; None: nobody looked at the file; `labels`: columns
-    that hold a few words in every row of its file; `pair`: where question and answer of its rows stand
-    (data/rows/find/per_file.py).
+    that hold a few words in every row of its file; `pair`: where question and answer of its rows stand;
+    `prompts`: its rows ask, and none of them answers (data/rows/find/per_file.py).
     """
 
     kind: ChunkKind
@@ -53,6 +53,7 @@ class Chunk:
     line: str | None = None
     labels: tuple[str, ...] = ()
     pair: tuple[str, ...] = ()
+    prompts: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,7 +19,7 @@ from hivetune.data.rows.find.advice import Line, as_option, lines_for
 from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.find.nest import RowPlace, are_unread, place_name, place_of_rows, places, rows_at, with_choices
-from hivetune.data.rows.find.per_file import label_columns, pair_columns
+from hivetune.data.rows.find.per_file import are_prompts, label_columns, pair_columns
 from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
 from hivetune.data.rows.layouts.tickets import without_markup
 from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
@@ -66,6 +66,7 @@ class _Seen(NamedTuple):
     line: str | None = None
     labels: tuple[str, ...] = ()
     pair: tuple[str, ...] = ()
+    prompts: bool = False
 
 
 def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
@@ -74,7 +75,8 @@ def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
         return _Seen(place)
     rows = rows_at(records, place) if place else records
     lines = [] if place else unread_lines(records)
-    return _Seen(place, as_option(lines[0].columns) if lines else "", label_columns(rows), pair_columns(rows))
+    line = as_option(lines[0].columns) if lines else ""
+    return _Seen(place, line, label_columns(rows), pair_columns(rows), are_prompts(rows))
 
 
 def unread_lines(records: Sequence[Any]) -> list[Line]:

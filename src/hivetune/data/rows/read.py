@@ -43,7 +43,7 @@ STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "fee
 @dataclass(frozen=True, slots=True)
 class RawRow:
     """One row as it came. `problem`: reading itself failed here. `stored`: what the store knows beside the row; `line`,
-    `labels` and `pair`: as in Chunk.
+    `labels`, `pair` and `prompts`: as in Chunk.
     """
 
     source: str
@@ -54,6 +54,7 @@ class RawRow:
     line: str | None = None
     labels: Sequence[str] = ()
     pair: Sequence[str] = ()
+    prompts: bool = False
 
 
 def read_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -79,7 +80,7 @@ def _each(raw: RawRow, place: RowPlace) -> Iterator[RawRow]:
         yield raw
     else:
         for payload in inside:
-            yield RawRow(raw.source, payload, line=raw.line, labels=raw.labels, pair=raw.pair)
+            yield replace(raw, payload=payload)
 
 
 def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -97,8 +98,13 @@ def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
             yield _numbered(chunk, line)
         elif line:
             problem = _truncated(line) if chunk.last and found < 0 else None
-            yield RawRow(f"{chunk.name}:{number}", line, problem, line=chunk.line, labels=chunk.labels, pair=chunk.pair)
+            yield _row_of(chunk, f"{chunk.name}:{number}", line, problem)
         position, number = end + 1, number + 1
+
+
+def _row_of(chunk: Chunk, source: str, payload: bytes, problem: RowRefused | None = None) -> RawRow:
+    labels, pair, prompts = chunk.labels, chunk.pair, chunk.prompts
+    return RawRow(source, payload, problem, line=chunk.line, labels=labels, pair=pair, prompts=prompts)
 
 
 def _truncated(line: bytes) -> RowRefused | None:
@@ -119,7 +125,7 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
     place, mark, text = line.split(b"\t", 2)
     source = f"{chunk.name}:{place.decode()}"
     if mark == b"r":
-        return RawRow(source, text, line=chunk.line, labels=chunk.labels, pair=chunk.pair)
+        return _row_of(chunk, source, text)
     hint = text.decode("utf-8", "replace")
     reason, _, detail = hint.partition(":")
     if reason in ("csv-columns", "csv-quote", "line-too-large"):
@@ -275,7 +281,11 @@ def _refuse_counts(row: Row, messages: Sequence[Message]) -> None:
 
 
 def _conversation(row: Row, raw: RawRow, *, mapped: bool) -> Conversation:
-    return read_conversation(row, mapped=True) if mapped else read_as_its_file(row, raw.labels, raw.pair)
+    return (
+        read_conversation(row, mapped=True)
+        if mapped
+        else read_as_its_file(row, raw.labels, raw.pair, prompts=raw.prompts)
+    )
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:

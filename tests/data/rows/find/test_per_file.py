@@ -8,7 +8,7 @@ import pytest
 
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.per_file import label_columns, pair_columns
+from hivetune.data.rows.find.per_file import are_prompts, label_columns, pair_columns
 from hivetune.data.rows.read import read_example
 
 ASKED, ANSWERED = "Where is the depot of the town?", "It is in Bonn."
@@ -77,3 +77,20 @@ def test_rows_that_differ_decide_nothing() -> None:
     assert pair_columns([one] * 6) == ("problem", "solution", "", "answer")
     assert pair_columns([one, two] * 6) == ()
     assert pair_columns([{"messages": [{"role": "user", "content": "a"}]}] * 6) == ()
+
+
+SHOWN = "Question: Which of these is a lake?\nOptions: the Rhine, the Chiemsee\n\nAnswer: the Chiemsee"
+
+
+def test_a_prompt_that_shows_an_answer_is_no_talk_among_prompts(tmp_path: Path) -> None:
+    prompts = [{"prompt": f"How far is it from Bonn to depot {n}?", "id": n, "split": "test"} for n in range(5)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, [*prompts, {"prompt": SHOWN, "id": 5, "split": "test"}])))
+    with pytest.raises(RowRefused, match="no-answer"):
+        read_example(list(rows_of_files(str(file)))[-1], {})
+
+
+def test_a_prompt_that_shows_an_answer_is_read_where_all_do(tmp_path: Path) -> None:
+    shown = [{"prompt": SHOWN.replace("Chiemsee", f"Chiemsee {n}"), "id": n} for n in range(6)]
+    assert not are_prompts(shown)
+    assert [said[-1] for said in messages_of(shown, tmp_path)] == [f"the Chiemsee {n}" for n in range(6)]

@@ -2,7 +2,8 @@
 
 Columns under names that nobody knows which hold a label in every row (an app, a theorem, a kind of task): where others
 hold two words of it, five words are no text that somebody has to explain. And which columns hold the question and the
-answer: "hi" is a question where the other rows have longer ones, and "020" the answer of a solution that says 20.
+answer: "hi" is a question where the other rows have longer ones, and "020" the answer of a solution that says 20. And
+whether its rows are prompts alone: then a prompt that shows a question with its answer is no talk.
 """
 
 from collections import Counter
@@ -13,9 +14,11 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.given import gathered
+from hivetune.data.rows.find.leaves import open_paths
 from hivetune.data.rows.find.names import answers_somehow, asks_somehow, part_of
 from hivetune.data.rows.find.pair import PairSpots, spots_in
 from hivetune.data.rows.find.row import read_structure, without_prefix
+from hivetune.data.rows.find.talk.turn_lists import both_sides
 from hivetune.data.rows.find.written import with_written_answer
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.pairs import LABELS
@@ -105,22 +108,42 @@ def _read_so(row: Row, decided: Sequence[str]) -> Conversation:
     return read_structure(row, decided=PairSpots(asked, answered, task or None, judged))
 
 
-def read_as_its_file(row: Row, labels: Sequence[str], decided: Sequence[str]) -> Conversation:
+def are_prompts(rows: Sequence[Any]) -> bool:
+    """Whether most of the first rows of a file ask something, and neither they nor their columns answer it."""
+    objects = [row for row in rows if isinstance(row, dict)]
+    if len(objects) < MIN_ROWS:
+        return False
+    return sum(_only_asks(row) and not _is_read(row) for row in objects) >= SAME_SHARE * len(objects)
+
+
+def _only_asks(row: Row) -> bool:
+    asked, answered = both_sides(open_paths(row))
+    return bool(asked) and not answered
+
+
+def _is_read(row: Row) -> bool:
+    return _unless_refused(read_conversation, row) is not None
+
+
+def read_as_its_file(row: Row, labels: Sequence[str], decided: Sequence[str], *, prompts: bool = False) -> Conversation:
     """The conversation of a row; where it alone cannot be read, without what is a label in it, else from the columns
-    that were decided for its file. Raises RowRefused.
+    that were decided for its file. `prompts`: those of its file are. Raises RowRefused.
     """
     try:
-        return read_conversation(row)
+        said = read_conversation(row)
     except RowRefused as refused:
         if refused.reason not in NOT_KNOWN:
             raise
         rest = without_labels(row, labels)
-        said = _unless_refused(read_conversation, rest) if len(rest) < len(row) else None
-        if said is None and decided:
-            said = _unless_refused(_read_so, rest, decided)
-        if said is None:
+        found = _unless_refused(read_conversation, rest) if len(rest) < len(row) else None
+        if found is None and decided:
+            found = _unless_refused(_read_so, rest, decided)
+        if found is None:
             raise
-        return said
+        said = found
+    if prompts and "turns-from-text" in said.changed and _only_asks(row):
+        raise RowRefused("no-answer", "a prompt that shows an answer, in a file of prompts")
+    return said
 
 
 def _unless_refused(read: Callable[..., Conversation], *given: Any) -> Conversation | None:
