@@ -220,13 +220,25 @@ def test_choices_are_not_found_in_a_question_by_chance() -> None:
     assert said({"input": named, **choices, "output": "B"})[0][1] == named
 
 
-@pytest.mark.parametrize("verdict", [{"hallucination": "yes"}, {"true": "0.2"}, {"truthful": 0.0}, {"is_wrong": 1}])
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        {"hallucination": "yes"},
+        {"true": "0.2"},
+        {"truthful": 0.0},
+        {"is_wrong": 1},
+        {"failed_checks": "is_polite"},
+        {"failedAssertions": [{"says": "There"}]},
+    ],
+)
 def test_an_answer_that_its_row_calls_wrong_failed(verdict: dict[str, Any]) -> None:
     def success(row: dict[str, Any]) -> bool | None:
         return read_example(RawRow("f:1", json.dumps(row).encode()), {}).example.success
 
     assert success({"question": "Where is it?", "answer": "There.", **verdict}) is False
     assert success({"question": "Where is it?", "answer": "There.", "hallucination": "no", "true": 0.9}) is None
+    for none in ("", "[]", [], None, 0, "none"):
+        assert success({"question": "Where is it?", "answer": "There.", "failed_checks": none}) is None
 
 
 def test_what_came_of_an_action_in_the_text_of_an_answer_is_a_users_turn() -> None:

@@ -39,6 +39,8 @@ SUCCESS = (
     "correctness",
 )  # only 0, 1 and words say so (as_success)
 WRONG = ("hallucination", "hallucinated", "is_hallucination", "has_hallucination", "is_wrong", "is_incorrect")
+FAILED = ("failed_checks", "failed_assertions", "failed_criteria", "failed_rules")  # by name, those an answer failed
+NONE_FAILED = ("", "[]", "{}", "none", "null", "nan", "-", "n/a")
 TRUE_SHARES = ("true", "truthful", "truthfulness", "correctness")  # 0 to 1: how far an answer is true
 _JUDGES = ("judge", "judgement", "judgment", "grader", "verdict")  # of an answer, as an object: {"correct": false}
 FEEDBACK = ("feedback", "user_feedback", "human_feedback", "rating", "user_rating", "score", "thumbs", "thumb")
@@ -97,19 +99,28 @@ def _verdict(row: Mapping[str, Any]) -> bool | None:
     wrong, shares, judges = _verdict_columns(tuple(row))
     if not wrong and not shares and not judges:
         return None
-    if any(as_success(row[name]) for name in wrong):
+    if any(_fails(name, row[name]) for name in wrong):
         return False
     if any(isinstance(row[name], dict) and as_success(row[name].get("correct")) is False for name in judges):
         return False
     return False if any((share := _number(row[name])) is not None and 0 <= share < 0.5 for name in shares) else None
 
 
+def _fails(name: str, value: Any) -> bool:
+    """Whether a column of WRONG or of FAILED says that the answer is wrong."""
+    if plain_name(name) in WRONG:
+        return bool(as_success(value))
+    if isinstance(value, str):
+        return value.strip().lower() not in NONE_FAILED and _number(value) is None
+    return isinstance(value, list | dict) and bool(value)
+
+
 @lru_cache(512)
 def _verdict_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The columns of WRONG, of TRUE_SHARES and of _JUDGES; an `answer` beside `true` was judged, not other texts."""
+    """Columns of WRONG and FAILED, of TRUE_SHARES and of _JUDGES; an `answer` beside `true` was judged, not texts."""
     plain = {name: plain_name(name) for name in names}
     return (
-        tuple(name for name in names if plain[name] in WRONG),
+        tuple(name for name in names if plain[name] in WRONG or plain[name] in FAILED),
         tuple(name for name in names if plain[name] in TRUE_SHARES),
         tuple(name for name in names if plain[name] in _JUDGES),
     )
