@@ -169,7 +169,7 @@ TEN_CAUSES: dict[str, list[Any]] = {
     ],
     "unknown-role": [
         turns({"role": role, "content": "q"}, SAY)
-        for role in ("boss", "narrator", "", None, 7, "customer_1", "USER2", "critic", "bob", ["user"])
+        for role in ("boss", "narrator", "", None, 7, "customer_1", "USER2", "critic", "bob", ["user", "bob"])
     ],
     "role-order": [
         turns(ASK, SAY, {"role": "tool", "content": "r"}, SAY),

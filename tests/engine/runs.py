@@ -58,6 +58,9 @@ def write_snapshot(folder: Path, rows: Sequence[tuple[list[int], list[int]]], sp
     return digest
 
 
+FIXED = {"threads": 1, "products": "native"}
+
+
 def make_run(
     folder: Path,
     rows: Sequence[tuple[list[int], list[int]]],
@@ -65,7 +68,9 @@ def make_run(
     choices: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> None:
-    """`folder/run` with config and plan and `folder/snapshot`: everything but the model."""
+    """`folder/run` with config and plan and `folder/snapshot`: everything but the model. What multiplies is not timed:
+    on a busy machine two runs that should be equal chose differently.
+    """
     defaults: dict[str, Any] = {
         "model": "tiny",
         "data": {"path": "none"},
@@ -80,7 +85,7 @@ def make_run(
     digest = write_snapshot(folder / "snapshot", rows)
     run = folder / "run"
     run.mkdir()
-    resolved = {"config": config.model_dump(mode="json"), "choices": {"threads": 1, **(choices or {})}}
+    resolved = {"config": config.model_dump(mode="json"), "choices": FIXED | dict(choices or {})}
     (run / "config.resolved.yaml").write_text(yaml.safe_dump(resolved))
     plan_rows = [
         PlanRow(row, str(row), len(ids), sum(mask))

@@ -404,10 +404,3 @@ def test_a_row_that_is_a_list_of_lines() -> None:
     lines = ["Customer: Where is it?", None, "Salesman: At the depot."]
     found = read_example(RawRow("a:1", json.dumps(lines).encode()), {}).example
     assert [(m.role, m.content) for m in found.messages] == [("user", "Where is it?"), ("assistant", "At the depot.")]
-
-
-def test_a_role_alone_in_a_list() -> None:
-    talk = [{"role": ["user"], "content": "Which river?"}, {"role": ["assistant"], "content": "The Seine."}]
-    for name in ("message", "messages"):
-        found = read_conversation({name: talk}).messages
-        assert [(m.role, m.content) for m in found] == [("user", "Which river?"), ("assistant", "The Seine.")]

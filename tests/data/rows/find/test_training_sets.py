@@ -81,3 +81,10 @@ def test_an_answer_that_a_test_found_wrong_failed() -> None:
     row = {"prompt": ASK, "response": "18 of them", "gold": "18", "result": False}
     assert read_example(RawRow("rows:1", json.dumps(row).encode()), {}).example.success is False
     assert read_conversation({**row, "gold": "20"}).messages[-1].content == "20"
+
+
+def test_a_role_alone_in_a_list() -> None:
+    talk = [{"role": ["user"], "content": "Which river?"}, {"role": ["assistant"], "content": "The Seine."}]
+    for name in ("message", "messages"):
+        found = read_conversation({name: talk}).messages
+        assert [(m.role, m.content) for m in found] == [("user", "Which river?"), ("assistant", "The Seine.")]

@@ -135,9 +135,10 @@ def test_results_of_promptfoo(tmp_path: Path, wrapped: bool) -> None:
 def test_a_prompt_of_promptfoo_in_yaml(tmp_path: Path) -> None:
     chat = f"- role: system\n  content: Be kind.\n- role: user\n  content: {Q}\n"
     broken = '- role: system\n  content: "Be kind.\n'
-    results = [result(passed=True, prompt={"raw": raw, "label": "x"}) for raw in (chat, broken)]
+    repeated = f"- role: &asker user\n  content: {Q}\n- role: *asker\n  content: {Q}\n"
+    results = [result(passed=True, prompt={"raw": raw, "label": "x"}) for raw in (chat, broken, repeated)]
     found = read(written(tmp_path, {"version": 3, "results": results}))
-    assert found == [([("system", "Be kind."), *SAID], True), "unknown-role"]
+    assert found == [([("system", "Be kind."), *SAID], True), "unknown-role", "unknown-role"]
 
 
 def test_the_right_one_of_the_choices_of_lm_eval(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from hivetune.data.rows.layouts.said import listed, objects, one_of, parsed
 
 # Names that such logs have and other rows hardly, by which they are told before they are parsed.
@@ -92,9 +90,14 @@ def _promptfoo_row(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turns_in_yaml(raw: str) -> Any:
-    """The turns of a prompt that promptfoo took from YAML; one without a role where they are none, to be refused."""
+    """The turns of a prompt that promptfoo took from YAML; one without a role where they are none, to be refused, and
+    where they refer to each other: a few such lines make millions.
+    """
+    import yaml  # here: each worker would pay for it at its start, and hardly any meets such a prompt
+
     try:
-        return yaml.safe_load(raw)
+        refers = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw))
+        return [{"role": None}] if refers else yaml.safe_load(raw)
     except yaml.YAMLError:
         return [{"role": None}]
 
