@@ -147,10 +147,17 @@ def test_what_is_refused_is_refused_in_the_form_of_the_api(own_home: Path, tmp_p
             answer = client.post("/v1/chat/completions", content=body)
             assert answer.status_code == 400 and words in answer.json()["error"]["message"]
         assert client.post("/v1/chat/completions", json={"messages": "x"}).status_code == 400
-        assert client.get("/v1/chat/completions").status_code == 405
+        get = client.get("/v1/chat/completions")
+        assert (get.status_code, get.headers["allow"]) == (405, "POST") and "use POST" in get.json()["error"]["message"]
         large = client.post("/v1/chat/completions", content=(b"x" * 65536 for _ in range(200)))
         assert large.status_code == 413
-        assert client.get("/nothing").json()["error"]["type"] == "not_found_error"
+        for path in ("/v1/embeddings", "/v1/images/generations", "/chat/completions", "/nothing"):
+            answer = client.post(path, json={"model": "helpdesk", "input": "hello"})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (404, "not_found_error"), path
+            for served in (f"{path} is not served", "POST /v1/chat/completions", "GET /v1/models", "of their own"):
+                assert served in error["message"], error
+        assert "'nobody' is not served" in client.get("/v1/models/nobody").json()["error"]["message"]
         port = int(running.url.rpartition(":")[2])
         for raw in (b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"POST /v1/chat/completions HTTP/1.1\r\n"):
             with socket.create_connection(("127.0.0.1", port), 5) as stranger:

@@ -1,4 +1,4 @@
-"""The OpenAI API in front of the backends: chat, completions, embeddings, models, feedback, metrics, health.
+"""The OpenAI API in front of the backends: chat, completions, models, feedback, metrics, health.
 
 Every answer names its release (`X-Hivetune-Release`, `system_fingerprint`) and has an id of its own, by which feedback
 finds it. No prompt and no answer is ever written to a log.
@@ -24,17 +24,17 @@ from hivetune.process.lease import Answering
 from hivetune.serve.experts.choose import plain_text
 from hivetune.serve.gateway import metrics
 from hivetune.serve.gateway.capture import Capture, Captured, Feedback
-from hivetune.serve.gateway.guard import TooLarge, error_body
+from hivetune.serve.gateway.guard import error_body
 from hivetune.serve.gateway.metrics import Metrics
+from hivetune.serve.gateway.refusals import HANDLERS, TooMany
 from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, keys_of_request, session_of
-from hivetune.serve.gateway.upstream import Refused, Upstream, ask, joined_calls
+from hivetune.serve.gateway.upstream import Upstream, ask, joined_calls
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.router import served_names
 from hivetune.serve.swap.watch import Watch
 
 MOST_OPEN = 2048  # requests at once, waiting ones included
 MOST_PER_CLIENT = 1024
-RETRY_AFTER_S = 5
 RELEASE_HEADER = "X-Hivetune-Release"
 LONGEST_ANSWER_S = 1800.0
 BODY_TIMEOUT_S = 60.0
@@ -64,20 +64,13 @@ class Gateway:
             routes=[
                 Path("/v1/chat/completions", self.complete, methods=["POST"]),
                 Path("/v1/completions", self.complete, methods=["POST"]),
-                Path("/v1/embeddings", self.complete, methods=["POST"]),
                 Path("/v1/feedback", self.feedback, methods=["POST"]),
                 Path("/v1/models", self.models),
                 Path("/v1/models/{name:path}", self.model),
                 Path("/metrics", self.show_metrics),
                 Path("/health", self.health),
             ],
-            exception_handlers={
-                HivetuneError: _say,
-                TooLarge: lambda request, error: _refusal(413, "the request is too large"),
-                404: lambda request, error: _refusal(404, f"no such path: {request.url.path}"),
-                Exception: lambda request, error: _refusal(500, "an unexpected error; see the log"),
-                405: lambda request, error: _refusal(405, f"{request.method} is not allowed"),
-            },
+            exception_handlers=HANDLERS,
             lifespan=self._lifespan,
         )
 
@@ -101,10 +94,10 @@ class Gateway:
             self.failed(error)
 
     async def complete(self, request: Request) -> Response:
-        """Chat, completions and embeddings: the body goes on as it is, but for what is the gateway's to say."""
+        """Chat and completions: the body goes on as it is, but for what is the gateway's to say."""
         client = request.scope["client_name"] or ""
         if sum(self._open.values()) >= MOST_OPEN or self._open.get(client, 0) >= MOST_PER_CLIENT:
-            raise _Busy("too many requests are open")
+            raise TooMany("too many requests are open")
         self._open[client] = self._open.get(client, 0) + 1
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._close, client)
@@ -179,7 +172,7 @@ class Gateway:
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in served_names(self.keeper.routes):
-            return _refusal(404, f"the model {name!r} is not served")
+            raise NotThere(f"the model {name!r} is not served")
         return JSONResponse(_model(name))
 
     async def show_metrics(self, request: Request) -> Response:
@@ -248,10 +241,6 @@ def _something_said(body: Mapping[str, Any]) -> None:
     """llama.cpp answers a conversation without turns, whatever its model then makes up."""
     if body.get("messages") == []:
         raise UsageError("'messages' holds no message")
-
-
-class _Busy(HivetuneError):
-    """More requests than may be open."""
 
 
 @dataclass
@@ -380,21 +369,3 @@ def _event(document: Mapping[str, Any]) -> bytes:
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "hivetune"}
-
-
-async def _say(request: Request, error: Exception) -> Response:
-    """An error of ours in the API's form."""
-    assert isinstance(error, HivetuneError)
-    if isinstance(error, Refused):
-        return _refusal(error.status, error.message)
-    message = f"{error.message}; {error.hint}" if error.hint else error.message
-    later = {"Retry-After": str(RETRY_AFTER_S)}
-    if isinstance(error, _Busy | MachineNotFit):
-        return _refusal(429 if isinstance(error, _Busy) else 503, message, later)
-    if isinstance(error, UsageError):
-        return _refusal(404 if isinstance(error, NotThere) else 400, message)
-    return _refusal(502, message)
-
-
-def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse(error_body(status, message), status, headers)

@@ -23,7 +23,7 @@ TRIES = 3
 # After a lost connection: how long until the process, if it died, is seen as dead. Its sockets close before that.
 DEATH_SEEN_S = 2.0
 _POLL_S = 0.05
-# What a server says of the request, not of itself. 501: it has no such thing, as embeddings.
+# What a server says of the request, not of itself. 501: it has no such thing, as images.
 _THE_CLIENTS = frozenset({400, 404, 405, 413, 415, 422, 501})
 # What a request may not say: it belongs to the gateway, or would reach into the backend.
 OURS = ("lora", "id_slot", "cache_prompt", "slot_id", "return_tokens", "post_sampling_probs")
