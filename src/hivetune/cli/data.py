@@ -35,7 +35,11 @@ Model = Annotated[str | None, typer.Option("--model", "-m", help="Also check tem
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="Take model and data settings from this YAML.")]
 ColumnsOption = Annotated[
     str | None,
-    typer.Option("--columns", metavar="OURS=YOURS,...", help="Your columns: prompt=question,completion=reply"),
+    typer.Option(
+        "--columns",
+        metavar="OURS=YOURS,...",
+        help="Your columns: prompt=question,completion=reply, or several: completion=category+priority",
+    ),
 ]
 MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens; longer rows: data.on_overlong.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]

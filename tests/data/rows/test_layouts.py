@@ -12,7 +12,7 @@ from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
-from hivetune.data.rows.layouts.columns import map_columns
+from hivetune.data.rows.layouts.mapped import map_columns
 from hivetune.data.rows.read import RawRow, content_id, read_example
 from hivetune.data.snapshot import messages_from, messages_json
 from hivetune.records import Example, Message

@@ -38,7 +38,7 @@ from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.understand import place_rows, unclear, understood
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.rows.formats import ENCODED_FORMAT
-from hivetune.data.rows.layouts.columns import check_columns
+from hivetune.data.rows.layouts.mapped import check_columns
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, REPORT, REPORT_PAGE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent

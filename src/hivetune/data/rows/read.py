@@ -22,7 +22,8 @@ from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.find.per_file import read_as_its_file
 from hivetune.data.rows.find.talk.text_lists import speaker_and_text
 from hivetune.data.rows.layouts.answers import refuse_cut_row
-from hivetune.data.rows.layouts.columns import CHOICE, map_columns, maps_content, missing_column
+from hivetune.data.rows.layouts.columns import CHOICE
+from hivetune.data.rows.layouts.mapped import in_your_words, map_columns, maps_content, missing_column
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
@@ -257,7 +258,9 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     except RowRefused as refused:
         if columns and refused.reason == "unknown-layout":
             raise missing_column(_parsed_row(text), columns) or refused from None
-        if columns or refused.reason not in NOT_KNOWN:
+        if columns:
+            raise in_your_words(refused, columns) from None
+        if refused.reason not in NOT_KNOWN:
             raise
         raise _with_advice(refused, row, raw.line) from None
     if "byte-order-mark" in changed:

@@ -11,7 +11,7 @@ from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.advice import columns_for, lines_for
-from hivetune.data.rows.layouts.columns import map_columns
+from hivetune.data.rows.layouts.mapped import map_columns
 
 
 def test_of_numbered_answers_none_is_proposed() -> None:

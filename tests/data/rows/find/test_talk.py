@@ -12,7 +12,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.nest import place_name, place_of_rows, split_record
 from hivetune.data.rows.find.talk.branches import kept_branch
-from hivetune.data.rows.layouts.columns import map_columns
+from hivetune.data.rows.layouts.mapped import map_columns
 from hivetune.data.rows.read import RawRow, ReadRow, read_example, read_rows
 
 ASKED, FIRST, EDITED, BETTER = "Where is my parcel?", "At the depot.", "Where is parcel 7?", "Parcel 7 is in Bonn."

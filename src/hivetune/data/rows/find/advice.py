@@ -28,7 +28,8 @@ from hivetune.data.rows.find.names import (
 )
 from hivetune.data.rows.find.pair import sides_of
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns, flat, names_party
-from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, map_columns, names_document, value_of
+from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, names_document
+from hivetune.data.rows.layouts.mapped import map_columns, value_of
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row, names, objects
 

@@ -15,7 +15,8 @@ from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.names import is_a_question, is_note, part_of, words
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
-from hivetune.data.rows.layouts.columns import looks_like_content, map_columns, maps_content
+from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.mapped import map_columns, maps_content
 from hivetune.data.rows.layouts.said import Conversation, names, objects, parsed
 
 RowPlace = tuple[str, ...]  # keys; EACH: every item of a list, or every value of an object whose values are alike

@@ -18,7 +18,8 @@ from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, TALK, FoundTur
 from hivetune.data.rows.find.written import with_written_answer
 from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
 from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.columns import NAMED_ROLES, SYSTEM, TOOLS, looks_like_content
+from hivetune.data.rows.layouts.columns import SYSTEM, TOOLS, looks_like_content
+from hivetune.data.rows.layouts.mapped import NAMED_ROLES
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.records import joined
 from hivetune.data.rows.layouts.said import Conversation, Row, Tools, objects

@@ -4,10 +4,8 @@ A row is read only if each part of it that looks like content is found again in 
 since a name means the same in every row of a file; a value is looked at only under a name that nobody knows.
 """
 
-import difflib
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -25,7 +23,6 @@ from hivetune.data.rows.fields import (
     plain_name,
 )
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, names, parsed
-from hivetune.errors import UsageError
 from hivetune.records import Message
 
 Kind = Literal["note", "media", "content", "choice", "unknown"]
@@ -35,7 +32,6 @@ TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
 PROMPTS = ("prompt", "instruction", "question", "query", "problem", "user_prompt", "user_message", "user_input")
 MORE_PROMPTS = ("human", "request", "message", "user_query", "user_request", "input", "inputs", "user", "ask", "q")
 ASKED = (*PROMPTS, *MORE_PROMPTS)
-_SAY = frozenset(("messages", "contents", "parts", "content", "text", "role", *ASKED))  # names of what somebody says
 ANSWERS = ("completion", "response", "output", "answer", "outputs", "target", "targets", "solution", "reply")
 MORE_ANSWERS = ("assistant", "assistant_response", "ai_response", "bot_response", "model_response", "llm_response")
 OTHER_ANSWERS = ("sql", "model_output", "generated_text", "generation", "expected_output", "bot", "ai", "gpt", "a")
@@ -57,9 +53,6 @@ THOUGHTS = (
 )
 TURNS = ("messages", "conversations", "conversation", "chat", "dialogue", "dialog", "turns", "history", "chat_history")
 FACTS = (*SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK, *OWN_ID, *NESTED)
-
-OWN_FIELDS = ("checker", "untrusted", "origin", "weight", "prompt", "completion", "messages")
-NAMED_ROLES = ("user_role", "assistant_role")
 
 MEDIA = names(
     "image_id image_ids image_name imagename img_id img_name img_path "
@@ -113,7 +106,6 @@ _CHOSEN = names("persona story scenario knowledge profile mode style tone")
 CHOICE = re.compile(r"\A(?:(?:option|opt|op|choice|answer_option|answer)_?)?([a-j])\Z")  # one of several, by its letter
 NUMBERED_CHOICE = re.compile(r"\A(?:option|opt|choice|ending|sol)_?(\d)\Z")  # or by its number
 _NAMED_DOCUMENT = re.compile(r"(?=\S*[A-Za-z])(?=\S*[\d_./:#-])[\w./:#@%+-]+", re.ASCII)
-_MOST_NAMED = 8  # columns in a message
 MIN_WORDS = 3
 MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
@@ -137,83 +129,6 @@ def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
         new = plain_name(name)
         plain.append(name if new in plain or (new != name and new in names) else new)
     return None if tuple(plain) == names else tuple(plain)
-
-
-def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """`row` with our field names for the user's columns (`a.b` reaches into an object, `a.0` into a list).
-
-    Who maps one column of the conversation maps them all: others that look like content are not looked at.
-    """
-    own = maps_content(columns)
-    used = frozenset(columns.values())
-    mapped = {key: value for key, value in row.items() if key not in used and not (own and is_content(key, value))}
-    for field, column in columns.items():
-        if field in NAMED_ROLES:
-            mapped[field] = column  # no column: what the turns call who speaks
-            continue
-        value = value_of(row, column)
-        if value is not None:
-            mapped[field] = _as_json(value) if field in ASKED else value
-    return mapped
-
-
-def _as_json(value: Any) -> Any:
-    """An object whose fields are what is asked, as JSON text: the user said that it is the question. One with messages
-    or a text in it, and any other value, as it is.
-    """
-    if not isinstance(value, dict) or not value or not _SAY.isdisjoint(value):
-        return value
-    return json.dumps(value, ensure_ascii=False)
-
-
-def value_of(row: Row, column: str) -> Any:
-    value: Any = row
-    for part in (column,) if column in row else tuple(column.split(".")):
-        value = parsed(value)
-        if isinstance(value, list):
-            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
-        else:
-            value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
-    """Which of the user's columns a row does not have, or has without a value; None where it has them all."""
-    missing = [(field, name) for field, name in columns.items() if field not in NAMED_ROLES]
-    missing = [(field, name) for field, name in missing if value_of(row, name) is None]
-    if not missing:
-        return None
-    field, name = missing[0]
-    if _is_there(row, name):
-        reason = "empty-answer" if field in ANSWERED else "empty-question" if field in ASKED else "unknown-layout"
-        return RowRefused(reason, f"the column {name!r} is empty in this row")
-    near = difflib.get_close_matches(name, row, 1)
-    named = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:_MOST_NAMED])) or 'none'}"
-    return RowRefused("unknown-layout", f"the row has no column {name!r}; {named}")
-
-
-def _is_there(row: Row, column: str) -> bool:
-    """Whether a row has a column, which holds nothing."""
-    above, _, last = column.rpartition(".")
-    holder = row if column in row or not above else value_of(row, above)
-    return column in row or (isinstance(parsed(holder), Mapping) and last in parsed(holder))
-
-
-def check_columns(columns: Mapping[str, str]) -> None:
-    """Raises UsageError for a field of ours that is none: its column would be read by nobody."""
-    fields = sorted({*CONTENT, *NOTES, *TOOLS, *SYSTEM, *NAMED_ROLES, *OWN_FIELDS})
-    for name in columns:
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, 1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else "for example prompt=question,completion=reply,session=ticket"
-            )
-            raise UsageError(f"data.columns: there is no field {name!r}", hint=hint)
-
-
-def maps_content(columns: Mapping[str, str]) -> bool:
-    """Whether the user named a column of the conversation."""
-    return any(name in CONTENT or name in TOOLS for name in columns)
 
 
 def is_content(key: str, value: Any) -> bool:

@@ -154,7 +154,8 @@ def _one_answer(answer: Any, asked: str, column: str) -> tuple[Any, tuple[str, .
         if say_the_same(answer):
             return answer[0], ("other-answers",)
         kind = f"{column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
-        raise RowRefused("wrong-type", f"{kind}: --columns {asked},completion={column}.0")
+        first = f"--columns {asked},completion={column}.0 learns the first"
+        raise RowRefused("wrong-type", f"{kind}: {first}, completion={column}.as_json all of them as JSON")
     written = as_json_text(answer)
     return (answer, ()) if written is None else (written, ("json-answer",))
 
