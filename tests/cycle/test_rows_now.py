@@ -1,15 +1,23 @@
 """All rows as they are now: what is refused is read again only when it changed, and what is left may be nothing."""
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from cycle.small import append_rows, make_config, make_rows
 
 import hivetune.cycle.pool
-from hivetune.base.database import open_database
-from hivetune.config import RunConfig, parse_config
-from hivetune.cycle.pool import Seen, budget_tokens, read_rows_now
+from hivetune.base.database import open_database, transaction
+from hivetune.config import RunConfig, load_config, parse_config
+from hivetune.cycle.acts.doing import Doing
+from hivetune.cycle.acts.release import close_cycle
+from hivetune.cycle.decide import STATIONS, Opened
+from hivetune.cycle.ledger import CycleRow, begin_cycle
+from hivetune.cycle.observe import champion_of
+from hivetune.cycle.pool import Seen, budget_tokens, pool_of, read_rows_now
 from hivetune.errors import DataRefused, UsageError
 
 
@@ -34,7 +42,7 @@ def test_refused_rows_are_read_again_when_they_changed(
         for content in ("{}\n", "{}\n{}\n"):
             rows.write_text(content)
             for _ in range(2):
-                assert read_rows_now(config_of(rows), database, "demo", known).problem == str(error)
+                assert read_rows_now(config_of(rows), database, "demo", None, known).problem == str(error)
     assert len(asked) == reads
 
 
@@ -42,3 +50,46 @@ def test_a_budget_of_no_rows_is_no_budget(monkeypatch: pytest.MonkeyPatch) -> No
     """All rows are suspect: the steps that the config asks for still take hours."""
     monkeypatch.setattr(hivetune.cycle.pool, "_planned", lambda config, rows: (5.0, 0, ""))
     assert budget_tokens(config_of(Path("rows.jsonl"), budget_hours=1.0), []) is None
+
+
+def make_champion(database: sqlite3.Connection, version: int, snapshot: str) -> None:
+    """What the registry knows of it, without files."""
+    with transaction(database):
+        database.execute(
+            "INSERT INTO releases"
+            " (name, version, run, model, model_sha256, adapter_sha256, snapshot, proof, created)"
+            " VALUES ('demo', ?, '', '', '', '', ?, '{}', 0)",
+            (version, snapshot),
+        )
+        database.execute("INSERT OR REPLACE INTO aliases VALUES ('demo', 'champion', ?)", (version,))
+
+
+@pytest.mark.slow
+def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are they when another one took its place, from a cycle that trained on some of them only."""
+    monkeypatch.setattr(hivetune.cycle.pool, "_planned", lambda config, rows: (1.0, 0, ""))
+    config = load_config(make_config(tmp_path))
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 30))
+    snapshot, known = pool_of(config), Seen()
+
+    def groups(database: Any) -> int:
+        return read_rows_now(config, database, "demo", champion_of(database, "demo"), known).groups
+
+    with closing(open_database()) as database:
+        assert groups(database) == 30
+        make_champion(database, 1, snapshot.hash)
+        assert groups(database) == 0
+        append_rows(tmp_path / "rows.jsonl", make_rows(30, 5))
+        assert groups(database) == 5
+        append_rows(tmp_path / "new.jsonl", make_rows(30, 5))
+        trained = pool_of(load_config(tmp_path / "cycle.yaml", [f"data.path={tmp_path / 'new.jsonl'}"]))
+        cycle = CycleRow("c1", "demo", 1.0, "rows", {}, str(trained.folder), "demo@1")
+        begin_cycle(database, cycle)
+        refused = SimpleNamespace(open=Opened("c1", done=frozenset(STATIONS[:4]), passed=False), failed=None)
+        close_cycle(
+            cast(Doing, SimpleNamespace(config=config, now=2.0, details={}, cycle=lambda: cycle, observed=refused))
+        )
+        make_champion(database, 2, trained.hash)
+        assert groups(database) == 0

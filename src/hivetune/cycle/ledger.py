@@ -109,8 +109,8 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
 
 @dataclass(frozen=True)
 class RowsOfCycle:
-    """Rows by the hash of their content. `trained`: trained on or held out, so they count as new no more; `suspect`:
-    those of them that came with a model that was worse."""
+    """Rows by the hash of their content. `trained`: trained on or held out by the cycle or by the champion of its time,
+    so they count as new no more; `suspect`: those of the cycle's that came with a model that was worse."""
 
     trained: Collection[str] = ()
     suspect: Collection[str] = ()
@@ -134,7 +134,7 @@ def end_cycle(
 
 
 def trained_rows(database: sqlite3.Connection, name: str) -> frozenset[str]:
-    """Ids of the rows that a closed cycle of this name trained on or held out."""
+    """Ids of the rows that a closed cycle of this name, or the champion of its time, trained on or held out."""
     return frozenset(row for (row,) in database.execute("SELECT row FROM cycle_rows WHERE name = ?", (name,)))
 
 

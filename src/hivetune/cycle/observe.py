@@ -30,12 +30,10 @@ from hivetune.cycle.ledger import (
     last_failure,
     loop_folder,
     suspect_rows,
-    trained_rows,
 )
 from hivetune.cycle.pool import Seen, cycle_id, read_rows_now
 from hivetune.cycle.watch import predecessor, read_service, why_worse
 from hivetune.cycle.window import InUse, allowed_now, parse_window
-from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release, desired, forgotten_rows, history, releases
@@ -78,7 +76,7 @@ def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse
             state = _artefacts(database, opened, rivals_of(database, name), (spent_hours, spent_kwh))
             return replace(common, open=state, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
         forgotten = forgotten_behind(database, name, champion.folder, champion.snapshot) if champion is not None else 0
-        rows = read_rows_now(config, database, name, known)
+        rows = read_rows_now(config, database, name, champion, known)
         suspect = suspect_rows(database, name)
     times, failed_at = failed_in_a_row(cycles)
     identity = cycle_id(rows.snapshot, suspect, config, champion) if rows.snapshot is not None else ""
@@ -170,15 +168,6 @@ def forgotten_behind(database: sqlite3.Connection, name: str, folder: Path, snap
         found += forgotten_rows(database, before.snapshot)
         start = read_resolved(before.folder)[0].lora.start if (before.folder / CONFIG).is_file() else None
     return found
-
-
-def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
-    """Ids of the rows that a release's cycle had; of all that cycles of its name had where its snapshot is gone."""
-    found = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
-    try:
-        return frozenset(row.id for row in open_snapshot(Path(found[0] if found else "")).pool())
-    except UsageError:
-        return trained_rows(database, release.name)
 
 
 def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:

@@ -8,6 +8,7 @@ import os
 import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file
@@ -15,7 +16,7 @@ from hivetune.config import RunConfig
 from hivetune.cycle.ledger import suspect_rows, trained_rows
 from hivetune.cycle.rows import Wishes, new_groups
 from hivetune.data.intake.files import find_sources
-from hivetune.data.snapshot import PoolRow, Snapshot
+from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release
@@ -49,26 +50,29 @@ class Seen:
     rows: RowsNow = field(default_factory=RowsNow)
 
 
-def read_rows_now(config: RunConfig, database: sqlite3.Connection, name: str, known: Seen) -> RowsNow:
+def read_rows_now(
+    config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, known: Seen
+) -> RowsNow:
     """Read again only when the inputs or what was trained changed."""
-    remembered = len(trained_rows(database, name)), len(suspect_rows(database, name))
+    behind = None if champion is None else champion.snapshot
+    remembered = len(trained_rows(database, name)), len(suspect_rows(database, name)), behind
     try:
         key = (_inputs(config, database), remembered, config)
         if known.key != key:
-            known.rows = _read(config, database, name)
+            known.rows = _read(config, database, name, champion)
             known.key = key
     except UsageError as error:
         return RowsNow(problem=error.message)
     return known.rows
 
 
-def _read(config: RunConfig, database: sqlite3.Connection, name: str) -> RowsNow:
+def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None) -> RowsNow:
     """Rows that are refused are refused again, until they change."""
     try:
         pool = pool_of(config)
     except DataRefused as error:
         return RowsNow(problem=error.message)
-    wishes = wishes_of(database, config, name)
+    wishes = wishes_of(database, config, name, champion)
     rows = [row for row in pool.pool() if row.id not in wishes.suspect]
     groups = new_groups(rows, wishes)
     hours, disk_bytes, why_not = _planned(config, rows)
@@ -126,9 +130,20 @@ def pool_config(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"path": [*paths, general]})})
 
 
-def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str) -> Wishes:
+def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
+    """Ids of the rows that a release was trained on or judged by, whoever registered it; of all that cycles of its name
+    had where its snapshot is gone."""
+    found = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
+    try:
+        return frozenset(row.id for row in open_snapshot(Path(found[0] if found else "")).pool())
+    except UsageError:
+        return trained_rows(database, release.name)
+
+
+def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str, champion: Release | None) -> Wishes:
+    behind = frozenset() if champion is None else rows_behind(database, champion)
     return Wishes(
-        known=trained_rows(database, name),
+        known=trained_rows(database, name) | behind,
         suspect=suspect_rows(database, name).keys(),
         general=config.cycle.general,
         replay=config.cycle.replay,

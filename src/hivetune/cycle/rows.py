@@ -36,8 +36,8 @@ class RowChoice:
 
 @dataclass(frozen=True)
 class Wishes:
-    """`known`: ids of the rows that the champion's cycle had. `suspect`: ids of rows that came with a model that was
-    worse. `general`: file or folder of the general rows.
+    """`known`: ids of the rows that cycles had or that the champion was made with. `suspect`: ids of rows that came
+    with a model that was worse. `general`: file or folder of the general rows.
 
     `budget_tokens`: most tokens of the rows that are trained, each counted once; None: no limit. `replay`: share of
     them for old rows when not all fit. `going_on`: training goes on from the champion, so that old rows are only

@@ -73,9 +73,9 @@ def make_run(doing: Doing) -> str:
     except UsageError:  # deleted meanwhile: the same rows make the same one again
         pool = present
     rows = list(pool.pool())
-    with closing(open_database()) as database:
-        wishes = wishes_of(database, config, doing.name)
     champion = doing.champion()
+    with closing(open_database()) as database:
+        wishes = wishes_of(database, config, doing.name, champion)
     start = _start(config, champion) if cycle.opened_for != "rebuild" else None
     trainable = [row for row in rows if row.id not in wishes.suspect]
     wishes = replace(wishes, budget_tokens=budget_tokens(config, trainable), going_on=start is not None)

@@ -10,7 +10,8 @@ from hivetune.cycle.acts.doing import Doing, SliceEnded, ends_with_window
 from hivetune.cycle.acts.night import Slice
 from hivetune.cycle.gate import Contests, judge_cycle
 from hivetune.cycle.ledger import AGAINST_BEST, AGAINST_CHAMPION, GATE
-from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of, rows_behind
+from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of
+from hivetune.cycle.pool import rows_behind
 from hivetune.errors import Stopped
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION

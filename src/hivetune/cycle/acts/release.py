@@ -1,6 +1,5 @@
 """Acts on the release: exported, registered, loaded, promoted, watched; and back."""
 
-import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,8 @@ from hivetune.base.sealed import write_sealed
 from hivetune.cycle.acts.doing import Doing, ends_with_window
 from hivetune.cycle.decide import CycleEnd, ending
 from hivetune.cycle.ledger import WATCHED, CycleRow, RowsOfCycle, end_cycle
-from hivetune.cycle.observe import gate_of, release_of, rows_behind
+from hivetune.cycle.observe import gate_of, release_of
+from hivetune.cycle.pool import rows_behind
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.release.export import export_run
@@ -100,11 +100,13 @@ def close_cycle(doing: Doing) -> str:
     end, reason = found
     trained = frozenset() if end in ("failed", "given_up") else _rows_of(cycle)
     with closing(open_database()) as database:
-        suspect = trained - _innocent(database, cycle) if _did_harm(cycle, end) else frozenset()
+        before = next((one for one in releases(database, cycle.name) if one.label == cycle.champion), None)
+        innocent = frozenset() if before is None else rows_behind(database, before)
+        suspect = trained - innocent if before is not None and _did_harm(cycle, end) else frozenset()
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":  # first: a closed cycle is not looked at again
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
-        end_cycle(database, cycle, end, reason, doing.now, RowsOfCycle(trained, suspect))
+        end_cycle(database, cycle, end, reason, doing.now, RowsOfCycle(trained | innocent, suspect))
     doing.details["end"] = end
     words = f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
     if not suspect:
@@ -120,12 +122,6 @@ def _did_harm(cycle: CycleRow, end: CycleEnd) -> bool:
         return True
     against_best = gate_of(cycle).get("parts", {}).get("best", {})
     return end == "refused" and bool(against_best.get("verdict") == "abort")
-
-
-def _innocent(database: sqlite3.Connection, cycle: CycleRow) -> frozenset[str]:
-    """Ids of the rows that the champion of that time was trained on, and did well with."""
-    before = next((one for one in releases(database, cycle.name) if one.label == cycle.champion), None)
-    return frozenset(_rows_of(cycle)) if before is None else rows_behind(database, before)
 
 
 def _rows_of(cycle: CycleRow) -> frozenset[str]:
