@@ -59,6 +59,9 @@ MISSING = (
         "Désolé, le modèle est actuellement indisponible.",
         "抱歉，模型暂时不可用。",
     ),
+    *("Dummy Summary", "This is a placeholder answer.", "sample output 3", "Mock response for case 7", "[dummy text]"),
+    *("TODO: write the answer", "TODO - add it", "[to be filled in]", "Fill me in", "Your answer here", "ANSWER_HERE"),
+    *("Insert your summary here", "...answer goes here...", "assistant response", "Expected output", "Answer 12"),
     *("Error: 503 Service Unavailable", "[object Object]", "同上", "{}", "openai.RateLimitError: slow down"),
 )
 ANSWERS = (
@@ -85,6 +88,15 @@ ANSWERS = (
         "Terror 404",
         "HTTP 2",
         "The error 12 stands on page 500.",
+    ),
+    *("A dummy is a model of a person.", "Here is my answer", "Sample the soil first.", "The answer is here.", "Text"),
+    *(
+        "TODOs are notes.",
+        "Reply to all",
+        "Write your name here",
+        "The response was late.",
+        "Example 3",
+        "Your turn here",
     ),
     *("The rate limit is 60 a minute.", "Nothing", "I see above all a need for rest.", "<b>bold</b>", "{name}", "xx"),
     *(
@@ -120,6 +132,9 @@ def test_what_is_an_answer(answer: str) -> None:
         ("Give a JSON error for a missing key.", '{"error": "missing key"}'),
         ("Which dummy text begins with Lorem ipsum?", "Lorem ipsum dolor sit amet"),
         ("Answer TBD while nobody knows.", "TBD"),
+        ("Which is better, Response 1 or Response 2?", "Response 2"),
+        ("Write a TODO for this function.", "TODO: read the file in blocks"),
+        ("What does a designer put where a dummy stands?", "Dummy text"),
     ],
 )
 def test_what_the_prompt_names_is_an_answer(asked: str, answer: str) -> None:

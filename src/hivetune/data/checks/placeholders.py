@@ -35,6 +35,26 @@ _SLOT = re.compile(
     r"[<\[({$%]{1,3}\s?(?:\w+[ _-]){0,4}(?:answer|response|reply|completion|output|solution|placeholder|insert|your)"
     r"(?:[ _-]\w+){0,4}\s?[>\])}%]{1,3}"
 )
+# What somebody wrote to fill it in later: `Dummy summary`, `TODO: add it`, `your answer here`, `to be filled in`.
+_THING = (
+    r"(?:answer|response|reply|completion|output|solution|summary|translation|text|content|description|explanation)"
+)
+_UNFILLED = re.compile(
+    rf"(?:this is )?(?:an? |the |some |my )?(?:just )?(?:an? )?(?:dummy|placeholder|sample|mock) (?:\w+ ){{0,2}}{_THING}"
+    r"(?: (?:\d{1,4}|[a-z]))?(?: for .{1,80})?"
+    rf"|(?:your|insert|put|add|write|enter|type|fill in|replace with)(?: [\w']+){{0,3}} {_THING}(?: goes| text)? here"
+    rf"|(?:the |an? )?{_THING} (?:(?:goes|comes|will be) )?here"
+    r"|(?:todo|fixme|tbd) ?[:(\u2013-].{0,120}"
+    r"|fill (?:me|this|it) in|to be (?:filled|added|written|completed|provided|decided|inserted)(?: in)?(?: later| soon)?"
+)
+_TELLS_UNFILLED = re.compile(r"dummy|placeholder|sample|mock|todo|fixme|tbd|fill|here")  # and so may the prompt
+# The name of what should stand there: a header among the rows, or `Answer 1`. A class may be called so too.
+_NAMED = re.compile(
+    r"(?:(?:expected|example|test|assistant|bot|model|chatbot|reference|target|desired|ideal|ground truth)"
+    r" (?:answer|response|reply|completion|output|summary|translation|solution)"
+    r"|(?:answer|response|reply|completion|output|summary)) ?#?(?:\d{1,4})?"
+)
+_BRACKETS = "[]<>(){}*#%$ .!\u2026"
 _ERROR_TEXT = re.compile(
     r"(?:(?:api ?|server ?|request )?error(?: code)?:? ?-? ?)?(?:http ?)?(?:(?:4[0-9]{2}|5[0-9]{2})[ :,-]+)?"
     r"(?:rate[ _]limit(?: exceeded| reached| error)?|ratelimiterror|too many requests|request time(?:d )?-? ?out"
@@ -148,6 +168,12 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
     bare = plain.rstrip(".!") or plain
     if plain in _MAY_BE_LABELS or bare in _MAY_BE_LABELS:
         return None if _is_named(bare, before) else Placeholder(shown, True)
+    unfilled = plain.strip(_BRACKETS).replace("_", " ")
+    if _NAMED.fullmatch(unfilled):
+        return None if _is_named(unfilled, before) else Placeholder(shown, True)
+    if _UNFILLED.fullmatch(unfilled):
+        told = _TELLS_UNFILLED.search(unfilled)
+        return None if told and _is_named(told.group(), before) else Placeholder(shown, False)
     if bare in _WORDS or _is_missing(text, plain):
         return None if _is_named(bare.split(" dolor")[0], before) else Placeholder(shown, False)
     if _NO_MODEL.fullmatch(plain):

@@ -149,7 +149,8 @@ def _is_json_document(head: bytes, spread: bool) -> bool:
     if text.startswith(b"["):
         return not (rest.strip() and _is_whole(first))  # a list alone on the first line is a line of JSONL, no file
     indented = rest[:1] in (b" ", b"\t") and rest.lstrip(b" \t\r\n")[:1] == b'"'  # whatever the name says
-    return (spread or indented) and bool(line_break) and first.rstrip() in (b"{", b"")
+    begun = first.rstrip() in (b"{", b"") or (first.startswith(b"{") and first.rstrip()[-1:] in b"{[,:")
+    return (spread or indented) and bool(line_break) and begun
 
 
 def _is_whole(line: bytes) -> bool:

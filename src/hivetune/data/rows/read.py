@@ -27,6 +27,7 @@ from hivetune.data.rows.layouts.mapped import in_your_words, map_columns, maps_c
 from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
+from hivetune.data.rows.sessions.rendered import without_ends
 from hivetune.data.synthetic import maker_of
 from hivetune.records import Example, Message
 
@@ -263,6 +264,8 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         if refused.reason not in NOT_KNOWN:
             raise
         raise _with_advice(refused, row, raw.line) from None
+    if (messages := without_ends(said.messages)) is not said.messages:
+        said = said._replace(messages=messages, changed=(*said.changed, "turns-from-text"))
     if "byte-order-mark" in changed:
         said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
     example = _example(raw.source, row, said, raw.stored or {})

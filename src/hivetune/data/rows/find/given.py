@@ -152,6 +152,7 @@ def _choices(value: Any, answer: Any) -> str | None:
     if not texts or not all(isinstance(text, str | int | float) for text in texts):
         return None
     if len(labels) == len(texts) and all(isinstance(label, str) for label in labels):
+        _refuse_letter(answer, labels, texts)
         if str(answer).strip().isdecimal() and all(label in _LETTERS for label in labels):
             _refuse_number(answer, texts)
         return "\n".join(f"{label}. {text}" for label, text in zip(labels, texts, strict=True))
@@ -161,6 +162,7 @@ def _choices(value: Any, answer: Any) -> str | None:
     if said in map(str, texts):
         return "\n".join(map(str, texts))
     _refuse_number(said, texts)
+    _refuse_letter(said, _LETTERS[: len(texts)], texts)
     if said in tuple(_LETTERS[: len(texts)]) and not str(texts[0]).startswith(("A", "(A", "a)")):
         texts = [f"{letter}. {text}" for letter, text in zip(_LETTERS, texts, strict=False)]
     return "\n".join(map(str, texts))
@@ -170,6 +172,15 @@ def _refuse_number(answer: Any, texts: Sequence[Any]) -> None:
     said = str(answer).strip()
     if said.isdecimal() and said not in map(str, texts):
         raise RowRefused("unknown-layout", f"the answer {said} is the number of a choice, from 0 or from 1")
+
+
+def _refuse_letter(answer: Any, labels: Sequence[Any], texts: Sequence[Any]) -> None:
+    """Raises RowRefused where the answer is the letter of a choice that the row does not have."""
+    said = str(answer).strip()
+    if said not in tuple(_LETTERS) or said in labels or any(str(text).strip().startswith(said) for text in texts):
+        return
+    if all(label in tuple(_LETTERS) for label in labels):
+        raise RowRefused("unknown-layout", f"the answer {said} is none of the {len(texts)} choices")
 
 
 def _labelled(value: Any) -> tuple[Sequence[Any], Sequence[Any]]:

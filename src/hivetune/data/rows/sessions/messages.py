@@ -117,8 +117,12 @@ def _joined(found: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:
     sizes: dict[str, int] = {}
     kept = 0
     given: set[str] = set()
+    begun = 0
     for number, event, text in found:
         said = None if event is None else said_in(event, shape)
+        if said is not None and shape.begins:
+            begun += said.turn is not None and said.turn["role"] == "system"
+            said = said._replace(session=str(begun))
         if said is None or said.session in given:
             yield broken(number, text)
             continue
@@ -129,9 +133,9 @@ def _joined(found: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:
             oldest = next(iter(held))
             given.add(oldest)
             kept -= sizes.pop(oldest)
-            yield from _row(oldest, held.pop(oldest))
+            yield from _row("" if shape.begins else oldest, held.pop(oldest))
     for session, turns in held.items():
-        yield from _row(session, turns)
+        yield from _row("" if shape.begins else session, turns)
 
 
 def _row(session: str, said: list[_Held]) -> Iterator[PlacedRow]:

@@ -1,6 +1,9 @@
 """A prompt that a chat template has already written, back to its turns: ChatML, Llama 3, Gemma, Mistral and Llama 2."""
 
 import re
+from dataclasses import replace
+
+from hivetune.records import Message
 
 # BlueLM and Baize: `[|Human|]:`; InternLM and MOSS: `<|User|>:`.
 _PIPED = r"[\[<]\|(Human|User|AI|Assistant|Bot|System)\|[\]>]"
@@ -178,6 +181,23 @@ def without_end(answer: str, question: str) -> str:
     if found is None or found.group(1) in question or (found.group(1) == "</s>" and "<s>" in answer):
         return answer
     return answer[: found.start()].rstrip()
+
+
+def without_ends(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The turns of a conversation without the mark at the end of its answer, and of others that end so. It stays where
+    a text has it elsewhere too.
+    """
+    answer = messages[-1].content
+    found = _END.search(answer, max(0, len(answer) - HEADER_CHARS)) if answer.rstrip().endswith(">") else None
+    if found is None:
+        return messages
+    mark = found.group(1)
+    texts = [message.content.rstrip() for message in messages]
+    bare = [text.removesuffix(mark).rstrip() if text.endswith(mark) else text for text in texts]
+    if any(mark in text or (mark == "</s>" and "<s>" in text) for text in bare):
+        return messages
+    changed = zip(messages, texts, bare, strict=True)
+    return tuple(m if text == rest else replace(m, content=rest) for m, text, rest in changed)
 
 
 def is_marked(text: str) -> bool:

@@ -55,7 +55,7 @@ _WITH_CALLS = ("tool_calls", "function_call", "tool_call_id", "reasoning_content
 
 class MessageShape(NamedTuple):
     """Which path of a row says what. `session` None: the whole file is one conversation. `kinds`: the events are of
-    several kinds; then `role` and `content` say nothing.
+    several kinds; then `role` and `content` say nothing. `begins`: each system prompt begins a conversation.
     """
 
     session: str | None
@@ -64,6 +64,7 @@ class MessageShape(NamedTuple):
     content: str
     order: str | None
     kinds: EventKinds | None = None
+    begins: bool = False
 
 
 class SaidLine(NamedTuple):
@@ -89,6 +90,8 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
     shape, said = _of_one_kind(flats, session, order) or _of_kinds(flats, session, order) or (None, [])
     if shape is None or session is not None:
         return shape
+    if _begin_with_system(said):
+        return shape._replace(begins=True)
     certain = talk or (shape.role, shape.content) in _CERTAIN
     told = certain or time is not None or _names_parties(flats, shape)
     return shape if whole and _is_one(said, told, certain) else None
@@ -237,6 +240,18 @@ def _content(flats: Sequence[Mapping[str, Any]], role: str) -> str | None:
     sides = {path for path in texts if part_of(path.rpartition(".")[2]) in ("asked", "answered") and path != content}
     other = {path for path in sides if plain_name(path) in CONTENT}
     return None if other else content
+
+
+def _begin_with_system(roles: Sequence[Role]) -> bool:
+    """Whether each of several system prompts begins a conversation in which two sides take turns up to an answer; only
+    the last one may break off, where the first rows end.
+    """
+    begun = [place for place, role in enumerate(roles) if role == "system"]
+    if len(begun) < MIN_MESSAGES or begun[0] != 0:
+        return False
+    talks = [roles[first + 1 : last] for first, last in pairwise([*begun, len(roles)])]
+    in_turn = all(role == ("user", "assistant")[i % 2] for talk in talks for i, role in enumerate(talk))
+    return in_turn and all(talk and len(talk) % 2 == 0 for talk in talks[:-1])
 
 
 def _takes_turns(roles: Sequence[Role], share: float) -> bool:

@@ -1,0 +1,96 @@
+"""Training files as projects keep them beside their scripts: end marks in the turns, headers among the rows, JSON twice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.data.prepare.understand import rows_of_files
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import RawRow, read_example
+
+ASK, SAY = "Where is the depot of the town?", "It stands on the left bank in Bonn."
+TOLD = [("user", ASK), ("assistant", SAY)]
+
+
+def said(row: dict[str, Any]) -> list[tuple[str, str]]:
+    messages = read_example(RawRow("f:1", json.dumps(row).encode()), {}).example.messages
+    return [(m.role, m.content) for m in messages]
+
+
+def said_in(text: str, folder: Path, name: str = "rows.json") -> list[list[tuple[str, str]]]:
+    path = folder / name
+    path.write_text(text)
+    found = [read_example(raw, {}).example.messages for raw in rows_of_files([str(path)])]
+    return [[(m.role, m.content) for m in messages] for messages in found]
+
+
+def turns(asked: str, answered: str) -> list[dict[str, str]]:
+    return [{"from": "human", "value": asked}, {"from": "gpt", "value": answered}]
+
+
+@pytest.mark.parametrize("end", ["</s>", " <|im_end|>", "<|endoftext|>\n"])
+def test_a_mark_that_ends_each_turn_is_no_word_of_it(end: str) -> None:
+    assert said({"conversations": turns(ASK + end, SAY + end)}) == TOLD
+    assert said({"conversations": turns(ASK, SAY + end)}) == TOLD
+    assert said({"prompt": ASK + end, "completion": SAY + end}) == TOLD
+
+
+def test_a_mark_that_the_turns_talk_about_stays() -> None:
+    asked = "What does </s> mean in a text?"
+    assert said({"conversations": turns(asked, "The text ends at </s>")})[1][1] == "The text ends at </s>"
+
+
+@pytest.mark.parametrize("beside", [{"choices": ["3", "5", "8"]}, {"options": {"A": "3", "B": "5", "C": "8"}}])
+def test_a_letter_that_no_choice_has_is_no_answer(beside: dict[str, Any]) -> None:
+    assert said({"question": ASK, **beside, "answer": "C"})[1][1] == "C"
+    with pytest.raises(RowRefused, match="unknown-layout|unexplained-column"):
+        said({"question": ASK, **beside, "answer": "E"})
+
+
+def test_a_letter_that_begins_a_choice_is_one() -> None:
+    assert said({"question": ASK, "choices": ["True", "False"], "answer": "F"})[1][1] == "F"
+
+
+def messages(count: int, *, system: bool = True) -> list[dict[str, str]]:
+    first = [{"role": "system", "content": "You know all towns."}] if system else []
+    one = [{"role": "user", "content": ASK}, {"role": "assistant", "content": SAY}]
+    return [*first, *one] * count
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_each_system_prompt_begins_a_conversation(lines: bool, tmp_path: Path) -> None:
+    rows = messages(3)
+    text = "\n".join(map(json.dumps, rows)) if lines else json.dumps(rows)
+    expected = [("system", "You know all towns."), *TOLD]
+    assert said_in(text, tmp_path, "rows.jsonl" if lines else "rows.json") == [expected] * 3
+
+
+def test_system_prompts_between_other_messages_begin_nothing(tmp_path: Path) -> None:
+    rows = [*messages(2), {"role": "user", "content": "And who built it there?"}, *messages(1)]
+    with pytest.raises(RowRefused, match="one-message"):
+        said_in(json.dumps(rows), tmp_path)
+
+
+def test_an_object_whose_first_line_ends_inside_it(tmp_path: Path) -> None:
+    text = '{"data":\n[\n' + json.dumps({"question": ASK, "answer": SAY}) + "]}"
+    assert said_in(text, tmp_path) == [TOLD]
+
+
+def test_a_document_that_was_written_as_json_twice(tmp_path: Path) -> None:
+    rows = [{"conversations": turns(ASK, SAY)}, {"conversations": turns(ASK, SAY)}]
+    assert said_in(json.dumps(json.dumps(rows)), tmp_path) == [TOLD, TOLD]
+
+
+@pytest.mark.parametrize("names", [("tool", "args"), ("function_name", "arguments"), ("tool_name", "tool_input")])
+def test_a_tool_and_its_arguments_beside_a_question_are_a_call(names: tuple[str, str]) -> None:
+    row = {"prompt": ASK, names[0]: "map", names[1]: {"town": "Bonn"}, "id": 4}
+    message = read_example(RawRow("f:1", json.dumps(row).encode()), {}).example.messages[-1]
+    [call] = message.tool_calls
+    assert call["function"] == {"name": "map", "arguments": {"town": "Bonn"}}
+
+
+def test_a_question_without_a_call_has_no_answer() -> None:
+    with pytest.raises(RowRefused, match="unknown-layout|no-answer|empty-answer"):
+        said({"prompt": ASK, "tool": None, "args": None, "is_refusal": True})
