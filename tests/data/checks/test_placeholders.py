@@ -61,7 +61,7 @@ MISSING = (
     ),
     *("Dummy Summary", "This is a placeholder answer.", "sample output 3", "Mock response for case 7", "[dummy text]"),
     *("TODO: write the answer", "TODO - add it", "[to be filled in]", "Fill me in", "Your answer here", "ANSWER_HERE"),
-    *("Insert your summary here", "...answer goes here...", "assistant response", "Expected output", "Answer 12"),
+    *("Insert your summary here", "...answer goes here...", "assistant response", "Expected output", "Model answer 12"),
     *("Error: 503 Service Unavailable", "[object Object]", "同上", "{}", "openai.RateLimitError: slow down"),
 )
 ANSWERS = (

@@ -40,19 +40,19 @@ _THING = (
     r"(?:answer|response|reply|completion|output|solution|summary|translation|text|content|description|explanation)"
 )
 _UNFILLED = re.compile(
-    rf"(?:this is )?(?:an? |the |some |my )?(?:just )?(?:an? )?(?:dummy|placeholder|sample|mock) (?:\w+ ){{0,2}}{_THING}"
-    r"(?: (?:\d{1,4}|[a-z]))?(?: for .{1,80})?"
+    r"(?:this is )?(?:an? |the |some |my )?(?:just )?(?:an? )?(?:dummy|placeholder|sample|mock)"
+    rf" (?:\w+ ){{0,2}}{_THING}(?: (?:\d{{1,4}}|[a-z]))?(?: for .{{1,80}})?"
     rf"|(?:your|insert|put|add|write|enter|type|fill in|replace with)(?: [\w']+){{0,3}} {_THING}(?: goes| text)? here"
     rf"|(?:the |an? )?{_THING} (?:(?:goes|comes|will be) )?here"
     r"|(?:todo|fixme|tbd) ?[:(\u2013-].{0,120}"
-    r"|fill (?:me|this|it) in|to be (?:filled|added|written|completed|provided|decided|inserted)(?: in)?(?: later| soon)?"
+    r"|fill (?:me|this|it) in"
+    r"|to be (?:filled|added|written|completed|provided|decided|inserted)(?: in)?(?: later| soon)?"
 )
 _TELLS_UNFILLED = re.compile(r"dummy|placeholder|sample|mock|todo|fixme|tbd|fill|here")  # and so may the prompt
-# The name of what should stand there: a header among the rows, or `Answer 1`. A class may be called so too.
+# The name of what should stand there, as in a header among the rows. A class may be called so too.
 _NAMED = re.compile(
-    r"(?:(?:expected|example|test|assistant|bot|model|chatbot|reference|target|desired|ideal|ground truth)"
-    r" (?:answer|response|reply|completion|output|summary|translation|solution)"
-    r"|(?:answer|response|reply|completion|output|summary)) ?#?(?:\d{1,4})?"
+    r"(?:expected|example|test|assistant|bot|model|chatbot|reference|target|desired|ideal|ground truth)"
+    r" (?:answer|response|reply|completion|output|summary|translation|solution)(?: ?#?\d{1,4})?"
 )
 _BRACKETS = "[]<>(){}*#%$ .!\u2026"
 _ERROR_TEXT = re.compile(
@@ -168,13 +168,9 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
     bare = plain.rstrip(".!") or plain
     if plain in _MAY_BE_LABELS or bare in _MAY_BE_LABELS:
         return None if _is_named(bare, before) else Placeholder(shown, True)
-    unfilled = plain.strip(_BRACKETS).replace("_", " ")
-    if _NAMED.fullmatch(unfilled):
-        return None if _is_named(unfilled, before) else Placeholder(shown, True)
-    if _UNFILLED.fullmatch(unfilled):
-        told = _TELLS_UNFILLED.search(unfilled)
-        return None if told and _is_named(told.group(), before) else Placeholder(shown, False)
-    if bare in _WORDS or _is_missing(text, plain):
+    if (may_be_label := _left_to_fill(plain, before)) is not None:
+        return Placeholder(shown, may_be_label)
+    if _is_missing(text, plain):
         return None if _is_named(bare.split(" dolor")[0], before) else Placeholder(shown, False)
     if _NO_MODEL.fullmatch(plain):
         return None if any(_MODEL.search(one) for one in list(before)[-1:]) else Placeholder(shown, False)
@@ -183,9 +179,23 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
     return None
 
 
+def _left_to_fill(plain: str, before: Iterable[str]) -> bool | None:
+    """Whether what somebody wrote to fill it in later may be a class; None for an answer."""
+    text = plain.strip(_BRACKETS).replace("_", " ")
+    is_name = _NAMED.fullmatch(text) is not None
+    if not is_name and not _UNFILLED.fullmatch(text):
+        return None
+    told = None if is_name else _TELLS_UNFILLED.search(text)
+    return None if _is_named(told.group() if told else text, before) else is_name
+
+
 def _is_missing(text: str, plain: str) -> bool:
     """Whether an answer says that there is none, or waits to be filled in."""
-    if plain in _WORDS or plain.startswith("lorem ipsum") or _NOT_MADE.fullmatch(plain.rstrip(".!。 ")):
+    if (
+        {plain, plain.rstrip(".!")} & _WORDS
+        or plain.startswith("lorem ipsum")
+        or _NOT_MADE.fullmatch(plain.rstrip(".!。 "))
+    ):
         return True
     if _MARK.fullmatch(plain):
         return True

@@ -264,8 +264,6 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         if refused.reason not in NOT_KNOWN:
             raise
         raise _with_advice(refused, row, raw.line) from None
-    if (messages := without_ends(said.messages)) is not said.messages:
-        said = said._replace(messages=messages, changed=(*said.changed, "turns-from-text"))
     if "byte-order-mark" in changed:
         said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
     example = _example(raw.source, row, said, raw.stored or {})
@@ -287,11 +285,9 @@ def _refuse_counts(row: Row, messages: Sequence[Message]) -> None:
 
 
 def _conversation(row: Row, raw: RawRow, *, mapped: bool) -> Conversation:
-    return (
-        read_conversation(row, mapped=True)
-        if mapped
-        else read_as_its_file(row, raw.labels, raw.pair, prompts=raw.prompts)
-    )
+    if mapped:
+        return without_ends(read_conversation(row, mapped=True))
+    return without_ends(read_as_its_file(row, raw.labels, raw.pair, prompts=raw.prompts))
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:

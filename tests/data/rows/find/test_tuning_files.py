@@ -1,4 +1,4 @@
-"""Training files as projects keep them beside their scripts: end marks in the turns, headers among the rows, JSON twice."""
+"""Training files as projects keep them beside their scripts: end marks in the turns, flat messages, JSON twice."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_mark_that_the_turns_talk_about_stays() -> None:
 @pytest.mark.parametrize("beside", [{"choices": ["3", "5", "8"]}, {"options": {"A": "3", "B": "5", "C": "8"}}])
 def test_a_letter_that_no_choice_has_is_no_answer(beside: dict[str, Any]) -> None:
     assert said({"question": ASK, **beside, "answer": "C"})[1][1] == "C"
-    with pytest.raises(RowRefused, match="unknown-layout|unexplained-column"):
+    with pytest.raises(RowRefused, match=r"unknown-layout|unexplained-column"):
         said({"question": ASK, **beside, "answer": "E"})
 
 
@@ -92,5 +92,5 @@ def test_a_tool_and_its_arguments_beside_a_question_are_a_call(names: tuple[str,
 
 
 def test_a_question_without_a_call_has_no_answer() -> None:
-    with pytest.raises(RowRefused, match="unknown-layout|no-answer|empty-answer"):
+    with pytest.raises(RowRefused, match=r"unknown-layout|no-answer|empty-answer"):
         said({"prompt": ASK, "tool": None, "args": None, "is_refusal": True})

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from hivetune.records import Message
+from hivetune.data.rows.layouts.said import Conversation
 
 # BlueLM and Baize: `[|Human|]:`; InternLM and MOSS: `<|User|>:`.
 _PIPED = r"[\[<]\|(Human|User|AI|Assistant|Bot|System)\|[\]>]"
@@ -183,21 +183,22 @@ def without_end(answer: str, question: str) -> str:
     return answer[: found.start()].rstrip()
 
 
-def without_ends(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The turns of a conversation without the mark at the end of its answer, and of others that end so. It stays where
-    a text has it elsewhere too.
+def without_ends(said: Conversation) -> Conversation:
+    """A conversation without the mark at the end of its answer, and of other turns that end so. It stays where a text
+    has it elsewhere too.
     """
-    answer = messages[-1].content
+    answer = said.messages[-1].content
     found = _END.search(answer, max(0, len(answer) - HEADER_CHARS)) if answer.rstrip().endswith(">") else None
     if found is None:
-        return messages
+        return said
     mark = found.group(1)
-    texts = [message.content.rstrip() for message in messages]
+    texts = [message.content.rstrip() for message in said.messages]
     bare = [text.removesuffix(mark).rstrip() if text.endswith(mark) else text for text in texts]
     if any(mark in text or (mark == "</s>" and "<s>" in text) for text in bare):
-        return messages
-    changed = zip(messages, texts, bare, strict=True)
-    return tuple(m if text == rest else replace(m, content=rest) for m, text, rest in changed)
+        return said
+    read = zip(said.messages, texts, bare, strict=True)
+    messages = tuple(m if text == rest else replace(m, content=rest) for m, text, rest in read)
+    return said._replace(messages=messages, changed=(*said.changed, "turns-from-text"))
 
 
 def is_marked(text: str) -> bool:

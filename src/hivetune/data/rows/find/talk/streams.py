@@ -92,9 +92,13 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
         return shape
     if _begin_with_system(said):
         return shape._replace(begins=True)
+    return shape if whole and _is_one(said, *_told(flats, shape, talk=talk, timed=time is not None)) else None
+
+
+def _told(flats: Sequence[Mapping[str, Any]], shape: MessageShape, *, talk: bool, timed: bool) -> tuple[bool, bool]:
+    """(whether something tells that messages are one conversation, whether it does for certain)."""
     certain = talk or (shape.role, shape.content) in _CERTAIN
-    told = certain or time is not None or _names_parties(flats, shape)
-    return shape if whole and _is_one(said, told, certain) else None
+    return certain or timed or _names_parties(flats, shape), certain
 
 
 def _names_parties(flats: Sequence[Mapping[str, Any]], shape: MessageShape) -> bool:
