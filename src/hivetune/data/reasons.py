@@ -222,6 +222,8 @@ REASONS: dict[str, Reason] = {
         "the log says that the answer was cut at a token limit or stopped: its end would be learned as one",
         "raise the limit where the answers are made",
     ),
+    "no-question": Reason("set_aside", "a piece of a session in which nobody asks", "give the session's beginning too"),
+    "broken-line": Reason("set_aside", "a line of a session is no JSON", "nothing; the rest of the session is read"),
     "not-a-model-call": Reason(
         "set_aside", "a step of a trace that is no model's answer (a tool, a retriever, a chain)", "nothing is lost"
     ),
@@ -297,8 +299,10 @@ REASONS: dict[str, Reason] = {
         "speakers or a template's marks in a text were read as the turns of a conversation, or taken off its ends",
         "nothing to do",
     ),
-    "leading-answer": Reason("warn", "turns of the assistant before the first question were left out", "nothing to do"),
+    "leading-answer": Reason("warn", "turns before the first question were left out", "nothing to do"),
     "trailing-turns": Reason("warn", "turns after the last answer were left out", "add the answer, if there is one"),
+    "lone-thought": Reason("warn", "thoughts that no answer follows were left out", "nothing to do"),
+    "nul-in-result": Reason("warn", "NUL characters in a tool's result were replaced by U+FFFD", "nothing to do"),
     "ends-before-media": Reason(
         "warn",
         "a conversation ends before the first image, file or tool of the program, which its log does not hold",

@@ -24,7 +24,7 @@ from hivetune.data.rows.find.talk.text_lists import speaker_and_text
 from hivetune.data.rows.layouts.answers import refuse_cut_row
 from hivetune.data.rows.layouts.columns import CHOICE
 from hivetune.data.rows.layouts.mapped import in_your_words, map_columns, maps_content, missing_column
-from hivetune.data.rows.layouts.said import Conversation, Row, parsed
+from hivetune.data.rows.layouts.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
 from hivetune.data.rows.sessions.rendered import without_ends
@@ -32,8 +32,8 @@ from hivetune.data.synthetic import maker_of
 from hivetune.records import Example, Message
 
 BOM = b"\xef\xbb\xbf"
-BYTE_ORDER_MARK = "\ufeff"
 WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
+NUL_ESCAPE = "\\u0000"
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
 _LONGEST_NUMBER = 24
@@ -130,7 +130,7 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
         return _row_of(chunk, source, text)
     hint = text.decode("utf-8", "replace")
     reason, _, detail = hint.partition(":")
-    if reason in ("csv-columns", "csv-quote", "line-too-large"):
+    if reason in ("csv-columns", "csv-quote", "line-too-large", "broken-line"):
         return RawRow(source, b"", RowRefused(reason, detail))
     return RawRow(source, b"", RowRefused("broken-file", hint))
 
@@ -264,8 +264,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         if refused.reason not in NOT_KNOWN:
             raise
         raise _with_advice(refused, row, raw.line) from None
-    if "byte-order-mark" in changed:
-        said = said._replace(messages=tuple(_without_marks(message) for message in said.messages))
+    said = clean_texts(said, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
     example = _example(raw.source, row, said, raw.stored or {})
     _refuse_counts(row, example.messages)
     return ReadRow(
@@ -312,11 +311,6 @@ def _with_advice(refused: RowRefused, row: Row, line: str | None) -> RowRefused:
         return refused
     hint = refused.hint.partition(": name ")[0].partition(": --columns ")[0]
     return RowRefused(refused.reason, f"{hint}: if it is right, read it with {line}")
-
-
-def _without_marks(message: Message) -> Message:
-    """A byte order mark inside a text is no character of it: a file was read with its mark and pasted."""
-    return replace(message, content=message.content.replace(BYTE_ORDER_MARK, ""))
 
 
 def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:

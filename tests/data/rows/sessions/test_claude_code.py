@@ -129,7 +129,7 @@ def test_claude_code_subagents_compactions_and_broken_lines(tmp_path: Path) -> N
         log.event("assistant", [{"type": "text", "text": "Done."}], "u6"),
     ]
     rows = read(write(tmp_path / "session.jsonl", events), tmp_path)
-    assert rows["5"] == "bad-json"
+    assert rows["5"] == "broken-line"
     assert said(rows["1"]) == [("user", "explore"), ("assistant", "Explored.")]
     assert said(rows["2"]) == [("user", "find the parser"), ("assistant", "In parse.py.")]
     assert said(rows["7"]) == [("user", "Summary so far.\n\ngo on"), ("assistant", "Done.")]
@@ -290,3 +290,77 @@ def test_qwen_code_writes_the_same_tree_with_other_parts(tmp_path: Path) -> None
     assert isinstance(row, ReadRow)
     answer = row.example.messages[1]
     assert (answer.reasoning, len(answer.tool_calls)) == ("a list", 1)
+
+
+def test_a_line_may_stand_above_its_parent(tmp_path: Path) -> None:
+    """A result may stand above its call, a note above the answer that it is about."""
+    log = Claude()
+    asked = log.event("user", "read both notes", None)  # u1
+    first = log.event("assistant", [tool_use("t1", "cat a")], "u1", id="msg_a")  # u2
+    second = log.event("assistant", [tool_use("t2", "cat b")], "u2", id="msg_a")  # u3
+    of_second = log.event("user", [tool_result("t2", "b says no")], "u3")  # u4
+    of_first = log.event("user", [tool_result("t1", "a says yes")], "u2")  # u5
+    answer = log.event("assistant", [{"type": "text", "text": "They disagree."}], "u4")  # u6
+    note = {"type": "system", "parentUuid": "u6", "uuid": "n1", "sessionId": "3f1c", "subtype": "turn_duration"}
+    go_on = [
+        log.event("user", "who is right?", "n1"),
+        log.event("assistant", [{"type": "text", "text": "a is."}], "u7"),
+    ]
+    rows = read(
+        write(tmp_path / "log.jsonl", [asked, first, of_second, of_first, second, note, answer, *go_on]), tmp_path
+    )
+    assert list(rows) == ["1"]
+    assert said(rows["1"]) == [
+        ("user", "read both notes"),
+        ("assistant", ""),
+        ("tool", "b says no"),
+        ("tool", "a says yes"),
+        ("assistant", "They disagree."),
+        ("user", "who is right?"),
+        ("assistant", "a is."),
+    ]
+
+
+def test_a_piece_of_a_session_is_read_from_its_first_question(tmp_path: Path) -> None:
+    log = Claude()
+    events = [
+        log.event("user", [tool_result("t9", "3 passed")], "lost"),
+        log.event("assistant", [{"type": "text", "text": "All pass."}], "u1"),
+        log.event("user", "commit it", "u2"),
+        log.event("assistant", [{"type": "text", "text": "Committed."}], "u3"),
+        log.event("user", [tool_result("t8", "clean")], "lost too"),
+        log.event("assistant", [{"type": "text", "text": "Nothing to do."}], "u5"),
+    ]
+    rows = read(write(tmp_path / "log.jsonl", events), tmp_path)
+    assert said(rows["1"]) == [("user", "commit it"), ("assistant", "Committed.")]
+    assert rows["5"] == "no-question"
+
+
+def test_a_thought_that_no_answer_follows_is_left_out(tmp_path: Path) -> None:
+    log = Claude()
+    events = [
+        log.event("user", "list the files", None),
+        log.event("assistant", [{"type": "thinking", "thinking": "", "signature": "x"}], "u1"),
+        log.event("user", "only the tests", "u2"),
+        log.event("assistant", [{"type": "text", "text": "test_a.py"}], "u3"),
+        log.event("user", "and the docs", "u4"),
+        log.event("assistant", [{"type": "thinking", "thinking": "where are they"}], "u5"),
+    ]
+    row = read(write(tmp_path / "log.jsonl", events), tmp_path)["1"]
+    assert said(row) == [("user", "list the files\n\nonly the tests"), ("assistant", "test_a.py")]
+    assert isinstance(row, ReadRow)
+    assert "lone-thought" in row.changed
+
+
+def test_nul_in_what_a_tool_printed(tmp_path: Path) -> None:
+    log = Claude()
+    events = [
+        log.event("user", "what is in it?", None),
+        log.event("assistant", [tool_use("t1", "cat x.bin")], "u1"),
+        log.event("user", [tool_result("t1", "ab\0c")], "u2"),
+        log.event("assistant", [{"type": "text", "text": "Bytes."}], "u3"),
+    ]
+    row = read(write(tmp_path / "log.jsonl", events), tmp_path)["1"]
+    assert said(row)[2] == ("tool", "ab\ufffdc")
+    assert isinstance(row, ReadRow)
+    assert "nul-in-result" in row.changed

@@ -99,5 +99,5 @@ def test_below_a_broken_line_a_row_begins(tmp_path: Path) -> None:
     ]
     rows = read(write(tmp_path / "log.jsonl", events), tmp_path)
     assert [text for _, text in said(rows["2"])] == ["paint the fence", "It is green."]
-    assert rows["4"] == "bad-json"
+    assert rows["4"] == "broken-line"
     assert [text for _, text in said(rows["5"])] == ["and the door?", "Red."]

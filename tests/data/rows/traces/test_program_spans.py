@@ -15,6 +15,7 @@ ASKED = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": Q}]
 ANSWERED = {"role": "assistant", "content": A}
 PLAIN = [("user", Q), ("assistant", A)]
 WITH_SYSTEM = [("system", SYSTEM), *PLAIN]
+OBJECT = json.dumps({"days": 30, "kinds": ["boots", "shoes"]})
 NUMBERED = {
     "gen_ai.prompt.0.role": "user",
     "gen_ai.prompt.0.content": Q,
@@ -144,6 +145,14 @@ FILES: dict[str, tuple[Any, list[tuple[str, str]]]] = {
     "the AI SDK, its outer span": (
         [span({"ai.prompt": json.dumps({"system": SYSTEM, "prompt": Q}), "ai.response.text": A})],
         WITH_SYSTEM,
+    ),
+    "the AI SDK, an object": (
+        [span({"ai.prompt.messages": json.dumps([ASKED[1]]), "ai.response.object": OBJECT})],
+        [("user", Q), ("assistant", OBJECT)],
+    ),
+    "the AI SDK, JSON as the answer": (
+        [span({"ai.prompt.messages": json.dumps([ASKED[1]]), "ai.response.text": OBJECT})],
+        [("user", Q), ("assistant", OBJECT)],
     ),
     "OpenInference, a completion": (
         [

@@ -64,12 +64,35 @@ def _is_told(row: Row, column: str, question: str) -> bool:
     )
 
 
+_AGENTS = ("claude-code", "codex", "pi")
+
+
 def _session(_name: str, row: Row) -> Conversation:
     """A conversation that data/rows/sessions put together from many lines."""
     read, cut = _read_to_media(row["messages"], row.get("system"))
-    messages, told = _with_results(read)
+    silent = str(row["hivetune_session"]) in _AGENTS
+    answered = [message for message in read if not _is_lone_thought(message, silent=silent)]
+    messages, told = _with_results(_from_question(answered))
     ordered, more = in_order(messages)
-    return Conversation(str(row["hivetune_session"]), ordered, changed=(*row.get("left_out", ()), *cut, *told, *more))
+    lone = () if len(answered) == len(read) else ("lone-thought",)
+    changed = (*row.get("left_out", ()), *cut, *lone, *told, *more)
+    return Conversation(str(row["hivetune_session"]), ordered, changed=changed)
+
+
+def _is_lone_thought(message: Message, *, silent: bool) -> bool:
+    """Whether a turn holds a thought alone: the session ends there, or the user stopped it. `silent`: its program may
+    hide what was thought, so that nothing stands there.
+    """
+    said = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
+    return not said and (silent or bool(message.reasoning))
+
+
+def _from_question(messages: list[Message]) -> list[Message]:
+    """Without results in front of the first question, whose calls stand elsewhere. Raises RowRefused: no-question."""
+    asked = next((i for i, message in enumerate(messages) if message.role == "user"), None)
+    if asked is None:
+        raise RowRefused("no-question")
+    return [message for i, message in enumerate(messages) if i >= asked or message.role != "tool"]
 
 
 def _read_to_media(turns: list[Any], system: Any) -> tuple[list[Message], tuple[str, ...]]:

@@ -4,7 +4,8 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
@@ -12,6 +13,7 @@ from hivetune.records import Message, Role
 
 Row = Mapping[str, Any]
 NOT_HELD = "unsupported-content"  # why a turn is refused whose image, file or tool a log does not hold
+BYTE_ORDER_MARK = "\ufeff"
 MAX_PYTHON_CHARS = 1 << 20
 _PYTHON = re.compile(r"\s*(?:\[\s*)*(?:\{\s*)?'")
 Tools = tuple[Mapping[str, Any], ...]
@@ -28,6 +30,24 @@ class Conversation(NamedTuple):
     untrusted: bool = False
     changed: tuple[str, ...] = ()
     explained: tuple[str, ...] = ()
+
+
+def clean_texts(said: Conversation, *, marked: bool, nul: bool) -> Conversation:
+    """Without what is no character of a text. `marked`: a byte order mark, of a file that was read with it and pasted.
+    `nul`: what a program printed may hold NUL: as all that is no text in a tool's result, it is read as U+FFFD.
+    """
+    if marked:
+        said = _with_texts(said, (message.content.replace(BYTE_ORDER_MARK, "") for message in said.messages))
+    if not nul:
+        return said
+    texts = (one.content.replace("\0", "\ufffd") if one.role == "tool" else one.content for one in said.messages)
+    replaced = _with_texts(said, texts)
+    return said if replaced == said else replaced._replace(changed=(*said.changed, "nul-in-result"))
+
+
+def _with_texts(said: Conversation, texts: Iterable[str]) -> Conversation:
+    pairs = zip(said.messages, texts, strict=True)
+    return said._replace(messages=tuple(replace(message, content=text) for message, text in pairs))
 
 
 class RowLayout(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
+from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost, trees
 
 _SPOKEN = ("user", "assistant")
 _ASKER = "human"  # as other programs' copies call the user
@@ -77,7 +77,7 @@ def claude_code_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
     name, kept = "", 0
     for number, event, text in events(lines):
         if event is None:
-            yield broken(number, text)
+            yield lost(number)
             continue
         event = _in_blocks(event)
         before, parent = name, event.get("parentUuid")
@@ -199,12 +199,7 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
     for event in session.events.values():
         if _begins_anew(event, session.events.get(event.parent or "")):
             event.parent = None
-    roots: dict[str, list[str]] = {}
-    root_of: dict[str, str] = {}
-    for uuid, event in session.events.items():  # parents come before their children
-        root_of[uuid] = root_of.get(event.parent or "", uuid)
-        roots.setdefault(root_of[uuid], []).append(uuid)
-    for uuids in roots.values():
+    for uuids in trees({uuid: event.parent for uuid, event in session.events.items()}).values():
         spoken = [uuid for uuid in uuids if session.events[uuid].role and not session.events[uuid].noise]
         if spoken:
             yield from _row(session, uuids, spoken)

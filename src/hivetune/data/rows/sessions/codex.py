@@ -8,7 +8,7 @@ from typing import Any
 from hivetune.data.rows.layouts.columns import texts_in
 from hivetune.data.rows.layouts.said import parsed
 from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
+from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost
 
 _LINE_TYPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _ITEM_TYPES = (
@@ -58,7 +58,7 @@ def codex_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
     session = _Session()
     for number, event, text in events(lines):
         if event is None:
-            yield broken(number, text)
+            yield lost(number)
             continue
         kind, payload = event.get("type"), event.get("payload")
         if not isinstance(payload, dict):

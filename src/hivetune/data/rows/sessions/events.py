@@ -1,7 +1,7 @@
 """What the readers of sessions share: events of a log, and a conversation as a row that the layout `session` reads."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow
@@ -35,6 +35,30 @@ def conversation(
         yield place, "p", f"line-too-large:the session has {len(text):,} characters"
     else:
         yield place, "r", text
+
+
+def lost(number: int) -> PlacedRow:
+    """A line of a session that is no JSON. The session is read without it."""
+    return number, "p", "broken-line:"
+
+
+def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """The trees of a log by the names of their first events, each with the names of all its events in the order of the
+    log. `parents`: of each event. A parent may stand below its child: programs write what happens at once as it comes.
+    """
+    root_of: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
+    for name in parents:
+        way: dict[str, None] = {}
+        node = name
+        while node not in root_of and node not in way:
+            way[node] = None
+            above = parents[node]
+            node = above if above is not None and above in parents else node
+        root = root_of.get(node, node)
+        root_of |= dict.fromkeys(way, root)
+        found.setdefault(root, []).append(name)
+    return found
 
 
 def broken(number: int, text: str) -> PlacedRow:

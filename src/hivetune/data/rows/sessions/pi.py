@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
+from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost, trees
 
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
 _SUMMARIES = ("compaction", "branch_summary")
@@ -46,7 +46,7 @@ def pi_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
     session = _Session()
     for number, event, text in events(lines):
         if event is None:
-            yield broken(number, text)
+            yield lost(number)
             continue
         if event.get("type") == "session":
             yield from _rows(session)
@@ -65,12 +65,7 @@ def pi_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
 
 def _rows(session: _Session) -> Iterator[PlacedRow]:
     """The rows of each tree: a line that is broken ends one, and what lies below it begins another."""
-    root_of: dict[str, str] = {}
-    trees: dict[str, list[str]] = {}
-    for name, one in session.entries.items():  # parents come before their children
-        root_of[name] = root_of.get(one.parent or "", name)
-        trees.setdefault(root_of[name], []).append(name)
-    for names in trees.values():
+    for names in trees({name: one.parent for name, one in session.entries.items()}).values():
         yield from _stretches(session, names)
 
 

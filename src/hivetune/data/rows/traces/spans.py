@@ -26,7 +26,11 @@ from hivetune.data.rows.traces.runs import INPUTS, OUTPUTS, decoded, step_said
 from hivetune.records import Message
 
 OTEL_INPUT = ("gen_ai.input.messages", "gen_ai.prompt", "ai.prompt.messages", "gen_ai.request.messages", "ai.prompt")
-OTEL_OUTPUT = ("gen_ai.output.messages", "gen_ai.completion", "ai.response.text", "gen_ai.response.messages")
+OTEL_OUTPUT = (
+    *("gen_ai.output.messages", "gen_ai.completion", "ai.response.text", "gen_ai.response.messages"),
+    "ai.response.object",
+)
+PLAIN_OUTPUT = ("ai.response.text", "ai.response.object")  # what the model wrote, also where it is JSON
 OTEL_TOOLS = ("gen_ai.tool.definitions", "gen_ai.request.tools", "ai.prompt.tools", "llm.request.functions")
 GEN_AI_CONTENT = ("gen_ai.content.prompt", "gen_ai.content.completion")
 # Turns as attributes of their own, or as one list; prompts and completions without roles.
@@ -157,7 +161,10 @@ def _system(flat: Mapping[str, Any]) -> list[Message]:
 
 def _from_attributes(flat: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
     asked = next((parsed(flat[key]) for key in OTEL_INPUT if flat.get(key)), None)
-    answered = next((parsed(flat[key]) for key in OTEL_OUTPUT if flat.get(key)), None)
+    column = next((key for key in OTEL_OUTPUT if flat.get(key)), "")
+    answered = flat.get(column)
+    if column not in PLAIN_OUTPUT or not isinstance(answered, str):
+        answered = parsed(answered)
     if asked is None:
         asked = _turns_of(flat, "user", *ASKED_TURNS)
         answered = answered or _turns_of(flat, "assistant", *ANSWERED_TURNS)
