@@ -56,6 +56,19 @@ def test_messages_without_a_session_are_refused(tmp_path: Path) -> None:
     assert read(tmp_path, log) == ["one-message", "one-message"]
 
 
+def test_messages_that_name_the_one_before_them_are_one_conversation(tmp_path: Path) -> None:
+    log = [
+        {"id": "x1", "parent_id": None, "role": "user", "content": "one"},
+        {"id": "x2", "parent_id": "x1", "role": "assistant", "content": "two"},
+        {"id": "x3", "parent_id": "x2", "role": "user", "content": "three"},
+        {"id": "x4", "parent_id": "x3", "role": "assistant", "content": "four"},
+    ]
+    said = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
+    assert read(tmp_path, log) == [(None, said)]
+    apart = [{**one, "parent_id": "elsewhere"} for one in log]
+    assert read(tmp_path, apart) == ["one-message"] * 4
+
+
 def test_a_session_that_was_given_out_is_not_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAX_KEPT_CHARS", 300)
     log = [message("a", "user", "one", 1), message("a", "assistant", "two", 2)]

@@ -46,6 +46,18 @@ def links_of(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if plain_name(name) in _LINKS}
 
 
+def are_one_tree(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether each message but the first names one of these as its parent."""
+    plain = [{plain_name(key): value for key, value in message.items()} for message in messages]
+    for own in _IDS:
+        known = {str(one[own]) for one in plain if _is_id(one.get(own))}
+        if len(known) == len(plain) and any(
+            plain[0].get(above) is None and all(str(one.get(above)) in known for one in plain[1:]) for above in _PARENTS
+        ):
+            return len(plain) > 1
+    return False
+
+
 def _is_id(value: Any) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hivetune.data.rows.fields import SESSION, TIME, as_time, plain_name
 from hivetune.data.rows.find.names import likely_contents, names_kind, names_role, part_of, role_of
-from hivetune.data.rows.find.talk.branches import links_of
+from hivetune.data.rows.find.talk.branches import are_one_tree, links_of
 from hivetune.data.rows.find.talk.events import EventKinds, event_kinds, tells_a_note, turn_of
 from hivetune.data.rows.find.talk.turn_lists import flat, roles_of
 from hivetune.data.rows.layouts.columns import CONTENT, looks_like_content
@@ -97,7 +97,7 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
 
 def _told(flats: Sequence[Mapping[str, Any]], shape: MessageShape, *, talk: bool, timed: bool) -> tuple[bool, bool]:
     """(whether something tells that messages are one conversation, whether it does for certain)."""
-    certain = talk or (shape.role, shape.content) in _CERTAIN
+    certain = talk or (shape.role, shape.content) in _CERTAIN or are_one_tree(flats)
     return certain or timed or _names_parties(flats, shape), certain
 
 
