@@ -380,3 +380,79 @@ def test_a_recorded_call_that_failed(tmp_path: Path) -> None:
     path = tmp_path / "calls.har"
     path.write_text(json.dumps(har({"status": 429, "content": {"text": "slow down"}})))
     assert outcomes(path) == ["not-a-model-call", "failed"]
+
+
+def in_yaml(*calls: str) -> str:
+    return "interactions:\n" + "".join(calls) + "version: 1\n"
+
+
+ASKED_IN_YAML = f"""- request:
+    body: '{json.dumps(ASKED)}'
+    headers:
+      accept:
+      - application/json
+    method: POST
+    uri: https://h/v1
+"""
+ANSWERED_IN_YAML = f"""  response:
+    body:
+      string: '{json.dumps(COMPLETION)}'
+    status:
+      code: 200
+      message: OK
+"""
+IN_BYTES = f"""  response:
+    body:
+      string: !!binary |
+        {PACKED}
+    status:
+      code: 200
+"""
+PARSED = f"""- request:
+    parsed_body: {json.dumps(ASKED)}
+  response:
+    parsed_body: {json.dumps(COMPLETION)}
+    status: {{code: 200}}
+"""
+OF_RUBY = f"""---
+http_interactions:
+- request:
+    method: post
+    body:
+      encoding: UTF-8
+      string: '{json.dumps(ASKED)}'
+  response:
+    status:
+      code: 200
+    body:
+      encoding: ASCII-8BIT
+      string: '{json.dumps(COMPLETION)}'
+  recorded_at: Thu, 05 Feb 2026 10:00:00 GMT
+recorded_with: VCR 6.4.0
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        in_yaml(ASKED_IN_YAML, ANSWERED_IN_YAML),
+        in_yaml(ASKED_IN_YAML.replace("body: '", "body: !!python/unicode '"), ANSWERED_IN_YAML),
+        in_yaml(ASKED_IN_YAML, IN_BYTES),
+        in_yaml(PARSED),
+        OF_RUBY,
+    ],
+)
+def test_cassettes_in_yaml(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "calls.yaml"
+    path.write_text(text)
+    assert outcomes(path) == [PLAIN]
+
+
+def test_a_cassette_with_calls_that_are_none(tmp_path: Path) -> None:
+    """One that gets a page, one without an answer, one that refers to another, one that is no YAML."""
+    page = "- request:\n    body: null\n    method: GET\n  response:\n    body: {string: hello}\n"
+    empty = ASKED_IN_YAML + "  response:\n    body:\n      string: ''\n"
+    refers = "- request: &a\n    body: x\n  response: *a\n"
+    path = tmp_path / "calls.yaml"
+    path.write_text(in_yaml(page, empty, refers, "- request: [\n", ASKED_IN_YAML, ANSWERED_IN_YAML))
+    assert outcomes(path) == ["not-a-model-call", "not-a-model-call", "broken-file", "broken-file", PLAIN]

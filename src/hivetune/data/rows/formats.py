@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
 from hivetune.base.paths import spelled, what_to_do
+from hivetune.data.rows.api.recorded import CASSETTE_HEAD
 from hivetune.data.rows.csv_table import csv_rows, has_header
 from hivetune.data.rows.encodings import Transcoded, legacy_encoding, wide_encoding
 from hivetune.data.rows.json_document import json_rows
@@ -97,8 +98,8 @@ def refuse_foreign(head: bytes, name: str) -> None:
 
 
 def file_format(path: str, name: str) -> str:
-    """One of jsonl, json, csv, tsv, parquet, eval or TEXT_FORMS; behind it .utf-16-le, .gb18030 or the like, and .gz
-    or .zst. Content beats the suffix.
+    """One of jsonl, json, csv, tsv, parquet, eval, cassette or TEXT_FORMS; behind it .utf-16-le, .gb18030 or the like,
+    and .gz or .zst. Content beats the suffix.
 
     Raises UsageError when the file can't be read, or is of a kind that holds no rows.
     """
@@ -131,9 +132,16 @@ def file_format(path: str, name: str) -> str:
         form = text_form(_lines_of(head), table=lower.endswith(".tsv"))
         if form is not None:
             return form + compression
-    elif is_rendered_file(_lines_of(head)):
-        return RENDERED + compression  # what a trainer of templates writes, whatever it calls it
+    elif (written := _written_form(_lines_of(head))) is not None:
+        return written + compression
     return ("json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl") + compression
+
+
+def _written_form(head: str) -> str | None:
+    """What a trainer of templates writes, or a recorder of calls in YAML, whatever the file is called."""
+    if is_rendered_file(head):
+        return RENDERED
+    return "cassette" if CASSETTE_HEAD.match(head) else None
 
 
 def _lines_of(head: bytes) -> str:
@@ -218,6 +226,11 @@ def convert_lines(path: str, known: str, out: str) -> None:
         rows = _parquet_rows(path)
     elif kind == "eval":
         rows = eval_rows(path)
+    elif kind == "cassette":
+        # here: each worker would pay for YAML at its start, and hardly any file is such
+        from hivetune.data.rows.api.cassettes import cassette_rows
+
+        rows = cassette_rows(_Text(open_bytes(path, known)))
     elif kind == "json":
         rows = json_rows(_Text(open_bytes(path, known)))
     elif kind in TEXT_FORMS:

@@ -4,6 +4,7 @@ Each call is a row with the bodies of its request and its response. Calls that a
 """
 
 import base64
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from hivetune.data.rows.layouts.answers import is_request
 from hivetune.data.rows.layouts.said import objects, one_of, parsed
 
+# How a cassette in YAML begins.
+CASSETTE_HEAD = re.compile(r"\ufeff?(?:---[ \t]*\n)?(?:version: \d+\n)?((?:http_)?interactions):[ \t]*\n( *)- ")
 RECORDED_KEYS = ("interactions", "http_interactions", "entries")
 
 
@@ -28,7 +31,7 @@ def _row(call: Mapping[str, Any]) -> dict[str, Any]:
     asked, answered = parsed(_body(request)), _body(response)
     when = one_of(call, "startedDateTime", "recorded_at")
     about = {} if when is None else {"time": when}
-    if not isinstance(asked, dict) or not is_request(asked) or answered is None:
+    if not isinstance(asked, dict) or not is_request(asked) or not answered:
         return {**about, "run_type": "http", "inputs": None, "outputs": None}
     status = one_of(response, "status_code", "code", "status")
     status = one_of(status, "code") if isinstance(status, dict) else status
@@ -50,14 +53,21 @@ def _body(side: Mapping[str, Any]) -> Any:
     return _decoded(text) if body.get("encoding") == "base64" and isinstance(text, str) else text
 
 
-_BODIES = ("body", "postData", "content", "body_segments")
+_BODIES = ("parsed_body", "body", "postData", "content", "body_segments")
 _MAX_BODY_BYTES = 16 << 20  # unpacked
 
 
 def _decoded(text: str) -> str | None:
     """The text of bytes in base64, unpacked where they are compressed."""
     try:
-        data = base64.b64decode(text, validate=True)
+        return text_of_bytes(base64.b64decode(text, validate=True))
+    except ValueError:
+        return None
+
+
+def text_of_bytes(data: bytes) -> str | None:
+    """The text of a body, unpacked where it is compressed; None where it is no text."""
+    try:
         if data.startswith(b"\x1f\x8b"):
             data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _MAX_BODY_BYTES)
         return data.decode()
