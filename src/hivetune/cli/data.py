@@ -225,7 +225,7 @@ def _show_reading(document: dict[str, Any]) -> None:
     for name, lines in document.get("unclear", {}).items():  # a snapshot that was made before has none
         show(f"{spelled(name)}: nothing knows how its rows are laid out; what would read them:")
         for line in lines:
-            show(f"  {line['line']}\n    asked: {line['question']}\n    answered: {line['answer']}")
+            show(f"  {line.get('said') or line['line']}\n    asked: {line['question']}\n    answered: {line['answer']}")
     for name in document.get("no_header", ()):
         why = "its first line is a row, and its columns are called by their place or content"
         show(f"{spelled(name)} has no header: {why}")

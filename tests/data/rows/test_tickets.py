@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from data.rows.find.parcel_talk import columns_for
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.advice import columns_for
 from hivetune.data.rows.layouts.table import read_layout
 from hivetune.data.rows.layouts.tickets import without_markup
 

@@ -15,7 +15,7 @@ from hivetune.data.checks.placeholders import share_few_labels
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.advice import Line, as_option, lines_for
+from hivetune.data.rows.find.asking.advice import Line, advised, as_option, lines_for
 from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.find.nest import RowPlace, are_unread, place_name, place_of_rows, places, rows_at, with_choices
@@ -75,7 +75,7 @@ def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
         return _Seen(place)
     rows = rows_at(records, place) if place else records
     lines = [] if place else unread_lines(records)
-    line = as_option(lines[0].columns) if lines else ""
+    line = advised(lines[0]) if lines else ""
     return _Seen(place, line, label_columns(rows), pair_columns(rows), are_prompts(rows))
 
 
@@ -88,7 +88,7 @@ def unread_lines(records: Sequence[Any]) -> list[Line]:
     for place in places(objects) if not lines else ():
         beside = any(part_of(key) == "given" or _BESIDE & set(words(key)) for key in place)
         if not beside and (rows := rows_at(objects, place)):
-            lines = lines_for(rows)
+            lines = lines_for(rows, inside=True)
             lines = [line for line in lines if place_of_rows(objects, line.columns) == place]
         if lines:
             break
@@ -110,7 +110,7 @@ def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[s
     for name, chunks in _by_file(inputs.chunks) if not columns else ():
         records = list(_records(chunks)) if chunks[0].line else []
         lines = [
-            {"line": as_option(line.columns), "rows": line.read}
+            {"line": as_option(line.columns), "rows": line.read, "said": advised(line) if line.guessed else ""}
             | {"question": _preview(line.question), "answer": _preview(line.answer)}
             for line in unread_lines(records)
         ]

@@ -15,7 +15,7 @@ from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
 from hivetune.data.rows.fields import as_success, extract
-from hivetune.data.rows.find.advice import as_option, columns_for
+from hivetune.data.rows.find.asking.advice import advised, lines_for
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.made import class_column
 from hivetune.data.rows.find.nest import RowPlace, split_payload
@@ -305,12 +305,12 @@ def _judged(example: Example, two: TwoAnswers | None) -> Example:
 def _with_advice(refused: RowRefused, row: Row, line: str | None) -> RowRefused:
     """The reason with the line that would read the row, where there is one: that of its file, if anybody looked."""
     if line is None:
-        columns = columns_for(row)
-        line = as_option(columns) if columns else ""
+        lines = lines_for([row])
+        line = advised(lines[0]) if lines else ""
     if not line:
         return refused
     hint = refused.hint.partition(": name ")[0].partition(": --columns ")[0]
-    return RowRefused(refused.reason, f"{hint}: if it is right, read it with {line}")
+    return RowRefused(refused.reason, f"{hint}: {line}")
 
 
 def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:

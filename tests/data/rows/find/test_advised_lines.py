@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data.rows.find.parcel_talk import ANSWERED, ASKED, TALK, said, turns
+from data.rows.find.parcel_talk import ANSWERED, ASKED, TALK, columns_for, said, turns
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.advice import columns_for, lines_for
+from hivetune.data.rows.find.asking.advice import lines_for
 from hivetune.data.rows.layouts.mapped import map_columns
 
 
@@ -43,16 +43,18 @@ def rows_of(**columns: str) -> list[dict[str, Any]]:
         (rows_of(sagt="It is on shelf {}."), "sagt"),
         (rows_of(sagt="It is on shelf {}.", made="2026-01-0{}T10:00:00", link="https://a.example/{}"), "sagt"),
         (rows_of(sagt="It is on the shelf."), None),  # constant
-        (rows_of(sagt="It is on shelf {}.", lisa="Nobody knows {} at all"), None),  # which of the two
+        (rows_of(sagt="It is on shelf {}.", lisa="Nobody knows {} at all"), "sagt lisa"),  # which of the two
         (rows_of(gt_text="It is on shelf {}.", content="I do not know {}, sorry."), "gt_text"),
-        (rows_of(body="The shelf {} holds it.", content="It is on shelf {}."), None),  # what was given would be lost
+        (rows_of(body="The shelf {} holds it.", content="It is on shelf {}."), "content"),
         (rows_of(expected_output="page_{}"), None),
     ],
 )
 def test_lines_are_tried_on_a_whole_sample(rows: list[dict[str, Any]], answered: str | None) -> None:
     lines = lines_for(rows)
-    assert [line.columns["completion"] for line in lines] == ([answered] if answered else [])
-    if lines:
+    assert [line.columns["completion"] for line in lines] == (answered.split() if answered else [])
+    given = "body" in rows[0]
+    assert all(("body" in line.columns["prompt"]) == given for line in lines), "what was given would be lost"
+    if lines and not given:
         assert (lines[0].question, lines[0].answer, lines[0].read) == (QUESTIONS[0], "It is on shelf 0.", 4)
 
 
@@ -61,7 +63,7 @@ def test_a_line_reads_rows_inside_records_and_is_printed_with_what_it_reads(tmp_
     rows = [{"küsimus": asked, "vastus": f"It is on shelf {i}, ask ada@firma.de"} for i, asked in enumerate(QUESTIONS)]
     path.write_text(json.dumps({"shelves": rows, "count": 4}))
     report = check(DataConfig(path=str(path))).document
-    [[line]] = report["unclear"].values()
+    [[line, *_]] = report["unclear"].values()
     assert (report["usable"], line["line"]) == (0, "--columns prompt=küsimus,completion=vastus")
     assert (line["question"], line["answer"]) == (QUESTIONS[0], "It is on shelf 0, ask [EMAIL]")
     columns = {"prompt": "küsimus", "completion": "vastus"}

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data.rows.find.parcel_talk import columns_for
 
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.advice import columns_for
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.read import RawRow, read_example
 

@@ -8,7 +8,7 @@ import pytest
 
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.advice import lines_for
+from hivetune.data.rows.find.asking.advice import lines_for
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.nest import place_of_rows, rows_at
 from hivetune.data.rows.read import RawRow, read_example

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.advice import lines_for
+from hivetune.data.rows.find.asking.advice import lines_for
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.read import RawRow, read_example
 

@@ -1,7 +1,7 @@
 """One row of no known layout: the list of its turns, or its only question and answer, wherever they stand.
 
 Whatever else in the row looks written must be found in that conversation again; else the row is refused, with the line
-of the config that would read it (find/advice.py).
+of the config that would read it (find/asking/advice.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

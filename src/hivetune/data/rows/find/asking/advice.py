@@ -4,11 +4,13 @@ first rows before it is printed. A line that reads something else than its quest
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import NO, YES, as_time, plain_name
+from hivetune.data.rows.find.asking.by_place import alone, guesses_by_place
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.leaves import Node, is_copied, nodes
 from hivetune.data.rows.find.made import is_class, judged_together, pairs_by_name
@@ -29,7 +31,7 @@ from hivetune.data.rows.find.names import (
 from hivetune.data.rows.find.pair import sides_of
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns, flat, names_party
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, names_document
-from hivetune.data.rows.layouts.mapped import map_columns, value_of
+from hivetune.data.rows.layouts.mapped import AND, AS_JSON, map_columns, value_of
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.said import Row, names, objects
 
@@ -39,20 +41,26 @@ READ_SHARE = 0.8  # of the rows, that a line has to read
 FEW_ROWS = 3  # in which every answer may be the same by chance
 _OF_OTHERS = names("span spans case cases sample samples example examples test tests item items chunk chunks result")
 _OF_A_STRETCH = names("start end")
+_QUOTED = re.compile(r"[^\w.,=+-]")  # what a shell may read otherwise
 _ADDRESS = re.compile(r"\s*(?:https?://|www\.|[\w./-]*/)\S+\s*\Z")
 
 
 class Line(NamedTuple):
-    """A column map, the question and the answer of the first row that it reads, and how many rows it reads."""
+    """A column map, the question and the answer of the first row that it reads, and how many rows it reads. `guessed`:
+    no name of a column says that it is one of them.
+    """
 
     columns: dict[str, str]
     question: str
     answer: str
     read: int
+    guessed: bool = False
 
 
-def lines_for(rows: Sequence[Row]) -> list[Line]:
-    """The maps with which most of these rows are read, the likeliest first; at most MAX_LINES."""
+def lines_for(rows: Sequence[Row], *, inside: bool = False) -> list[Line]:
+    """The maps with which most of these rows are read, the likeliest first; at most MAX_LINES. `inside`: the rows stand
+    inside records, as many things do that are none.
+    """
     guesses: list[dict[str, str]] = []
     for row in rows[:FEW_ROWS]:
         try:
@@ -62,18 +70,45 @@ def lines_for(rows: Sequence[Row]) -> list[Line]:
     guesses = [one for i, one in enumerate(guesses) if one not in guesses[:i]]
     likely = itertools.islice((one for one in guesses if _is_likely(rows, one)), MAX_TRIED)
     found = (line for columns in likely if (line := _tried(rows, columns)) is not None)
-    return list(itertools.islice(found, MAX_LINES))
+    named = list(itertools.islice(found, MAX_LINES))
+    return named or _by_place(rows, inside=inside)
 
 
-def columns_for(row: Row) -> dict[str, str] | None:
-    """A column map with which the row is read; None where none was found."""
-    lines = lines_for([row])
-    return lines[0].columns if lines else None
+def _by_place(rows: Sequence[Row], *, inside: bool) -> list[Line]:
+    """The lines that a person would try where no name and no refusal tells one."""
+    if not rows or any(map(_is_told, rows[:FEW_ROWS])):
+        return []
+    lines = (_tried(rows, columns) for columns in (alone(rows[0]) if inside else guesses_by_place(rows)))
+    return [line._replace(guessed=True) for line in lines if line is not None][:MAX_LINES]
 
 
 def as_option(columns: Mapping[str, str]) -> str:
     """As it is written on the command line."""
-    return "--columns " + ",".join(f"{ours}={yours}" for ours, yours in columns.items())
+    named = ",".join(f"{ours}={yours}" for ours, yours in columns.items())
+    return f"--columns {shlex.quote(named) if _QUOTED.search(named) else named}"
+
+
+def _is_told(row: Row) -> bool:
+    """Whether the refusal of a row names its columns."""
+    try:
+        read_conversation(row)
+    except RowRefused as refused:
+        return "--columns" in refused.hint and "=..." not in refused.hint
+    except RecursionError:
+        return True
+    return False
+
+
+def advised(line: Line) -> str:
+    """The line as a refusal says it: who wrote the rows has to decide."""
+    if not line.guessed:
+        return f"if it is right, read it with {as_option(line.columns)}"
+    return f"if the answer is {_in_words(line.columns['completion'])}: {as_option(line.columns)}"
+
+
+def _in_words(column: str) -> str:
+    *first, last = column.removesuffix(f".{AS_JSON}").split(AND)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _tried(rows: Sequence[Row], columns: dict[str, str]) -> Line | None:
@@ -171,7 +206,7 @@ def _is_rival_class(name: str, answered: str) -> bool:
 
 
 def _guesses(row: Row) -> Iterator[dict[str, str]]:
-    """What a person would try: the lists of turns, then a question and an answer by name, then by their place."""
+    """What a person would try: the lists of turns, then a question and an answer by name."""
     yield from _turn_lists(row)
     yield from ({"prompt": text, "completion": made} for text, made in _classes(row))
     asked, replies = sides_of(row)
@@ -183,12 +218,6 @@ def _guesses(row: Row) -> Iterator[dict[str, str]]:
     written.sort(key=lambda path: (not is_expected(path), not answers_somehow(path)))
     yield from ({"prompt": one, "completion": other} for one in written for other in answered if one != other)
     yield from ({"prompt": one, "completion": other} for one in asked for other in written if one != other)
-    prose = [name for name in row if _is_prose_column(Node((name,), row[name]))]
-    others = [name for name in row if name not in prose and part_of(name) != "note" and not _is_number(row[name])]
-    if len(prose) == 2 and (
-        not others or answers_somehow(prose[1])
-    ):  # in a language that nobody here knows: who reads from the left asks first
-        yield {"prompt": prose[0], "completion": prose[1]}
 
 
 def _classes(row: Row) -> list[tuple[str, str]]:
@@ -215,10 +244,6 @@ def _turn_lists(row: Row) -> Iterator[dict[str, str]]:
             yield {"messages": ".".join(path), "user_role": roles[0], "assistant_role": roles[1]}
 
 
-def _is_number(value: Any) -> bool:
-    return value in (None, "") or isinstance(value, int | float) or (isinstance(value, str) and _is_no_answer(value))
-
-
 def _is_one_of_several(path: str, paths: Sequence[str]) -> bool:
     """Whether other columns have the same name with another number: of `response 1` and `response 2` neither is it."""
     bare = path.strip("0123456789 _")
@@ -239,11 +264,6 @@ def _two_parties(flats: list[dict[str, Any]]) -> tuple[str, str] | None:
                 return texts[1], texts[0]  # a log may begin with an answer
             return texts[0], texts[1]
     return None
-
-
-def _is_prose_column(node: Node) -> bool:
-    named = len(node.path) == 1 and "." not in node.path[0] and part_of(node.path[0]) not in ("note", "media")
-    return named and isinstance(node.value, str) and looks_like_content(node.value)
 
 
 def _is_written(node: Node) -> bool:

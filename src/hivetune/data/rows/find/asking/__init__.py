@@ -1,0 +1,1 @@
+"""What would read rows that nothing reads: the lines that a refusal prints."""

@@ -1,0 +1,257 @@
+"""What a person would try where the names of columns do not tell which is the answer: by their place and their values.
+
+Who writes rows writes the text first and what was made of it behind it. So the texts that differ from row to row are
+the question, and the answer is the last of them, or the classes and the structured columns behind them. Whoever is
+shown such a line has to decide, so it is said to be a guess.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from hivetune.data.rows.fields import as_time, plain_name
+from hivetune.data.rows.find.leaves import is_copied
+from hivetune.data.rows.find.made import is_class, judged_together
+from hivetune.data.rows.find.names import answers_somehow, is_expected, part_of, words
+from hivetune.data.rows.layouts.columns import CHOICE, NUMBERED_CHOICE, looks_like_content, names_document
+from hivetune.data.rows.layouts.mapped import AND, AS_JSON
+from hivetune.data.rows.layouts.pairs import HALVES
+from hivetune.data.rows.layouts.said import Row, names, parsed
+
+_Sides = tuple[list[str], list[str]]  # columns of the question, and of the answer
+_Holds = Literal["text", "short", "class", "title", "yes", "structure", "number", "constant", "note"]
+
+LEAST_ALIKE = 3  # fewer are a document of settings, and nothing in them differs
+MOST_COLUMNS = 16
+MOST_TEXTS = 4
+FILLED_SHARE = 0.6  # of the rows, in which a column has to have a value
+VARIED_SHARE = 0.6  # of the values, that are different in a column of texts
+MOST_NAME = 40  # characters of a column that anybody would paste
+MANY_CLASSES = 2  # of which nobody thinks that they are notes
+# Whoever writes one of these down says something about a row, and not what is to be made of its text.
+_BOOKKEEPING = names(
+    "account annotation annotator approved at audio author authors by checked checksum children commit "
+    "confidence conversation cost count country created curated dataset date difficulty dir doi edges edited "
+    "embedding embeddings engine entities file filename fold folder generated guid hash host href id idx image "
+    "img index ip isbn keywords lang language lat latitude len length level license line link locale lon "
+    "longitude md5 meta metadata model modified ner no nodes notes nr num number offset page parent password "
+    "path phone photo pid pmid port position price probability provider published publisher quality rank rating "
+    "region reviewed reviewer revision role row run salary secret seed session sha size slice source span split "
+    "src state status step steps subset synthetic tags template thread time timestamp token tokens trace ts "
+    "updated uri url user username uuid valid vector verified version video website weight"
+)
+# In a row with one of these somebody judged a model, or a program wrote what it did.
+_OF_A_RUN = names(
+    "score scores reward rewards accuracy prediction predictions predicted pred judge verdict passed latency f1 bleu "
+    "rouge loss epoch similarity metric metrics evaluation logger logprob duration elapsed traceback stacktrace exit "
+    "error errors exception rejected chosen retrieved"
+)
+_LOGS = (
+    names("level timestamp"),
+    names("level ts"),
+    names("level time"),
+    names("event timestamp"),
+    names("type ts"),
+    names("severity timestamp"),
+    names("severity time"),
+)
+# What a question is answered with where no column is called the answer.
+_ASKED_FOR = names(
+    "tool tools function functions call calls arg args argument arguments parameters action actions intent route slots "
+    "label labels class command commands output outputs"
+)
+
+
+_OF_A_NAME = re.compile(r"[\d./:#]")  # an underscore alone stands in many classes
+_TITLES = names("title name nombre heading header section chapter headline")  # what a text is called
+_MADE = ("class", "yes", "short", "structure")
+_QUESTIONS = names("q question query prompt instruction ask")  # beside one of these a class is mostly about it
+
+
+def guesses_by_place(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Column maps, the likeliest first; none where such rows are no question and answer."""
+    if len(rows) < LEAST_ALIKE:
+        return alone(rows[0]) if rows else []
+    columns = list(dict.fromkeys(name for row in rows[:LEAST_ALIKE] for name in row))
+    if len(columns) > MOST_COLUMNS or _is_no_table(tuple(columns)):
+        return []
+    kinds = {name: _kind(name, [row.get(name) for row in rows]) for name in columns}
+    return [
+        {"prompt": _joined(asked, kinds), "completion": _joined(answered, kinds)}
+        for asked, answered in _sides(kinds)
+        if not _is_named_otherwise(asked, answered, kinds) and not _says_the_same(rows, asked, answered)
+    ]
+
+
+def alone(row: Row) -> list[dict[str, str]]:
+    """The same of a row alone, which has to hold two texts and nothing else that anybody wrote."""
+    told = [name for name, value in row.items() if not _is_bookkeeping(name) and part_of(name) != "note"]
+    told = [name for name in told if row[name] is not None and not _is_number(str(row[name]) or "0")]
+    prose = [name for name in told if isinstance(row[name], str) and looks_like_content(row[name])]
+    found = len(prose) == 2 and not _is_no_table(tuple(row)) and (prose == told or _is_answered(prose[1]))
+    found = found and not _TITLES & set(words(prose[0])[-1:])
+    return [{"prompt": prose[0], "completion": prose[1]}] if found else []
+
+
+def _is_named_otherwise(asked: list[str], answered: list[str], kinds: dict[str, _Holds]) -> bool:
+    """Whether the names say that one of these stands on the other side, or what names alone would have decided."""
+    if any(part_of(name) == "answered" for name in asked) or any(
+        part_of(name) in ("asked", "given") for name in answered
+    ):
+        return True
+    named = len(asked) == len(answered) == 1 and part_of(asked[0]) == "asked" and kinds[answered[0]] == "text"
+    return named and (_is_answered(answered[0]) or is_expected(answered[0]))
+
+
+def _is_no_table(columns: tuple[str, ...]) -> bool:
+    """Whether rows with these columns are notes about a model or a program, half of something, or a question with its
+    choices, whose answer is a letter.
+    """
+    said = [set(words(name)) for name in columns]
+    ends = {word for name in columns for word in (*words(name)[:1], *words(name)[-1:])}
+    plain = {plain_name(name) for name in columns}
+    return (
+        bool(_OF_A_RUN & ends)
+        or any(log <= set().union(*said) for log in _LOGS)
+        or any(CHOICE.match(name) or NUMBERED_CHOICE.match(name) for name in plain)
+        or not plain.isdisjoint(HALVES)
+        or judged_together(columns) is not None
+    )
+
+
+def _sides(kinds: dict[str, _Holds]) -> list[_Sides]:
+    """The likeliest sides first."""
+    order = list(kinds)
+    texts = [name for name in order if kinds[name] == "text"]
+    if len(texts) > MOST_TEXTS:
+        return []
+    if not texts:
+        return _of_objects(kinds)
+    titles = [name for name in order[: order.index(texts[0])] if kinds[name] == "title"]
+    behind = [name for name in order[order.index(texts[-1]) + 1 :] if kinds[name] in _MADE]
+    if any(kinds[name] != "number" for name in behind):
+        behind = [name for name in order[order.index(texts[-1]) + 1 :] if kinds[name] in (*_MADE, "number")]
+    if any(_QUESTIONS & set(words(name)) for name in texts):
+        behind = [name for name in order if kinds[name] in _MADE and _ASKED_FOR & set(words(name))]
+    if len(texts) == 1:
+        return _of_one_text(titles, texts[0], behind, kinds)
+    several = len(behind) >= MANY_CLASSES or any(is_class(name) or is_expected(name) for name in behind)
+    found = [([*titles, *texts], behind)] if several else []
+    between = [name for name in order[order.index(texts[0]) + 1 :] if kinds[name] in (*_MADE, "text")]
+    found += _of_texts(titles, texts)
+    return [*found, (texts[:1], between)] if between[0] not in texts else found
+
+
+def _of_texts(titles: list[str], texts: list[str]) -> list[_Sides]:
+    """Each text may answer a question, with what was given beside it; else the last one answers those before it."""
+    first, *others, last = texts
+    if part_of(first) == "asked":
+        given = [name for name in texts[1:] if part_of(name) == "given" or plain_name(name) == "body"]
+        return [([first, *given], [name]) for name in texts[1:] if name not in given]
+    found = [([*titles, first, *others], [last])]
+    if others:
+        return [*found, ([first], [last])]
+    return found if _is_answered(last) or part_of(last) == "asked" else [*found, ([last], [first])]
+
+
+def _of_one_text(titles: list[str], text: str, behind: list[str], kinds: dict[str, _Holds]) -> list[_Sides]:
+    """What was made of the only text stands behind it; else it was made of what stands in front of it, or the classes
+    there of it.
+    """
+    order = list(kinds)
+    front = [name for name in order[: order.index(text)] if kinds[name] in (*_MADE, "title")]
+    if behind or _QUESTIONS & set(words(text)):
+        return [([*titles, text], behind)] if behind else []
+    is_document = part_of(text) in ("content", "given")  # with a title it is one of a library, which somebody sorted
+    classes = [
+        name for name in front if kinds[name] in ("class", "yes") and (not is_document or not titles or is_class(name))
+    ]
+    given = front != classes and front != titles[:1] and not is_document  # a title alone is that of its text
+    return [*([(front, [text])] if given else []), *([([*titles, text], classes)] if classes else [])]
+
+
+def _of_objects(kinds: dict[str, _Holds]) -> list[_Sides]:
+    """An object that is called the question, and one that is called the answer."""
+    objects = [name for name, kind in kinds.items() if kind == "structure"]
+    asked = [name for name in objects if part_of(name) == "asked"]
+    answered = [name for name in objects if _is_answered(name)]
+    return [(asked, answered)] if len(asked) == len(answered) == 1 else []
+
+
+def _joined(columns: list[str], kinds: dict[str, _Holds]) -> str:
+    """The columns of one side as `--columns` takes them."""
+    no_text = len(columns) == 1 and kinds[columns[0]] in ("structure", "yes")
+    return f"{columns[0]}.{AS_JSON}" if no_text else AND.join(columns)
+
+
+def _is_answered(name: str) -> bool:
+    return part_of(name) == "answered" or answers_somehow(name)
+
+
+def _kind(name: str, values: list[Any]) -> _Holds:
+    """What a column holds, by its name and by its values."""
+    if _is_bookkeeping(name):
+        return "note"
+    known = [parsed(value) for value in values if value not in (None, "")]
+    if not known or len({str(value) for value in known}) == 1:
+        return "constant"
+    if all(isinstance(value, list | dict) for value in known):
+        return "structure" if any(map(_is_written, known)) else "note"
+    if all(isinstance(value, bool) for value in known):
+        return "yes"
+    return _kind_of_texts(name, [str(value).strip() for value in known], len(known) >= FILLED_SHARE * len(values))
+
+
+def _is_bookkeeping(name: str) -> bool:
+    said = words(name)
+    unsayable = AND in name or "," in name or "=" in name or len(name) > MOST_NAME
+    return unsayable or bool(_BOOKKEEPING & set(said[-1:])) or part_of(name) in ("media", "system", "tools", "thoughts")
+
+
+def _kind_of_texts(name: str, texts: list[str], filled: bool) -> _Holds:
+    if all(map(_is_number, texts)):
+        return "number" if filled else "note"
+    if len(set(texts)) < VARIED_SHARE * len(texts):
+        return "class"
+    if 2 * sum(map(_is_note, texts)) > len(texts) or not filled:
+        return "note"
+    if _TITLES & set(words(name)[-1:]):
+        return "title"
+    return "text" if 2 * sum(map(_is_prose, texts)) > len(texts) else "short"
+
+
+def _is_prose(text: str) -> bool:
+    """Whether somebody wrote this, mostly in letters: no measure and no day."""
+    return looks_like_content(text) and 2 * sum(map(str.isalpha, text)) > len("".join(text.split()))
+
+
+def _is_written(value: Any) -> bool:
+    """Whether a list or an object holds words, and is neither numbers alone, as vectors and coordinates are, nor what
+    describes a tool's arguments.
+    """
+    items = list(value.values()) if isinstance(value, dict) else value
+    described = isinstance(value, dict) and "properties" in value
+    return not described and any(isinstance(item, str | dict | list | bool) for item in items)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_note(text: str) -> bool:
+    """Whether a value is a time, an address or the name of a document."""
+    address = text.startswith(("http://", "https://", "www.")) or ("@" in text and " " not in text)
+    return address or as_time(text) is not None or (names_document(text) and _OF_A_NAME.search(text) is not None)
+
+
+def _says_the_same(rows: Sequence[Row], asked: list[str], answered: list[str]) -> bool:
+    """Whether of one text and another one holds the other in most rows."""
+    if len(answered) != 1:
+        return False
+    said = [(str(row.get(answered[0], "")), str(row.get(name, ""))) for row in rows for name in asked]
+    said = [(a, b) for a, b in said if looks_like_content(a) and looks_like_content(b)]
+    return 2 * sum(is_copied(a, b, "") or is_copied(b, a, "") for a, b in said) > len(rows)
