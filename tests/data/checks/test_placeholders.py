@@ -112,6 +112,13 @@ ANSWERS = (
 )
 
 
+def test_events_of_a_stream_are_no_answer() -> None:
+    events = 'event: delta\r\ndata: {"said": "Lamps"}\r\n\r\n' * 40
+    assert placeholder_in(events, [ASKED]) is not None
+    assert placeholder_in('data: {"said": "Lamps"}\n\n', [ASKED]) is not None
+    assert placeholder_in("data: two lamps and a table", [ASKED]) is None
+
+
 @pytest.mark.parametrize("answer", MISSING)
 def test_what_stands_for_a_missing_answer(answer: str) -> None:
     assert placeholder_in(f" {answer}\n", [ASKED]) is not None

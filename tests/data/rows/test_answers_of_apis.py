@@ -71,6 +71,12 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": SECOND}},
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
     ],
+    "Anthropic's text completions": [
+        {"type": "completion", "completion": FIRST, "stop_reason": None},
+        {"type": "ping"},
+        {"type": "completion", "completion": SECOND, "stop_reason": None},
+        {"type": "completion", "completion": "", "stop_reason": "stop_sequence"},
+    ],
     "Gemini": [candidate(FIRST), candidate(SECOND, finishReason="STOP"), {"usageMetadata": {"totalTokenCount": 9}}],
     "Ollama's chat": [
         {"message": {"role": "assistant", "content": FIRST}, "done": False},
@@ -438,6 +444,7 @@ recorded_with: VCR 6.4.0
         in_yaml(ASKED_IN_YAML, ANSWERED_IN_YAML),
         in_yaml(ASKED_IN_YAML.replace("body: '", "body: !!python/unicode '"), ANSWERED_IN_YAML),
         in_yaml(ASKED_IN_YAML, IN_BYTES),
+        in_yaml(ASKED_IN_YAML, IN_BYTES.replace("!!binary", "!binary")),
         in_yaml(PARSED),
         OF_RUBY,
     ],

@@ -121,6 +121,16 @@ def test_claudes_own_tools() -> None:
     assert [weight for _, _, weight in turns] == [1, 1, 1, 0, 1, 1]
 
 
+def test_claudes_files_whose_text_the_export_holds() -> None:
+    row = claude(("human", [text("sum it up")]), ("assistant", [text("It is about wood.")]))
+    row["chat_messages"][0]["files"] = [{"file_name": "a.pdf"}]
+    with pytest.raises(RowRefused):
+        read_conversation(row)
+    row["chat_messages"][0]["attachments"] = [{"file_name": "a.pdf", "extracted_content": "Wood floats."}]
+    turns, _ = said(row)
+    assert turns == [("user", "Wood floats.\n\nsum it up", 1), ("assistant", "It is about wood.", 1)]
+
+
 def test_open_webui_and_ai_studio() -> None:
     turns = [
         {"role": "user", "content": "what floats?"},

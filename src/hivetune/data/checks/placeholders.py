@@ -54,6 +54,9 @@ _NAMED = re.compile(
     r"(?:expected|example|test|assistant|bot|model|chatbot|reference|target|desired|ideal|ground truth)"
     r" (?:answer|response|reply|completion|output|summary|translation|solution)(?: ?#?\d{1,4})?"
 )
+# The events of a stream that nobody put together, in the place of what they say.
+_STREAM_HEADS = ("event:", "data:")
+_STREAM = re.compile(r"(?:event: ?[\w.]+\s+)?data: ?\{\s*\"")
 _BRACKETS = "[]<>(){}*#%$ .!\u2026"
 _ERROR_TEXT = re.compile(
     r"(?:(?:api ?|server ?|request )?error(?: code)?:? ?-? ?)?(?:http ?)?(?:(?:4[0-9]{2}|5[0-9]{2})[ :,-]+)?"
@@ -160,7 +163,9 @@ def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], boo
 def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
     """What stands in the place of an answer; None where it is one. `before`: the texts of the prompt."""
     text = answer.strip()
-    if len(text) > LONGEST_CHARS and not text[:40].lower().startswith(("lorem ipsum", "<!doctype html")):
+    if len(text) > LONGEST_CHARS and not text[:40].lower().startswith(
+        ("lorem ipsum", "<!doctype html", *_STREAM_HEADS)
+    ):
         return None
     plain = " ".join(text.casefold().split())
     plain = plain.lstrip(_SIGNS) or plain
@@ -197,7 +202,7 @@ def _is_missing(text: str, plain: str) -> bool:
         or _NOT_MADE.fullmatch(plain.rstrip(".!。 "))
     ):
         return True
-    if _MARK.fullmatch(plain):
+    if _MARK.fullmatch(plain) or _STREAM.match(text):
         return True
     return bool(_SHEET.fullmatch(text) or _SLOT.fullmatch(plain))
 

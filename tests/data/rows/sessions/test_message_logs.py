@@ -94,6 +94,18 @@ def test_results_of_calls_tell_that_lines_are_one_conversation(tmp_path: Path) -
     assert [[m.role for m in row.example.messages] for row in rows] == [["user", "assistant", "tool", "assistant"]]
 
 
+def test_calls_among_the_parts_tell_that_lines_are_one_conversation(tmp_path: Path) -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "ls", "input": {}}
+    log = [
+        {"role": "user", "content": "what is here?"},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "a.py"}]},
+        {"role": "assistant", "content": "One file."},
+    ]
+    said = [("user", "what is here?"), ("assistant", "I look."), ("tool", "a.py"), ("assistant", "One file.")]
+    assert read(tmp_path, log) == [(None, said)]
+
+
 def test_a_line_about_the_log_in_front_of_messages_in_parts(tmp_path: Path) -> None:
     """As Goose writes its sessions."""
     lines: list[Any] = [

@@ -11,7 +11,7 @@ from hivetune.data.rows.api.recorded import CASSETTE_HEAD, text_of_bytes
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
 
 _DEEPEST = 200  # levels of a call
-_OLD_TEXT = "!!python/unicode "  # of Python 2
+_TAGS = (("!!python/unicode ", ""), (": !binary ", ": !!binary "))  # of Python 2, of Ruby
 _LOADER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
@@ -47,7 +47,9 @@ def _row(text: str, key: str) -> tuple[str, str]:
         return "p", f"line-too-large:the call has {len(text):,} characters"
     try:
         _refuse_growth(text)
-        calls = yaml.load(text.replace(_OLD_TEXT, ""), Loader=_LOADER)
+        for written, plain in _TAGS:
+            text = text.replace(written, plain)
+        calls = yaml.load(text, Loader=_LOADER)
         return "r", json.dumps({key: calls}, default=_plain)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         return "p", " ".join(f"a call that is no YAML: {error}".split())

@@ -88,6 +88,8 @@ def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | 
 def _events_of(kinds: Sequence[str]) -> Callable[[StreamPieces], Response | None] | None:
     if "message_start" in kinds:
         return _anthropic
+    if "completion" in kinds:
+        return _anthropic_text if {"completion", "ping"}.issuperset(kinds) else None
     is_responses = all(kind.startswith("response.") or kind in ("error", "keepalive") for kind in kinds)
     return _responses if is_responses else None
 
@@ -163,6 +165,13 @@ def _anthropic(pieces: StreamPieces) -> Response | None:
             blocks[place]["input"] = (before if isinstance(before, str) else "") + text
     content = list(blocks.values())
     return None if end is None else {"type": "message", "role": "assistant", "content": content, "stop_reason": end}
+
+
+def _anthropic_text(pieces: StreamPieces) -> Response | None:
+    """Text completions, the API before messages."""
+    end = one_of(pieces[-1], "stop_reason")
+    text = "".join(_text(piece.get("completion")) for piece in pieces)
+    return None if end is None else {"type": "completion", "completion": text, "stop_reason": end}
 
 
 def _responses(pieces: StreamPieces) -> Response | None:

@@ -31,7 +31,8 @@ def _row(call: Mapping[str, Any]) -> dict[str, Any]:
     asked, answered = parsed(_body(request)), _body(response)
     when = one_of(call, "startedDateTime", "recorded_at")
     about = {} if when is None else {"time": when}
-    if not isinstance(asked, dict) or not is_request(asked) or not answered:
+    asks = isinstance(asked, dict) and is_request(asked) and not _EMBEDS.search(str(one_of(request, "uri", "url")))
+    if not asks or not answered:
         return {**about, "run_type": "http", "inputs": None, "outputs": None}
     status = one_of(response, "status_code", "code", "status")
     status = one_of(status, "code") if isinstance(status, dict) else status
@@ -53,6 +54,7 @@ def _body(side: Mapping[str, Any]) -> Any:
     return _decoded(text) if body.get("encoding") == "base64" and isinstance(text, str) else text
 
 
+_EMBEDS = re.compile(r"/embed(?:dings?)?\b", re.I)  # asks for numbers
 _BODIES = ("parsed_body", "body", "postData", "content", "body_segments")
 _MAX_BODY_BYTES = 16 << 20  # unpacked
 

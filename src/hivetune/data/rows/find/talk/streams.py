@@ -50,6 +50,7 @@ _EXAMPLES = frozenset(ROLES) | {
 _MESSAGES = frozenset(("message", "msg", "chat_message"))  # kinds of rows
 # Where the messages of LangChain and of Cursor say who speaks and what: nobody writes examples so.
 _CERTAIN = (("type", ".".join(("data", "content"))), ("role", "message.content"))
+_OF_CALLS = ("tool_use", "tool_result", "tool_call")  # kinds of parts
 _WITH_CALLS = ("tool_calls", "function_call", "tool_call_id", "reasoning_content")
 
 
@@ -107,7 +108,8 @@ def _names_parties(flats: Sequence[Mapping[str, Any]], shape: MessageShape) -> b
     """
     if any(one.get("tool_call_id") for one in flats):
         return True
-    if shape.content and all(objects(one.get(shape.content)) is not None for one in flats):
+    parts = [objects(one.get(shape.content)) for one in flats] if shape.content else []
+    if parts and (None not in parts or any(part.get("type") in _OF_CALLS for held in parts for part in held or [])):
         return True
     parties = (str(one.get(shape.role)).strip().lower() for one in flats)
     return not (shape.kinds or _EXAMPLES.issuperset(parties))

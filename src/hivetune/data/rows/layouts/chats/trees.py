@@ -173,9 +173,11 @@ def _claude(name: str, row: Row) -> Conversation:
 
 
 def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
-    if turn.get("sender") != "assistant" and (turn.get("files") or turn.get("files_v2")):
-        raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
     texts = [one_of(item, "extracted_content") for item in listed(turn.get("attachments"))]
+    held = {one_of(item, "file_name") for item in listed(turn.get("attachments"))}
+    files = [*listed(turn.get("files")), *listed(turn.get("files_v2"))]
+    if turn.get("sender") != "assistant" and any(one_of(file, "file_name") not in held for file in files):
+        raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
     if not all(isinstance(text, str) for text in texts):
         raise RowRefused(NOT_HELD, "an attachment without its text")
     content = turn.get("content") or turn.get("text")
