@@ -181,6 +181,22 @@ def test_damage_of_all_but_the_best(run: Path) -> None:
     assert load_newest_good(run)[0] is None
 
 
+@pytest.mark.parametrize("lost", ["damaged", "distrusted"])
+def test_the_best_of_the_one_before_outlives_a_new_best(run: Path, lost: str) -> None:
+    """A new best that is damaged or taken back again leaves the best that was known before it."""
+    save(run, state_at(8, best=8))
+    if lost == "damaged":
+        flip(checkpoints.folder_of(run, 8) / TENSORS, 0.5)
+    else:
+        checkpoints.distrust_after(run, 7)
+    found, _ = load_newest_good(run)
+    assert found is not None and found.step == 7 and found.best == {"step": 4, "loss": 1.5}
+    assert same(load(checkpoints.folder_of(run, 4)), state_at(4))
+    for step in (9, 10, 11):
+        save(run, state_at(step, best=9))
+    assert checkpoints.steps(run) == [9, 10, 11]  # nothing leads back to it any more
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from([TENSORS, STATE, MANIFEST]), st.floats(0, 1), st.integers(0, 7))
 def test_no_flipped_bit_makes_a_third_state(

@@ -167,13 +167,14 @@ def distrust_after(run: Path, step: int, *, disk: Disk = DISK) -> list[int]:
 
 
 def retain(run: Path, *, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int]:
-    """Remove all but the newest `keep` whole checkpoints and the best that the newest names; returns the removed steps.
+    """Remove all but the newest `keep` whole checkpoints and the best that each of them names; returns the removed
+    steps. The newest may be set aside later: then the best is the one that another names.
 
     Looks at sizes, not hashes: it runs after each save. A damaged-looking folder is neither counted nor removed.
     """
     whole = [step for step in steps(run) if _looks_whole(folder_of(run, step))]
-    best = _best_step(folder_of(run, whole[-1])) if whole else None
-    removed = [step for step in whole[: max(0, len(whole) - keep)] if step != best]
+    best = {_best_step(folder_of(run, step)) for step in whole[-keep:]}
+    removed = [step for step in whole[:-keep] if step not in best]
     for step in removed:
         _remove(folder_of(run, step), disk)
     for leftover in sorted((run / FOLDER).glob(".*.tmp")) + sorted((run / FOLDER).glob("*.superseded*")):

@@ -1,5 +1,6 @@
 """The training loop: it learns, resumes bit for bit, keeps the best, stops before a bad update, obeys each setting."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -116,6 +117,36 @@ def test_a_run_that_died_between_checkpoints_repeats_the_lost_steps(tiny_model_f
         run_training(tmp_path / "dead", tiny_model_folder, on_beat=die)
     assert checkpoints.steps(tmp_path / "dead/run")[-1] < 9
     run_training(tmp_path / "dead", tiny_model_folder)
+    assert run_bytes(tmp_path / "dead") == run_bytes(tmp_path / "whole")
+
+
+def test_a_best_step_that_died_before_it_was_saved_is_found_again(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after each validation that found a better step and before its checkpoint: the step and its validation are
+    made again."""
+
+    class Death(BaseException):
+        pass
+
+    real, died = session.save_now, set[int]()
+
+    def die_once(opened: session.Session, progress: session.LoopState) -> None:
+        new_best = progress.best is not None and progress.best["step"] == progress.step
+        if new_best and progress.step not in died:
+            died.add(progress.step)
+            raise Death
+        real(opened, progress)
+
+    for name in ("whole", "dead"):
+        make_run(tmp_path / name, learnable_rows(60), learning_rate=0.3, epochs=20, validate_every=2, patience=3)
+    whole = run_training(tmp_path / "whole", tiny_model_folder)
+    monkeypatch.setattr(train, "save_now", die_once)
+    result = None
+    while result is None:
+        with contextlib.suppress(Death):
+            result = run_training(tmp_path / "dead", tiny_model_folder)
+    assert whole["best"]["step"] in died and result["best"] == whole["best"]
     assert run_bytes(tmp_path / "dead") == run_bytes(tmp_path / "whole")
 
 
