@@ -134,7 +134,7 @@ def test_pages_show_everything_and_escape_it(guarded: tuple[Guard, str]) -> None
         "cycles": "12 of 200 new groups",
         "cycles/faq": "the gate refused it",
         "releases": "helpdesk@2",
-        "releases/helpdesk/1": "Roll back",
+        "releases/helpdesk/1": "no champion before it",
         "releases/helpdesk/2": "Promote",
         "releases/helpdesk/1/rows": "108 rows",
         "releases/helpdesk/1/rows?split=train&page=3": "page 3 of 3",
@@ -253,7 +253,13 @@ def test_actions_do_what_their_commands_do(guarded: tuple[Guard, str]) -> None:
         assert find(database, "helpdesk").label == "helpdesk@2"
         assert database.execute("SELECT reason FROM alias_history ORDER BY number DESC").fetchall()[0] != ("",)
     assert post("/releases/helpdesk/1/rollback").status_code == 400  # it is not the champion any more
+    shown = ask(guarded, "/dashboard/releases/helpdesk/2", headers=owner()).text
+    assert "Roll back to helpdesk@1" in shown
     assert post("/releases/helpdesk/2/rollback", reason="worse").status_code == 200
+    shown = ask(guarded, "/dashboard/releases/helpdesk/1", headers=owner()).text
+    assert "/rollback" not in shown and "no champion before it" in shown
+    confirm = ask(guarded, "/dashboard/releases/helpdesk/1/rollback", headers=owner())
+    assert confirm.status_code == 400 and "no champion before helpdesk@1" in confirm.text
     refused = post("/releases/helpdesk/2/promote")
     assert refused.status_code == 409 and "rolled back" in refused.text  # not without the command's --force
     gone = post("/data/forget", kind="user", value=HOSTILE)

@@ -20,7 +20,7 @@ from supervise.disks import CountingDisk, PowerCut
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, write_json, write_manifest
 from hivetune.base.sealed import write_sealed
-from hivetune.errors import HivetuneError, NotDeployed, UsageError
+from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
 from hivetune.release import artefacts, registry
 from hivetune.release.registry import Release, find, history, promote, register, releases, rollback
 
@@ -144,6 +144,40 @@ def test_two_who_roll_the_same_release_back_roll_one_back(
     assert aliases(database) == {"champion": 2, "previous": 1}
     with pytest.raises(UsageError, match="helpdesk@3 is not the champion any more"):
         rollback(database, "helpdesk@3", by="ann", reason="it is slow")
+    assert aliases(database) == {"champion": 2, "previous": 1}
+
+
+@pytest.mark.parametrize("other", ["rolled back", "pruned"])
+def test_what_another_process_took_away_meanwhile_is_not_promoted(
+    other: str, database: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        promote(database, add(database, tmp_path, number).label, by="ann")
+    wanted = add(database, tmp_path, 4) if other == "rolled back" else find(database, "helpdesk@1")
+
+    def rolled_back() -> None:
+        promote(database, wanted.label, by="cycle")
+        rollback(database, wanted.label, by="gateway", reason="it is slow")
+
+    meanwhile = [rolled_back if other == "rolled back" else lambda: registry.prune(database, wanted)]
+    monkeypatch.setattr(Release, "check", lambda release: meanwhile.pop()() if meanwhile else None)
+    with pytest.raises(Busy, match=f"changed {wanted.label} at the same time"):
+        promote(database, wanted.label, by="ann")
+    assert aliases(database)["champion"] == 3
+
+
+def test_a_retired_champion_that_is_promoted_again_returns_to_the_one_before(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    promote(database, add(database, tmp_path, 1).label, by="ann")
+    registry.retire(database, "helpdesk", by="experts", reason="nobody asks it")
+    promote(database, "helpdesk@1", by="ann")
+    assert aliases(database) == {"champion": 1} and registry.returns_to(database, "helpdesk") is None
+    with pytest.raises(UsageError, match="no previous release"):
+        rollback(database, "helpdesk", by="ann", reason="worse")
+    promote(database, add(database, tmp_path, 2).label, by="ann")
+    registry.retire(database, "helpdesk", by="experts", reason="nobody asks it")
+    promote(database, "helpdesk@2", by="ann")
     assert aliases(database) == {"champion": 2, "previous": 1}
 
 
@@ -295,6 +329,7 @@ actions = st.lists(
         st.tuples(st.just("promote"), st.integers(1, 6)),
         st.tuples(st.just("force"), st.integers(1, 6)),
         st.tuples(st.just("rollback"), st.just(0)),
+        st.tuples(st.just("retire"), st.just(0)),
         st.tuples(st.just("prune"), st.just(0)),
     ),
     max_size=14,
@@ -320,6 +355,8 @@ def test_whatever_is_done_the_registry_stays_sound(
                     promote(database, f"helpdesk@{value}", by="x", reason=reason, force=action == "force")
                 elif action == "rollback":
                     rollback(database, "helpdesk", by="x", reason="")
+                elif action == "retire":
+                    registry.retire(database, "helpdesk", by="x", reason="")
                 else:
                     for release, _ in registry.unused(database):
                         registry.prune(database, release)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from hivetune.base.database import transaction
 from hivetune.base.disk import DISK, MANIFEST, Disk, home, read_json, size_of
 from hivetune.base.whole import problems_once
-from hivetune.errors import HivetuneError, NotDeployed, UsageError
+from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
 from hivetune.release.artefacts import copy_run, remove
 
 Alias = Literal["champion", "candidate", "previous"]
@@ -115,7 +115,7 @@ def register(
     with transaction(database):
         if not known:
             if version != _next_version(database, name):
-                raise HivetuneError(f"another process registered {name}@{version} at the same time", hint="try again")
+                raise Busy(f"another process registered {name}@{version} at the same time", hint="try again")
             columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
             values = (name, version, str(run), *(about[key] for key in columns), json.dumps(about["proof"]))
             database.execute(
@@ -183,11 +183,14 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
         raise NotDeployed(f"{release.label}: {refusal}", hint="to promote it all the same: --force --reason WORDS")
     release.check()
     with transaction(database):
+        if find(database, release.label) != release:
+            raise Busy(f"another process changed {release.label} at the same time", hint="try again")
         previous = _at(database, release.name, "champion")
+        if previous is None:  # it was retired
+            previous = _champion_before(database, release.name, {release.version})
         _set(database, release, "withdrawn", "")
         _move(database, release.name, "champion", release.version, by=by, reason=reason, forced=bool(refusal))
-        if previous is not None:
-            _move(database, release.name, "previous", previous, by=by, reason=f"{release.label} promoted", forced=False)
+        _move(database, release.name, "previous", previous, by=by, reason=f"{release.label} promoted", forced=False)
         if _at(database, release.name, "candidate") == release.version:
             _move(database, release.name, "candidate", None, by=by, reason="promoted", forced=False)
         _want(database, release.name, release.version)
@@ -205,28 +208,34 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
     moved = UsageError(f"{champion.label} is not the champion any more", hint="see who is: hivetune registry")
     if "champion" not in champion.aliases:
         raise moved
-    earlier = [release for release in releases(database, champion.name) if "previous" in release.aliases]
-    if not earlier:
+    earlier = returns_to(database, champion.name)
+    if earlier is None:
         raise UsageError(
             f"{champion.label} has no previous release to return to",
             hint=f"promote another version: hivetune promote {champion.name}@VERSION",
         )
-    earlier[0].check()
+    earlier.check()
     with transaction(database):
         if _at(database, champion.name, "champion") != champion.version:
             raise moved
         words = reason or "rolled back"
         _set(database, champion, "withdrawn", words)
-        _move(database, champion.name, "champion", earlier[0].version, by=by, reason=words, forced=False)
-        before = _champion_before(database, champion.name, {champion.version, earlier[0].version})
+        _move(database, champion.name, "champion", earlier.version, by=by, reason=words, forced=False)
+        before = _champion_before(database, champion.name, {champion.version, earlier.version})
         _move(database, champion.name, "previous", before, by=by, reason=words, forced=False)
-        _want(database, champion.name, earlier[0].version)
-    return find(database, earlier[0].label), find(database, champion.label)
+        _want(database, champion.name, earlier.version)
+    return find(database, earlier.label), find(database, champion.label)
+
+
+def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
+    """The release that a rollback of `name` would make its champion."""
+    known = releases(database, name)
+    return next((one for one in known if "previous" in one.aliases and "champion" not in one.aliases), None)
 
 
 def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
-    """Serve nothing under `name` any more: its champion becomes `previous`, so that a promotion or a rollback brings it
-    back. None when it had no champion."""
+    """Serve nothing under `name` any more: its champion becomes `previous`, so that it is kept and a promotion
+    brings it back. None when it had no champion."""
     champion = next((release for release in releases(database, name) if "champion" in release.aliases), None)
     if champion is None:
         return None
@@ -262,11 +271,10 @@ def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
 
 def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
     """Releases that no alias and nobody who serves names, with the bytes that pruning would free."""
-    wanted = desired(database)
     return [
         (release, size_of(release.folder))
         for release in releases(database)
-        if not release.pruned and not release.aliases and wanted.get(release.name) != release.version
+        if not release.pruned and not _is_used(database, release)
     ]
 
 
@@ -275,15 +283,19 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
 
     The row says so first: a crash leaves files that are no release, never a release without files.
     """
-    if all(release.label != other.label for other, _ in unused(database)):
-        raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
     with transaction(database):
+        if _is_used(database, find(database, release.label)):
+            raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
         _set(database, release, "pruned", 1)
     return remove(release.folder)
 
 
 def _same(release: Release, about: Mapping[str, Any]) -> bool:
     return (release.adapter_sha256, release.model_sha256) == (about["adapter_sha256"], about["model_sha256"])
+
+
+def _is_used(database: sqlite3.Connection, release: Release) -> bool:
+    return bool(release.aliases) or desired(database).get(release.name) == release.version
 
 
 def _refusal(release: Release) -> str:

@@ -13,7 +13,7 @@ from hivetune.dashboard.pages.releases import found_release
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
 from hivetune.errors import NotThere, UsageError
-from hivetune.release.registry import promote, rollback
+from hivetune.release.registry import promote, returns_to, rollback
 from hivetune.run.status import ask_to_stop
 from hivetune.walk.compare.frozen import freeze_wins
 from hivetune.walk.release.register import who
@@ -77,7 +77,11 @@ def _confirm_rollback(watcher: Watcher, asked: PageRequest) -> Page:
     release = found_release(asked)
     if "champion" not in release.aliases:
         raise UsageError(f"{release.label} is not the champion, so there is nothing to roll back")
-    says = "It is withdrawn, and the champion before it takes its place: in what the name means, and in what is served."
+    with closing(open_database()) as database:
+        earlier = returns_to(database, release.name)
+    if earlier is None:
+        raise UsageError(f"there is no champion before {release.label} to return to")
+    says = f"It is withdrawn, and {earlier.label} takes its place: in what the name means, and in what is served."
     command = f"hivetune rollback {release.name}"
     back = f"/releases/{release.name}/{release.version}"
     return _ask(asked, Question(f"Roll {release.label} back?", says, "Roll back", command, back, reason=True))

@@ -16,7 +16,7 @@ from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.pages.comparison import comparison_body
 from hivetune.release.experts import families
-from hivetune.release.registry import Release, find, forgotten_rows, history, releases
+from hivetune.release.registry import Release, find, forgotten_rows, history, releases, returns_to
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.walk.experts.costs import known_costs
 from hivetune.walk.release.register import explain_release
@@ -49,6 +49,7 @@ def release_page(watcher: Watcher, asked: PageRequest) -> Page:
         family = families(database)
         snapshot = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
         forgotten = forgotten_rows(database, release.snapshot)
+        earlier = returns_to(database, release.name)
     shared = next((name for name, experts in family.items() if release.name in (name, *experts)), "")
     values = {
         "release": release,
@@ -57,6 +58,7 @@ def release_page(watcher: Watcher, asked: PageRequest) -> Page:
         "problem": problem,
         "moves": moves,
         "forgotten": forgotten,
+        "earlier": earlier,
         "run": run_id(Path(release.run)) if Path(release.run).exists() else "",
         "snapshot_is_there": snapshot is not None and Path(snapshot[0]).is_dir(),
         "answers": Markup(_answers(release)),
