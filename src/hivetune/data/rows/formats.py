@@ -156,7 +156,7 @@ def _is_json_document(head: bytes, spread: bool) -> bool:
     first, line_break, rest = text.partition(b"\n")
     if text.startswith(b"["):
         return not (rest.strip() and _is_whole(first))  # a list alone on the first line is a line of JSONL, no file
-    indented = rest[:1] in (b" ", b"\t") and rest.lstrip(b" \t\r\n")[:1] == b'"'  # whatever the name says
+    indented = rest[:1] in (b" ", b"\t") and rest.lstrip(b" \t\r\n")[:1] in (b'"', b"{", b"[")  # whatever its name
     begun = first.rstrip() in (b"{", b"") or (first.startswith(b"{") and first.rstrip()[-1:] in b"{[,:")
     return (spread or indented) and bool(line_break) and begun
 

@@ -94,3 +94,60 @@ def test_a_tool_and_its_arguments_beside_a_question_are_a_call(names: tuple[str,
 def test_a_question_without_a_call_has_no_answer() -> None:
     with pytest.raises(RowRefused, match=r"unknown-layout|no-answer|empty-answer"):
         said({"prompt": ASK, "tool": None, "args": None, "is_refusal": True})
+
+
+def test_the_calls_of_one_answer_are_no_rows(tmp_path: Path) -> None:
+    calls = [{"tool_name": "map", "arguments": {"town": "Bonn"}}, {"tool_name": "bus", "arguments": {"day": 3}}]
+    rows = [{"id": f"r{i}", "instruction": ASK, "status": "ok", "gold_steps": calls} for i in range(3)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert len(list(rows_of_files([str(path)]))) == len(rows)
+
+
+CHATML = "<|im_start|>{}\n{}<|im_end|>\n"
+
+
+@pytest.mark.parametrize("names", [("prompt", "response"), ("input", "output"), ("question", "answer")])
+def test_the_system_prompt_of_a_rendered_text_beside_its_question_and_answer(names: tuple[str, str]) -> None:
+    parts = (("system", "You know all towns."), *TOLD)
+    text = "".join(CHATML.format(*part) for part in parts)
+    assert said({"text": text, names[0]: ASK, names[1]: SAY}) == list(parts)
+    with pytest.raises(RowRefused, match="unexplained-column"):
+        said({"text": text, names[0]: "Where is it?", names[1]: SAY})
+
+
+@pytest.mark.parametrize("answer", ["output", "response", "completion"])
+def test_a_text_beside_an_answer_was_asked(answer: str) -> None:
+    text = "The old depot stands in Bonn, on the left bank of the river, and nobody pays for it."
+    assert said({"id": 3, "text": text, answer: "A depot in Bonn."}) == [
+        ("user", text),
+        ("assistant", "A depot in Bonn."),
+    ]
+    wanted = {"town": "Bonn", "bank": "left"}
+    assert json.loads(said({"id": 3, "text": text, answer: wanted})[1][1]) == wanted
+    with pytest.raises(RowRefused):
+        said({"id": 3, "text": f"### Instruction:\n{ASK}\n\n### Response:\n{SAY}", answer: "Another one."})
+
+
+PAIRS = [[ASK, SAY], ["Who built it?", "A man from Aachen."]]
+
+
+@pytest.mark.parametrize("rows", [{"0": PAIRS, "1": PAIRS[1:]}, {"faq": {"depots": PAIRS, "ships": PAIRS[1:]}}])
+def test_pairs_of_a_question_and_its_answer_under_names(rows: dict[str, Any], tmp_path: Path) -> None:
+    asked = ["How do I get there", "By bus, on each day."]
+    found = said_in(
+        json.dumps(rows).replace('"Who built it?", "A man from Aachen."', json.dumps(asked)[1:-1]), tmp_path
+    )
+    other = [("user", asked[0]), ("assistant", asked[1])]
+    assert found == [TOLD, other, other]
+
+
+def test_pairs_that_ask_nothing_are_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(RowRefused):
+        said_in(json.dumps({"0": [["Bonn", "Aachen"], ["left", "right"]], "1": [["old", "new"]]}), tmp_path)
+
+
+def test_an_object_over_several_lines_in_a_file_that_is_called_jsonl(tmp_path: Path) -> None:
+    one = {"messages": [{"role": "user", "content": ASK}, {"role": "assistant", "content": SAY}]}
+    text = '{"messages": [\n    ' + ",\n    ".join(map(json.dumps, one["messages"])) + "\n]}\n\n"
+    assert said_in(text * 2, tmp_path, "rows.jsonl") == [TOLD, TOLD]

@@ -1,23 +1,21 @@
 """The one way from a row to its conversation: by its layout, and where none has a place for it, by its structure."""
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.made import made_of
 from hivetune.data.rows.find.row import read_structure
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
-from hivetune.data.rows.layouts.said import Conversation, Row, names, parsed
+from hivetune.data.rows.layouts.calls import call_in_columns
+from hivetune.data.rows.layouts.said import Conversation, Row, parsed
 from hivetune.data.rows.layouts.table import read_layout
 from hivetune.data.rows.layouts.turns import in_order, read_messages
-from hivetune.data.rows.sessions.rendered import is_rendered
+from hivetune.data.rows.sessions.rendered import is_marked, is_rendered, turns_of
 from hivetune.data.rows.traces.attributes import nested
+from hivetune.records import Message
 
 # What a layout says of a row that it does not know; any other reason is a fault of the row.
 NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
 
-_TOOL_NAMES = names("tool tool_name function function_name")
-_ARGUMENTS = names(
-    "args arguments parameters params tool_args tool_arguments tool_input tool_params function_args function_arguments"
-)
+PAIR = 2  # messages of a question and its answer
 
 
 def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
@@ -42,6 +40,21 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
             raise (refused if known else other) from None
 
 
+def with_system_of_text(row: Row, said: Conversation) -> Conversation:
+    """A question and its answer with the system prompt of the text that a template wrote of them, where the row keeps
+    that, too.
+    """
+    if said.messages[0].role == "system" or len(said.messages) != PAIR:
+        return said
+    for text in row.values():
+        if isinstance(text, str) and text.lstrip()[:1] in ("<", "[") and is_marked(text):
+            turns = turns_of(text, whole=True) or []
+            told = [turn["content"].strip() for turn in turns]
+            if told[1:] == [message.content.strip() for message in said.messages] and turns[0]["role"] == "system":
+                return said._replace(messages=(Message("system", turns[0]["content"]), *said.messages))
+    return said
+
+
 def _with_sides(row: Row) -> Row | None:
     """A row of a table whose columns were made of what stood below `inputs` and `outputs` or the like."""
     heads = {name.partition(".")[0] for name in row if "." in name}
@@ -55,15 +68,11 @@ def _with_sides(row: Row) -> Row | None:
 
 def _with_call(row: Row) -> Row | None:
     """A row that names a tool and its arguments in two columns, with the call as the answer."""
-    tools = [name for name in row if plain_name(name) in _TOOL_NAMES]
-    given = [name for name in row if plain_name(name) in _ARGUMENTS]
-    if len(tools) != 1 or len(given) != 1:
+    found = call_in_columns(row)
+    if found is None:
         return None
-    name, arguments = row[tools[0]], parsed(row[given[0]])
-    if not isinstance(name, str) or not name.isidentifier() or not isinstance(arguments, dict):
-        return None
-    kept = {key: value for key, value in row.items() if key not in (*tools, *given)}
-    return {**kept, "answers": [{"name": name, "arguments": arguments}]}
+    call, columns = found
+    return {**{name: value for name, value in row.items() if name not in columns}, "answers": [call]}
 
 
 def _spoken(found: Conversation) -> Conversation:

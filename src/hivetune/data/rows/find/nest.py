@@ -14,7 +14,9 @@ from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.names import is_a_question, is_note, part_of, words
+from hivetune.data.rows.find.talk.text_lists import asked_pairs
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
+from hivetune.data.rows.layouts.calls import call_in_columns
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.mapped import map_columns, maps_content
 from hivetune.data.rows.layouts.said import Conversation, names, objects, parsed
@@ -164,7 +166,7 @@ def places(records: Sequence[Any]) -> list[RowPlace]:
         inner: dict[str, list[Any]] = {}
         if _are_told(place, values):
             found.append((*place, EACH))
-        elif all(objects(value) is not None or _named_rows(value) for value in values) and values:
+        elif values and all(map(_holds_items, values)):
             items = [item for value in values for item in _items(value)]
             each = (*place, EACH)
             found += [] if _are_tables(items, each) else [each]
@@ -181,7 +183,10 @@ def places(records: Sequence[Any]) -> list[RowPlace]:
 
 
 def _are_tables(items: Sequence[Any], place: RowPlace) -> bool:
-    """Whether lists of rows stand there, and no conversations."""
+    """Whether lists of rows stand there, and no conversations; or the calls of one answer."""
+    calls = [item for item in items if isinstance(item, dict) and call_in_columns(item)]
+    if len(calls) == len(items) and not any(part_of(name) == "asked" for call in calls for name in call):
+        return True
     tables = [table for item in items if (table := objects(item)) is not None]
     return not _is_talked(place) and any(map(_are_asked, tables))
 
@@ -219,9 +224,13 @@ def _are_said(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(_are_texts(one) and len(one) > 1 for one in value)
 
 
+def _holds_items(value: Any) -> bool:
+    return objects(value) is not None or bool(_named_rows(value) or asked_pairs(value))
+
+
 def _items(value: Any) -> list[Any]:
     """What a list holds, or an object that is a table by name."""
-    return value if isinstance(value, list) else _named_rows(value)
+    return asked_pairs(value) or value if isinstance(value, list) else _named_rows(value)
 
 
 def _named_rows(value: Any) -> list[Any]:
@@ -232,6 +241,8 @@ def _named_rows(value: Any) -> list[Any]:
         return []
     if _are_talks(value):
         return list(value.values())
+    if all(pairs := [asked_pairs(one) for one in value.values()]):
+        return [row for rows in pairs for row in rows]
     tables = [table for one in value.values() if (table := objects(one)) is not None]
     if len(tables) >= MIN_ALIKE and 2 * len(tables) > len(value):
         return tables if _share_keys([item for one in tables for item in one[:MAX_TRIED_ROWS]]) else []

@@ -58,6 +58,8 @@ _CONTEXTS = ("context", "contexts")  # of a dialogue, or of a question that nobo
 # JSON, JSON in JSON, or how Python shows an object.
 _CODE = re.compile(r"""\s*"?[\[{]\s*\\?["'{\[]""")
 
+_ANSWERS = names("answer answers output response completion reply")
+
 
 class FoundPair(NamedTuple):
     """What was asked and answered. `used`: the paths that this was read from; `changed`: reasons of severity warn;
@@ -234,7 +236,7 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
         return [uncut]
     if said & SHORTENED:
         return written if _is_source(row, written[0], answered[0]) else []
-    if plain_name(written[0]) in WRITTEN and is_an_answer(answered[0]):
+    if plain_name(written[0]) in WRITTEN and plain_name(answered[0]) in _ANSWERS:
         return written  # whatever is answered was asked, in the words of any row
     asks = texts[written[0]].rstrip().endswith(("?", "\uff1f"))
     return written if _is_answered(row, written[0], answered[0], asks=asks) else []

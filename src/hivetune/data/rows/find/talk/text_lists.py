@@ -7,12 +7,27 @@ from typing import Any
 _NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?[:\uff1a]\s*(.*)\Z", re.S)
 _IN_BRACKETS = re.compile(r"\A\s*[\[\u3010]([^\W\d]\w{0,30})[\]\u3011]\s*(.*)\Z", re.S)
 
+_ASKS = re.compile(
+    r"\A\s*(?:who|whom|whose|what|when|where|why|which|how|can|could|do|does|did|is|are|will|would|should|may|must)\b"
+    r"|[?\uff1f]\s*\Z",
+    re.I,
+)
+
 
 def speaker_and_text(text: str) -> tuple[str, str] | None:
     """(who speaks, what is said) of a text that begins with a name and a colon, or with a name in brackets."""
     found = _NAMED.match(text) if not text.lstrip().startswith(("[", "\u3010")) else None
     found = found or _IN_BRACKETS.match(text) or _NAMED.match(text)
     return (found.group(1), found.group(2)) if found else None
+
+
+def asked_pairs(value: Any) -> list[dict[str, str]]:
+    """The rows of a list of pairs of a question and its answer, as most of them look; empty for anything else."""
+    pairs = value if isinstance(value, list) else []
+    if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, str) for v in pair) for pair in pairs):
+        return []
+    asked = sum(bool(_ASKS.search(question)) and not _ASKS.search(answer) for question, answer in pairs)
+    return [{"question": pair[0], "answer": pair[1]} for pair in pairs] if 2 * asked > len(pairs) else []
 
 
 def rounds(value: Sequence[Any]) -> list[dict[str, str]] | None:
