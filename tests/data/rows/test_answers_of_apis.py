@@ -3,6 +3,8 @@
 import base64
 import gzip
 import json
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.api.recorded import text_of_bytes
 from hivetune.data.rows.containers import rows_inside
 from hivetune.data.rows.read import RawRow, ReadRow, read_example
 
@@ -316,7 +319,7 @@ def coded(value: Any) -> str:
     return base64.b64encode(json.dumps(value).encode()).decode()
 
 
-RECORDINGS: dict[str, dict[str, Any]] = {
+RECORDINGS: dict[str, Any] = {
     "a HAR file": har({"status": 200, "content": {"mimeType": "application/json", "text": json.dumps(COMPLETION)}}),
     "a HAR file in base64": har({"status": 200, "content": {"encoding": "base64", "text": coded(COMPLETION)}}),
     "a HAR file with a stream": har({"status": 200, "content": {"text": as_events(STREAMS["OpenAI"])}}),
@@ -363,6 +366,45 @@ RECORDINGS["a replay of Gemini's client"] = {
         for segments in [STREAMS["Gemini"]]
     ],
 }
+
+
+RECORDINGS["a HAR file of Polly, packed in pieces"] = har(
+    {"status": 200, "content": {"encoding": "base64", "text": json.dumps([PACKED])}}
+)
+
+
+def frame(kind: str, said: dict[str, Any]) -> bytes:
+    """An event as Bedrock streams it."""
+    payload = json.dumps(said).encode()
+    head = b"\x0b:event-type\x07" + len(kind).to_bytes(2, "big") + kind.encode()
+    prelude = struct.pack(">II", 16 + len(head) + len(payload), len(head))
+    body = prelude + zlib.crc32(prelude).to_bytes(4, "big") + head + payload
+    return body + zlib.crc32(body).to_bytes(4, "big")
+
+
+def nock(response: Any) -> list[dict[str, Any]]:
+    call = {"scope": "https://h:443", "method": "POST", "path": "/v1", "body": ASKED, "status": 200}
+    return [{**call, "response": response, "rawHeaders": {"date": "today"}, "reqheaders": {"host": "h"}}]
+
+
+OF_CONVERSE = [frame(*event.popitem()) for event in json.loads(json.dumps(STREAMS["Bedrock"]))]
+OF_INVOKE = [
+    frame("chunk", {"bytes": base64.b64encode(json.dumps(said).encode()).decode(), "p": "ab"})
+    for said in ({"generation": FIRST, "stop_reason": None}, {"generation": SECOND, "stop_reason": "stop"})
+]
+RECORDINGS["nock"] = nock(COMPLETION)
+RECORDINGS["nock, packed"] = nock([base64.b64decode(PACKED).hex()])
+RECORDINGS["nock, what Bedrock's Converse streams"] = nock(b"".join(OF_CONVERSE).hex())
+RECORDINGS["nock, what a model of Bedrock streams"] = nock(b"".join(OF_INVOKE).hex())
+
+
+def test_frames_that_break_off() -> None:
+    assert text_of_bytes(b"".join(OF_CONVERSE)[:-3]) is not None
+    assert text_of_bytes(OF_CONVERSE[0].replace(b"{", b"[")) is None
+
+
+def test_a_piece_of_a_stream_is_no_text() -> None:
+    assert refused({"type": "response.output_text.done", "item_id": "m", "text": A}) == "unknown-layout"
 
 
 def outcomes(path: Path) -> list[Any]:

@@ -28,6 +28,7 @@ _WORDS = names(
     *("ver arriba", "véase arriba", "vedi sopra", "zie boven", "como acima", "à compléter", "[object object]"),
     *("[removed by reddit]", "[ removed by reddit ]", "[deleted by user]", "this message was deleted"),
     *("you deleted this message", "message deleted", "<media omitted>", "image omitted", "[no answer]", "(no answer)"),
+    *("[response cleared]", "[assistant message]"),
 }
 # What spreadsheets write in the place of a value, in their people's languages: #REF!, #BEZUG!, #¿NOMBRE?, #N/A, #NV.
 _SHEET = re.compile(r"#(?:[^\W\d_a-z¿¡]|[/0¿¡]){1,12}[!?]|#(?:N/?A|N/D|NV|NUL|ND)")

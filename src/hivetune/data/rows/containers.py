@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hivetune.data.rows.api.recorded import RECORDED_KEYS, recorded_calls
+from hivetune.data.rows.api.recorded import NOCK_KEY, RECORDED_KEYS, recorded_calls
 from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.layouts.said import objects, one_of
 from hivetune.data.rows.layouts.turns import ROLE_KEYS
@@ -38,6 +38,7 @@ _ALSO = (
     "resourceLogs",
     *_MODEL_SPANS,
     *RECORDED_KEYS,
+    NOCK_KEY,
     *EVALUATION_KEYS,
     CREW_KEY,
     ADK_KEY,

@@ -19,6 +19,7 @@ _OF_GEMINI = ("candidates", "usageMetadata", "promptFeedback", "usage_metadata",
 _OF_BEDROCK = frozenset(
     ("messageStart", "contentBlockStart", "contentBlockDelta", "contentBlockStop", "messageStop", "metadata")
 )
+_TEXTS_OF_BEDROCK = ("generation", "outputText")  # of models of Meta and Amazon
 _LONG = ("text", "thinking")  # of a block of Anthropic's, which come piece by piece
 
 
@@ -82,6 +83,8 @@ def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | 
         return _gemini
     if all(_OF_BEDROCK & item.keys() for item in items):
         return _bedrock
+    if any(all(isinstance(item.get(name), str) for item in items) for name in _TEXTS_OF_BEDROCK):
+        return _bedrock_text
     return _llama if all(map(_is_llama, items)) else None
 
 
@@ -247,6 +250,14 @@ def _add_to_block(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
     arguments = one_of(delta.get("toolUse"), "input")
     if isinstance(arguments, str) and "toolUse" in block:
         block["toolUse"]["input"] = block["toolUse"].get("input", "") + arguments
+
+
+def _bedrock_text(pieces: StreamPieces) -> Response | None:
+    """Text that a model of Bedrock sent in its own form."""
+    end = one_of(pieces[-1], "stop_reason", "completionReason")
+    name = next(name for name in _TEXTS_OF_BEDROCK if name in pieces[0])
+    text = "".join(piece[name] for piece in pieces)
+    return None if end is None else {"generation": text, "stop_reason": end}
 
 
 def _llama(pieces: StreamPieces) -> Response | None:

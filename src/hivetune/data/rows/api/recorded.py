@@ -1,10 +1,13 @@
-"""Calls over HTTP as tools record them, to play them again or to look at them: HAR files, cassettes of VCR as JSON.
+"""Calls over HTTP as tools record them, to play them again or to look at them: HAR files, cassettes of VCR as JSON,
+lists of nock.
 
 Each call is a row with the bodies of its request and its response. Calls that ask no model are set aside.
 """
 
 import base64
+import json
 import re
+import struct
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +17,15 @@ from hivetune.data.rows.layouts.said import objects, one_of, parsed
 
 # How a cassette in YAML begins.
 CASSETTE_HEAD = re.compile(r"\ufeff?(?:---[ \t]*\n)?(?:version: \d+\n)?((?:http_)?interactions):[ \t]*\n( *)- ")
+NOCK_KEY = "rawHeaders"  # of each call that nock records
 RECORDED_KEYS = ("interactions", "http_interactions", "entries")
 
 
 def recorded_calls(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The calls of a recording; None: it is something else."""
+    if isinstance(record.get("scope"), str) and {NOCK_KEY, "path", "body", "response"} <= record.keys():
+        asked = {"uri": record.get("path"), "body": record["body"]}
+        return [_row({"request": asked, "response": {"status": record.get("status"), "body": _of_nock(record)}})]
     holder = record["log"] if isinstance(record.get("log"), dict) else record
     calls = next((found for key in RECORDED_KEYS if (found := objects(holder.get(key)))), None)
     if calls is None or not all(isinstance(call.get(side), dict) for call in calls for side in ("request", "response")):
@@ -55,15 +62,28 @@ def _body(side: Mapping[str, Any]) -> Any:
 
 
 _EMBEDS = re.compile(r"/embed(?:dings?)?\b", re.I)  # asks for numbers
+
+
+def _of_nock(record: Mapping[str, Any]) -> Any:
+    """The body of a response as nock keeps it: what is no text, or came packed, as hexadecimal numbers."""
+    body = record["response"]
+    pieces = body if isinstance(body, list) else [body]
+    if not all(isinstance(piece, str) and _HEX.fullmatch(piece) for piece in pieces):
+        return body
+    return text_of_bytes(bytes.fromhex("".join(pieces)))
+
+
+_HEX = re.compile(r"(?:[0-9a-f]{2}){8,}")
 _BODIES = ("parsed_body", "body", "postData", "content", "body_segments")
 _MAX_BODY_BYTES = 16 << 20  # unpacked
 
 
 def _decoded(text: str) -> str | None:
     """The text of bytes in base64, unpacked where they are compressed."""
+    pieces = parsed(text) if text.startswith("[") else [text]  # Polly keeps what came packed in several
     try:
-        return text_of_bytes(base64.b64decode(text, validate=True))
-    except ValueError:
+        return text_of_bytes(b"".join(base64.b64decode(piece, validate=True) for piece in pieces))
+    except (ValueError, TypeError):
         return None
 
 
@@ -72,6 +92,28 @@ def text_of_bytes(data: bytes) -> str | None:
     try:
         if data.startswith(b"\x1f\x8b"):
             data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _MAX_BODY_BYTES)
-        return data.decode()
-    except (ValueError, zlib.error):
+        return _events_of_amazon(data) or data.decode()
+    except (ValueError, zlib.error, RecursionError):
         return None
+
+
+def _events_of_amazon(data: bytes) -> str:
+    """What Bedrock streams, in frames of bytes, as lines of JSON; nothing for other bytes, ValueError for a frame that
+    holds no JSON.
+    """
+    lines: list[str] = []
+    while len(data) >= _FRAME_BYTES:
+        size, heads, check = struct.unpack_from(">III", data)
+        if zlib.crc32(data[:8]) != check or not _FRAME_BYTES <= size <= len(data):
+            break
+        kind = _FRAME_KIND.search(data, 12, 12 + heads)
+        said = json.loads(data[12 + heads : size - 4])
+        whole = said.get("bytes") if isinstance(said, dict) else None
+        said = json.loads(base64.b64decode(whole)) if isinstance(whole, str) else said
+        lines.append(json.dumps({kind[1].decode(): said} if kind and whole is None else said))
+        data = data[size:]
+    return "\n".join(lines)
+
+
+_FRAME_BYTES = 16  # without its heads and what it says
+_FRAME_KIND = re.compile(rb":event-type\x07\x00.(\w+)", re.S)

@@ -368,7 +368,7 @@ KEY_VALUE = RowLayout("key-value", frozenset(("key",)), _is_key_value, _key_valu
 TEXT = RowLayout(
     "text",
     frozenset(("text",)),
-    lambda row: "text" in row,
+    lambda row: "text" in row and not str(row.get("type")).startswith("response."),  # a piece of a stream
     _plain,
     frozenset(("text",)),
     asks=frozenset((*LABELS, *HALVES)),
