@@ -10,10 +10,10 @@ from contextlib import closing
 import pytest
 
 from hivetune.base.database import open_database, transaction
-from hivetune.cycle.watch import FEWEST_BEFORE, SeenAnswer, Service, predecessor, read_service, why_worse
+from hivetune.cycle.watch import FEWEST_BEFORE, SeenAnswer, Service, read_service, why_worse
 from hivetune.release.registry import Move
 from hivetune.serve.gateway.capture import Captured, Feedback, store_entries
-from hivetune.serve.swap.watch import ReleaseCounts
+from hivetune.serve.swap.watch import ReleaseCounts, predecessor
 
 KINDS = ("errors", "slow", "complaints")
 RATES = {"errors": 0.01, "slow": 0.03, "complaints": 0.02, "refused": 0.03}

@@ -32,7 +32,7 @@ from hivetune.cycle.ledger import (
     suspect_rows,
 )
 from hivetune.cycle.pool import Seen, cycle_id, read_rows_now
-from hivetune.cycle.watch import predecessor, read_service, why_worse
+from hivetune.cycle.watch import read_service, why_worse
 from hivetune.cycle.window import InUse, allowed_now, parse_window
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
@@ -43,6 +43,7 @@ from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD
 from hivetune.run.record import read_record
 from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, wanted
+from hivetune.serve.swap.watch import watched_pair
 from hivetune.walk.experts.station import not_looked_at
 
 
@@ -108,15 +109,11 @@ def _experts_due(config: RunConfig, champion: Release | None) -> str:
 
 def _watch_failed(database: sqlite3.Connection, name: str, hours: float, now: float) -> str:
     """Why the champion is worse than the one before it, while it is watched and there is one to return to."""
-    moves = history(database, name)
-    pair = predecessor(moves)
-    since = max((move.time for move in moves if move.alias == "champion"), default=0.0)
+    pair = watched_pair(database, name)
+    since = max((move.time for move in history(database, name) if move.alias == "champion"), default=0.0)
     if pair is None or now > since + hours * 3600:
         return ""
-    known = {release.version: release for release in releases(database, name)}
-    newest, before = (known[version] for version in pair)
-    if "previous" not in before.aliases or "champion" not in newest.aliases:
-        return ""
+    newest, before = pair
     return why_worse(
         read_service(database, before.label, newest=True), read_service(database, newest.label, newest=False)
     )

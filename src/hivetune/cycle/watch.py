@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hivetune.judge.drift import is_refusal
-from hivetune.release.registry import Move
 from hivetune.serve.gateway.capture import SOURCE
 from hivetune.serve.swap.alarm import Alarm, usual_rate
 from hivetune.serve.swap.watch import FLOORS, WORDS, ReleaseCounts
@@ -42,21 +41,6 @@ class Service:
     label: str
     counts: ReleaseCounts
     answers: Sequence[SeenAnswer] = ()
-
-
-def predecessor(moves: Sequence[Move]) -> tuple[int, int] | None:
-    """The versions of a champion that is to be watched and of the one before it. `moves`: of its name, oldest first.
-
-    None for a first champion, and after a step back: a release that was returned to is not held against an older one,
-    so that one rollback never leads to the next.
-    """
-    champions = [move for move in moves if move.alias == "champion"]
-    if not champions:
-        return None
-    newest = champions[-1]
-    if newest.version is None or newest.previous is None or newest.version < newest.previous:
-        return None
-    return newest.version, newest.previous
 
 
 def read_service(database: sqlite3.Connection, label: str, *, newest: bool) -> Service:

@@ -215,6 +215,18 @@ def test_a_start_that_nobody_waits_for_any_more_is_ended() -> None:
     play(scene())
 
 
+def test_a_start_that_failed_and_is_not_wanted_any_more_is_no_problem() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        stage.failing = MachineNotFit("the tensors are missing")
+        stage.now = wants(1, 1)
+        await stage.until(lambda: stage.keeper.problems == ["the tensors are missing"])
+        stage.now = Wanted()  # it was retired
+        await stage.until(lambda: stage.keeper.problems == [])
+
+    play(scene())
+
+
 def test_a_bug_ends_it_and_every_backend_with_it() -> None:
     async def scene() -> None:
         stage = Stage()

@@ -4,8 +4,13 @@ import sqlite3
 import threading
 from contextlib import closing
 
+import pytest
+
 from hivetune.base.database import open_database
 from hivetune.errors import DoesNotFit
+from hivetune.release.registry import Release, find, promote, rollback
+from hivetune.serve.gateway import run
+from hivetune.serve.swap.wanted import Checks, Wanted
 from hivetune.serve.swap.watch import Watch
 
 
@@ -25,7 +30,7 @@ def watched(rollbacks: Rollbacks) -> Watch:
     watch.champions({"a": "a@1"}, {})
     for number in range(300):
         watch.answered("a@1", error=number % 100 == 0, seconds=1.0, tokens=100)
-    watch.champions({"a": "a@2"}, {"a": "a@1"})
+    watch.champions({"a": "a@2"}, {"a@2": "a@1"})
     return watch
 
 
@@ -48,6 +53,34 @@ def test_errors_complaints_and_slowness_roll_back_with_the_reason() -> None:
         assert rollbacks.came.wait(5)
         ((label, reason),) = rollbacks.told  # once, not forty times
         assert label == "a@2" and words in reason and "a@1" in reason
+
+
+def test_a_release_that_was_returned_to_is_not_held_against_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rollback never leads to the next, not in a gateway that was started again either."""
+    monkeypatch.setattr(Release, "check", lambda release: None)
+    monkeypatch.setattr(
+        run, "wanted", lambda database, names, checks: Wanted(champions={"a": find(database, "a").label})
+    )
+    rollbacks, again = Rollbacks(), Rollbacks()
+    watch, restarted = (Watch(one, open_database, busy=lambda: False) for one in (rollbacks, again))
+    with closing(open_database()) as database:
+        for version in (1, 2, 3):
+            database.execute(
+                "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict,"
+                " proof, created) VALUES ('a', ?, '', '', '', '', '', 'deploy', '{}', 0)",
+                (version,),
+            )
+            promote(database, f"a@{version}", by="test")
+        run._read(run.GatewaySettings(), watch, Checks())
+        for _ in range(40):
+            watch.answered("a@3", error=True)
+        assert rollbacks.came.wait(5) and "a@2" in rollbacks.told[0][1]
+        rollback(database, "a", by="gateway", reason=rollbacks.told[0][1])
+    for each in (watch, restarted):
+        run._read(run.GatewaySettings(), each, Checks())
+        for _ in range(40):
+            each.answered("a@2", error=True)
+    assert not again.came.wait(0.2) and len(rollbacks.told) == 1
 
 
 def test_a_rollback_that_the_store_refuses_is_asked_for_again() -> None:

@@ -22,7 +22,7 @@ from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.process.lease import training_on
 from hivetune.release.base import base_gguf
 from hivetune.release.quantize import SERVED_QUANT
-from hivetune.release.registry import find, releases, rollback
+from hivetune.release.registry import find, rollback
 from hivetune.serve.gateway import page
 from hivetune.serve.gateway.app import Gateway
 from hivetune.serve.gateway.capture import Capture, label_of
@@ -35,7 +35,7 @@ from hivetune.serve.llama.recorded import compare_answers
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import Live
 from hivetune.serve.swap.wanted import Checks, Deployment, Wanted, wanted
-from hivetune.serve.swap.watch import Watch
+from hivetune.serve.swap.watch import Watch, watched_pair
 
 _OTHER_SERVES = "it serves this home already, and takes up promotions by itself; see: hivetune status"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -178,7 +178,8 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
 def _read(settings: GatewaySettings, watch: Watch, checks: Checks) -> Wanted:
     with closing(open_database()) as database:
         found = placed(wanted(database, settings.names, checks), settings.card)
-        previous = {release.name: release.label for release in releases(database) if "previous" in release.aliases}
+        pairs = [watched_pair(database, name) for name in found.champions]
+        previous = {pair[0].label: pair[1].label for pair in pairs if pair is not None}
     watch.champions(found.champions, previous)
     with contextlib.suppress(HivetuneError, sqlite3.Error):  # a full disk: the counts are kept, and saved later
         watch.save_now_and_then(time.monotonic())

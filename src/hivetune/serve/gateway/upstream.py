@@ -167,7 +167,8 @@ def _checked(document: Any, part: str) -> dict[str, Any]:
     for choice in choices:
         said = choice.get(part)
         text = said.get("content") if isinstance(said, dict) else None
-        if not isinstance(said, dict | None) or not isinstance(text, str | None):
+        calls = said.get("tool_calls") if isinstance(said, dict) else None
+        if not isinstance(said, dict | None) or not isinstance(text, str | None) or not isinstance(calls, list | None):
             raise Broken("the model server's answer is not one of the OpenAI API")
         if not isinstance(choice.get("text"), str | None):
             raise Broken("the model server's answer is not one of the OpenAI API")

@@ -99,6 +99,7 @@ class Keeper:
         for model in [model for model in self.lives if model not in models]:
             self._put_aside(self.lives.pop(model))
         self._lost = {model: lost for model, lost in self._lost.items() if model in models}
+        self._retries = {known: retry for known, retry in self._retries.items() if known in self.wanted.deployments}
         for model in [model for model, one in self._starting.items() if model not in models and one.live.done()]:
             unwanted = self._starting.pop(model).live
             if unwanted.exception() is None:

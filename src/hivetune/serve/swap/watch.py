@@ -12,11 +12,12 @@ import sqlite3
 import statistics
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hivetune.base.database import transaction
 from hivetune.errors import HivetuneError
+from hivetune.release.registry import Move, Release, history, releases
 from hivetune.serve.swap.alarm import Alarm, usual_rate
 
 _KINDS = ("errors", "slow", "complaints")
@@ -27,6 +28,31 @@ KEPT_SPEEDS = 500
 SAVE_EVERY_S = 10.0
 KEPT_COMPLAINTS = 10_000
 FEWEST_TOKENS = 8  # of shorter answers the prompt's time says more than the tokens'
+
+
+def predecessor(moves: Sequence[Move]) -> tuple[int, int] | None:
+    """The versions of a champion that is to be watched and of the one before it. `moves`: of its name, oldest first.
+
+    None for a first champion, and after a step back: a release that was returned to is not held against an older one,
+    so that one rollback never leads to the next.
+    """
+    champions = [move for move in moves if move.alias == "champion"]
+    if not champions:
+        return None
+    newest = champions[-1]
+    if newest.version is None or newest.previous is None or newest.version < newest.previous:
+        return None
+    return newest.version, newest.previous
+
+
+def watched_pair(database: sqlite3.Connection, name: str) -> tuple[Release, Release] | None:
+    """The champion that is to be watched and the release before it, while a rollback returns to that."""
+    pair = predecessor(history(database, name))
+    if pair is None:
+        return None
+    known = {release.version: release for release in releases(database, name)}
+    newest, before = (known[version] for version in pair)
+    return (newest, before) if "champion" in newest.aliases and "previous" in before.aliases else None
 
 
 def _is_busy() -> bool:
@@ -86,12 +112,12 @@ class Watch:
             database.close()
 
     def champions(self, now: Mapping[str, str], previous: Mapping[str, str]) -> None:
-        """Who is champion now and who was before: a name that moved forward is watched against the one before."""
+        """Who is champion of each name now; `previous`: of each label that is to be watched, the one before it."""
         for name, label in now.items():
             if self._champions.get(name) == label:
                 continue
             self._champions[name] = label
-            before = previous.get(name)
+            before = previous.get(label)
             if before is None:
                 self._alarms.pop(label, None)
                 continue
