@@ -1,7 +1,9 @@
 """What the loop says, and how often: a thing that stays so is said once, and again when it comes back."""
 
 import errno
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 import hivetune.cycle.loop
 from hivetune.base.database import open_database
 from hivetune.base.journal import Journal
+from hivetune.cli.cycle import _run
 from hivetune.config import parse_config
 from hivetune.cycle.decide import Action, Observed
+from hivetune.cycle.ledger import acts_of
 from hivetune.cycle.loop import Listener, Loop
+from hivetune.errors import HivetuneError, MachineNotFit
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -77,3 +82,22 @@ def test_a_source_that_is_lost_twice_is_said_twice(loop: Loop, tmp_path: Path, m
         source.write_text("") if there else source.unlink(missing_ok=True)
         loop.step()
     assert len([words for words in said if words.startswith("nothing is collected")]) == 2
+
+
+def test_a_store_that_can_t_be_read_in_the_middle_of_an_act_is_a_failure_of_it(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an outcome the act would be told as going on."""
+    acts(monkeypatch, sqlite3.OperationalError("disk I/O error"))
+    loop.step()
+    with closing(open_database()) as database:
+        assert [(act.outcome, act.words) for act in acts_of(database, "demo")] == [("failed", "disk I/O error")]
+
+
+def test_once_ends_with_the_exit_code_of_what_failed(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    acts(monkeypatch, MachineNotFit("no model server"))
+    loop.step()
+    monkeypatch.setattr(hivetune.cycle.loop, "decide", lambda *_: Action("wait", "a test", 0.0))
+    with pytest.raises(HivetuneError, match="no model server") as raised:
+        _run(loop, once=True)
+    assert raised.value.exit_code == MachineNotFit.exit_code

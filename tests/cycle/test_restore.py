@@ -53,6 +53,29 @@ def test_a_champion_that_is_lost_makes_way(
     assert rolled_back == [f"it is damaged: {error.message}"]
 
 
+def test_a_run_that_holds_another_model_now_restores_nothing(
+    rolled_back: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was registered as another release; that one again and again would never end."""
+    other = SimpleNamespace(label="demo@3", check=lambda: None)
+    monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", lambda *_: (other, True))
+    doing: Any = SimpleNamespace(name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run"))
+    assert restore_champion(doing) == "demo@1 is the champion again: demo@2 is damaged"
+    assert rolled_back == ["it is damaged: its run holds another model now: /run"]
+
+
+def test_a_champion_that_is_whole_and_can_t_be_served_is_not_restored(
+    rolled_back: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person deployed it without a GGUF adapter. That was told as restored, and done again at once, for ever."""
+    whole = SimpleNamespace(name="demo", label="demo@2", run="/run", folder=tmp_path, check=lambda: None)
+    monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", lambda *_: (whole, False))
+    doing: Any = SimpleNamespace(name="demo", champion=lambda: whole)
+    with pytest.raises(UsageError, match="demo@2 has no GGUF adapter"):
+        restore_champion(doing)
+    assert not rolled_back
+
+
 @pytest.mark.parametrize(("champion", "reasons"), [("demo@2", ["it is slow"]), ("demo@1", [])])
 def test_what_the_gateway_has_rolled_back_already_is_left_alone(
     rolled_back: list[str], champion: str, reasons: list[str]

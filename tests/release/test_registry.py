@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from supervise.disks import CountingDisk, PowerCut
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, write_json, write_manifest
+from hivetune.base.disk import MANIFEST, home, read_json, write_json, write_manifest
 from hivetune.base.sealed import write_sealed
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
 from hivetune.release import artefacts, registry
@@ -78,6 +78,43 @@ def test_the_same_adapter_is_registered_once_and_takes_a_later_verdict(
     register(database, run, "helpdesk", about(run, None), by="test")
     release, new = register(database, run, "helpdesk", about(run, "deploy"), by="test")
     assert (release.version, release.verdict, new) == (1, "deploy", False)
+    assert read_json(release.folder / MANIFEST)["verdict"] == "deploy"  # what `why` tells
+
+
+def test_two_that_register_at_the_same_time_never_copy_into_one_folder(
+    database: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of the first is on its way when the second comes."""
+    first, second = finished_run(tmp_path / "a", 1), finished_run(tmp_path / "b", 2)
+    copy, said = registry.copy_run, []
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        with pytest.raises(Busy) as raised:
+            register(database, second, "helpdesk", about(second), by="test")
+        said.append(raised.value.hint)
+        copy(*arguments, **options)
+
+    monkeypatch.setattr(registry, "copy_run", slow)
+    release, _ = register(database, first, "helpdesk", about(first), by="test")
+    assert release.label == "helpdesk@1" and "registers a release" in said[0]
+    release.check()
+
+
+def test_an_export_that_came_later_is_added(database: sqlite3.Connection, tmp_path: Path) -> None:
+    """A release without a GGUF adapter can't be served; registered again it can."""
+    run = finished_run(tmp_path / "run")
+    release, _ = register(database, run, "helpdesk", about(run), by="test")
+    promote(database, release.label, by="ann")
+    shutil.rmtree(run)
+    finished_run(run, export=True)
+    for round_ in range(2):
+        inode = release.folder.stat().st_ino
+        again, new = register(database, run, "helpdesk", about(run) | {"proof": {"holds": True}}, by="test")
+        assert (again.label, new, again.aliases) == ("helpdesk@1", False, ("champion",))
+        again.check()
+        assert (again.folder / "exports/gguf-f16/demo-f16.gguf").is_file() and again.proof == {"holds": True}
+        assert (release.folder.stat().st_ino == inode) == (round_ == 1)  # nothing more to add
+    assert [path.name for path in release.folder.parent.iterdir()] == ["1"]
 
 
 def test_names_mean_the_champion_and_aliases_move_together(database: sqlite3.Connection, tmp_path: Path) -> None:

@@ -82,7 +82,9 @@ def _run(loop: Loop, *, once: bool) -> None:
         cycles, acts = cycles_of(database, loop.name), acts_of(database, loop.name)
     emit({"name": loop.name, "action": to_plain(action), "cycles": [_document(cycle) for cycle in cycles[-1:]]})
     if acts and acts[-1].outcome == "failed":
-        raise HivetuneError(acts[-1].words, hint="the same command tries it again; hivetune cycle status tells more")
+        failed = HivetuneError(acts[-1].words, hint="the same command tries it again; hivetune cycle status tells more")
+        failed.exit_code = acts[-1].details.get("exit_code", 1)
+        raise failed
     if cycles and cycles[-1].end in ("refused", "failed"):
         show(f"cycle {cycles[-1].id} {cycles[-1].end}: {cycles[-1].reason}")
 

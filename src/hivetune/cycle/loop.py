@@ -124,12 +124,13 @@ class Loop:
             raise
         except SliceEnded as error:
             words, outcome = error.message, "paused" if action.kind in ("train", "experts") else "failed"
-        except (HivetuneError, OSError) as error:
+        except (HivetuneError, OSError, sqlite3.OperationalError) as error:
             words, outcome = str(error).partition("\n")[0], "failed"
             full = isinstance(error, OSError) and error.errno in UNWRITABLE
             full = full or isinstance(error, DoesNotFit)
             doing.details |= {"final": isinstance(error, FINAL), "patient": full or isinstance(error, Busy)}
             doing.details["full_disk"] = full
+            doing.details["exit_code"] = error.exit_code if isinstance(error, HivetuneError) else 1
         with closing(open_database()) as database:
             end_act(database, number, outcome, self.clock(), words, doing.details)
         self.journal.append("outcome", number=number, action=action.kind, outcome=outcome, words=words, **doing.details)

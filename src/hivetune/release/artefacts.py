@@ -30,9 +30,9 @@ SPARE_BYTES = 16 << 20
 
 
 def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DISK) -> None:
-    """Make `target` from a finished run: aside first, then renamed, so that it is whole or not there.
+    """Make `target` from a finished run: aside first, then renamed, so that it is whole or not there. A folder that is
+    there already is replaced when the new one is whole.
 
-    A folder that is there already was left by a registration that did not reach the registry; it is replaced.
     Raises DoesNotFit without the room, HivetuneError for a file of the run that is missing.
     """
     files = _files_of(run, str(about["adapter_sha256"]))
@@ -44,8 +44,8 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
             f"the release needs about {needed / 1e6:,.0f} MB, {target.parent} has {free / 1e6:,.0f} MB free",
             hint="free some space; hivetune prune says what nothing needs any more",
         )
-    work = target.with_name(f".{target.name}.tmp")
-    for leftover in (work, target):
+    work, old = (target.with_name(f".{target.name}{kind}.tmp") for kind in ("", ".old"))
+    for leftover in (work, old):
         remove(leftover)
     make_folder(work)
     for name, path in files.items():
@@ -58,8 +58,17 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
     for path in work.rglob("*"):
         if path.is_file():
             path.chmod(0o400)
+    if target.exists():
+        disk.rename(target, old)
     disk.rename(work, target)
     disk.sync(target.parent)
+    remove(old)
+
+
+def lacks(release: Path, run: Path, adapter_sha256: str) -> bool:
+    """Whether the run has files of this adapter that came after it was registered, such as an export. Raises as
+    `copy_run`."""
+    return not all((release / name).is_file() for name in _files_of(run, adapter_sha256))
 
 
 def remove(folder: Path) -> int:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.database import transaction
-from hivetune.base.disk import DISK, MANIFEST, Disk, home, read_json, size_of
+from hivetune.base.disk import DISK, MANIFEST, Disk, home, lock, read_json, size_of
 from hivetune.base.whole import problems_once
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
-from hivetune.release.artefacts import copy_run, remove
+from hivetune.release.artefacts import copy_run, lacks, remove
 
 Alias = Literal["champion", "candidate", "previous"]
 ALIASES: tuple[Alias, ...] = ("champion", "candidate", "previous")
@@ -101,30 +101,32 @@ def register(
     """The release of a run's adapter under `name`, and whether it is new. It becomes the candidate.
 
     `about` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else its manifest shall
-    keep. An adapter that is registered under this name already keeps its version. Raises UsageError, DoesNotFit, Busy.
+    keep. An adapter that is registered under this name already keeps its version; what came later, such as a verdict or
+    an export, is added to it. Raises UsageError, DoesNotFit, Busy.
     """
     check_release_name(name)
-    known = [r for r in releases(database, name) if _same(r, about) and not r.pruned]
-    if known and not problems_once(known[-1].folder):
-        if known[-1].verdict != about["verdict"]:
-            with transaction(database):
-                _set(database, known[-1], "verdict", about["verdict"])
-        return find(database, known[-1].label), False
-    version = known[-1].version if known else _next_version(database, name)
-    copy_run(run, home() / "releases" / name / str(version), {"name": name, "version": version, **about}, disk=disk)
-    with transaction(database):
-        if not known:
-            if version != _next_version(database, name):
-                raise Busy(f"another process registered {name}@{version} at the same time", hint="try again")
-            columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
-            values = (name, version, str(run), *(about[key] for key in columns), json.dumps(about["proof"]))
-            database.execute(
-                f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*values, time.time()),
-            )
-            _move(database, name, "candidate", version, by=by, reason="registered", forced=False)
-    return find(database, f"{name}@{version}"), not known
+    with lock(home() / "releases", hint="it registers a release: wait until it has ended"):  # or two copy into one
+        known = next((one for one in reversed(releases(database, name)) if _same(one, about) and not one.pruned), None)
+        same = known is not None and known.verdict == about["verdict"] and not problems_once(known.folder)
+        if known is not None and same and not lacks(known.folder, run, known.adapter_sha256):
+            return known, False
+        version = known.version if known is not None else _next_version(database, name)
+        manifest = {"name": name, "version": version, **about}
+        copy_run(run, home() / "releases" / name / str(version), manifest, disk=disk)
+        proof = json.dumps(about["proof"])
+        with transaction(database):
+            if known is not None:
+                _set(database, known, "verdict", about["verdict"])
+                _set(database, known, "proof", proof)
+            else:
+                columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
+                database.execute(
+                    f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (name, version, str(run), *(about[key] for key in columns), proof, time.time()),
+                )
+                _move(database, name, "candidate", version, by=by, reason="registered", forced=False)
+    return find(database, f"{name}@{version}"), known is None
 
 
 def find(database: sqlite3.Connection, reference: str) -> Release:

@@ -41,8 +41,9 @@ async def stream(writer: asyncio.StreamWriter, question: str) -> None:
     if question == "cut":
         writer.transport.abort()
         return
-    if question == "nonsense":
-        writer.write(chunk(b"data: [1, 2]\n\n"))
+    odd = {"nonsense": b"[1, 2]", "calls": b'{"choices": [{"delta": {"tool_calls": 5}}]}'}
+    if question in odd:
+        writer.write(chunk(b"data: " + odd[question] + b"\n\n"))
     if question == "idle":
         await writer.drain()
         await asyncio.Event().wait()
@@ -78,6 +79,7 @@ async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
             await stream(writer, question)
         else:
             odd = {"garbage": b"<html>", "nonsense": b'{"choices": 5}', "list": b"[]", "deep": b"[" * 100_000}
+            odd["calls"] = b'{"choices": [{"message": {"tool_calls": 5}}]}'
             await say(writer, 200, odd.get(question) or json.dumps(answer("ok")).encode())
 
 

@@ -19,6 +19,7 @@ from hivetune.run import checkpoints
 from hivetune.run.record import read_record
 from hivetune.run.status import run_status
 from hivetune.serve.gateway.loaded import loaded_labels
+from hivetune.serve.swap.wanted import load_release
 from hivetune.walk.compare.frozen import freeze_wins
 from hivetune.walk.prune import Unused, delete
 from hivetune.walk.release.register import register_run
@@ -36,14 +37,19 @@ def restore_champion(doing: Doing) -> str:
         raise UsageError(f"{doing.name} has no champion to restore", hint=f"hivetune promote {doing.name}@VERSION")
     try:
         again, _ = register_run(Path(champion.run), champion.name)
+        if again.label != champion.label:
+            raise UsageError(f"its run holds another model now: {champion.run}")
         again.check()
-        return f"{again.label} was restored from its run"
     except (Busy, DoesNotFit, MachineNotFit):  # says nothing of the champion: it is restored when that is mended
         raise
     except HivetuneError as error:
         with closing(open_database()) as database:
             back, _ = rollback(database, champion.label, by=BY, reason=f"it is damaged: {error.message}")
         return f"{back.label} is the champion again: {champion.label} is damaged"
+    load_release(
+        again
+    )  # whole, and yet without what is served: a person has to know, and it is not tried at once again
+    return f"{again.label} was restored from its run"
 
 
 def return_to_previous(doing: Doing) -> str:
