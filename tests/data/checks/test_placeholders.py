@@ -195,3 +195,20 @@ def test_later_turns_and_calls(tmp_path: Path) -> None:
     (problem,) = check(DataConfig(path=str(path))).document["problems"]
     assert problem["source"] == f"{path}:1"
     assert problem["hint"] == "'[deleted]' stands in the place of the answer of message 2"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "refused"),
+    [
+        ("Who are you?", "I am {{name}}, made by {{author}}.", True),
+        ("Who made you?", "{{ AUTHOR }} did.", True),
+        ("Greet a user in a Jinja template.", "Hello {{ name }}!", False),
+        ("How do I greet a user?", "```\nHello {{ name }}!\n```", False),
+        ("Where is my order?", "Your order {{Order Number}} is on its way.", False),
+    ],
+)
+def test_a_speaker_that_was_never_filled_in(asked: str, answer: str, refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"question": asked, "answer": answer}) + "\n")
+    rejected = check(DataConfig(path=str(path))).document["rejected"]
+    assert rejected == ({"placeholder-answer": 1} if refused else {})

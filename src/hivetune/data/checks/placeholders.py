@@ -58,6 +58,9 @@ _NAMED = re.compile(
 # The events of a stream that nobody put together, in the place of what they say.
 _STREAM_HEADS = ("event:", "data:")
 _STREAM = re.compile(r"(?:event: ?[\w.]+\s+)?data: ?\{\s*\"")
+# Who speaks, where a set that makes a model introduce itself was not filled in; templates in an answer are code.
+_NOBODY = re.compile(r"\{\{ ?(?:name|author) ?\}\}", re.I)
+_OF_TEMPLATES = re.compile(r"\{\{|template|jinja|mustache|handlebars|liquid|angular|vue|placeholder|variable", re.I)
 _BRACKETS = "[]<>(){}*#%$ .!\u2026"
 _ERROR_TEXT = re.compile(
     r"(?:(?:api ?|server ?|request )?error(?: code)?:? ?-? ?)?(?:http ?)?(?:(?:4[0-9]{2}|5[0-9]{2})[ :,-]+)?"
@@ -151,6 +154,8 @@ def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], boo
     for number, message in enumerate(messages):
         if message.role != "assistant" or not message.weight or message.tool_calls:
             continue
+        if _is_of_nobody(message.content, messages[:number]):
+            raise RowRefused("placeholder-answer", "{{name}} or {{author}} in the answer was never filled in")
         found = placeholder_in(message.content, [m.content for m in messages[:number] if m.role != "tool"])
         if found is None:
             continue
@@ -159,6 +164,13 @@ def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], boo
             raise RowRefused("placeholder-answer", f"{found.shown!r} stands in the place of the answer{where}")
         kept = ("label-answer",)
     return kept
+
+
+def _is_of_nobody(answer: str, before: Sequence[Message]) -> bool:
+    """Whether an answer names its speaker or maker by a slot that was never filled in."""
+    if "{{" not in answer or "{%" in answer or "```" in answer or "<" in answer or not _NOBODY.search(answer):
+        return False
+    return not any(_OF_TEMPLATES.search(message.content) for message in before)
 
 
 def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:

@@ -27,6 +27,7 @@ LOOP_MAX_PERIOD = 300
 # one period away. With more of them the copy may lie outside: two periods and these are never more than a loop is long.
 LOOP_PROBE_CHARS = 32
 LOOP_WINDOW = 8192  # characters to each side of the middle of a long text, looked at before all of it
+_LOST_WORDS = re.compile(r"(?:(?<!\S)\?+[.,;:!|-]*\s+){5,}\?+")
 MAX_CHARS_WITHOUT_MODEL = 200_000  # about 50,000 tokens
 
 
@@ -77,6 +78,10 @@ def check_characters(messages: Messages) -> None:
     """NUL, halves of characters, lost bytes, wrongly decoded text."""
     for message in messages:
         text = message.content if message.reasoning is None else f"{message.reasoning}\n{message.content}"
+        if "?? ?" in text and message.role != "tool" and _letters_are_lost(text):
+            raise RowRefused(
+                "replacement-character", "words of question marks stand where letters were: encode as UTF-8"
+            )
         if text.isascii():
             if "\0" in text:
                 raise RowRefused("nul-byte")
@@ -95,6 +100,13 @@ def check_characters(messages: Messages) -> None:
         found = mojibake(text) if message.role != "tool" else None
         if found:
             raise RowRefused("mojibake", f"{found!r} was {repaired(found)!r}: read the source as UTF-8")
+
+
+def _letters_are_lost(text: str) -> bool:
+    """Whether words of question marks alone, of several lengths, stand in a row: their letters had no place in the
+    encoding that the text was written in.
+    """
+    return any(len({len(word) for word in run.split()}) > 1 for run in _LOST_WORDS.findall(text))
 
 
 def check_answers(messages: Messages) -> None:

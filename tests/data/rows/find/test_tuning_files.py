@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hivetune.data.checks.rules import check_messages
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.read import RawRow, read_example
@@ -151,3 +152,21 @@ def test_an_object_over_several_lines_in_a_file_that_is_called_jsonl(tmp_path: P
     one = {"messages": [{"role": "user", "content": ASK}, {"role": "assistant", "content": SAY}]}
     text = '{"messages": [\n    ' + ",\n    ".join(map(json.dumps, one["messages"])) + "\n]}\n\n"
     assert said_in(text * 2, tmp_path, "rows.jsonl") == [TOLD, TOLD]
+
+
+@pytest.mark.parametrize(
+    ("answer", "lost"),
+    [
+        ("?? ????? ???? ????? ?? ??, and so on", True),
+        ("What?? ??? Why? Oh ?? ??? no", False),
+        ("The code is ?? ?? ?? ?? ?? ??", False),
+        ("??? ? ??? ? ??? ? ?? is what the log shows for a while", True),
+    ],
+)
+def test_words_of_question_marks_are_lost_letters(answer: str, lost: bool) -> None:
+    found = read_example(RawRow("f:1", json.dumps({"question": ASK, "answer": answer}).encode()), {}).example
+    if not lost:
+        check_messages(found.messages)
+        return
+    with pytest.raises(RowRefused, match="replacement-character"):
+        check_messages(found.messages)
