@@ -93,6 +93,17 @@ def test_the_line_for_a_list_of_answers_keeps_what_belongs_to_the_question() -> 
     assert not any(line.columns["prompt"] == "instruction" for line in lines_for([row] * 3))
 
 
+def test_of_numbered_turns_none_is_proposed() -> None:
+    row = {"talk": {f"turn_{n}": {"Human": f"{ASKED} {n}", "Tool Responses": f"{ANSWERED} {n}"} for n in (1, 2)}}
+    assert lines_for([row] * 3) == []
+    assert lines_for([{"tool_input": {"query": ASKED}, "tool_output": f"{ANSWERED} {n}"} for n in range(3)]) == []
+
+
+def test_numbers_that_count_something_are_no_parties() -> None:
+    replies = [{"type": "done", "text": text, "written": 5 + n % 2} for n, (_, text) in enumerate(TALK)]
+    assert lines_for([{"results": replies}]) == []
+
+
 def test_no_line_is_printed_twice() -> None:
     rows = [
         {"question": asked, "answer": f"It is on shelf {i}, by the door.", "completion": f"I guess {i}.", "acc": False}

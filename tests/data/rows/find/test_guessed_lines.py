@@ -52,6 +52,12 @@ IDS = tuple(range(9))
             "fitter_kind",
         ),
         ({"title": "The {} lamp", "parts": "A pipe of the {} and a lamp", "steps_told": MADE}, "steps_told"),
+        (
+            {"told": NOTED, "risk_level": ("high", "low"), "level": ("a", "b"), "duties": (["pay"], ["keep"])},
+            "risk_level+duties",
+        ),
+        ({"dish": "A soup of {}", "parts": (["salt"], ["oil", "pea"]), "steps": MADE}, "steps"),
+        ({"heading": "How is the {} mended?", "told": MADE}, "told"),
         ({"title": "{} lamp", "maker": KINDS, "advert": MADE}, "advert"),
     ],
 )
@@ -67,6 +73,8 @@ def test_all_texts_are_the_question_where_several_classes_stand_behind_them() ->
 
 def test_of_two_texts_either_may_be_the_answer() -> None:
     assert lines(rows_of(noted=NOTED, formula=MADE, shade=1)) == [("noted", "formula"), ("formula", "noted")]
+    some = lines(rows_of(age=IDS, sex=("f", "m"), told=NOTED, formula=MADE))
+    assert some[:2] == [("told", "formula"), ("age+sex+told", "formula")]
     three = lines(rows_of(noted=NOTED, cause="The {} lies below the street.", made=MADE))
     assert three == [("noted+cause", "made"), ("noted", "made")]
 
@@ -91,6 +99,8 @@ def test_an_object_that_was_given_and_one_that_was_made_of_it() -> None:
         {"place": "the old {} there", "lat": (1.5, 2.5), "lon": (3.5, 4.5)},
         {"said_text": NOTED, "score": IDS, "class_of": KINDS},
         {"prompt_text": NOTED, "raw_output": MADE, "reward": (0.5, 1.0)},
+        {"ip": "10.0.0.{}", "method": ("get", "post"), "path": "/a", "user_agent": NOTED},
+        {"search": NOTED, "found": MADE, "relevance": IDS},
         {"image_path": "{}.png", "caption_text": NOTED},
         {"said_text": NOTED, "link": "https://a.example/{}", "id": IDS},
         {"said_text": NOTED, "year": IDS, "pages_read": (4, 5, 6)},

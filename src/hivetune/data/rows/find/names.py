@@ -82,6 +82,7 @@ _ABOUT = names(
 )
 _CHECKED = names("missing matched covered present")
 _OF_A_RUN = names("error errors exception exceptions traceback stacktrace stderr status errormessage")
+_RESULTS = names("response output answer result results")
 _WRONG = names("wrong incorrect hallucinated distractor distractors false")
 _ABOUT_WITH = names("unit case cases answer correct final detailed short long positive negative gold list result s")
 _OF_A_PERSON = names("name email mail e_mail phone login handle locale time_zone first_name last_name display_name")
@@ -251,6 +252,8 @@ def can_answer(path: str) -> bool:
     task = words(named[-1])[-1:] in (("instruction",), ("instructions",), ("prompt",))
     if _is_number_of_one(path) or task or is_wrong_answer(named[-1]):
         return False
+    if set(words(named[-1])) & _MACHINES and set(words(named[-1])) & _RESULTS:
+        return False  # what a tool said
     if any(_OF_A_RUN & (said := set(words(name))) and not said & (_MADE | {"correction"}) for name in named):
         return False  # what became of the run
     beside = any(part_of(name) in ("about", "thoughts", "tools") or _ABOUT & set(words(name)) for name in named)

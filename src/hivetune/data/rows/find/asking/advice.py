@@ -40,6 +40,7 @@ MAX_LINES = 3
 READ_SHARE = 0.8  # of the rows, that a line has to read
 FEW_ROWS = 3  # in which every answer may be the same by chance
 _OF_OTHERS = names("span spans case cases sample samples example examples test tests item items chunk chunks result")
+_OF_A_PARTY = names("id role sender speaker author user worker from side party")
 _OF_A_STRETCH = names("start end")
 _QUOTED = re.compile(r"[^\w.,=+-]")  # what a shell may read otherwise
 _ADDRESS = re.compile(r"\s*(?:https?://|www\.|[\w./-]*/)\S+\s*\Z")
@@ -209,7 +210,8 @@ def _guesses(row: Row) -> Iterator[dict[str, str]]:
     """What a person would try: the lists of turns, then a question and an answer by name."""
     yield from _turn_lists(row)
     yield from ({"prompt": text, "completion": made} for text, made in _classes(row))
-    asked, replies = sides_of(row)
+    questions, replies = sides_of(row)
+    asked = [path for path in questions if not _is_one_of_several(path, questions)]
     answered = [path for path in replies if not _is_one_of_several(path, replies)]
     answered.sort(key=lambda path: not is_expected(path))
     yield from ({"prompt": one, "completion": other} for one in asked for other in answered if one != other)
@@ -246,8 +248,11 @@ def _turn_lists(row: Row) -> Iterator[dict[str, str]]:
 
 def _is_one_of_several(path: str, paths: Sequence[str]) -> bool:
     """Whether other columns have the same name with another number: of `response 1` and `response 2` neither is it."""
-    bare = path.strip("0123456789 _")
-    return sum(other.strip("0123456789 _") == bare for other in paths) > 1
+    return sum(_without_numbers(other) == _without_numbers(path) for other in paths) > 1
+
+
+def _without_numbers(path: str) -> str:
+    return ".".join(name.strip("0123456789 _") for name in path.split("."))
 
 
 def _two_parties(flats: list[dict[str, Any]]) -> tuple[str, str] | None:
@@ -259,11 +264,17 @@ def _two_parties(flats: list[dict[str, Any]]) -> tuple[str, str] | None:
         if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
             continue
         texts = list(dict.fromkeys(str(value).strip() for value in values))
-        if len(texts) == 2 < len(values) and all(names_party(text) or text.isdecimal() for text in texts):
+        if len(texts) == 2 < len(values) and (all(map(names_party, texts)) or _are_ids(path, texts)):
             if role_of(texts[0]) == "assistant" or role_of(texts[1]) == "user":
                 return texts[1], texts[0]  # a log may begin with an answer
             return texts[0], texts[1]
     return None
+
+
+def _are_ids(path: str, texts: Sequence[str]) -> bool:
+    """Whether numbers say who speaks: under a name of a role, and not under one that counts something."""
+    named = names_role(path) or bool(_OF_A_PARTY & set(words(path)))
+    return named and all(text.isdecimal() or names_party(text) for text in texts)
 
 
 def _is_written(node: Node) -> bool:

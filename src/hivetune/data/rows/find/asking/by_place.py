@@ -31,30 +31,25 @@ MANY_CLASSES = 2  # of which nobody thinks that they are notes
 # Whoever writes one of these down says something about a row, and not what is to be made of its text.
 _BOOKKEEPING = names(
     "account annotation annotator approved at audio author authors by checked checksum children commit "
-    "confidence conversation cost count country created curated dataset date difficulty dir doi edges edited "
-    "embedding embeddings engine entities file filename fold folder generated guid hash host href id idx image "
-    "img index ip isbn keywords lang language lat latitude len length level license line link locale lon "
-    "longitude md5 meta metadata model modified ner no nodes notes nr num number offset page parent password "
-    "path phone photo pid pmid port position price probability provider published publisher quality rank rating "
-    "region reviewed reviewer revision role row run salary secret seed session sha size slice source span split "
-    "src state status step steps subset synthetic tags template thread time timestamp token tokens trace ts "
-    "updated uri url user username uuid valid vector verified version video website weight"
+    "confidence conversation cost count created curated dataset date dir doi edges edited embedding embeddings "
+    "engine entities file filename fold folder generated guid hash host href id idx image img index ip isbn "
+    "keywords lat latitude len length license line link lon longitude md5 meta metadata model modified ner no "
+    "nodes notes nr num number offset page parent password path phone photo pid pmid port position price "
+    "probability provider published publisher rank rating reviewed reviewer revision role row run salary secret "
+    "seed session sha size slice source span split src status subset synthetic template thread time timestamp token "
+    "tokens trace ts updated uri url user username uuid valid vector verified version video website weight"
 )
+# The same as a name of its own; `risk_level` may be what is to be learned.
+_ALONE = names("level difficulty quality language lang locale state tags country region")
 # In a row with one of these somebody judged a model, or a program wrote what it did.
 _OF_A_RUN = names(
     "score scores reward rewards accuracy prediction predictions predicted pred judge verdict passed latency f1 bleu "
     "rouge loss epoch similarity metric metrics evaluation logger logprob duration elapsed traceback stacktrace exit "
-    "error errors exception rejected chosen retrieved"
+    "error errors exception rejected chosen retrieved relevance"
 )
-_LOGS = (
-    names("level timestamp"),
-    names("level ts"),
-    names("level time"),
-    names("event timestamp"),
-    names("type ts"),
-    names("severity timestamp"),
-    names("severity time"),
-)
+_WHEN = names("timestamp time ts datetime date")
+_LOGGED = names("level severity event type method port")  # beside a time
+_NOT_OF_TABLES = (names("method path"), names("method url"), names("method status"), names("username email"))
 # What a question is answered with where no column is called the answer.
 _ASKED_FOR = names(
     "tool tools function functions call calls arg args argument arguments parameters action actions intent route slots "
@@ -112,7 +107,8 @@ def _is_no_table(columns: tuple[str, ...]) -> bool:
     plain = {plain_name(name) for name in columns}
     return (
         bool(_OF_A_RUN & ends)
-        or any(log <= set().union(*said) for log in _LOGS)
+        or any(pair <= set().union(*said) for pair in _NOT_OF_TABLES)
+        or (bool(_LOGGED & plain) and bool(_WHEN & plain))
         or any(CHOICE.match(name) or NUMBERED_CHOICE.match(name) for name in plain)
         or not plain.isdisjoint(HALVES)
         or judged_together(columns) is not None
@@ -132,26 +128,34 @@ def _sides(kinds: dict[str, _Holds]) -> list[_Sides]:
     if any(kinds[name] != "number" for name in behind):
         behind = [name for name in order[order.index(texts[-1]) + 1 :] if kinds[name] in (*_MADE, "number")]
     if any(_QUESTIONS & set(words(name)) for name in texts):
-        behind = [name for name in order if kinds[name] in _MADE and _ASKED_FOR & set(words(name))]
+        behind = [name for name in order if kinds[name] in _MADE and _is_asked_for(name)]
     if len(texts) == 1:
         return _of_one_text(titles, texts[0], behind, kinds)
     several = len(behind) >= MANY_CLASSES or any(is_class(name) or is_expected(name) for name in behind)
     found = [([*titles, *texts], behind)] if several else []
-    between = [name for name in order[order.index(texts[0]) + 1 :] if kinds[name] in (*_MADE, "text")]
-    found += _of_texts(titles, texts)
-    return [*found, (texts[:1], between)] if between[0] not in texts else found
-
-
-def _of_texts(titles: list[str], texts: list[str]) -> list[_Sides]:
-    """Each text may answer a question, with what was given beside it; else the last one answers those before it."""
-    first, *others, last = texts
-    if part_of(first) == "asked":
+    if part_of(texts[0]) == "asked":
         given = [name for name in texts[1:] if part_of(name) == "given" or plain_name(name) == "body"]
-        return [([first, *given], [name]) for name in texts[1:] if name not in given]
-    found = [([*titles, first, *others], [last])]
-    if others:
-        return [*found, ([first], [last])]
-    return found if _is_answered(last) or part_of(last) == "asked" else [*found, ([last], [first])]
+        return [*found, *(([texts[0], *given], [name]) for name in texts[1:] if name not in given)]
+    return [*found, *_of_texts([*titles, *texts[:-1]], texts[-1], kinds)]
+
+
+def _of_texts(asked: list[str], last: str, kinds: dict[str, _Holds]) -> list[_Sides]:
+    """The last of several texts, which was made of those before it, or of all that stands before it; else the first one
+    is given, or the last one.
+    """
+    order = list(kinds)
+    front = [name for name in order[: order.index(last)] if kinds[name] in (*_MADE, "title", "text", "number")]
+    lists = any(kinds[name] == "structure" for name in front)
+    found = [(front, [last]), (asked, [last])] if lists else [(asked, [last]), (front, [last])]
+    texts = [name for name in asked if kinds[name] == "text"]
+    between = [name for name in order[order.index(texts[0]) + 1 : order.index(last)] if kinds[name] in _MADE]
+    if between:
+        found.append((texts[:1], [*between, last]))
+    elif len(texts) > 1:
+        found.append((texts[:1], [last]))
+    elif not _is_answered(last) and part_of(last) != "asked":
+        found.append(([last], texts))
+    return [one for i, one in enumerate(found) if one not in found[:i]]
 
 
 def _of_one_text(titles: list[str], text: str, behind: list[str], kinds: dict[str, _Holds]) -> list[_Sides]:
@@ -184,6 +188,10 @@ def _joined(columns: list[str], kinds: dict[str, _Holds]) -> str:
     return f"{columns[0]}.{AS_JSON}" if no_text else AND.join(columns)
 
 
+def _is_asked_for(name: str) -> bool:
+    return bool(_ASKED_FOR & set(words(name))) or is_expected(name)
+
+
 def _is_answered(name: str) -> bool:
     return part_of(name) == "answered" or answers_somehow(name)
 
@@ -204,6 +212,8 @@ def _kind(name: str, values: list[Any]) -> _Holds:
 
 def _is_bookkeeping(name: str) -> bool:
     said = words(name)
+    if plain_name(name) in _ALONE:
+        return True
     unsayable = AND in name or "," in name or "=" in name or len(name) > MOST_NAME
     return unsayable or bool(_BOOKKEEPING & set(said[-1:])) or part_of(name) in ("media", "system", "tools", "thoughts")
 
@@ -213,11 +223,15 @@ def _kind_of_texts(name: str, texts: list[str], filled: bool) -> _Holds:
         return "number" if filled else "note"
     if len(set(texts)) < VARIED_SHARE * len(texts):
         return "class"
-    if 2 * sum(map(_is_note, texts)) > len(texts) or not filled:
+    if (2 * sum(map(_is_note, texts)) > len(texts) and len(set(texts)) == len(texts)) or not filled:
         return "note"
-    if _TITLES & set(words(name)[-1:]):
+    if _TITLES & set(words(name)[-1:]) and 2 * sum(map(_asks, texts)) <= len(texts):
         return "title"
     return "text" if 2 * sum(map(_is_prose, texts)) > len(texts) else "short"
+
+
+def _asks(text: str) -> bool:
+    return text.endswith(("?", "\uff1f"))
 
 
 def _is_prose(text: str) -> bool:
