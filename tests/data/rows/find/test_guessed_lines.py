@@ -8,7 +8,7 @@ import pytest
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
-from hivetune.data.rows.find.asking.advice import as_option, lines_for
+from hivetune.data.rows.find.asking.advice import advised, as_option, lines_for
 
 PLACES = ("cellar", "attic", "kitchen", "garden", "hall", "yard")
 KINDS = ("water", "light", "door")
@@ -99,6 +99,7 @@ def test_an_object_that_was_given_and_one_that_was_made_of_it() -> None:
         {"place": "the old {} there", "lat": (1.5, 2.5), "lon": (3.5, 4.5)},
         {"said_text": NOTED, "score": IDS, "class_of": KINDS},
         {"prompt_text": NOTED, "raw_output": MADE, "reward": (0.5, 1.0)},
+        {"prompt": NOTED, "risk": KINDS, "expected_markers": (["a"], ["b", "c"], ["d"])},
         {"ip": "10.0.0.{}", "method": ("get", "post"), "path": "/a", "user_agent": NOTED},
         {"search": NOTED, "found": MADE, "relevance": IDS},
         {"image_path": "{}.png", "caption_text": NOTED},
@@ -124,6 +125,17 @@ def test_a_line_that_cannot_be_pasted_is_none() -> None:
 def test_a_refusal_that_names_a_line_keeps_it() -> None:
     rows = rows_of(instruction=NOTED, output=(["A fitter", "A lamp of it"], ["Some other fitter", "It is wet"]))
     assert not any(line.guessed for line in lines_for(rows))
+
+
+def test_a_line_keeps_what_is_said_to_the_model() -> None:
+    rows = rows_of(system_prompt="You mend houses.", noted=NOTED, formula=MADE, shade=1)
+    assert lines_for(rows)[0].columns == {"prompt": "noted", "completion": "formula", "system": "system_prompt"}
+
+
+def test_texts_alone_may_be_learned_whole() -> None:
+    [line] = lines_for(rows_of(id=IDS, toy_text=NOTED))
+    assert advised(line) == "if each text is to be learned whole: --columns text=toy_text"
+    assert lines_for(rows_of(id=IDS, message=NOTED)) == [], "half of something"
 
 
 def test_one_document_of_settings_is_no_table() -> None:

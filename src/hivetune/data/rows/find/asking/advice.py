@@ -69,6 +69,7 @@ def lines_for(rows: Sequence[Row], *, inside: bool = False) -> list[Line]:
         except (RowRefused, RecursionError):
             continue  # it holds more than anybody would look through
     guesses = [one for i, one in enumerate(guesses) if one not in guesses[:i]]
+    guesses = [_with_system(rows[0], one) for one in guesses]
     likely = itertools.islice((one for one in guesses if _is_likely(rows, one)), MAX_TRIED)
     found = (line for columns in likely if (line := _tried(rows, columns)) is not None)
     named = list(itertools.islice(found, MAX_LINES))
@@ -79,7 +80,10 @@ def _by_place(rows: Sequence[Row], *, inside: bool) -> list[Line]:
     """The lines that a person would try where no name and no refusal tells one."""
     if not rows or any(map(_is_told, rows[:FEW_ROWS])):
         return []
-    lines = (_tried(rows, columns) for columns in (alone(rows[0]) if inside else guesses_by_place(rows)))
+    lines = (
+        _tried(rows, _with_system(rows[0], columns))
+        for columns in (alone(rows[0]) if inside else guesses_by_place(rows))
+    )
     return [line._replace(guessed=True) for line in lines if line is not None][:MAX_LINES]
 
 
@@ -87,6 +91,12 @@ def as_option(columns: Mapping[str, str]) -> str:
     """As it is written on the command line."""
     named = ",".join(f"{ours}={yours}" for ours, yours in columns.items())
     return f"--columns {shlex.quote(named) if _QUOTED.search(named) else named}"
+
+
+def _with_system(row: Row, columns: dict[str, str]) -> dict[str, str]:
+    """A map that names a question, with the column of what is said to the model in front of it."""
+    told = [name for name, value in row.items() if part_of(name) == "system" and isinstance(value, str) and value]
+    return {**columns, "system": told[0]} if len(told) == 1 and "prompt" in columns else columns
 
 
 def _is_told(row: Row) -> bool:
@@ -104,6 +114,8 @@ def advised(line: Line) -> str:
     """The line as a refusal says it: who wrote the rows has to decide."""
     if not line.guessed:
         return f"if it is right, read it with {as_option(line.columns)}"
+    if "text" in line.columns:
+        return f"if each text is to be learned whole: {as_option(line.columns)}"
     return f"if the answer is {_in_words(line.columns['completion'])}: {as_option(line.columns)}"
 
 

@@ -45,11 +45,14 @@ _ALONE = names("level difficulty quality language lang locale state tags country
 _OF_A_RUN = names(
     "score scores reward rewards accuracy prediction predictions predicted pred judge verdict passed latency f1 bleu "
     "rouge loss epoch similarity metric metrics evaluation logger logprob duration elapsed traceback stacktrace exit "
-    "error errors exception rejected chosen retrieved relevance"
+    "rejected retrieved relevance"
 )
 _WHEN = names("timestamp time ts datetime date")
 _LOGGED = names("level severity event type method port")  # beside a time
 _NOT_OF_TABLES = (names("method path"), names("method url"), names("method status"), names("username email"))
+_FAILED = names("error errors exception traceback failure stderr")
+_IDS = names("id uuid index idx number nr no")
+_DOCUMENTS = names("text content document article passage paragraph story poem chapter body essay")  # learned whole
 # What a question is answered with where no column is called the answer.
 _ASKED_FOR = names(
     "tool tools function functions call calls arg args argument arguments parameters action actions intent route slots "
@@ -71,6 +74,9 @@ def guesses_by_place(rows: Sequence[Row]) -> list[dict[str, str]]:
     if len(columns) > MOST_COLUMNS or _is_no_table(tuple(columns)):
         return []
     kinds = {name: _kind(name, [row.get(name) for row in rows]) for name in columns}
+    whole = [name for name in columns if not _IDS & set(words(name))]
+    if len(whole) == 1 and kinds[whole[0]] == "text":
+        return [{"text": whole[0]}] if _DOCUMENTS & set(words(whole[0])) and part_of(whole[0]) != "asked" else []
     return [
         {"prompt": _joined(asked, kinds), "completion": _joined(answered, kinds)}
         for asked, answered in _sides(kinds)
@@ -94,6 +100,8 @@ def _is_named_otherwise(asked: list[str], answered: list[str], kinds: dict[str, 
         part_of(name) in ("asked", "given") for name in answered
     ):
         return True
+    if any(_FAILED & set(words(name)) for name in answered):
+        return True
     named = len(asked) == len(answered) == 1 and part_of(asked[0]) == "asked" and kinds[answered[0]] == "text"
     return named and (_is_answered(answered[0]) or is_expected(answered[0]))
 
@@ -104,9 +112,11 @@ def _is_no_table(columns: tuple[str, ...]) -> bool:
     """
     said = [set(words(name)) for name in columns]
     ends = {word for name in columns for word in (*words(name)[:1], *words(name)[-1:])}
+    last = {words(name)[-1] for name in columns if words(name)}
     plain = {plain_name(name) for name in columns}
     return (
         bool(_OF_A_RUN & ends)
+        or bool(_FAILED & last)
         or any(pair <= set().union(*said) for pair in _NOT_OF_TABLES)
         or (bool(_LOGGED & plain) and bool(_WHEN & plain))
         or any(CHOICE.match(name) or NUMBERED_CHOICE.match(name) for name in plain)
@@ -128,7 +138,7 @@ def _sides(kinds: dict[str, _Holds]) -> list[_Sides]:
     if any(kinds[name] != "number" for name in behind):
         behind = [name for name in order[order.index(texts[-1]) + 1 :] if kinds[name] in (*_MADE, "number")]
     if any(_QUESTIONS & set(words(name)) for name in texts):
-        behind = [name for name in order if kinds[name] in _MADE and _is_asked_for(name)]
+        behind = [name for name in order if kinds[name] in _MADE and _is_asked_for(name, kinds[name])]
     if len(texts) == 1:
         return _of_one_text(titles, texts[0], behind, kinds)
     several = len(behind) >= MANY_CLASSES or any(is_class(name) or is_expected(name) for name in behind)
@@ -188,8 +198,9 @@ def _joined(columns: list[str], kinds: dict[str, _Holds]) -> str:
     return f"{columns[0]}.{AS_JSON}" if no_text else AND.join(columns)
 
 
-def _is_asked_for(name: str) -> bool:
-    return bool(_ASKED_FOR & set(words(name))) or is_expected(name)
+def _is_asked_for(name: str, kind: _Holds) -> bool:
+    """Whether a class is what a question asks for; a list of what is expected is what a test looks for."""
+    return bool(_ASKED_FOR & set(words(name))) or (is_expected(name) and kind != "structure")
 
 
 def _is_answered(name: str) -> bool:
