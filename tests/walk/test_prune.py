@@ -10,6 +10,7 @@ import pytest
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
+from hivetune.errors import UsageError
 from hivetune.walk.prune import MEASURED_DAYS, delete, find_unused
 
 DAY_S = 86_400
@@ -25,6 +26,7 @@ def made(own_home: Path) -> Iterator[Path]:
         "answers/cc",
         "comparisons/dd",
         "models/.m.9.tmp",
+        "releases/faq/.1.old.tmp",
     ):
         folder = home() / name
         folder.mkdir(parents=True)
@@ -53,12 +55,13 @@ def test_what_nothing_uses_is_found_and_only_looked_at(made: Path) -> None:
         "answers/cc": "answers",
         "comparisons/dd": "comparison",
         "models/.m.9.tmp": "left over",
+        "releases/faq/.1.old.tmp": "left over",
     }
     assert all((made / name / "file").exists() for name in found())
 
 
 def test_what_is_young_may_be_needed_in_a_moment(made: Path) -> None:
-    for name in ("snapshots/aa", "models/.m.9.tmp"):
+    for name in ("snapshots/aa", "models/.m.9.tmp", "releases/faq/.1.old.tmp"):
         age(made / name, 0.5)
     for name in ("scores/bb", "answers/cc", "comparisons/dd"):
         age(made / name, MEASURED_DAYS - 1)
@@ -84,6 +87,18 @@ def test_what_an_open_cycle_chooses_from_stays(made: Path) -> None:
         assert "snapshots/aa" not in found()
         database.execute("UPDATE cycles SET closed = 1, ending = 'refused'")
     assert "snapshots/aa" in found()
+
+
+def test_a_snapshot_that_came_into_use_while_a_person_was_asked_stays(made: Path) -> None:
+    with closing(open_database()) as database:
+        (asked,) = (each for each in find_unused(database) if each.what == "snapshot")
+        database.execute(
+            "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c', 'faq', 0, 'groups', '{}', ?)",
+            (str(asked.path),),
+        )
+        with pytest.raises(UsageError, match="came into use"):
+            delete(database, asked)
+        assert (asked.path / "file").exists()
 
 
 def test_a_snapshot_outside_of_the_home_is_the_users(made: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hivetune.base.database import transaction
 from hivetune.base.disk import MANIFEST, home, read_json, size_of, write_json
+from hivetune.errors import UsageError
 from hivetune.release import registry
 from hivetune.run.checkpoints import FOLDER
 from hivetune.run.find import known_runs
@@ -56,6 +57,8 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
         label = "@".join(unused.path.parts[-2:])
         registry.prune(database, registry.find(database, label))
     elif unused.what == "snapshot":
+        if all(each.path != unused.path for each in _snapshots(database, list(known_runs()))):
+            raise UsageError(f"{unused.path} came into use", hint="hivetune prune looks again")
         with transaction(database):
             database.execute("DELETE FROM snapshots WHERE path = ?", (str(unused.path),))
         shutil.rmtree(unused.path)
@@ -126,7 +129,8 @@ def _measured() -> Iterator[Unused]:
 
 def _left_over() -> Iterator[Unused]:
     """What a process that was killed did not finish: `.NAME.tmp`, `.NAME.task`."""
-    for path in sorted((*home().glob("*/.*.tmp"), *home().glob("*/.*.task"))):
+    unfinished = ("*/.*.tmp", "*/.*.task", "releases/*/.*.tmp")
+    for path in sorted(path for pattern in unfinished for path in home().glob(pattern)):
         if _older(path, YOUNG_DAYS):
             size_bytes = size_of(path) if path.is_dir() else path.stat().st_size
             yield Unused("left over", path, size_bytes, "a process was killed while it made this")

@@ -69,11 +69,10 @@ class Checks:
 
     def check(self, release: Release) -> None:
         """Raises what `release.check` raises."""
-        seen = [
-            (str(path), status.st_size, status.st_mtime_ns)
-            for path in sorted(release.folder.rglob("*"))
-            for status in [path.stat()]
-        ]
+        try:
+            seen = _identities(release.folder)
+        except FileNotFoundError:  # what came later is just added: one rename, and the folder is there again
+            seen = _identities(release.folder)
         known = self._known.get(release.label)
         if known is None or known[0] != seen:
             problem = None
@@ -84,6 +83,12 @@ class Checks:
             known = self._known[release.label] = (seen, problem)
         if known[1] is not None:
             raise known[1]
+
+
+def _identities(folder: Path) -> list[tuple[str, int, int]]:
+    """Changes whenever one of its files does. Raises FileNotFoundError when one goes away meanwhile."""
+    found = ((path, path.stat()) for path in sorted(folder.rglob("*")))
+    return [(str(path), status.st_size, status.st_mtime_ns) for path, status in found]
 
 
 def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Checks | None = None) -> Wanted:
