@@ -16,7 +16,12 @@ from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
 from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.find.asking.advice import advised, lines_for
-from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation, with_system_of_text
+from hivetune.data.rows.find.conversation import (
+    NOT_KNOWN,
+    read_conversation,
+    with_system_of_text,
+    with_written_message,
+)
 from hivetune.data.rows.find.made import class_column
 from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.find.per_file import read_as_its_file
@@ -287,7 +292,7 @@ def _conversation(row: Row, raw: RawRow, *, mapped: bool) -> Conversation:
     if mapped:
         return without_ends(read_conversation(row, mapped=True))
     said = without_ends(read_as_its_file(row, raw.labels, raw.pair, prompts=raw.prompts))
-    return with_system_of_text(row, said)
+    return with_written_message(with_system_of_text(row, said))
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:

@@ -170,3 +170,13 @@ def test_words_of_question_marks_are_lost_letters(answer: str, lost: bool) -> No
         return
     with pytest.raises(RowRefused, match="replacement-character"):
         check_messages(found.messages)
+
+
+@pytest.mark.parametrize("write", [json.dumps, repr])
+def test_a_message_that_was_written_as_text_is_the_question(write: Any) -> None:
+    text = write([{"content": ASK, "role": "user"}])
+    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": SAY}]
+    assert said({"messages": turns}) == TOLD
+    assert said({"messages": [{"role": "system", "content": "Judge this talk."}, *turns]})[1][1] == text
+    several = write([{"content": ASK, "role": "user"}, {"content": SAY, "role": "assistant"}])
+    assert said({"messages": [{"role": "user", "content": several}, turns[1]]})[0][1] == several

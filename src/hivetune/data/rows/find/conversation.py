@@ -1,11 +1,13 @@
 """The one way from a row to its conversation: by its layout, and where none has a place for it, by its structure."""
 
+from dataclasses import replace
+
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.made import made_of
 from hivetune.data.rows.find.row import read_structure
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
 from hivetune.data.rows.layouts.calls import call_in_columns
-from hivetune.data.rows.layouts.said import Conversation, Row, parsed
+from hivetune.data.rows.layouts.said import Conversation, Row, objects, parsed
 from hivetune.data.rows.layouts.table import read_layout
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.data.rows.sessions.rendered import is_marked, is_rendered, turns_of
@@ -53,6 +55,18 @@ def with_system_of_text(row: Row, said: Conversation) -> Conversation:
             if told[1:] == [message.content.strip() for message in said.messages] and turns[0]["role"] == "system":
                 return said._replace(messages=(Message("system", turns[0]["content"]), *said.messages))
     return said
+
+
+def with_written_message(said: Conversation) -> Conversation:
+    """A conversation whose question is the list of one message, written as text, with what that message says."""
+    first = said.messages[0]
+    if first.role != "user" or first.content[:2] != "[{":
+        return said
+    inner = objects(parsed(first.content)) or []
+    if len(inner) != 1 or set(inner[0]) != {"role", "content"} or inner[0]["role"] != "user":
+        return said
+    text = inner[0]["content"]
+    return said._replace(messages=(replace(first, content=text), *said.messages[1:])) if isinstance(text, str) else said
 
 
 def _with_sides(row: Row) -> Row | None:
