@@ -15,7 +15,7 @@ from hivetune.base.journal import Journal
 from hivetune.cli.cycle import _run
 from hivetune.config import parse_config
 from hivetune.cycle.decide import Action, Observed
-from hivetune.cycle.ledger import acts_of
+from hivetune.cycle.ledger import acts_of, begin_act, end_act
 from hivetune.cycle.loop import Listener, Loop
 from hivetune.errors import HivetuneError, MachineNotFit
 
@@ -94,9 +94,17 @@ def test_a_store_that_can_t_be_read_in_the_middle_of_an_act_is_a_failure_of_it(
         assert [(act.outcome, act.words) for act in acts_of(database, "demo")] == [("failed", "disk I/O error")]
 
 
-def test_once_ends_with_the_exit_code_of_what_failed(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given_up", [False, True])
+def test_once_ends_with_the_exit_code_of_what_failed(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
+    """Also when its cycle was closed for it."""
     acts(monkeypatch, MachineNotFit("no model server"))
     loop.step()
+    if given_up:
+        with closing(open_database()) as database:
+            number = begin_act(database, "demo", None, "close", 1.0)
+            end_act(database, number, "done", 2.0, "cycle c1 failed: no model server", {"end": "failed"})
     monkeypatch.setattr(hivetune.cycle.loop, "decide", lambda *_: Action("wait", "a test", 0.0))
     with pytest.raises(HivetuneError, match="no model server") as raised:
         _run(loop, once=True)

@@ -31,7 +31,7 @@ from hivetune.cycle.ledger import (
 from hivetune.cycle.loop import Listener, Loop, opened, release_name
 from hivetune.cycle.observe import observe
 from hivetune.cycle.pool import Seen
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import DoesNotFit, HivetuneError, UsageError
 from hivetune.process.detach import cycle_unit
 
 SPOKEN = ("status", "pause", "resume", "now", "admit")
@@ -81,12 +81,14 @@ def _run(loop: Loop, *, once: bool) -> None:
     with closing(open_database()) as database:
         cycles, acts = cycles_of(database, loop.name), acts_of(database, loop.name)
     emit({"name": loop.name, "action": to_plain(action), "cycles": [_document(cycle) for cycle in cycles[-1:]]})
-    if acts and acts[-1].outcome == "failed":
-        failed = HivetuneError(acts[-1].words, hint="the same command tries it again; hivetune cycle status tells more")
-        failed.exit_code = acts[-1].details.get("exit_code", 1)
-        raise failed
-    if cycles and cycles[-1].end in ("refused", "failed"):
-        show(f"cycle {cycles[-1].id} {cycles[-1].end}: {cycles[-1].reason}")
+    last = acts[-1] if acts else None
+    if last is not None and (last.outcome == "failed" or last.details.get("end") == "failed"):
+        codes = [act.details.get("exit_code", 1) for act in acts if act.outcome == "failed" and act.cycle == last.cycle]
+        error = HivetuneError(last.words, hint="the same command tries it again; hivetune cycle status tells more")
+        error.exit_code = codes[-1] if codes else DoesNotFit.exit_code  # closed without a failure: over its budget
+        raise error
+    if cycles and cycles[-1].end == "refused":
+        show(f"cycle {cycles[-1].id} refused: {cycles[-1].reason}")
 
 
 def _look(config: RunConfig) -> None:
