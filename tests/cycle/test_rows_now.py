@@ -9,14 +9,16 @@ from typing import Any, cast
 import pytest
 from cycle.small import append_rows, make_config, make_rows
 
+import hivetune.cycle.acts.data
 import hivetune.cycle.pool
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
+from hivetune.cycle.acts.data import open_cycle_of
 from hivetune.cycle.acts.doing import Doing
 from hivetune.cycle.acts.release import close_cycle
 from hivetune.cycle.decide import STATIONS, Opened
-from hivetune.cycle.ledger import CycleRow, begin_cycle
-from hivetune.cycle.observe import champion_of
+from hivetune.cycle.ledger import CycleRow, RowsOfCycle, begin_cycle, end_cycle, open_cycle
+from hivetune.cycle.observe import champion_of, settings_then
 from hivetune.cycle.pool import Seen, budget_tokens, pool_of, read_rows_now
 from hivetune.errors import DataRefused, UsageError
 
@@ -50,6 +52,24 @@ def test_a_budget_of_no_rows_is_no_budget(monkeypatch: pytest.MonkeyPatch) -> No
     """All rows are suspect: the steps that the config asks for still take hours."""
     monkeypatch.setattr(hivetune.cycle.pool, "_planned", lambda config, rows: (5.0, 0, ""))
     assert budget_tokens(config_of(Path("rows.jsonl"), budget_hours=1.0), []) is None
+
+
+@pytest.mark.parametrize("mended", [{"eval": {"prompts": 3}}, {"supervise": {"checkpoint_every_s": 60}}])
+def test_a_cycle_that_failed_is_not_begun_again_with_the_settings_that_were_mended_since(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, mended: dict[str, Any]
+) -> None:
+    """The same settings are the same cycle: that one goes on where it failed."""
+    monkeypatch.setattr(hivetune.cycle.acts.data, "pool_of", lambda config: SimpleNamespace(hash="h", folder="/pool"))
+    config = config_of(Path("rows.jsonl")).model_copy(update={"model": "smollm2-135m"})
+    changed = RunConfig.model_validate(config.model_dump() | mended)
+    found = []
+    for settings in (config, config, changed):
+        open_cycle_of(cast(Doing, SimpleNamespace(config=settings, name="demo", now=float(len(found)))))
+        with closing(open_database()) as database:
+            found.append(open_cycle(database, "demo"))
+            end_cycle(database, found[-1], "failed", "evaluate failed", 9.0, RowsOfCycle())
+    assert found[0].id == found[1].id != found[2].id
+    assert settings_then(found[2]) == changed
 
 
 def make_champion(database: sqlite3.Connection, version: int, snapshot: str) -> None:

@@ -157,7 +157,8 @@ def cycle_id(pool: Snapshot, suspect: Collection[str], config: RunConfig, champi
         "rows": pool.hash,
         "suspect": sorted(suspect),
         "settings": settings_of(config),
-        "gate": config.gate.model_dump(mode="json"),
+        # No other run for these, but another cycle: one that failed by them is not begun again with them.
+        **{key: getattr(config, key).model_dump(mode="json") for key in ("gate", "eval", "supervise")},
         "name": config.cycle.name,
         "model": sha256_file(model) if model.exists() else None,
         "champion": champion.adapter_sha256 if champion is not None else None,
