@@ -64,7 +64,7 @@ def _is_told(row: Row, column: str, question: str) -> bool:
     )
 
 
-_AGENTS = ("claude-code", "codex", "pi")
+_AGENTS = ("claude-code", "codex", "pi", "antigravity")
 
 
 def _session(_name: str, row: Row) -> Conversation:

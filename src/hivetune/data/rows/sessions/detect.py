@@ -18,6 +18,7 @@ from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, m
 from hivetune.data.rows.sessions.opencode import OPENCODE_HEAD, opencode_rows
 from hivetune.data.rows.sessions.pi import is_pi, pi_rows
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
+from hivetune.data.rows.traces.steps import is_step, step_rows
 
 Lines = Iterator[tuple[int, str]]
 READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
@@ -29,6 +30,7 @@ READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
     "printed-log": lambda lines, _name: printed_rows(lines),
     "opencode": lambda lines, _name: opencode_rows(lines),
     "pi": lambda lines, _name: pi_rows(lines),
+    "steps": lambda lines, _name: step_rows(lines),
     "server-log": lambda lines, _name: server_rows(lines),
 }
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
@@ -85,6 +87,8 @@ def _agent(head: bytes, name: str) -> str | None:
                 return "codex"
             if is_pi(event):
                 return "pi"
+            if is_step(event):
+                return "steps"
     if is_callback_log(found):
         return "callback-log"
     return "message-log" if _is_message_log(head, name) else None

@@ -166,7 +166,9 @@ def _refuse_more(asked: Mapping[str, Any], columns: tuple[str | None, str | None
 
 def _is_run(row: Row) -> bool:
     if "inputs" not in row or "outputs" not in row:
-        return False
+        return (
+            "inputs" in row and {"run_type", "dotted_order"} <= row.keys()
+        )  # it has begun, and its end stands elsewhere
     sides = parsed(row["inputs"]), parsed(row["outputs"])
     return "run_type" in row or (isinstance(sides[0], dict) and isinstance(sides[1], dict | str))
 
