@@ -170,3 +170,18 @@ def test_codex_thoughts_that_are_hidden(tmp_path: Path) -> None:
         (row,) = read(write(tmp_path / "rollout.jsonl", events), tmp_path).values()
         assert isinstance(row, ReadRow)
         assert row.example.messages[-1].reasoning == thought
+
+
+def test_codex_what_the_model_was_told_stands_in_two_places(tmp_path: Path) -> None:
+    events = [
+        codex("session_meta", {"id": "0199", "cwd": "/p", "base_instructions": {"text": "You write code."}}),
+        codex("response_item", item("developer", "Ask before you write.")),
+        codex("response_item", item("user", "what is here?")),
+        codex("response_item", item("assistant", "One file.")),
+    ]
+    row = read(write(tmp_path / "rollout.jsonl", events), tmp_path)["2"]
+    assert said(row) == [
+        ("system", "You write code.\n\nAsk before you write."),
+        ("user", "what is here?"),
+        ("assistant", "One file."),
+    ]

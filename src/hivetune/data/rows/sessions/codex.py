@@ -210,5 +210,6 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
     _unlearn_broken_calls(session.items)
     items = _unlearn_what_rests_on_searches(session.items)
     if any(item.get("role") == "user" for item in items):
-        facts = {"session_id": session.name, "timestamp": session.time, "system": session.system}
-        yield from conversation("codex", session.place, items, session.left_out, **facts)
+        given = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
+        facts = {"session_id": session.name, "timestamp": session.time}
+        yield from conversation("codex", session.place, [*given, *items], session.left_out, **facts)

@@ -18,6 +18,7 @@ from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, m
 from hivetune.data.rows.sessions.opencode import OPENCODE_HEAD, opencode_rows
 from hivetune.data.rows.sessions.pi import is_pi, pi_rows
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
+from hivetune.data.rows.traces.exchanges import exchange_rows, is_exchange_log
 from hivetune.data.rows.traces.steps import is_step, step_rows
 
 Lines = Iterator[tuple[int, str]]
@@ -25,6 +26,7 @@ READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
     "aider": lambda lines, _name: aider_rows(lines),
     "callback-log": lambda lines, _name: callback_rows(lines),
     "claude-code": lambda lines, _name: claude_code_rows(lines),
+    "exchange-log": lambda lines, _name: exchange_rows(lines),
     "codex": lambda lines, _name: codex_rows(lines),
     "message-log": message_rows,
     "printed-log": lambda lines, _name: printed_rows(lines),
@@ -33,6 +35,7 @@ READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
     "steps": lambda lines, _name: step_rows(lines),
     "server-log": lambda lines, _name: server_rows(lines),
 }
+_AGENTS = (("claude-code", is_claude_code), ("codex", is_codex), ("pi", is_pi), ("steps", is_step))  # by one line
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
 _HEAD_LINE = 4096  # bytes of a line about a log
 _NUM_LINES = 20
@@ -81,16 +84,12 @@ def _agent(head: bytes, name: str) -> str | None:
             continue
         if isinstance(event, dict):
             found.append(event)
-            if is_claude_code(event):
-                return "claude-code"
-            if is_codex(event):
-                return "codex"
-            if is_pi(event):
-                return "pi"
-            if is_step(event):
-                return "steps"
+            if (agent := next((name for name, fits in _AGENTS if fits(event)), None)) is not None:
+                return agent
     if is_callback_log(found):
         return "callback-log"
+    if is_exchange_log(found):
+        return "exchange-log"
     return "message-log" if _is_message_log(head, name) else None
 
 

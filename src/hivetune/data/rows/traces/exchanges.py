@@ -1,0 +1,80 @@
+"""Logs of proxies with a line for a request and a line for its response, which name each other by an id."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hivetune.data.rows.fields import SESSION, TIME, plain_name
+from hivetune.data.rows.layouts.answers import is_request
+from hivetune.data.rows.layouts.said import Row, one_of, parsed
+from hivetune.data.rows.placed import PlacedRow
+from hivetune.data.rows.sessions.events import events, lost
+
+_KINDS = ("type", "event", "kind", "direction")
+_SIDE = re.compile(r"(?:(?:api|http|llm|proxy)_)?(request|response)")
+_IDS = ("request_id", "flow_id", "call_id", "trace_id", "id")
+_BODIES = ("body", "payload", "content", "data")
+_MAX_OPEN = 10_000  # requests that wait for their responses; the oldest is given up
+
+
+def is_exchange_log(sample: Sequence[Row]) -> bool:
+    """Whether one of the first rows of a file asks a model, and another one answers it."""
+    asked = {_id(row) for row in sample if _asks_a_model(row)} - {""}
+    return bool(asked) and any(_side(row) == "response" and _id(row) in asked for row in sample)
+
+
+def exchange_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+    """One row for each call of a model, when its response is there. What else happened is set aside."""
+    waiting: dict[str, tuple[int, Row]] = {}
+    for number, row, _ in events(lines):
+        if row is None:
+            yield lost(number)
+        elif _asks_a_model(row) and _id(row):
+            waiting[_id(row)] = number, row
+            if len(waiting) > _MAX_OPEN:
+                yield _aside(waiting.pop(next(iter(waiting)))[0])
+        elif _side(row) == "response" and _id(row) in waiting:
+            place, asked = waiting.pop(_id(row))
+            yield place, "r", json.dumps(_call(asked, row))
+        else:
+            yield _aside(number)
+    for number, _ in waiting.values():
+        yield _aside(number)
+
+
+def _aside(number: int) -> PlacedRow:
+    return number, "r", json.dumps({"run_type": "http", "inputs": None, "outputs": None})
+
+
+def _call(asked: Row, answered: Row) -> dict[str, Any]:
+    about = {key: asked[key] for key in (*SESSION, *TIME) if asked.get(key) is not None}
+    status, response = one_of(answered, "status_code", "statusCode", "status"), _body(answered)
+    if isinstance(status, int) and status >= 400:
+        response = {"error": {"message": f"status {status}"}}
+    return {**about, "request": _body(asked), "response": response}
+
+
+def _side(row: Row) -> str | None:
+    """Whether a row is a request or a response, by what it is called."""
+    for column in _KINDS:
+        value = row.get(column)
+        if isinstance(value, str) and (found := _SIDE.fullmatch(plain_name(value))):
+            return found[1]
+    return None
+
+
+def _id(row: Row) -> str:
+    known = one_of({plain_name(name): value for name, value in row.items()}, *_IDS)
+    return str(known) if isinstance(known, str | int) else ""
+
+
+def _body(row: Row) -> Any:
+    body = one_of(row, *_BODIES)
+    found = parsed(body)
+    return found if isinstance(found, dict) else body
+
+
+def _asks_a_model(row: Row) -> bool:
+    body = _body(row) if _side(row) == "request" else None
+    return isinstance(body, dict) and is_request(body)
