@@ -165,6 +165,10 @@ def test_answers_that_did_not_end_by_themselves() -> None:
         {"outputs": [{"text": A, "stop_reason": "length"}]},
     ):
         assert refused({"request": {"prompt": Q}, "response": response}) == "cut-off-answer"
+    for told in ({"finish_reason": "MAX_TOKENS"}, {"generation_info": {"finish_reason": "length"}}):
+        assert refused({"request": {"prompt": Q}, "response": {"generations": [{"text": A, **told}]}}) == (
+            "cut-off-answer"
+        )
     assert refused({"prompt": Q, "response": A, "done_reason": "length"}) == "cut-off-answer"
     assert refused({"prompt": Q, "completion": A, "finish_reason": "max_tokens"}) == "cut-off-answer"
     stopped = {
@@ -176,6 +180,24 @@ def test_answers_that_did_not_end_by_themselves() -> None:
     assert refused({"request": ASKED, "response": stopped}) == "failed"
     lost = [STREAMS["Anthropic"][0], {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}]
     assert refused({"request": ASKED, "response": lost}) == "failed"
+
+
+def test_an_answer_that_a_guardrail_changed() -> None:
+    """Bedrock says that the model ended its turn, and beside it that its words were masked."""
+    masked = {"role": "assistant", "content": [{"text": "Behind {Street Name}."}]}
+    whole = {"output": {"message": masked}, "stopReason": "end_turn"}
+    pieces = [
+        {"outputText": "Behind {Street", "completionReason": None},
+        {"outputText": " Name}.", "completionReason": "FINISH"},
+    ]
+    for action, reason in (("INTERVENED", "failed"), ("NONE", None)):
+        told = {"amazon-bedrock-guardrailAction": action}
+        for response in ({**whole, **told}, [pieces[0], {**pieces[1], **told}]):
+            record = {"request": ASKED, "response": response}
+            if reason is None:
+                assert said(record)[-1] == ("assistant", "Behind {Street Name}.")
+            else:
+                assert refused(record) == reason
 
 
 def test_a_text_that_a_server_completed() -> None:

@@ -40,11 +40,20 @@ def whole_response(pieces: StreamPieces) -> Response:
         if piece.get("type") == "error" or (isinstance(piece.get("error"), dict) and piece["error"]):
             error = one_of(piece.get("error"), "message") or piece.get("message") or piece.get("error")
             raise RowRefused("failed", f"the call failed: {str(error)[:80]}")
+        refuse_guarded(piece)
     join = _joiner(pieces)
     response = None if join is None else join(pieces)
     if response is None:
         raise RowRefused("cut-off-answer", "the pieces of a stream, without the last")
     return response
+
+
+def refuse_guarded(response: Mapping[str, Any]) -> None:
+    """Refuses a response of Bedrock's, or a piece of one, whose words a guardrail masked or replaced. The model may
+    have ended its turn, so the reason of the end does not tell.
+    """
+    if response.get("amazon-bedrock-guardrailAction") == "INTERVENED":
+        raise RowRefused("failed", "a guardrail intervened: the words are not all the model's")
 
 
 def _sent(text: str) -> list[dict[str, Any]] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.api.pieces import pieces_in, starts_events, whole_response
+from hivetune.data.rows.api.pieces import pieces_in, refuse_guarded, starts_events, whole_response
 from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
 from hivetune.data.rows.layouts.said import Tools, listed, objects, one_of, parsed
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, THOUGHT_KEYS, is_item, read_messages, read_system, read_turn
@@ -27,16 +27,8 @@ STOPPED = frozenset(
 _ENDS = ("stop_reason", "stopReason", "done_reason", "finish_reason", "finishReason", "completionReason", "stop_type")
 _SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "preamble", "system_prompt")
 _ASKED = (
-    "messages",
-    "contents",
-    "input",
-    "prompt",
-    "message",
-    "inputText",
-    "question",
-    "query",
-    "inputs",
-    "text_input",
+    *("messages", "contents", "input", "prompt", "message"),
+    *("inputText", "question", "query", "inputs", "text_input"),
 )
 _ANSWERED = (
     "answer",
@@ -315,6 +307,7 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
         raise RowRefused("failed", f"the call failed: {str(one_of(value['error'], 'message') or value['error'])[:80]}")
     if (blocked := one_of(value.get("promptFeedback"), "blockReason")) is not None:
         raise RowRefused("failed", f"the request was blocked: {str(blocked)[:40]}")
+    refuse_guarded(value)
     details = value.get("incomplete_details")
     if value.get("status") == "incomplete":
         _refuse_cut(one_of(details, "reason") or "max_output_tokens")
@@ -359,13 +352,13 @@ def _choices(choices: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
 
 
 def _generations(generations: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
-    """LangChain's LLMResult: a list of prompts, each with a list of answers."""
+    """Cohere's answers, or LangChain's LLMResult: a list of prompts, each with a list of answers."""
     several = generations[0] if isinstance(generations[0], list) else generations
     if not several or not isinstance(several[0], dict):
         raise RowRefused("no-answer", "generations is empty")
     first = several[0]
-    info = one_of(first, "generation_info", "generationInfo")
-    _refuse_cut(one_of(info, "finish_reason", "finishReason", "done_reason"))
+    for told in objects([first, one_of(first, "generation_info", "generationInfo") or {}]) or []:  # Cohere, LangChain
+        refuse_cut_row(told)
     changed = ("other-answers",) if len(several) > 1 else ()
     if isinstance(first.get("message"), dict):
         return read_turn(first["message"]), changed
