@@ -104,6 +104,17 @@ def test_numbers_that_count_something_are_no_parties() -> None:
     assert lines_for([{"results": replies}]) == []
 
 
+def test_a_preference_whose_question_is_a_list_of_turns_is_told_a_whole_line() -> None:
+    better, worse = [{"role": "assistant", "content": ANSWERED}], [{"role": "assistant", "content": "Who knows?"}]
+    asked = {"messages": [{"role": "user", "content": ASKED}]}
+    row = {"input": asked, "preferred_output": better, "non_preferred_output": worse}
+    with pytest.raises(RowRefused) as refused:
+        said(row)
+    assert refused.value.hint.endswith("--columns prompt=input.messages,completion=preferred_output")
+    columns = {"prompt": "input.messages", "completion": "preferred_output"}
+    assert said(dict(map_columns(row, columns)), mapped=True) == TALK[:2]
+
+
 def test_no_line_is_printed_twice() -> None:
     rows = [
         {"question": asked, "answer": f"It is on shelf {i}, by the door.", "completion": f"I guess {i}.", "acc": False}

@@ -58,6 +58,7 @@ IDS = tuple(range(9))
         ),
         ({"dish": "A soup of {}", "parts": (["salt"], ["oil", "pea"]), "steps": MADE}, "steps"),
         ({"heading": "How is the {} mended?", "told": MADE}, "told"),
+        ({"scene": ("a", "b"), "user": NOTED, "formula": MADE}, "formula"),
         ({"title": "{} lamp", "maker": KINDS, "advert": MADE}, "advert"),
     ],
 )
@@ -102,6 +103,7 @@ def test_an_object_that_was_given_and_one_that_was_made_of_it() -> None:
         {"prompt": NOTED, "risk": KINDS, "expected_markers": (["a"], ["b", "c"], ["d"])},
         {"ip": "10.0.0.{}", "method": ("get", "post"), "path": "/a", "user_agent": NOTED},
         {"search": NOTED, "found": MADE, "relevance": IDS},
+        {"query": NOTED, "pos": (["a b c"], ["d e f"]), "neg": (["g h i"], ["k l m"])},
         {"image_path": "{}.png", "caption_text": NOTED},
         {"said_text": NOTED, "link": "https://a.example/{}", "id": IDS},
         {"said_text": NOTED, "year": IDS, "pages_read": (4, 5, 6)},
@@ -130,6 +132,10 @@ def test_a_refusal_that_names_a_line_keeps_it() -> None:
 def test_a_line_keeps_what_is_said_to_the_model() -> None:
     rows = rows_of(system_prompt="You mend houses.", noted=NOTED, formula=MADE, shade=1)
     assert lines_for(rows)[0].columns == {"prompt": "noted", "completion": "formula", "system": "system_prompt"}
+
+
+def test_settings_that_name_columns_are_no_row() -> None:
+    assert lines_for([{"set": {"file": "a.json", "columns": {"prompt": "query", "response": "reply"}}}]) == []
 
 
 def test_texts_alone_may_be_learned_whole() -> None:

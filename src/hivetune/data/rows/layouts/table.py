@@ -132,6 +132,8 @@ def _refuse_preference(row: Row) -> None:
         both = f"{columns[0]} and {columns[1]} are for preference training"
         texts = isinstance(row[columns[0]], str)  # else it may hold the question too
         asked = next((name for name in ASKED if texts and isinstance(row.get(name), str)), "...")
+        if isinstance(row.get("input"), dict) and isinstance(row["input"].get("messages"), list):
+            asked = "input.messages"
         raise RowRefused(
             "preference-row", f"{both}: learn: [sft, pairs], or --columns prompt={asked},completion={columns[0]}"
         )

@@ -144,6 +144,8 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
         parties = {columns.get("user_role", "").lower(), columns.get("assistant_role", "").lower()} - {"0", "1"}
         return not parties & (YES | NO)
     asked, answered = columns["prompt"], columns["completion"]
+    if len(rows) == 1 and not any(looks_like_content(value_of(rows[0], name)) for name in (asked, answered)):
+        return False  # settings that name columns
     if judged_together((asked, answered)) is not None:
         return False  # two texts that something was said of together
     if all((asked, answered) in _classes(row) for row in rows[:FEW_ROWS]):

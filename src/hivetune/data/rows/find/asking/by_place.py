@@ -49,8 +49,16 @@ _OF_A_RUN = names(
 )
 _WHEN = names("timestamp time ts datetime date")
 _LOGGED = names("level severity event type method port")  # beside a time
-_NOT_OF_TABLES = (names("method path"), names("method url"), names("method status"), names("username email"))
+_NOT_OF_TABLES = (
+    names("method path"),
+    names("method url"),
+    names("method status"),
+    names("username email"),
+    names("pos neg"),
+    names("query pos"),
+)
 _FAILED = names("error errors exception traceback failure stderr")
+_SPOKEN = names("user source author")  # a person, or what one wrote
 _IDS = names("id uuid index idx number nr no")
 _DOCUMENTS = names("text content document article passage paragraph story poem chapter body essay")  # learned whole
 # What a question is answered with where no column is called the answer.
@@ -209,9 +217,12 @@ def _is_answered(name: str) -> bool:
 
 def _kind(name: str, values: list[Any]) -> _Holds:
     """What a column holds, by its name and by its values."""
-    if _is_bookkeeping(name):
-        return "note"
     known = [parsed(value) for value in values if value not in (None, "")]
+    written = plain_name(name) in _SPOKEN and all(
+        isinstance(value, str) and looks_like_content(value) for value in known
+    )
+    if _is_bookkeeping(name) and not written:
+        return "note"
     if not known or len({str(value) for value in known}) == 1:
         return "constant"
     if all(isinstance(value, list | dict) for value in known):
