@@ -144,10 +144,8 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
         parties = {columns.get("user_role", "").lower(), columns.get("assistant_role", "").lower()} - {"0", "1"}
         return not parties & (YES | NO)
     asked, answered = columns["prompt"], columns["completion"]
-    if len(rows) == 1 and not any(looks_like_content(value_of(rows[0], name)) for name in (asked, answered)):
-        return False  # settings that name columns
-    if judged_together((asked, answered)) is not None:
-        return False  # two texts that something was said of together
+    if _are_settings(rows, asked, answered) or judged_together((asked, answered)) is not None:
+        return False  # the latter: two texts that something was said of together
     if all((asked, answered) in _classes(row) for row in rows[:FEW_ROWS]):
         return not any(map(_is_of_a_stretch, rows[:FEW_ROWS])) and all(
             isinstance(row.get(asked), str) for row in rows[:FEW_ROWS]
@@ -168,6 +166,11 @@ def _is_likely(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
     if 2 * sum(copied) > len(rows):
         return False
     return not any(_is_needed(row, name, asked, answered) for row in rows[:FEW_ROWS] for name in row)
+
+
+def _are_settings(rows: Sequence[Row], *sides: str) -> bool:
+    """Whether a record alone names columns, and holds no text of its own."""
+    return len(rows) == 1 and not any(looks_like_content(value_of(rows[0], name)) for name in sides)
 
 
 def _is_another(rows: Sequence[Row], asked: str, answered: str) -> bool:
