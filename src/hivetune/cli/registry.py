@@ -75,8 +75,8 @@ def promote(
     with _database() as database:
         promoted = registry.promote(database, release, by=who(), reason=reason, force=force)
         document = _document(database, promoted)
+    show(f"{promoted.label} is the champion")  # said before what may still fail
     frozen = freeze_wins(promoted)
-    show(f"{promoted.label} is the champion")
     if frozen:
         show(f"{frozen} of its right answers are frozen questions now: hivetune frozen {promoted.name}")
     emit({**document, "frozen": frozen})
