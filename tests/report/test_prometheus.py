@@ -54,6 +54,15 @@ def test_an_empty_home_tells_of_no_loop(own_home: Path, tmp_path: Path) -> None:
     assert not (own_home / "hive.db").exists(), "who looks makes nothing"
 
 
+def test_a_damaged_database_is_told_and_hides_nothing_else(own_home: Path, tmp_path: Path) -> None:
+    make_loop("helpdesk")
+    assert of_home(tmp_path)["hivetune_database_readable", ()] == 1
+    (own_home / "hive.db").write_bytes(b"no database" * 1000)
+    text = Metrics([HomeCollector()]).text(SimpleNamespace(lives={}, swaps=0, restarts=0), None).decode()  # type: ignore[arg-type]
+    told = samples(text)
+    assert told["hivetune_database_readable", ()] == 0 and ("hivetune_swaps", ()) in told
+
+
 def test_what_a_loop_has_done(tmp_path: Path) -> None:
     make_loop("helpdesk")
     told = of_home(tmp_path)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from sqlite3 import Connection
+from sqlite3 import Connection, Error
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -41,10 +41,13 @@ class HomeCollector(Collector):
         yield from _cards()
         if not database_path().exists():
             return
-        with closing(open_database()) as database:
-            yield from _cycles(database)
-            yield from _releases(database)
-            yield from _training(database)
+        try:
+            with closing(open_database()) as database:
+                told = [*_cycles(database), *_releases(database), *_training(database)]
+        except (Error, UsageError):  # damaged, locked: the other numbers are wanted all the more
+            told = []
+        yield _gauge("hivetune_database_readable", "1 while hive.db can be read", bool(told))
+        yield from told
 
     def describe(self) -> Iterator[Metric]:
         """Nothing, so that registering it does not look."""
