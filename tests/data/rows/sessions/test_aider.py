@@ -115,3 +115,56 @@ def test_thoughts_are_no_part_of_an_answer(tmp_path: Path) -> None:
         ("They need each other.", "One calls\n\nthe other."),
         ("Two are enough.", "There is no third."),
     ]
+
+
+HEADINGS = """
+# aider chat started at 2025-01-02 10:00:00
+
+> Aider v0.80.0  
+
+#### how do I build it?  
+
+Two ways:
+
+#### With make:
+Run it.
+
+#### With just:
+Run that.
+
+> Tokens: 2k sent, 80 received.  
+"""
+
+
+def test_a_heading_of_an_answer_is_no_question(tmp_path: Path) -> None:
+    row = read(write(tmp_path / ".aider.chat.history.md", [HEADINGS]), tmp_path)["2"]
+    answer = "Two ways:\n\n#### With make:\nRun it.\n\n#### With just:\nRun that."
+    assert said(row) == [("user", "how do I build it?"), ("assistant", answer)]
+
+
+LONG_NOTE = """
+# aider chat started at 2025-01-02 10:00:00
+
+> Aider v0.80.0  
+
+#### rename it  
+
+I rename it.
+
+> Tokens: 2k sent, 80 received.  
+> # 1 block did not match!
+
+## This block is not in app.py
+def go(): ...
+
+Write the block
+once more.  
+> Retrying in 1.0 seconds...  
+
+Here is the block once more.
+"""
+
+
+def test_a_note_of_many_lines_is_no_answer(tmp_path: Path) -> None:
+    row = read(write(tmp_path / ".aider.chat.history.md", [LONG_NOTE]), tmp_path)["2"]
+    assert said(row) == [("user", "rename it"), ("assistant", "I rename it.\n\nHere is the block once more.")]

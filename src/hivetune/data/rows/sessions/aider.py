@@ -14,7 +14,7 @@ AIDER_HEAD = b"# aider chat started at "
 _STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
 _ASKED = "#### "
 _NOTE = ">"
-_NOTE_END = "  "  # behind nearly all lines that Aider quotes, and not behind a quotation of the model
+_END = "  "  # behind what Aider itself writes, a question or a note, and not behind a heading or quotation of the model
 # By the tag that Aider gives a model's thoughts, or as it shows them. What was stopped while it thought has no end.
 _THOUGHTS = re.compile(
     r"\s*(?:<(?P<tag>thinking-content-[0-9a-f]{32}|think)>(?P<tagged>.*?)(?:</(?P=tag)>|\Z)"
@@ -48,10 +48,15 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
     turns: list[dict[str, Any]] = []
     some_left = False
     kind = ""
-    for line in lines:
-        if line.startswith(_ASKED) or line.rstrip() == _ASKED.rstrip():
+    has_ends = any(line.startswith(_ASKED) and line.endswith(_END) for line in lines)
+    note_until = 0
+    for at, line in enumerate(lines):
+        if at < note_until:
+            continue
+        if _asks(line) and (kind != "assistant" or not has_ends or line.endswith(_END)):
             now, text = "user", line[len(_ASKED) :].rstrip()
-        elif line.startswith(_NOTE) and (line.endswith(_NOTE_END) or kind != "assistant"):
+        elif line.startswith(_NOTE) and (line.endswith(_END) or kind != "assistant"):
+            note_until = _end_of_note(lines, at) if kind == "note" else at
             now, text, some_left = "note", "", True
         else:
             now, text = "assistant", line
@@ -66,6 +71,20 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
     said = [_without_thoughts({**turn, "content": _words(turn)}) for turn in turns]
     kept = [turn for turn, after in zip_longest(said, said[1:]) if turn["content"] and turn != after]
     return kept, some_left or [turn["content"].strip() for turn in turns] != [turn["content"] for turn in kept]
+
+
+def _asks(line: str) -> bool:
+    return line.startswith(_ASKED) or line.rstrip() == _ASKED.rstrip()
+
+
+def _end_of_note(lines: Sequence[str], at: int) -> int:
+    """Where the note that begins at `at` ends: Aider quotes its first line only, and ends its last one."""
+    for number, line in enumerate(lines[at:], at):
+        if number > at and (_asks(line) or line.startswith(_NOTE)):
+            break
+        if line.endswith(_END):
+            return number + 1
+    return at + 1
 
 
 def _without_thoughts(turn: dict[str, Any]) -> dict[str, Any]:
