@@ -227,6 +227,9 @@ REASONS: dict[str, Reason] = {
     "not-a-model-call": Reason(
         "set_aside", "a step of a trace that is no model's answer (a tool, a retriever, a chain)", "nothing is lost"
     ),
+    "not-held": Reason(
+        "set_aside", "it rests on an image, a file or a tool of the program, which its log does not hold", "nothing"
+    ),
     "own-answer": Reason(
         "set_aside",
         "the answer is a release's own, and nobody rated it up or checked it",

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
@@ -56,11 +58,28 @@ def test_an_answer_that_rests_on_a_tool_is_read_and_not_learned() -> None:
     assert [weight for _, _, weight in turns] == [1, 1, 1, 0, 1, 1]
     assert turns[3] == ("assistant", "A boat sank.", 0)
     assert changed == ()
-    with pytest.raises(RowRefused, match="unsupported-content"):
+    with pytest.raises(RowRefused, match="not-held"):
         read_conversation(chatgpt(*SEARCH))
 
 
-@pytest.mark.parametrize(("rating", "learned"), [("original", "Bonn."), ("new", "In Bonn."), ("same", "In Bonn.")])
+def test_an_export_is_used_for_its_plain_conversations(tmp_path: Path) -> None:
+    picture = message("user", [{"content_type": "image_asset_pointer"}], "multimodal_text")
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([chatgpt(*PAIR), chatgpt(*SEARCH), chatgpt(picture, PAIR[1])]))
+    document = check(DataConfig(path=str(path))).document
+    assert (document["usable"], document["rejected"], document["set_aside"]) == (1, {}, {"not-held": 2})
+
+
+def test_what_a_model_of_chatgpt_thinks_is_no_tool() -> None:
+    thought = message("tool", "**Floating**\n\nWhat is light floats.", author={"name": "a8km123"})
+    found = read_conversation(chatgpt(PAIR[0], thought, PAIR[1])).messages
+    assert [(m.content, m.weight) for m in found] == [("what floats?", 1), ("Wood does.", 1)]
+    assert found[1].reasoning == "**Floating**\n\nWhat is light floats."
+
+
+@pytest.mark.parametrize(
+    ("rating", "learned"), [("original", "Bonn."), ("new", "In Bonn."), ("same", "In Bonn."), ("skip", "Bonn.")]
+)
 def test_the_preferred_of_two_compared_answers(rating: str, learned: str) -> None:
     turns = [message("user", "Where?"), message("assistant", "Here."), message("user", "Which town?")]
     answers = {"original_turn": [message("assistant", "Bonn.")], "new_turn": [message("assistant", "In Bonn.")]}
@@ -70,9 +89,25 @@ def test_the_preferred_of_two_compared_answers(rating: str, learned: str) -> Non
         "input": {"prompt_convo": {"id": "c", "messages": turns}},
         "output": {"feedback_step_2": compared},
     }
-    found, changed = said(row)
-    assert [text for _, text, _ in found] == ["Where?", "Here.", "Which town?", learned]
-    assert changed == ("other-branches",)
+    newer = {"id": "r", "content": {"input": row["input"], "output": row["output"]}, "storage_protocol": "z"}
+    for one in (row, newer):
+        found, changed = said(one)
+        assert [text for _, text, _ in found] == ["Where?", "Here.", "Which town?", learned]
+        assert changed == ("other-branches",)
+
+
+def test_a_compared_answer_that_does_not_end() -> None:
+    cut = {"new_turn": [message("assistant", "In Bo", end_turn=False)], "completion_comparison_rating": "new"}
+    row = {"input": {"prompt_convo": {"messages": [PAIR[0]]}}, "output": {"feedback_step_2": cut}}
+    with pytest.raises(RowRefused, match="cut-off-answer"):
+        read_conversation({"id": "r", **row})
+
+
+def test_an_answer_that_was_continued_is_not_learned() -> None:
+    parts = (message("assistant", "Wo", status="finished_partial_completion"), message("assistant", "od does."))
+    turns, _ = said(chatgpt(*PAIR, PAIR[0], *parts))
+    assert turns[1] == ("assistant", "Wood does.", 1)
+    assert {weight for role, _, weight in turns[3:]} == {0}
 
 
 def test_a_note_in_chatgpts_memory_is_none() -> None:
@@ -242,15 +277,24 @@ def test_a_chat_of_copilot() -> None:
 
     tool = {"kind": "toolInvocationSerialized", "toolId": "readFile"}
     name = {"kind": "inlineReference", "inlineReference": {"path": "/src/a.py", "scheme": "file"}}
+    folder = {"kind": "inlineReference", "inlineReference": {"path": "/src/lib/", "scheme": "file"}}
     requests = [
-        request("what sorts?", {"value": "See "}, name, {"value": ", it sorts."}, {"kind": "undoStop", "id": "u"}),
+        request(
+            "what sorts?",
+            {"value": "See "},
+            name,
+            {"value": " in "},
+            folder,
+            {"value": "."},
+            {"kind": "undoStop", "id": "u"},
+        ),
         request("read it", {"value": "I look."}, tool, {"value": "It sorts."}),
         request("and then?", {"value": "It pri"}, isCanceled=True),
         request("thanks", {"value": "Gladly."}),
     ]
     turns, _ = said({"requesterUsername": "ann", "responderUsername": "GitHub Copilot", "requests": requests})
     assert [(text, weight) for role, text, weight in turns if role == "assistant"] == [
-        ("See `a.py`, it sorts.", 1),
+        ("See `a.py` in `lib`.", 1),
         ("I look.It sorts.", 0),
         ("It pri", 0),
         ("Gladly.", 1),

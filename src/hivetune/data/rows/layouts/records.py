@@ -16,7 +16,7 @@ from hivetune.data.rows.layouts.answers import (
 from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.rows.layouts.said import (
-    NOT_HELD,
+    NO_TEXT,
     Conversation,
     Row,
     RowLayout,
@@ -100,7 +100,7 @@ def _read_to_media(turns: list[Any], system: Any) -> tuple[list[Message], tuple[
     try:
         return read_messages(turns, system), ()
     except RowRefused as refused:
-        if refused.reason != NOT_HELD:
+        if refused.reason not in NO_TEXT:
             raise
     held, cut = before_media(turns, read_turn)
     return read_messages(turns[: len(held)], system), cut

@@ -12,7 +12,8 @@ from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
 Row = Mapping[str, Any]
-NOT_HELD = "unsupported-content"  # why a turn is refused whose image, file or tool a log does not hold
+NOT_HELD = "not-held"  # why a turn is refused whose image, file or tool a log does not hold
+NO_TEXT = (NOT_HELD, "unsupported-content")  # why a conversation ends before a turn
 BYTE_ORDER_MARK = "\ufeff"
 MAX_PYTHON_CHARS = 1 << 20
 _PYTHON = re.compile(r"\s*(?:\[\s*)*(?:\{\s*)?'")
@@ -129,7 +130,7 @@ def before_media(
             messages.append(read(turn))
         except RowRefused as refused:
             learned = any(one.role == "assistant" and one.weight for said in messages for one in said)
-            if refused.reason != NOT_HELD or not learned:
+            if refused.reason not in NO_TEXT or not learned:
                 raise
             return messages, ("ends-before-media",)
     return messages, ()

@@ -53,24 +53,32 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
     for at, line in enumerate(lines):
         if at < note_until:
             continue
-        if _asks(line) and (kind != "assistant" or not has_ends or line.endswith(_END)):
-            now, text = "user", line[len(_ASKED) :].rstrip()
-        elif line.startswith(_NOTE) and (line.endswith(_END) or kind != "assistant"):
+        now = _whose(line, kind, has_ends=has_ends)
+        if now == "note":
             note_until = _end_of_note(lines, at) if kind == "note" else at
-            now, text, some_left = "note", "", True
-        else:
-            now, text = "assistant", line
-            if not line.strip() and kind != "assistant":
-                kind = ""  # what is asked behind it is another question, or that of a command once more
-                continue
-        if now != "note" and now == kind:
-            turns[-1]["content"] += f"\n{text}"
-        elif now != "note":
-            turns.append({"role": now, "content": text})
+            some_left = True
+        elif now:
+            text = line if now == "assistant" else line[len(_ASKED) :].rstrip()
+            if now == kind:
+                turns[-1]["content"] += f"\n{text}"
+            else:
+                turns.append({"role": now, "content": text})
         kind = now
     said = [_without_thoughts({**turn, "content": _words(turn)}) for turn in turns]
     kept = [turn for turn, after in zip_longest(said, said[1:]) if turn["content"] and turn != after]
     return kept, some_left or [turn["content"].strip() for turn in turns] != [turn["content"] for turn in kept]
+
+
+def _whose(line: str, before: str, *, has_ends: bool) -> str:
+    """Who says a line behind one of `before`: user, assistant, note, or nobody: what is asked behind an empty line is
+    another question, or that of a command once more.
+    """
+    in_answer = before == "assistant"
+    if _asks(line) and (not in_answer or not has_ends or line.endswith(_END)):
+        return "user"
+    if line.startswith(_NOTE) and (not in_answer or line.endswith(_END)):
+        return "note"
+    return "assistant" if in_answer or line.strip() else ""
 
 
 def _asks(line: str) -> bool:

@@ -173,7 +173,7 @@ def _copilot_text(part: Mapping[str, Any]) -> str:
     if part.get("kind") == "inlineReference":
         place = part.get("inlineReference")
         path = one_of(place, "path") or one_of(one_of(place, "uri"), "path") or ""
-        return f"`{one_of(part, 'name') or one_of(place, 'name') or str(path).rpartition('/')[2]}`"
+        return f"`{one_of(part, 'name') or one_of(place, 'name') or str(path).rstrip('/').rpartition('/')[2]}`"
     value = part.get("value", part.get("content"))
     if isinstance(value, list):
         return "".join(text for text in value if isinstance(text, str))

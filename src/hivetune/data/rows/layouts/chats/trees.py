@@ -14,6 +14,7 @@ from hivetune.records import Message
 # Contents that ChatGPT shows or keeps besides what was said.
 _SPOKEN = "audio_transcription"  # what was said, beside the sound itself
 _MEMORY = "bio"  # where ChatGPT notes what it learned about the user; no answer rests on it
+_THINKER = "a8km123"  # under whose name ChatGPT shows what a model thinks
 _SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
 
 
@@ -27,17 +28,22 @@ def _chatgpt(name: str, row: Row) -> Conversation:
 
 def _compared(name: str, row: Row) -> Conversation:
     """Two answers of ChatGPT to one question, compared by the user: the conversation with the one that was preferred,
-    the new one where they are the same (the user asked for it because the first was cut, or no better).
+    the new one where they are the same (the user asked for it because the first was cut, or no better), the first one
+    where they did not compare them.
     """
-    messages = one_of(one_of(row["input"], "prompt_convo"), "messages")
-    better = "original" if one_of(_comparison(row), "completion_comparison_rating") == "original" else "new"
-    answer = one_of(_comparison(row), f"{better}_turn")
-    read, cut = said_in_chat([*listed(messages), *listed(answer)], _chatgpt_turn)
+    asked, compared = _comparison(row)
+    better = "original" if one_of(compared, "completion_comparison_rating") in ("original", "skip") else "new"
+    *answer, last = listed(one_of(compared, f"{better}_turn")) or [None]
+    if one_of(last, "end_turn") is False:  # nothing follows that could end it
+        last = {**last, "status": "in_progress"}
+    read, cut = said_in_chat([*listed(one_of(asked, "messages")), *answer, last], _chatgpt_turn)
     return done(name, read, 1, cut)
 
 
-def _comparison(row: Row) -> Any:
-    return one_of(row.get("output"), "feedback_step_2")
+def _comparison(row: Row) -> tuple[Any, Any]:
+    """(the conversation, how its answers were compared); newer exports have both in `content`."""
+    record = row.get("content", row)
+    return one_of(one_of(record, "input"), "prompt_convo"), one_of(one_of(record, "output"), "feedback_step_2")
 
 
 def _kept_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -121,15 +127,21 @@ def _chatgpt_turn(message: Any) -> list[Message]:
         thoughts = [str(one_of(item, "content", "summary") or "") for item in listed(content.get("thoughts"))]
         return [Message("assistant", "", reasoning="\n".join(thoughts) or None)]
     if _is_of_tool(message, role):
-        tool = one_of(one_of(message, "author"), "name") or one_of(message, "recipient")
-        if tool == _MEMORY:
-            return []
-        raise NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {str(tool)[:40]} took part"))
+        return _of_tool(message, content)
     text = _chatgpt_text(content)
     said = read_turn({"role": role, "content": text}) if text.strip() else []
     if role == "assistant" and _is_unfinished(message):
         raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
     return said
+
+
+def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
+    tool = one_of(one_of(message, "author"), "name") or one_of(message, "recipient")
+    if tool == _MEMORY:
+        return []
+    if tool == _THINKER:
+        return [Message("assistant", "", reasoning=_chatgpt_text(content).strip() or None)]
+    raise NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {str(tool)[:40]} took part"))
 
 
 def _chatgpt_text(content: Mapping[str, Any]) -> str:
@@ -149,7 +161,10 @@ def _is_of_tool(message: Any, role: Any) -> bool:
 
 
 def _is_unfinished(message: Any) -> bool:
-    return one_of(message, "status") == "in_progress" or _finish(message) in ("max_tokens", "interrupted")
+    return one_of(message, "status") in _BROKEN_OFF or _finish(message) in ("max_tokens", "interrupted")
+
+
+_BROKEN_OFF = ("in_progress", "finished_partial_completion")
 
 
 def _finish(message: Any) -> Any:
@@ -217,10 +232,10 @@ CHATGPT = RowLayout(
 )
 CHATGPT_COMPARISON = RowLayout(
     "chatgpt-comparison",
-    frozenset(("input",)),
-    lambda row: one_of(row.get("input"), "prompt_convo") is not None and _comparison(row) is not None,
+    frozenset(("input", "content")),
+    lambda row: None not in _comparison(row),
     _compared,
-    frozenset(("input", "output")),
+    frozenset(("input", "output", "content")),
 )
 DEEPSEEK = RowLayout("deepseek", frozenset(("mapping",)), _is_deepseek, _deepseek, frozenset(("mapping",)))
 CLAUDE = RowLayout(
