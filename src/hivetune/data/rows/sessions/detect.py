@@ -19,6 +19,7 @@ from hivetune.data.rows.sessions.opencode import OPENCODE_HEAD, opencode_rows
 from hivetune.data.rows.sessions.pi import is_pi, pi_rows
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
 from hivetune.data.rows.traces.exchanges import exchange_rows, is_exchange_log
+from hivetune.data.rows.traces.run_lines import is_run_log, run_rows
 from hivetune.data.rows.traces.steps import is_step, step_rows
 
 Lines = Iterator[tuple[int, str]]
@@ -32,10 +33,12 @@ READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
     "printed-log": lambda lines, _name: printed_rows(lines),
     "opencode": lambda lines, _name: opencode_rows(lines),
     "pi": lambda lines, _name: pi_rows(lines),
+    "run-log": lambda lines, _name: run_rows(lines),
     "steps": lambda lines, _name: step_rows(lines),
     "server-log": lambda lines, _name: server_rows(lines),
 }
 _AGENTS = (("claude-code", is_claude_code), ("codex", is_codex), ("pi", is_pi), ("steps", is_step))  # by one line
+_LOGS = (("callback-log", is_callback_log), ("exchange-log", is_exchange_log), ("run-log", is_run_log))  # by many
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
 _HEAD_LINE = 4096  # bytes of a line about a log
 _NUM_LINES = 20
@@ -86,10 +89,8 @@ def _agent(head: bytes, name: str) -> str | None:
             found.append(event)
             if (agent := next((name for name, fits in _AGENTS if fits(event)), None)) is not None:
                 return agent
-    if is_callback_log(found):
-        return "callback-log"
-    if is_exchange_log(found):
-        return "exchange-log"
+    if (log := next((name for name, fits in _LOGS if fits(found)), None)) is not None:
+        return log
     return "message-log" if _is_message_log(head, name) else None
 
 
