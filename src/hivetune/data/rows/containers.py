@@ -10,6 +10,7 @@ from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.layouts.said import objects, one_of
 from hivetune.data.rows.layouts.turns import ROLE_KEYS
 from hivetune.data.rows.sessions.claude_code import claude_code_rows
+from hivetune.data.rows.traces.agent_spans import agent_runs
 from hivetune.data.rows.traces.agents import ADK_KEY, CREW_KEY, adk_cases, crew_tasks
 from hivetune.data.rows.traces.attributes import attributes, typed
 from hivetune.data.rows.traces.evaluations import EVALUATION_KEYS, evaluated
@@ -63,7 +64,8 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     record = _without_wrapper(record)
     found = list(_spans(record)) or list(_logged(record)) or _model_runs(record)
-    found = found or evaluated(record) or crew_tasks(record) or adk_cases(record) or _listed(record) or []
+    found = found or evaluated(record) or crew_tasks(record) or adk_cases(record) or agent_runs(record) or []
+    found = found or _listed(record) or []
     return [json.dumps(row).encode() for row in found] if found else None
 
 

@@ -36,6 +36,18 @@ def kernel(role: str, text: str) -> dict[str, Any]:
     return {"Role": {"Label": role}, "Items": [{"$type": "TextContent", "Text": text}]}
 
 
+def span(operation: str, parent: int, output: str | None = None, **more: Any) -> dict[str, Any]:
+    """A span of any-agent; `more`: attributes, whose names have dots for the underscores here."""
+    said = {f"gen_ai.{name.replace('__', '.')}": value for name, value in more.items()}
+    said |= {} if output is None else {"gen_ai.output": output, "gen_ai.output.type": "json"}
+    attributes = {"gen_ai.operation.name": operation, **said}
+    return {"name": operation, "parent": {"span_id": parent}, "context": {"trace_id": 1}, "attributes": attributes}
+
+
+ASKED_ONCE = json.dumps([{"role": "system", "content": SYSTEM}, {"role": "user", "content": Q}])
+SHOP_CALLS = json.dumps(
+    [{"tool.name": "find", "tool.args": '{"what": "rules"}'}, {"tool.name": "clock", "tool.args": "{}"}]
+)
 PYTHON = [{"id": "c", "type": "function", "function": {"name": "python_interpreter", "arguments": "print(30)"}}]
 FIND = [{"id": "c", "type": "function", "function": {"name": "find", "arguments": {"what": "rules"}}}]
 LAST = [{"id": "d", "type": "function", "function": {"name": "final_answer", "arguments": {"answer": A}}}]
@@ -107,6 +119,19 @@ RUNS: dict[str, tuple[Any, list[tuple[str, str]]]] = {
             ],
         },
         [("user", Q), ("assistant", "I look."), ("user", "And?"), PLAIN[1]],
+    ),
+    "any-agent, whose first call alone holds the request": (
+        {
+            "spans": [
+                span("call_llm", 7, SHOP_CALLS, input__messages=ASKED_ONCE),
+                span("execute_tool", 7, "noon", tool__name="clock"),
+                span("execute_tool", 7, "30 days", tool__name="find"),
+                span("call_llm", 7, A),
+                span("invoke_agent", 0, agent__name="clerk"),
+            ],
+            "final_output": {"days": 30},
+        },
+        [("system", SYSTEM), ("user", Q), ("assistant", ""), ("tool", "noon"), ("tool", "30 days"), PLAIN[1]],
     ),
     "LangChain's dump": ([constructed("HumanMessage", Q), constructed("AIMessage", A)], PLAIN),
     "items of OpenAI's agents": (
