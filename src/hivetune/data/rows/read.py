@@ -26,6 +26,7 @@ from hivetune.data.rows.find.made import class_column
 from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.find.per_file import read_as_its_file
 from hivetune.data.rows.find.talk.text_lists import speaker_and_text
+from hivetune.data.rows.find.talk.transcripts import turns_in_text
 from hivetune.data.rows.layouts.answers import refuse_cut_row
 from hivetune.data.rows.layouts.columns import CHOICE
 from hivetune.data.rows.layouts.mapped import in_your_words, map_columns, maps_content, missing_column
@@ -199,6 +200,8 @@ def _parsed_row(text: str) -> Row:
         raise RowRefused("bad-json", f"{error}") from None
     if isinstance(value, str):
         value = parsed(value)  # a row that was written as JSON twice
+    if isinstance(value, str) and turns_in_text(value):
+        return {"text": value}
     if isinstance(value, list) and is_conversation(value):
         return {"messages": value}
     if isinstance(value, list) and _are_lines(lines := [one for one in value if one is not None]):

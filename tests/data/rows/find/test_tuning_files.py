@@ -180,3 +180,26 @@ def test_a_message_that_was_written_as_text_is_the_question(write: Any) -> None:
     assert said({"messages": [{"role": "system", "content": "Judge this talk."}, *turns]})[1][1] == text
     several = write([{"content": ASK, "role": "user"}, {"content": SAY, "role": "assistant"}])
     assert said({"messages": [{"role": "user", "content": several}, turns[1]]})[0][1] == several
+
+
+TALK = f"Human: {ASK}\n\nAssistant: {SAY}"
+
+
+@pytest.mark.parametrize("told", ["You know the towns of the Rhine", "You know all towns.\n\nAnswer in one sentence."])
+def test_words_in_front_of_the_speakers_of_a_text_are_its_system_prompt(told: str) -> None:
+    told = told.replace("know all", "are asked about")
+    assert said({"text": f"{told}\n\n{TALK}"}) == [("system", told), *TOLD]
+
+
+def test_a_document_with_a_talk_in_it_stays_one() -> None:
+    page = f"# How to ask\n\nWrite it as it is said:\n\n{TALK}"
+    assert said({"text": page}) == [("assistant", page)]
+    asked = f"The talk ends in a question.\n\n{TALK}\n\nHuman: And the other one?"
+    assert said({"text": asked}) == [("assistant", asked)]
+
+
+def test_texts_of_a_list_with_headers_are_read_as_texts(tmp_path: Path) -> None:
+    texts = [f"Instruction: {ASK}\nResponse: {SAY}", f"Instruction: {ASK} Now.\nResponse: {SAY}"]
+    assert said_in(json.dumps(texts), tmp_path) == [TOLD, [("user", f"{ASK} Now."), TOLD[1]]]
+    with pytest.raises(RowRefused, match="not-an-object"):
+        said_in(json.dumps([ASK, SAY]), tmp_path)

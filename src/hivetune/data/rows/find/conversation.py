@@ -5,7 +5,7 @@ from dataclasses import replace
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.made import made_of
 from hivetune.data.rows.find.row import read_structure
-from hivetune.data.rows.find.talk.transcripts import turns_in_text
+from hivetune.data.rows.find.talk.transcripts import turns_behind_system, turns_in_text
 from hivetune.data.rows.layouts.calls import call_in_columns
 from hivetune.data.rows.layouts.said import Conversation, Row, objects, parsed
 from hivetune.data.rows.layouts.table import read_layout
@@ -95,8 +95,9 @@ def _spoken(found: Conversation) -> Conversation:
     """
     if len(found.messages) > 1:
         return found
-    turns = turns_in_text(found.messages[0].content)
-    if turns is None and is_rendered(found.messages[0].content):
+    text = found.messages[0].content
+    turns = turns_in_text(text) or turns_behind_system(text)
+    if turns is None and is_rendered(text):
         raise RowRefused("rendered-text")
     if turns is None:
         return found

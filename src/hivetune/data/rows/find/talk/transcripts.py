@@ -20,6 +20,7 @@ _END_OF_UTTERANCE = re.compile(r"\s*(?:__eou__|__eot__|<eou>|<EOS>|\[EOU\]|<\|eo
 _WEIGHTED = re.compile(r"\s*([01])\.\d+ (?:([01]) \d+ )?")
 _END_OF_WEIGHTED = re.compile(r"[ \t]*(?: EOS\b|\t)[ \t]*")
 _ROLE_LINE = re.compile(r"^(?:Human|User|USER) ?:", re.M)
+_TO_A_MODEL = re.compile(r"you(?:'re| are| act| will)\b|act as\b", re.I)
 _SPEAK = ("user", "assistant", "system")
 _MIN_SPOKEN = 2
 
@@ -56,6 +57,14 @@ def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
         return None
     ended = [without_end(piece, "") if role == "assistant" else piece for role, piece in zip(roles, said, strict=True)]
     return [{"role": role, "content": piece} for role, piece in zip(roles, ended, strict=True)]
+
+
+def turns_behind_system(text: str) -> list[dict[str, Any]] | None:
+    """The same of any text: what stands in front has to be one paragraph, or to speak to a model."""
+    turns = turns_behind_words(text)
+    told = turns[0]["content"] if turns else ""
+    is_system = "\n\n" not in told or _TO_A_MODEL.match(told)
+    return turns if turns and turns[-1]["role"] == "assistant" and turns[-1]["content"] and is_system else None
 
 
 def turns_behind_words(text: str) -> list[dict[str, Any]] | None:
