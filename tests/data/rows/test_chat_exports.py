@@ -96,6 +96,26 @@ def test_the_preferred_of_two_compared_answers(rating: str, learned: str) -> Non
         assert changed == ("other-branches",)
 
 
+CODE = {"name": "floats", "type": "code/python", "content": "def floats(): ...\n"}
+CREATED = message("tool", "Successfully created text document 'Floats'.", author={"name": "canmore.create_textdoc"})
+
+
+def test_a_document_beside_the_conversation_is_a_part_of_the_answer() -> None:
+    call = message("assistant", json.dumps(CODE), recipient="canmore.create_textdoc")
+    turns, _ = said(
+        chatgpt(PAIR[0], message("assistant", "As code:"), call, CREATED, message("assistant", "It floats."))
+    )
+    answer = "As code:\n\n```python\ndef floats(): ...\n```\n\nIt floats."
+    assert turns == [("user", "what floats?", 1), ("assistant", answer, 1)]
+
+
+def test_a_document_that_was_not_created_is_not_learned() -> None:
+    call = message("assistant", json.dumps(CODE), recipient="canmore.create_textdoc")
+    failed = message("tool", "It failed.", author={"name": "canmore.create_textdoc"})
+    with pytest.raises(RowRefused, match="not-held"):
+        read_conversation(chatgpt(PAIR[0], call, failed, message("assistant", "It floats.")))
+
+
 def test_a_compared_answer_that_does_not_end() -> None:
     cut = {"new_turn": [message("assistant", "In Bo", end_turn=False)], "completion_comparison_rating": "new"}
     row = {"input": {"prompt_convo": {"messages": [PAIR[0]]}}, "output": {"feedback_step_2": cut}}

@@ -7,7 +7,16 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import as_time
 from hivetune.data.rows.layouts.chats.held import NotLearned, branch, done, said_in_chat
-from hivetune.data.rows.layouts.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of
+from hivetune.data.rows.layouts.said import (
+    NOT_HELD,
+    Conversation,
+    Row,
+    RowLayout,
+    listed,
+    objects,
+    one_of,
+    parsed,
+)
 from hivetune.data.rows.layouts.turns import read_turn
 from hivetune.records import Message
 
@@ -15,6 +24,7 @@ from hivetune.records import Message
 _SPOKEN = "audio_transcription"  # what was said, beside the sound itself
 _MEMORY = "bio"  # where ChatGPT notes what it learned about the user; no answer rests on it
 _THINKER = "a8km123"  # under whose name ChatGPT shows what a model thinks
+_CANVAS = "canmore.create_textdoc"  # writes a document beside the conversation: a part of the answer
 _SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
 
 
@@ -141,7 +151,22 @@ def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
         return []
     if tool == _THINKER:
         return [Message("assistant", "", reasoning=_chatgpt_text(content).strip() or None)]
+    if tool == _CANVAS and not _is_unfinished(message):
+        text = _chatgpt_text(content)
+        if document := _document(text):
+            return [Message("assistant", document)]
+        if "Successfully created" in text:
+            return []
     raise NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {str(tool)[:40]} took part"))
+
+
+def _document(call: str) -> str:
+    """What a call of the canvas writes: code between marks, as it stands in other answers. Empty for other texts."""
+    written = parsed(call)
+    text, (kind, _, language) = one_of(written, "content"), str(one_of(written, "type")).partition("/")
+    if not isinstance(text, str) or "```" in text:
+        return ""
+    return f"```{language}\n{text.rstrip()}\n```" if kind == "code" else text
 
 
 def _chatgpt_text(content: Mapping[str, Any]) -> str:
