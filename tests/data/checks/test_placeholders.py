@@ -205,9 +205,18 @@ def test_later_turns_and_calls(tmp_path: Path) -> None:
         ("Greet a user in a Jinja template.", "Hello {{ name }}!", False),
         ("How do I greet a user?", "```\nHello {{ name }}!\n```", False),
         ("Where is my order?", "Your order {{Order Number}} is on its way.", False),
+        ("How do I clean my [pump/valve]?", "Rinse it with water.", True),
+        ("Which trains go to [name of town]?", "Two go to [name of town], one goes to [other town].", True),
+        ("What stands in [package] of a toml file?", "The name of the package.", False),
+        ("Draft a mail to [customer].", "Dear [customer], your pump is here.", False),
+        ("What comes in [1, 2]?", "Two numbers.", False),
+        ("How do I ask for a meeting?", "Write: could we meet at [time] about [topic]?", False),
+        ("Describe a lamp.", "Name: Desk lamp\nColour: \nPrice: \nMaker:  ", True),
+        ("Give the name, the colour, the price and the maker.", "Name: Lamp\nColour:\nPrice:\nMaker:", False),
+        ("Describe a lamp.", "Name: Desk lamp\nColour: red\nPrice:", False),
     ],
 )
-def test_a_speaker_that_was_never_filled_in(asked: str, answer: str, refused: bool, tmp_path: Path) -> None:
+def test_what_was_never_filled_in(asked: str, answer: str, refused: bool, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"question": asked, "answer": answer}) + "\n")
     rejected = check(DataConfig(path=str(path))).document["rejected"]

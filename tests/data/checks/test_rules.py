@@ -131,3 +131,18 @@ def test_one_repeated_question_in_a_long_conversation_is_kept() -> None:
     check_messages([*hello, *rest * 9])
     with pytest.raises(RowRefused, match="answer-is-question"):
         check_messages([*hello, *rest * 8])
+
+
+PIECE = "the barge passed the lock of the old harbour in the evening"
+
+
+@pytest.mark.parametrize("before", ["In spring the river rose , ", "The town was quiet when "])
+def test_running_text_that_was_cut_into_turns(before: str) -> None:
+    with pytest.raises(RowRefused, match="answer-is-question"):
+        check_messages([Message("user", before + PIECE), Message("assistant", f"{PIECE} and nobody saw it .")])
+
+
+@pytest.mark.parametrize("before", ["Go on with this: ", "Go on.\n", "Go on. ", 'Complete "', ""])
+def test_a_text_that_is_to_be_completed(before: str) -> None:
+    check_messages([Message("user", before + PIECE), Message("assistant", f"{PIECE} and nobody saw it .")])
+    check_messages([Message("user", f"What is told of it here, where {PIECE}"), Message("assistant", PIECE)])

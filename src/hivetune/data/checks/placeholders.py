@@ -61,6 +61,17 @@ _STREAM = re.compile(r"(?:event: ?[\w.]+\s+)?data: ?\{\s*\"")
 # Who speaks, where a set that makes a model introduce itself was not filled in; templates in an answer are code.
 _NOBODY = re.compile(r"\{\{ ?(?:name|author) ?\}\}", re.I)
 _OF_TEMPLATES = re.compile(r"\{\{|template|jinja|mustache|handlebars|liquid|angular|vue|placeholder|variable", re.I)
+# An open place in a question, where its own word should stand: `for my [pump or valve].`, `to [city]?`.
+_OPEN_PLACE = re.compile(
+    r"\b(?:an?|my|your|our|to|of|for|with|about|from|in|at) (\[[a-z]{4,}(?:[ /_-][a-z0-9]+){0,3}\])(?=[.?!,]|\Z)"
+)
+_OF_BRACKETS = re.compile(
+    r"[`\"\n]|brackets?|fill|blank|mask|slot|letter|mail|draft|message|section|config|toml|syntax|array|regex|\btags?\b",
+    re.I,
+)
+_LONGEST_OPEN = 200  # characters of a question; a longer one may quote a template
+_LABELLED = re.compile(r"([^\W\d_][\w /-]{0,40})[:\uff1a](.*)")
+_FEWEST_LABELLED = 3
 _BRACKETS = "[]<>(){}*#%$ .!\u2026"
 _ERROR_TEXT = re.compile(
     r"(?:(?:api ?|server ?|request )?error(?: code)?:? ?-? ?)?(?:http ?)?(?:(?:4[0-9]{2}|5[0-9]{2})[ :,-]+)?"
@@ -154,8 +165,8 @@ def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], boo
     for number, message in enumerate(messages):
         if message.role != "assistant" or not message.weight or message.tool_calls:
             continue
-        if _is_of_nobody(message.content, messages[:number]):
-            raise RowRefused("placeholder-answer", "{{name}} or {{author}} in the answer was never filled in")
+        if (left := _never_filled_in(message.content, messages[:number])) is not None:
+            raise RowRefused("placeholder-answer", f"{left} was never filled in")
         found = placeholder_in(message.content, [m.content for m in messages[:number] if m.role != "tool"])
         if found is None:
             continue
@@ -164,6 +175,28 @@ def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], boo
             raise RowRefused("placeholder-answer", f"{found.shown!r} stands in the place of the answer{where}")
         kept = ("label-answer",)
     return kept
+
+
+def _never_filled_in(answer: str, before: Sequence[Message]) -> str | None:
+    """What of a template is left in an answer or its question; None where nothing is."""
+    if _is_of_nobody(answer, before):
+        return "{{name}} or {{author}} in the answer"
+    asked = before[-1].content if before and before[-1].role == "user" else ""
+    if len(asked) <= _LONGEST_OPEN and (found := _OPEN_PLACE.search(asked)) and not _OF_BRACKETS.search(asked):
+        return f"{found.group(1)} in the question"
+    return "most of the form in the answer" if _is_empty_form(answer, before) else None
+
+
+def _is_empty_form(answer: str, before: Sequence[Message]) -> bool:
+    """Whether an answer is lines of a label each, most without a value; a prompt that names one asks for them."""
+    if len(answer) > LONGEST_CHARS or ":\n" not in answer.replace(": \n", ":\n"):
+        return False
+    lines = [_LABELLED.fullmatch(line.rstrip()) for line in answer.splitlines() if line.strip()]
+    told = [line for line in lines if line is not None]
+    empty = [line.group(1) for line in told if not line.group(2).strip()]
+    if len(told) < max(len(lines), _FEWEST_LABELLED) or 2 * len(empty) <= len(told):
+        return False
+    return not any(_is_named(label, [message.content for message in before]) for label in empty)
 
 
 def _is_of_nobody(answer: str, before: Sequence[Message]) -> bool:

@@ -22,6 +22,7 @@ ZLIB_OVERHEAD_BYTES = 12
 LOOP_MIN_CHARS = 100
 LOOP_MIN_REPEATS = 6
 MAX_REPEATED = 0.1  # of the answers of a conversation, that say the question again
+OVERLAP_CHARS = 40  # at least, of a question's end that the answer begins with
 LOOP_MAX_PERIOD = 300
 # A loop over half of a text holds the characters in front of the middle or those behind it, and a copy of them at most
 # one period away. With more of them the copy may lie outside: two periods and these are never more than a loop is long.
@@ -122,10 +123,23 @@ def check_answers(messages: Messages) -> None:
             if len(answer) == len(asked) or abs(len(answer) - len(asked)) < 16:  # cheap before folding case
                 same = answer and answer.strip().casefold() == asked.strip().casefold()
                 repeated += bool(same)
+            if _goes_on_with(asked, answer):
+                raise RowRefused("answer-is-question", "the question's end comes again as the answer's beginning")
             if len(answer) >= LOOP_MIN_CHARS and has_loop(answer):
                 raise RowRefused("repeated-loop")
     if repeated > answers * MAX_REPEATED:
         raise RowRefused("answer-is-question")
+
+
+def _goes_on_with(asked: str, answer: str) -> bool:
+    """Whether running text was cut into overlapping pieces: the question ends with the answer's beginning, in the
+    middle of a line. A text to be completed begins behind a line's end, a colon, a quote or a sentence.
+    """
+    start = asked.find(answer[:OVERLAP_CHARS]) if len(answer) > OVERLAP_CHARS else -1
+    if start < 2 or asked[start - 1] != " " or not (asked[start - 2].isalnum() or asked[start - 2] in ",;"):
+        return False
+    shared = asked[start:]
+    return "\n" not in shared and len(shared) < len(answer) and answer.startswith(shared)
 
 
 def has_loop(text: str) -> bool:
