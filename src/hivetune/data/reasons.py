@@ -228,7 +228,7 @@ REASONS: dict[str, Reason] = {
         "set_aside", "a step of a trace that is no model's answer (a tool, a retriever, a chain)", "nothing is lost"
     ),
     "not-held": Reason(
-        "set_aside", "it rests on an image, a file or a tool of the program, which its log does not hold", "nothing"
+        "set_aside", "it rests on an image, a file or a tool of program or provider, which its log lacks", "nothing"
     ),
     "own-answer": Reason(
         "set_aside",

@@ -200,6 +200,19 @@ def test_an_answer_that_a_guardrail_changed() -> None:
                 assert refused(record) == reason
 
 
+def test_an_answer_that_rests_on_a_search_of_the_provider() -> None:
+    """Nothing is learned from it; an answer behind it, to another question, is."""
+    search = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "racks"}}
+    first = {"request": {"input": Q}, "response": {**WHOLE, "output": [search, MESSAGE]}}
+    assert refused(first) == "not-held"
+    asked = [{"role": "user", "content": "Is it open?"}, search, {"role": "assistant", "content": "It is."}]
+    record = {"request": {"input": [*asked, {"role": "user", "content": Q}]}, "response": WHOLE}
+    assert [(m.content, m.weight) for m in row(record).example.messages if m.role == "assistant"] == [
+        ("It is.", 0),
+        (A, 1),
+    ]
+
+
 def test_a_text_that_a_server_completed() -> None:
     for response in (
         {"content": A, "stop": True, "stop_type": "eos", "prompt": f"<s>{Q}"},

@@ -902,7 +902,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "request": {"input": "q"},
             "response": {"output": [{"type": "web_search_call", "id": "w"}, *RESPONSES_OUTPUT]},
         },
-        "unsupported-content",
+        "not-held",
     ),
     "a message of a chat log": ({"conversation_id": "c", "role": "assistant", "content": "Paris."}, "one-message"),
     "a text with a role": (

@@ -30,7 +30,7 @@ from hivetune.data.rows.find.talk.transcripts import turns_in_text
 from hivetune.data.rows.layouts.answers import refuse_cut_row
 from hivetune.data.rows.layouts.columns import CHOICE
 from hivetune.data.rows.layouts.mapped import in_your_words, map_columns, maps_content, missing_column
-from hivetune.data.rows.layouts.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
+from hivetune.data.rows.layouts.said import BYTE_ORDER_MARK, NOT_HELD, Conversation, Row, clean_texts, parsed
 from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
 from hivetune.data.rows.sessions.rendered import without_ends
@@ -136,7 +136,7 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
         return _row_of(chunk, source, text)
     hint = text.decode("utf-8", "replace")
     reason, _, detail = hint.partition(":")
-    if reason in ("csv-columns", "csv-quote", "line-too-large", "broken-line"):
+    if reason in ("csv-columns", "csv-quote", "line-too-large", "broken-line", NOT_HELD):
         return RawRow(source, b"", RowRefused(reason, detail))
     return RawRow(source, b"", RowRefused("broken-file", hint))
 

@@ -158,6 +158,13 @@ def test_codex_answers_that_are_read_and_not_learned(tmp_path: Path) -> None:
     assert row.example.messages[3].tool_calls[0]["function"]["arguments"] == {"input": "echo test"}
 
 
+def test_codex_answers_that_all_rest_on_searches_are_set_aside(tmp_path: Path) -> None:
+    search = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}}
+    items = [item("user", "one?"), item("assistant", "I look."), search, item("assistant", "1")]
+    path = write(tmp_path / "rollout.jsonl", [codex("response_item", one) for one in items])
+    assert read(path, tmp_path) == {"1": "not-held"}
+
+
 def test_codex_thoughts_that_are_hidden(tmp_path: Path) -> None:
     hidden = {"type": "reasoning", "content": "not to be seen", "encrypted_content": "gAAA"}
     for summary, thought in (([{"type": "summary_text", "text": "look"}], "look"), ([], None)):

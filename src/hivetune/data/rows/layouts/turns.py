@@ -8,7 +8,7 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import calls_as_text, calls_in_text, read_call, result_text
 from hivetune.data.rows.layouts.parts import Said, has_results, kernel_turn, parts_in, plain_parts, read_content
-from hivetune.data.rows.layouts.said import objects, one_of, parsed, text_of
+from hivetune.data.rows.layouts.said import NOT_HELD, objects, one_of, parsed, text_of
 from hivetune.records import Message, Role
 
 ROLES: dict[str, Role] = {
@@ -117,7 +117,7 @@ def read_turn(turn: Any) -> list[Message]:
         return _plain_turn(known, content)
     if is_item(turn):
         if turn["type"] not in ITEMS:
-            raise RowRefused("unsupported-content", f"{turn['type']}: a tool that the provider ran itself")
+            raise RowRefused(NOT_HELD, f"{turn['type']}: a tool that the provider ran itself; its result is not logged")
         return _messages_of("assistant", read_content([turn]), turn)
     turn = _unwrapped(turn)
     both = _pair(turn) if "from" not in turn and ("role" not in turn or {"q", "a"} <= turn.keys()) else None

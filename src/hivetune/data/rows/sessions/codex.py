@@ -5,8 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.data.rows.api.provider_tools import (
+    HIDDEN_CALLS,
+    is_of_answer,
+    unlearn_answer,
+    unlearn_what_rests_on_searches,
+)
 from hivetune.data.rows.layouts.columns import texts_in
-from hivetune.data.rows.layouts.said import parsed
+from hivetune.data.rows.layouts.said import NOT_HELD, parsed
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost
 
@@ -27,7 +33,6 @@ _TOLD_BY = {
     "turn_complete": ("assistant", "last_agent_message"),
 }
 # Items that say nothing to a model. A kind that nobody knows stays, so that the row is refused for it.
-_HIDDEN_SEARCHES = ("web_search_call",)
 _SILENT_ITEMS = ("ghost_snapshot", "compaction", "compaction_summary", "other")
 
 
@@ -104,7 +109,7 @@ def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
     role, column = _TOLD_BY.get(str(kind), ("", ""))
     if kind == "turn_aborted":
         _leave_out_repeated(session)
-        _unlearn_answer(session.items, len(session.items))
+        unlearn_answer(session.items, len(session.items))
     elif kind == "thread_rolled_back":
         _roll_back(session, event.get("num_turns"))
     elif role and isinstance(text := event.get(column, event.get("content")), str) and text.strip():
@@ -123,19 +128,6 @@ def _item(payload: dict[str, Any]) -> dict[str, Any]:
     if isinstance(output, dict) and isinstance(output.get("content"), str):
         return {**payload, "output": output["content"]}
     return dict(payload)
-
-
-def _is_of_answer(item: dict[str, Any]) -> bool:
-    """Whether the model wrote an item: its words, thoughts and calls."""
-    return item.get("role", "assistant") == "assistant" and not str(item.get("type")).endswith("_output")
-
-
-def _unlearn_answer(items: list[dict[str, Any]], end: int) -> None:
-    """The answer in front of `end` is read and not learned, with its thoughts and calls."""
-    for item in reversed(items[:end]):
-        if not _is_of_answer(item):
-            return
-        item["weight"] = 0
 
 
 def _roll_back(session: _Session, num_turns: Any) -> None:
@@ -170,21 +162,6 @@ def _is_said(text: str, texts: Sequence[str]) -> bool:
     return any(text == one or one.endswith(f"\n{text}") or (len(text) >= _LONG_TEXT and text in one) for one in texts)
 
 
-def _unlearn_what_rests_on_searches(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the searches that the provider ran itself: the log does not hold what they found, so the rest of the turn
-    is read and not learned.
-    """
-    hidden = False
-    for place, item in enumerate(items):
-        if item.get("type") in _HIDDEN_SEARCHES:
-            _unlearn_answer(items, place)
-            hidden = True
-        hidden = hidden and item.get("role") != "user"
-        if hidden and _is_of_answer(item):
-            item["weight"] = 0
-    return [item for item in items if item.get("type") not in _HIDDEN_SEARCHES]
-
-
 def _leave_out_broken_end(session: _Session) -> None:
     """A last call that breaks off, its arguments no object and nothing behind it, is no reason to lose the session."""
     while session.items and _is_broken_call(session.items[-1]):
@@ -201,15 +178,21 @@ def _unlearn_broken_calls(items: list[dict[str, Any]]) -> None:
     for place, item in enumerate(items):
         if _is_broken_call(item):
             items[place] = {**item, "type": "custom_tool_call", "input": str(item.get("arguments"))}
-            _unlearn_answer(items, place + 1)
+            unlearn_answer(items, place + 1)
 
 
 def _row(session: _Session) -> Iterator[PlacedRow]:
     _leave_out_broken_end(session)
     _leave_out_repeated(session)
     _unlearn_broken_calls(session.items)
-    items = _unlearn_what_rests_on_searches(session.items)
-    if any(item.get("role") == "user" for item in items):
-        given = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
-        facts = {"session_id": session.name, "timestamp": session.time}
-        yield from conversation("codex", session.place, [*given, *items], session.left_out, **facts)
+    hidden = next((item["type"] for item in session.items if item.get("type") in HIDDEN_CALLS), None)
+    items = unlearn_what_rests_on_searches(session.items)
+    if not any(item.get("role") == "user" for item in items):
+        return
+    if hidden and not any(is_of_answer(item) and item.get("weight", 1) for item in items):
+        why = f"no answer is left to learn: {hidden}, a tool that the provider ran itself; its result is not logged"
+        yield session.place, "p", f"{NOT_HELD}:{why}"
+        return
+    given = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
+    facts = {"session_id": session.name, "timestamp": session.time}
+    yield from conversation("codex", session.place, [*given, *items], session.left_out, **facts)
