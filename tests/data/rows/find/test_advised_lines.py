@@ -115,6 +115,16 @@ def test_a_preference_whose_question_is_a_list_of_turns_is_told_a_whole_line() -
     assert said(dict(map_columns(row, columns)), mapped=True) == TALK[:2]
 
 
+@pytest.mark.parametrize("better", [{"from": "gpt", "value": ANSWERED}, ANSWERED])
+def test_a_preference_behind_turns_is_told_a_whole_line(better: Any) -> None:
+    row = {"conversations": [{"from": "human", "value": ASKED}], "chosen": better, "rejected": "Who knows?"}
+    with pytest.raises(RowRefused) as refused:
+        said(row)
+    assert refused.value.hint.endswith("--columns messages=conversations,completion=chosen")
+    columns = {"messages": "conversations", "completion": "chosen"}
+    assert said(dict(map_columns(row, columns)), mapped=True) == TALK[:2]
+
+
 def test_no_line_is_printed_twice() -> None:
     rows = [
         {"question": asked, "answer": f"It is on shelf {i}, by the door.", "completion": f"I guess {i}.", "acc": False}

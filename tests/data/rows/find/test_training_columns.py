@@ -66,3 +66,9 @@ def test_speakers_in_brackets_take_turns() -> None:
 def test_a_comment_beside_an_answer_is_about_it() -> None:
     with pytest.raises(RowRefused):
         read_conversation({"comment": "That was well put.", "answer": SAY})
+
+
+@pytest.mark.parametrize("answers", [["No."], ["It is the Rhine and no other.", "The Rhine."]])
+def test_a_body_that_asks_beside_its_ideal_answers(answers: list[str]) -> None:
+    row = {"body": "Is the Elbe the river of Bonn?", "ideal_answer": answers, "exact_answer": "no", "type": "yesno"}
+    assert [m.content for m in read_conversation(row).messages] == [row["body"], answers[0]]

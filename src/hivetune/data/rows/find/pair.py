@@ -236,10 +236,15 @@ def _by_its_look(row: Row, answered: list[str]) -> list[str]:
         return [uncut]
     if said & SHORTENED:
         return written if _is_source(row, written[0], answered[0]) else []
-    if plain_name(written[0]) in WRITTEN and plain_name(answered[0]) in _ANSWERS:
-        return written  # whatever is answered was asked, in the words of any row
     asks = texts[written[0]].rstrip().endswith(("?", "\uff1f"))
+    if plain_name(written[0]) in WRITTEN and _is_the_answer(answered[0], asks=asks):
+        return written  # whatever is answered was asked, in the words of any row
     return written if _is_answered(row, written[0], answered[0], asks=asks) else []
+
+
+def _is_the_answer(path: str, *, asks: bool) -> bool:
+    """Whether a name is one of an answer; `asks`: beside a question, it may say that the answer is the right one."""
+    return plain_name(path) in _ANSWERS or (asks and is_expected(path) and bool(_ANSWERS & set(words(path))))
 
 
 def _not_cut_apart(row: Row, text: str) -> str | None:

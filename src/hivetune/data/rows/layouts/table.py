@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
@@ -130,13 +131,19 @@ def _refuse_preference(row: Row) -> None:
     columns = preference_columns(row)
     if columns is not None:
         both = f"{columns[0]} and {columns[1]} are for preference training"
-        texts = isinstance(row[columns[0]], str)  # else it may hold the question too
-        asked = next((name for name in ASKED if texts and isinstance(row.get(name), str)), "...")
-        if isinstance(row.get("input"), dict) and isinstance(row["input"].get("messages"), list):
-            asked = "input.messages"
-        raise RowRefused(
-            "preference-row", f"{both}: learn: [sft, pairs], or --columns prompt={asked},completion={columns[0]}"
-        )
+        asked = _question_of_preference(row, row[columns[0]])
+        raise RowRefused("preference-row", f"{both}: learn: [sft, pairs], or --columns {asked},completion={columns[0]}")
+
+
+def _question_of_preference(row: Row, better: Any) -> str:
+    """The part of a line for `--columns` that names what was asked; `...` where nobody can tell."""
+    if isinstance(row.get("input"), dict) and isinstance(row["input"].get("messages"), list):
+        return "prompt=input.messages"
+    turns = [name for name in ("messages", "conversations") if isinstance(row.get(name), list)]
+    if turns and isinstance(better, str | dict):
+        return f"messages={turns[0]}"  # the question is their last turn
+    texts = [name for name in ASKED if isinstance(better, str) and isinstance(row.get(name), str)]
+    return f"prompt={texts[0]}" if texts else "prompt=..."  # what is no text may hold the question too
 
 
 def _refuse_single_message(layout: RowLayout | None, row: Row) -> None:
