@@ -133,10 +133,13 @@ REASONS: dict[str, Reason] = {
     "empty-answer": Reason("reject", "an answer without text", "fill it in or delete the row"),
     "placeholder-answer": Reason(
         "reject",
-        "there is no answer: a placeholder (TBD, n/a, #REF!, [deleted]) or an API's error stands in its place",
+        "there is no answer: a placeholder (TBD, n/a, #REF!, [deleted]) or an API's error stands in its place, or a"
+        " form was not filled in",
         "write the answer or delete the row",
     ),
-    "answer-is-question": Reason("reject", "the answer repeats the question", "write a real answer"),
+    "answer-is-question": Reason(
+        "reject", "the answer repeats the question, or goes on with its end", "write a real answer"
+    ),
     "repeated-loop": Reason("reject", "the answer repeats itself without end", "cut the answer before it loops"),
     "control-token": Reason(
         "reject",

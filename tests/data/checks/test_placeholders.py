@@ -207,6 +207,7 @@ def test_later_turns_and_calls(tmp_path: Path) -> None:
         ("Where is my order?", "Your order {{Order Number}} is on its way.", False),
         ("How do I clean my [pump/valve]?", "Rinse it with water.", True),
         ("Which trains go to [name of town]?", "Two go to [name of town], one goes to [other town].", True),
+        ("I wrote to [name] from [city]. When does he answer?", "Within two days.", False),
         ("What stands in [package] of a toml file?", "The name of the package.", False),
         ("Draft a mail to [customer].", "Dear [customer], your pump is here.", False),
         ("What comes in [1, 2]?", "Two numbers.", False),

@@ -61,9 +61,12 @@ _STREAM = re.compile(r"(?:event: ?[\w.]+\s+)?data: ?\{\s*\"")
 # Who speaks, where a set that makes a model introduce itself was not filled in; templates in an answer are code.
 _NOBODY = re.compile(r"\{\{ ?(?:name|author) ?\}\}", re.I)
 _OF_TEMPLATES = re.compile(r"\{\{|template|jinja|mustache|handlebars|liquid|angular|vue|placeholder|variable", re.I)
-# An open place in a question, where its own word should stand: `for my [pump or valve].`, `to [city]?`.
+# An open place in a question, where its own word should stand: `for my [pump or valve].`, `to [name of town]?`. One of
+# these words alone is what a log's owner put in the place of personal data, or of what nobody heard.
+_OF_PERSONS = "name|city|town|country|location|place|address|email|phone|company|school|person|date|number|redacted"
 _OPEN_PLACE = re.compile(
-    r"\b(?:an?|my|your|our|to|of|for|with|about|from|in|at) (\[[a-z]{4,}(?:[ /_-][a-z0-9]+){0,3}\])(?=[.?!,]|\Z)"
+    r"\b(?:an?|my|your|our|to|of|for|with|about|from|in|at) "
+    rf"(\[(?!(?:{_OF_PERSONS}|removed|hidden|deleted|inaudible)\])[a-z]{{4,}}(?:[ /_-][a-z0-9]+){{0,3}}\])(?=[.?!,]|\Z)"
 )
 _OF_BRACKETS = re.compile(
     r"[`\"\n]|brackets?|fill|blank|mask|slot|letter|mail|draft|message|section|config|toml|syntax|array|regex|\btags?\b",
