@@ -137,9 +137,7 @@ REASONS: dict[str, Reason] = {
         " form was not filled in",
         "write the answer or delete the row",
     ),
-    "answer-is-question": Reason(
-        "reject", "the answer repeats the question, or goes on with its end", "write a real answer"
-    ),
+    "answer-is-question": Reason("reject", "the answer repeats the question, or its end", "write a real answer"),
     "repeated-loop": Reason("reject", "the answer repeats itself without end", "cut the answer before it loops"),
     "control-token": Reason(
         "reject",
