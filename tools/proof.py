@@ -214,7 +214,7 @@ def prove(name: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         code = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *arguments],
+            [sys.executable, "-m", "pytest", "-q", "--timeout=0", f"--junit-xml={report}", *arguments],
             cwd=ROOT,
             env=environment,
             check=False,
