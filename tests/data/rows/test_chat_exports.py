@@ -291,34 +291,69 @@ def test_deepseek_in_fragments_and_before_them() -> None:
     assert read_conversation(older).messages == found.messages[:2]
 
 
-def test_a_chat_of_copilot() -> None:
-    def request(asked: str, *parts: Any, **more: Any) -> Turn:
-        return {"requestId": asked, "message": {"text": asked, "parts": []}, "response": list(parts), **more}
+def copilot(*requests: Turn) -> dict[str, Any]:
+    return {"requesterUsername": "ann", "responderUsername": "GitHub Copilot", "requests": list(requests)}
 
-    tool = {"kind": "toolInvocationSerialized", "toolId": "readFile"}
+
+def request(asked: str, *parts: Any, **more: Any) -> Turn:
+    return {"requestId": asked, "message": {"text": asked, "parts": []}, "response": list(parts), **more}
+
+
+TOOL = {"kind": "toolInvocationSerialized", "toolId": "readFile"}
+
+
+def test_a_chat_of_copilot() -> None:
     name = {"kind": "inlineReference", "inlineReference": {"path": "/src/a.py", "scheme": "file"}}
     folder = {"kind": "inlineReference", "inlineReference": {"path": "/src/lib/", "scheme": "file"}}
+    see = [{"value": "See "}, name, {"value": " in "}, folder, {"value": "."}, {"kind": "undoStop", "id": "u"}]
     requests = [
-        request(
-            "what sorts?",
-            {"value": "See "},
-            name,
-            {"value": " in "},
-            folder,
-            {"value": "."},
-            {"kind": "undoStop", "id": "u"},
-        ),
-        request("read it", {"value": "I look."}, tool, {"value": "It sorts."}),
+        request("what sorts?", *see),
+        request("read it", {"value": "I look."}, TOOL, {"value": "It sorts."}),
         request("and then?", {"value": "It pri"}, isCanceled=True),
+        request("and now?", {"value": "It prin"}, modelState={"value": 2}),
+        request("where?", {"value": "Look at "}, {"kind": "inlineReference", "inlineReference": {}}, {"value": "."}),
         request("thanks", {"value": "Gladly."}),
     ]
-    turns, _ = said({"requesterUsername": "ann", "responderUsername": "GitHub Copilot", "requests": requests})
+    turns, _ = said(copilot(*requests))
     assert [(text, weight) for role, text, weight in turns if role == "assistant"] == [
         ("See `a.py` in `lib`.", 1),
         ("I look.It sorts.", 0),
         ("It pri", 0),
+        ("It prin", 0),
+        ("Look at .", 0),
         ("Gladly.", 1),
     ]
+
+
+def test_an_agent_of_copilot_round_by_round() -> None:
+    call = {"id": "c__vscode-1", "name": "read_file", "arguments": '{"path": "a.py"}'}
+    rounds = [
+        {"response": "I look.", "toolCalls": [call], "thinking": {"id": "t", "text": "where is it?"}},
+        {"response": "[a.py](src/a.py) sorts.", "toolCalls": []},
+    ]
+    pieces = [{"type": 2, "text": "def go():", "lineBreakBefore": False}, {"type": 2, "text": "sort()"}]
+    pieces[1]["lineBreakBefore"] = True
+    held = {call["id"]: {"content": [{"value": {"node": {"type": 1, "children": pieces}}}]}}
+    shown = [{"value": "I look."}, TOOL, {"value": " sorts."}]
+
+    def worked(results: Any) -> Turn:
+        return request("what does it do?", *shown, result={"metadata": {"toolCallRounds": rounds, **results}})
+
+    found = read_conversation(copilot(worked({"toolCallResults": held}))).messages
+    assert [(m.role, m.content, m.reasoning, len(m.tool_calls)) for m in found] == [
+        ("user", "what does it do?", None, 0),
+        ("assistant", "I look.", "where is it?", 1),
+        ("tool", "def go():\nsort()", None, 0),
+        ("assistant", "[a.py](src/a.py) sorts.", None, 0),
+    ]
+    with pytest.raises(RowRefused, match="not-held"):
+        read_conversation(copilot(worked({})))
+
+
+def test_a_question_to_copilot_about_an_image() -> None:
+    image = {"variables": [{"kind": "image", "name": "pasted"}]}
+    requests = [request("hi", {"value": "Hello."}), request("what is this?", {"value": "A boat."}, variableData=image)]
+    assert [text for _, text, _ in said(copilot(*requests))[0]] == ["hi", "Hello."]
 
 
 def test_a_result_as_amp_writes_it() -> None:

@@ -168,3 +168,11 @@ Here is the block once more.
 def test_a_note_of_many_lines_is_no_answer(tmp_path: Path) -> None:
     row = read(write(tmp_path / ".aider.chat.history.md", [LONG_NOTE]), tmp_path)["2"]
     assert said(row) == [("user", "rename it"), ("assistant", "I rename it.\n\nHere is the block once more.")]
+
+
+def test_marks_of_an_edit_do_not_end_a_note(tmp_path: Path) -> None:
+    block = "<<<<<<< SEARCH\ndef go(): ...\n=======\ndef run(): ...\n>>>>>>> REPLACE\n"
+    note = LONG_NOTE.replace("def go(): ...\n", block)
+    assert note != LONG_NOTE
+    row = read(write(tmp_path / ".aider.chat.history.md", [note]), tmp_path)["2"]
+    assert said(row) == [("user", "rename it"), ("assistant", "I rename it.\n\nHere is the block once more.")]

@@ -8,6 +8,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.layouts import pairs, records, tickets
 from hivetune.data.rows.layouts.chats import apps, trees
+from hivetune.data.rows.layouts.chats.copilot import COPILOT
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout
 from hivetune.data.rows.traces import agents, runs, spans
@@ -21,7 +22,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
     trees.CLAUDE,
     apps.OPEN_WEBUI,
     apps.LM_STUDIO,
-    apps.COPILOT,
+    COPILOT,
     apps.AI_STUDIO,
     apps.TEXT_GENERATION_WEBUI,
     records.OPENCODE,

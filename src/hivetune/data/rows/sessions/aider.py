@@ -13,7 +13,7 @@ from hivetune.data.rows.sessions.events import conversation
 AIDER_HEAD = b"# aider chat started at "
 _STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
 _ASKED = "#### "
-_NOTE = ">"
+_NOTE = re.compile(r"> |>\Z")  # and not `>>>>>>> REPLACE`, which ends an edit
 _END = "  "  # behind what Aider itself writes, a question or a note, and not behind a heading or quotation of the model
 # By the tag that Aider gives a model's thoughts, or as it shows them. What was stopped while it thought has no end.
 _THOUGHTS = re.compile(
@@ -76,7 +76,7 @@ def _whose(line: str, before: str, *, has_ends: bool) -> str:
     in_answer = before == "assistant"
     if _asks(line) and (not in_answer or not has_ends or line.endswith(_END)):
         return "user"
-    if line.startswith(_NOTE) and (not in_answer or line.endswith(_END)):
+    if _NOTE.match(line) and (not in_answer or line.endswith(_END)):
         return "note"
     return "assistant" if in_answer or line.strip() else ""
 
@@ -88,7 +88,7 @@ def _asks(line: str) -> bool:
 def _end_of_note(lines: Sequence[str], at: int) -> int:
     """Where the note that begins at `at` ends: Aider quotes its first line only, and ends its last one."""
     for number, line in enumerate(lines[at:], at):
-        if number > at and (_asks(line) or line.startswith(_NOTE)):
+        if number > at and (_asks(line) or _NOTE.match(line)):
             break
         if line.endswith(_END):
             return number + 1
@@ -109,7 +109,7 @@ def _words(turn: dict[str, Any]) -> str:
     if turn["role"] == "user":
         return _without_command(str(turn["content"])).strip()
     lines = str(turn["content"]).split("\n")
-    while lines and (lines[-1].startswith(_NOTE) or not lines[-1].strip()):
+    while lines and (_NOTE.match(lines[-1]) or not lines[-1].strip()):
         lines.pop()
     return "\n".join(lines).strip()
 

@@ -1,6 +1,6 @@
-"""Conversations of Open WebUI, LM Studio, AI Studio, text-generation-webui and Copilot in an editor."""
+"""Conversations of Open WebUI, LM Studio, AI Studio and text-generation-webui."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
@@ -15,7 +15,6 @@ from hivetune.data.rows.layouts.said import (
     objects,
     one_of,
     parsed,
-    text_of,
 )
 from hivetune.data.rows.layouts.turns import read_system, read_turn
 from hivetune.records import Message
@@ -145,42 +144,6 @@ def _ai_studio_turn(chunk: Any) -> list[Message]:
     return said
 
 
-def _copilot(name: str, row: Row) -> Conversation:
-    """Chats that VS Code exports: `requests`, each with what was asked and the parts of the response."""
-    messages, cut = said_in_chat(row["requests"], _copilot_turns)
-    return done(name, messages, 0, cut)
-
-
-def _copilot_turns(request: Any) -> list[Message]:
-    parts = [part for part in listed(one_of(request, "response")) if isinstance(part, dict)]
-    asked = Message("user", text_of(one_of(one_of(request, "message"), "text"), "message.text"))
-    thoughts = "\n".join(_copilot_text(part) for part in parts if part.get("kind") == "thinking")
-    words = "".join(_copilot_text(part) for part in parts if part.get("kind") in _COPILOT_WORDS)
-    said = (asked, Message("assistant", words.strip(), reasoning=thoughts or None))
-    if any(part.get("kind") in _COPILOT_TOOLS for part in parts):
-        raise NotLearned(RowRefused(NOT_HELD, "Copilot's own tools took part"), *said)
-    if one_of(request, "isCanceled") or one_of(one_of(request, "result"), "errorDetails") or not words.strip():
-        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
-    return list(said)
-
-
-_COPILOT_WORDS = (None, "markdownContent", "inlineReference")
-_COPILOT_TOOLS = ("toolInvocationSerialized", "textEditGroup", "notebookEditGroup", "multiDiffData")
-
-
-def _copilot_text(part: Mapping[str, Any]) -> str:
-    """The text of a part; of a reference to a file or a symbol, its name."""
-    if part.get("kind") == "inlineReference":
-        place = part.get("inlineReference")
-        path = one_of(place, "path") or one_of(one_of(place, "uri"), "path") or ""
-        return f"`{one_of(part, 'name') or one_of(place, 'name') or str(path).rstrip('/').rpartition('/')[2]}`"
-    value = part.get("value", part.get("content"))
-    if isinstance(value, list):
-        return "".join(text for text in value if isinstance(text, str))
-    text = one_of(value, "value") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else ""
-
-
 def _is_lm_studio(row: Row) -> bool:
     turns = objects(row.get("messages"))
     return turns is not None and "versions" in turns[0]
@@ -216,11 +179,4 @@ AI_STUDIO = RowLayout(
 )
 LM_STUDIO = RowLayout(
     "lm-studio", frozenset(("messages",)), _is_lm_studio, _lm_studio, frozenset(("messages", "system_prompt", "notes"))
-)
-COPILOT = RowLayout(
-    "copilot-chat",
-    frozenset(("requests",)),
-    lambda row: "responder_username" in row and objects(row["requests"]) is not None,
-    _copilot,
-    frozenset(("requests",)),
 )

@@ -1,0 +1,107 @@
+"""Chats of Copilot that VS Code exports: `requests`, each with what was asked and the parts of the response.
+
+The parts are what the page shows. Where an agent worked, `toolCallRounds` holds what the model wrote, round by round,
+and `toolCallResults` what its tools gave back: then these are read.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.chats.held import NotLearned, done, said_in_chat
+from hivetune.data.rows.layouts.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of, text_of
+from hivetune.data.rows.layouts.turns import read_turn
+from hivetune.records import Message
+
+_REFERENCE = "inlineReference"  # to a file or a symbol
+_WORDS = (None, "markdownContent", "markdownVuln", _REFERENCE)
+_TOOLS = ("toolInvocationSerialized", "textEditGroup", "notebookEditGroup", "multiDiffData")
+_STOPPED = (2, 3)  # states of a request: cancelled, failed
+
+
+def _copilot(name: str, row: Row) -> Conversation:
+    messages, cut = said_in_chat(row["requests"], _turns)
+    return done(name, messages, 0, cut)
+
+
+def _turns(request: Any) -> list[Message]:
+    variables = listed(one_of(one_of(request, "variableData"), "variables"))
+    if any(one_of(variable, "kind") == "image" for variable in variables):
+        raise RowRefused(NOT_HELD, "a question about an image that the export does not hold")
+    parts = [part for part in listed(one_of(request, "response")) if isinstance(part, dict)]
+    shown = [part for part in parts if part.get("kind") in _WORDS]
+    asked = Message("user", text_of(one_of(one_of(request, "message"), "text"), "message.text"))
+    thoughts = "\n".join(_text(part) for part in parts if part.get("kind") == "thinking")
+    said = (asked, Message("assistant", "".join(map(_text, shown)).strip(), reasoning=thoughts or None))
+    result = one_of(request, "result")
+    stopped = one_of(request, "isCanceled") or one_of(one_of(request, "modelState"), "value") in _STOPPED
+    if stopped or one_of(result, "errorDetails") or not said[1].content:
+        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
+    metadata = one_of(result, "metadata")
+    if rounds := objects(one_of(metadata, "toolCallRounds")):
+        return [asked, *_worked(rounds, one_of(metadata, "toolCallResults"), said)]
+    if any(part.get("kind") in _TOOLS for part in parts):
+        raise NotLearned(RowRefused(NOT_HELD, "Copilot's own tools took part"), *said)
+    if any(part.get("kind") == _REFERENCE and not _text(part) for part in shown):  # the sentence has a hole
+        raise NotLearned(RowRefused(NOT_HELD, "a name in an answer is not held"), *said)
+    return list(said)
+
+
+def _worked(rounds: list[dict[str, Any]], results: Any, said: tuple[Message, ...]) -> list[Message]:
+    """The rounds of an agent with the results of its calls. Raises NotLearned: one is missing, or it did not end."""
+    found: list[Message] = []
+    try:
+        for one in rounds:
+            calls = listed(one.get("toolCalls"))
+            thought = one_of(one.get("thinking"), "text")
+            turn = {"role": "assistant", "content": one.get("response") or "", "tool_calls": calls}
+            found += read_turn({**turn, "reasoning_content": thought if isinstance(thought, str) else ""})
+            for call in calls:
+                called = str(one_of(call, "id"))
+                content = _result(one_of(one_of(results, called), "content"))
+                found.append(Message("tool", content, tool_call_id=called))
+    except RowRefused as refused:
+        raise NotLearned(refused, *said) from refused
+    if found[-1].role != "assistant" or not found[-1].content.strip():
+        raise NotLearned(RowRefused("cut-off-answer", "an agent was stopped before its end"), *said)
+    return found
+
+
+def _result(parts: Any) -> str:
+    """What a tool gave back: texts, or trees of pieces of text. Raises RowRefused."""
+    values = [one_of(part, "value") for part in listed(parts)]
+    if not values or not all(isinstance(value, str) or one_of(value, "node") is not None for value in values):
+        raise RowRefused(NOT_HELD, "a tool's result is not held")
+    return "\n".join(value if isinstance(value, str) else "".join(_pieces(value["node"])).strip() for value in values)
+
+
+def _pieces(node: Any) -> Iterator[str]:
+    text = one_of(node, "text")
+    if isinstance(text, str):
+        yield "\n" if one_of(node, "lineBreakBefore") is True else ""
+        yield text
+    for child in listed(one_of(node, "children")):
+        yield from _pieces(child)
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    """The text of a part; of a reference to a file or a symbol, its name as code, as the model wrote it."""
+    if part.get("kind") == _REFERENCE:
+        place = part.get("inlineReference")
+        path = one_of(place, "path") or one_of(one_of(place, "uri"), "path") or ""
+        name = one_of(part, "name") or one_of(place, "name") or str(path).rstrip("/").rpartition("/")[2]
+        return f"`{name}`" if name else ""
+    value = part.get("value", part.get("content"))
+    if isinstance(value, list):
+        return "".join(text for text in value if isinstance(text, str))
+    text = one_of(value, "value") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else ""
+
+
+COPILOT = RowLayout(
+    "copilot-chat",
+    frozenset(("requests",)),
+    lambda row: "responder_username" in row and objects(row["requests"]) is not None,
+    _copilot,
+    frozenset(("requests",)),
+)
