@@ -291,6 +291,34 @@ def test_deepseek_in_fragments_and_before_them() -> None:
     assert read_conversation(older).messages == found.messages[:2]
 
 
+def test_code_of_chatgpt_that_ran_is_a_call() -> None:
+    code = message("assistant", [], "code", recipient="python")
+    code["content"] = {"content_type": "code", "language": "unknown", "text": "print(6 * 7)"}
+    printed = message("tool", [], "execution_output", author={"name": "python"})
+    printed["content"] = {"content_type": "execution_output", "text": "42\n"}
+    refused = message("tool", "explain that you can't", "system_error", author={"name": "python"})
+    asked, counts, answer = (
+        message("user", "6 * 7?"),
+        message("assistant", "I count."),
+        message("assistant", "It is 42."),
+    )
+    apology = message("assistant", "I can't count now.")
+    found = read_conversation(
+        chatgpt(asked, counts, code, printed, answer, message("user", "8 * 7?"), code, refused, apology)
+    )
+    assert [(m.role, m.content, len(m.tool_calls), m.weight) for m in found.messages] == [
+        ("user", "6 * 7?", 0, 1),
+        ("assistant", "I count.", 1, 1),
+        ("tool", "42\n", 0, 1),
+        ("assistant", "It is 42.", 0, 1),
+        ("user", "8 * 7?", 0, 1),
+        ("assistant", "I can't count now.", 0, 0),
+    ]
+    assert found.messages[1].tool_calls[0]["function"] == {"name": "python", "arguments": {"input": "print(6 * 7)"}}
+    with pytest.raises(RowRefused, match="not-held"):
+        read_conversation(chatgpt(asked, code, answer))
+
+
 def copilot(*requests: Turn) -> dict[str, Any]:
     return {"requesterUsername": "ann", "responderUsername": "GitHub Copilot", "requests": list(requests)}
 

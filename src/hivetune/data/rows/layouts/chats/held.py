@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.said import Conversation, before_media
+from hivetune.data.rows.layouts.said import NOT_HELD, Conversation, before_media
 from hivetune.data.rows.layouts.turns import in_order
 from hivetune.records import Message
 
@@ -48,24 +48,31 @@ def said_in_chat(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> 
 
     read_so_far, cut = before_media(list(turns), read_or_note)
     found, ends = _with_whole_answers_unlearned(itertools.chain.from_iterable(read_so_far))
-    if why and not any(message.role == "assistant" and message.weight for message in found):
-        raise why[0]
+    answers = [message.weight for message in found if message.role == "assistant"]
+    if not any(answers) and (why or answers):
+        raise (*why, RowRefused(NOT_HELD, "the result of a call is not held"))[0]
     return found, ("ends-before-media",) if ends else cut
 
 
 def _with_whole_answers_unlearned(messages: Iterable[Message]) -> tuple[list[Message], bool]:
-    """(`messages` without weight in each answer of which a part has none, whether they end before one of which nothing
-    else is there).
+    """(`messages` without weight in each answer of which a part has none or a call has no result, whether they end
+    before one of which nothing else is there). Of such an answer the words are kept, since which calls have their
+    results nobody can tell.
     """
     found: list[Message] = []
     for asks, turn in itertools.groupby(messages, lambda message: message.role in ("user", "system")):
         answer = list(turn)
-        if not asks and not all(message.weight for message in answer):
-            answer = [replace(message, weight=0) for message in answer if message.content.strip()]
+        if not asks and not (all(message.weight for message in answer) and _has_results(answer)):
+            words = [message for message in answer if message.role == "assistant" and message.content.strip()]
+            answer = [replace(message, weight=0, tool_calls=()) for message in words]
             if not answer:
                 return found, True
         found += answer
     return found, False
+
+
+def _has_results(answer: list[Message]) -> bool:
+    return sum(len(message.tool_calls) for message in answer) == sum(message.role == "tool" for message in answer)
 
 
 class NotLearned(Exception):

@@ -6,6 +6,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import as_time
+from hivetune.data.rows.layouts.calls import free_call
 from hivetune.data.rows.layouts.chats.held import NotLearned, branch, done, said_in_chat
 from hivetune.data.rows.layouts.said import (
     NOT_HELD,
@@ -146,7 +147,12 @@ def _chatgpt_turn(message: Any) -> list[Message]:
 
 
 def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
-    tool = one_of(one_of(message, "author"), "name") or one_of(message, "recipient")
+    tool = str(one_of(one_of(message, "author"), "name") or one_of(message, "recipient"))
+    kind = content.get("content_type")
+    if kind == "execution_output":  # what code printed that the model wrote and that ran: the export holds both
+        return [Message("tool", _chatgpt_text(content), name=tool)]
+    if kind == "code" and _chatgpt_role(message) == "assistant" and not _is_unfinished(message):
+        return [Message("assistant", "", tool_calls=(free_call(tool, _chatgpt_text(content), None),))]
     if tool == _MEMORY:
         return []
     if tool == _THINKER:
@@ -157,7 +163,7 @@ def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
             return [Message("assistant", document)]
         if "Successfully created" in text:
             return []
-    raise NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {str(tool)[:40]} took part"))
+    raise NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {tool[:40]} took part"))
 
 
 def _document(call: str) -> str:
