@@ -12,6 +12,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.choices import MIN_CHOICES, with_best_choice
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.leaves import at, open_paths
+from hivetune.data.rows.find.made import is_found, is_query
 from hivetune.data.rows.find.names import (
     is_an_answer,
     is_expected,
@@ -256,10 +257,14 @@ def _pieces(text: str) -> set[str]:
     return {word.strip(".,;:!?\"'()").lower() for word in text.split()} - {""}
 
 
-def refuse_half_of_an_agent(row: Row, used: Sequence[tuple[str, ...]]) -> None:
-    """Raises RowRefused where a question and an answer stand beside what an agent did to get from one to the other."""
+def refuse_half_of_an_agent(row: Row, used: Sequence[tuple[str, ...]], answer: Any) -> None:
+    """Raises RowRefused where a question and an answer stand beside what an agent did to get from one to the other.
+    What an answer that is a query found came after it.
+    """
     for name, value in row.items():
         if not (value and parsed(value) and isinstance(parsed(value), list)) or (name,) in used:
+            continue
+        if is_found(name) and is_query(answer):
             continue
         if _is_of_an_agent(name):
             raise RowRefused("unexplained-column", f"{name[:60]!r}: what was done between question and answer")

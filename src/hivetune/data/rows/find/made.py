@@ -282,13 +282,29 @@ def _is_number(value: Any) -> bool:
 
 
 def with_code(row: Row, asked: list[str], answered: list[str]) -> tuple[list[str], list[str]]:
-    """(questions, answers): of two questions, one that is a query in a language of databases answers the other."""
-    if len(asked) == 2 and not answered:
+    """(questions, answers): of two questions, one that is a query in a language of databases answers the other, also
+    beside what came of it.
+    """
+    if len(asked) == 2 and all(is_found(path) and _is_listed(at(row, path)) for path in answered):
         if len(calls := [path for path in asked if isinstance(at(row, path), Written)]) == 1:
             return [path for path in asked if path not in calls], calls
-        queries = [path for path in asked if isinstance(text := at(row, path), str) and _QUERY.match(text)]
+        queries = [path for path in asked if is_query(at(row, path))]
         if len(queries) == 2:  # "Select all names" may be asked too
             queries = [path for path in queries if words(path.rpartition(".")[2]) == ("query",)]
         if len(queries) == 1 and not _NEXT_QUERY.search(at(row, queries[0])):  # else all that would be right
             return [path for path in asked if path != queries[0]], queries
     return asked, answered
+
+
+def is_query(text: Any) -> bool:
+    """Whether a text is a query in a language of databases."""
+    return isinstance(text, str) and _QUERY.match(text) is not None
+
+
+def is_found(path: str) -> bool:
+    """Whether a name is one for what a query found."""
+    return words(path.rpartition(".")[2]) == ("result",)
+
+
+def _is_listed(value: Any) -> bool:
+    return isinstance(parsed(value), list)

@@ -13,6 +13,7 @@ from hivetune.data.rows.choices import first_number, with_letter
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
+from hivetune.data.rows.find.intents import are_texts, phrased, phrasings
 from hivetune.data.rows.find.names import is_a_question, is_note, part_of, words
 from hivetune.data.rows.find.talk.text_lists import asked_pairs
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
@@ -28,18 +29,17 @@ BY_QUESTIONS = "{questions}"  # a record whose names are questions and whose val
 FROM = {"{choices from 0}": 0, "{choices from 1}": 1}  # behind a place: the answers of its rows are numbers of choices
 BY_PHRASINGS = "{phrasings}"  # an object with several ways to ask one thing, as sets of intents have them
 BY_LISTS = "{lists}"  # an object with a list of questions and one of their answers, each with its own
+OWN_TEXT = "{own text}"  # in front of a place: what each record says at length of itself was given with its rows
 MAX_PLACE_DEPTH = 5
 MAX_PLACES = 40
 MAX_TRIED_ROWS = 30  # tried at one place
 MAX_BESIDE = 3  # items of a table that go along with each of many rows: enough to say what it is
 MAX_CONTENT_BESIDE = 1000  # of a table of written texts beside many rows: nobody asks each of them about all of it
 USABLE_SHARE = 0.5
+LONG_TEXT = 200  # characters; a shorter description says what kind of rows a record holds
 MIN_ALIKE = 2
 _NONE: Mapping[str, str] = {}
 MIN_QUESTIONS = 4
-_WAYS = (("pattern",), ("patterns",), ("utterance",), ("utterances",), ("phrases",), ("training", "phrases"))
-_PHRASINGS = (*_WAYS, ("question",), ("query",))
-_REPLIES = (("response",), ("reply",), ("answer",))
 _OF_A_FILE = names("description comment comments notes purpose readme disclaimer warning citation usage about")
 
 
@@ -59,7 +59,19 @@ def place_of_rows(records: Sequence[Any], columns: Mapping[str, str] = _NONE) ->
         share = _share(rows_at(records, place), columns)
         if share >= USABLE_SHARE and share > best[0] and not _stands_beside(records, place, columns):
             best = (share, place)
-    return best[1]
+    return _with_own_text(records, best[1])
+
+
+def _with_own_text(records: Sequence[Any], place: RowPlace) -> RowPlace:
+    """The place, with OWN_TEXT where most records have a description of their own, as a patient's case is one."""
+    told = [text for record in records if place and (text := _own_text(record))]
+    own = len(told) >= MIN_ALIKE and len(set(told)) == len(told) > USABLE_SHARE * len(records)
+    return (OWN_TEXT, *place) if own else place
+
+
+def _own_text(record: Any) -> str:
+    texts = (text for name, text in record.items() if _is_of_a_file(name, text)) if isinstance(record, dict) else ()
+    return next((text for text in texts if len(text) >= LONG_TEXT), "")
 
 
 def with_choices(records: Sequence[Any], place: RowPlace, columns: Mapping[str, str] = _NONE) -> RowPlace:
@@ -95,7 +107,7 @@ def split_payload(payload: bytes, place: RowPlace) -> list[bytes] | None:
 
 def place_name(place: RowPlace) -> str:
     """As people write it: `data[].qas[]`."""
-    return "".join(key if key == EACH else f".{key}" for key in place if key not in FROM).removeprefix(".")
+    return "".join(key if key == EACH else f".{key}" for key in place if key not in (OWN_TEXT, *FROM)).removeprefix(".")
 
 
 def rows_at(records: Sequence[Any], place: RowPlace) -> list[dict[str, Any]]:
@@ -198,7 +210,7 @@ def _is_talked(place: RowPlace) -> bool:
 
 def _marks(values: Sequence[dict[str, Any]]) -> list[str]:
     """How each of these objects may be many rows itself."""
-    phrased = [BY_PHRASINGS] if values and all(_phrasings(value) is not None for value in values) else []
+    phrased = [BY_PHRASINGS] if values and all(phrasings(value) is not None for value in values) else []
     return [*phrased, BY_LISTS] if values and all(map(_lists, values)) else phrased
 
 
@@ -221,7 +233,7 @@ def _are_told(place: RowPlace, values: Sequence[Any]) -> bool:
 
 def _are_said(value: Any) -> bool:
     """Whether a list holds conversations, each as the list of its texts."""
-    return isinstance(value, list) and bool(value) and all(_are_texts(one) and len(one) > 1 for one in value)
+    return isinstance(value, list) and bool(value) and all(are_texts(one) and len(one) > 1 for one in value)
 
 
 def _holds_items(value: Any) -> bool:
@@ -272,43 +284,13 @@ def _are_asked(items: Sequence[dict[str, Any]]) -> bool:
     return len(items) > 1 and all(any(map(is_a_question, item)) for item in items)
 
 
-def _phrasings(item: dict[str, Any]) -> tuple[list[str], list[str]] | None:
-    """(the ways to ask, the ways to answer) of an object that has a list of the one and the other beside it."""
-    asked = [name for name, value in item.items() if words(name) in _PHRASINGS and _are_texts(value)]
-    answered = [value for name, value in item.items() if words(name) in _REPLIES and value]
-    given = any(_is_given(name, value) for name, value in item.items())
-    if len(asked) != 1 or len(answered) != 1 or given:
-        return None
-    ways, answers = item[asked[0]], [answered[0]] if isinstance(answered[0], str) else answered[0]
-    each_its_own = words(asked[0]) not in _WAYS and len(ways) == len(answers) > 1
-    return (ways, answers) if _are_texts(answers) and not each_its_own else None
-
-
-def _is_given(name: str, value: Any) -> bool:
-    """Whether choices or texts stand there on which a question was answered, and no name of a context."""
-    choices = plain_name(name).endswith(("choice", "choices", "options"))
-    return part_of(name) == "given" and (looks_like_content(value) or (choices and bool(value)))
-
-
 def _lists(value: Any) -> dict[str, list[Any]]:
     """The lists of one length of an object that holds a list of questions and one of their answers; else none."""
     lists = {name: one for name, one in value.items() if isinstance(one, list)} if isinstance(value, dict) else {}
-    asked = [one for name, one in lists.items() if part_of(name) == "asked" and _are_texts(one)]
+    asked = [one for name, one in lists.items() if part_of(name) == "asked" and are_texts(one)]
     sizes = {len(one) for one in lists.values()}
     whole = len(asked) == 1 and any(part_of(name) == "answered" for name in lists) and len(sizes) == 1
     return lists if whole and sizes.pop() >= MIN_ALIKE else {}
-
-
-def _phrased(value: Any) -> Iterator[dict[str, Any]]:
-    """A row for each way to ask; a name of the intent stays with it."""
-    found = _phrasings(value) if isinstance(value, dict) else None
-    for text in found[0] if found is not None else ():
-        about = {name: one for name, one in value.items() if part_of(name) == "note" and isinstance(one, str)}
-        yield {**about, "question": text, "correct_answers": found[1] if found is not None else []}
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text for text in value)
 
 
 def _are_questions(record: Any) -> bool:
@@ -344,11 +326,14 @@ def _below(
     value = parsed(value)
     if not place:
         yield from ((beside, row) for row in _ends(value, talk=talk))
+    elif place[0] == OWN_TEXT:
+        given = {"context": text} if (text := _own_text(value)) else {}
+        yield from (({**above, **given}, row) for above, row in _below(value, place[1:], beside, talk=talk))
     elif place[0] == BY_QUESTIONS:
         yield from ((beside, {"question": key, "answer": one}) for key, one in value.items())
     elif place[0] == BY_PHRASINGS:
         given = {name: one for name, one in beside.items() if part_of(name) == "given"}
-        yield from ((given, row) for row in _phrased(value))
+        yield from ((given, row) for row in phrased(value))
     elif place[0] in (BY_COLUMNS, BY_LISTS):
         yield from _by_place(value, _lists(value) if place[0] == BY_LISTS else value, beside)
     elif place[0] == EACH:
@@ -367,7 +352,7 @@ def _ends(value: Any, *, talk: bool) -> list[dict[str, Any]]:
         return [value]
     turns = objects(value)
     if turns is None:
-        return [{"conversation": value}] if _are_texts(value) and talk else []
+        return [{"conversation": value}] if are_texts(value) and talk else []
     return turns if _are_asked(turns) and not talk else [{"messages": value}]
 
 

@@ -54,7 +54,7 @@ def read_structure(row: Row, *, mapped: bool = False, decided: PairSpots | None 
         body = gathered(written)
         pair = read_pair(body, decided)
         messages, used, changed = pair.messages, pair.used, pair.changed
-        refuse_half_of_an_agent(body, used)
+        refuse_half_of_an_agent(body, used, pair.answer)
     ordered, more = in_order(messages)
     tools = read_tools(next((one.value for one in nodes(body) if _are_tools(one)), None))
     noted = used if {"program-notes", "other-branches"} & set(changed) else ()  # what else was said there is counted

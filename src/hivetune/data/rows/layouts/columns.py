@@ -45,6 +45,7 @@ THOUGHTS = (
     "reasoning",
     "reasoning_content",
     "thinking",
+    "think",
     "thought",
     "thoughts",
     "cot",
@@ -276,10 +277,10 @@ def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
     texts = [text.strip() for text in texts_in(value) if (named and text.strip()) or _is_prose(text)]
     if not texts:
         return True  # numbers: nothing that anybody said
-    said = [message.content for message in messages] + [message.reasoning for message in messages if message.reasoning]
+    said = [message.content for message in messages]
     if isinstance(value, str) and all(line.strip() in value for piece in said for line in piece.split("\n")):
-        return True
-    whole = "\n".join(said)
+        return True  # a template may have left out what was thought
+    whole = "\n".join((*said, *(message.reasoning for message in messages if message.reasoning)))
     return all(text in whole for text in texts)
 
 

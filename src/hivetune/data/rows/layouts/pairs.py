@@ -172,13 +172,12 @@ def say_the_same(texts: Sequence[str]) -> bool:
 
 def as_json_text(answer: Any) -> str | None:
     """An answer that is an object, as JSON text; None for another, and for one that is a message or holds a text."""
-    answer = [answer] if isinstance(answer, dict) else answer
-    items = objects(answer)
+    items = objects([answer] if isinstance(answer, dict) else answer)
     if items is None or any(plain_name(key) in _HOLD_TEXT for item in items for key in item):
         return None
     if any(str(item.get("type")) in _PARTS for item in items):
         return None
-    return json.dumps(items if len(items) > 1 else items[0], ensure_ascii=False)
+    return json.dumps(items[0] if isinstance(answer, dict) else items, ensure_ascii=False)
 
 
 def _without_answer(before: list[Message], answer: Any) -> list[Message]:

@@ -77,7 +77,10 @@ _OF_A_MESSAGE = ("id", "message_id", "session_id", "time")
 _SPOKEN = ("text", "content", "message", "body", "value")
 
 
-_MEDIA_TAG = re.compile(r"<(img|audio|video)>[^<\n]{3,}</\1>|\A\s*<(?:image|video|audio)>|<(?:image|video|audio)>\s*\Z")
+_MEDIA_TAG = re.compile(
+    r"<(img|audio|video)>[^<\n]{3,}</\1>|\A\s*<(?:image|video|audio)>|<(?:image|video|audio)>\s*\Z"
+    r"|<\|(?:vision_start|image_pad|video_pad|image(?:_\d+)?)\|>"
+)
 
 
 def read_layout(row: Row, *, mapped: bool = False) -> Conversation:

@@ -97,7 +97,7 @@ def read_system(value: Any) -> list[Message]:
         return []
     if isinstance(value, dict) and "parts" in value:
         value = value["parts"]
-    text = value if isinstance(value, str) else "\n\n".join(_texts(value))
+    text = value.removeprefix("SYSTEM: ") if isinstance(value, str) else "\n\n".join(_texts(value))
     return [Message("system", text)] if text else []
 
 
