@@ -99,4 +99,4 @@ def test_rounds_of_which_one_has_no_speaker_are_refused(rounds: list[str]) -> No
 
 def test_a_call_that_is_no_json_is_refused() -> None:
     with pytest.raises(RowRefused):
-        read_conversation({"system": "You are a clerk.", "chat": ROUNDS[0].replace('{"kg": 3}', "{kg: 3}")})
+        read_conversation({"system": "You are a clerk.", "chat": " ".join(ROUNDS).replace('{"kg": 3}', "{kg: 3}")})

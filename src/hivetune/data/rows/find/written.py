@@ -37,7 +37,8 @@ def _as_text(name: str, value: Any, asked: bool) -> Written | None:
         return Written(json.dumps(value)) if words(name)[-1:] == ("answer",) else None
     if isinstance(value, list) and (objects(value) is None or name.endswith("s")):
         return None  # several answers, maybe one for each of several questions
-    text = as_json_text(parsed(value))
+    several = parsed(value)
+    text = as_json_text(several[0] if isinstance(several, list) and len(several) == 1 else several)
     return None if text is None else Written(value if isinstance(value, str) else text)
 
 
