@@ -80,6 +80,30 @@ def test_of_two_texts_either_may_be_the_answer() -> None:
     assert three == [("noted+cause", "made"), ("noted", "made")]
 
 
+def test_a_context_that_stands_behind_is_given() -> None:
+    rows = rows_of(
+        toy_word=("damp", "dusk", "dew", "rain", "hail", "snow"),
+        meaning=NOTED,
+        toy_use=MADE,
+        context="Of the {} and the rain.",
+    )
+    assert lines(rows) == [("context", "toy_word+meaning+toy_use")]
+
+
+def test_a_code_is_explained_by_the_text_behind_it() -> None:
+    codes = ("A000", "A001", "A002", "B100", "B101", "B102")
+    rows = rows_of(code=codes, short_words=NOTED, long_words=NOTED, left_out="")
+    assert lines(rows) == [("code", "long_words")]
+    assert lines(rows_of(shelf=codes, short_words=NOTED, long_words=NOTED, left_out="")) == []
+
+
+def test_nobody_begins_with_an_explanation() -> None:
+    rows = rows_of(
+        explanation=NOTED, steps=(["a b c"], ["d e f"]), result_said=("one a", "two b", "six c", "d", "e", "f")
+    )
+    assert lines(rows) == []
+
+
 def test_a_question_is_answered_by_what_is_asked_for() -> None:
     rows = rows_of(prompt=NOTED, tool=KINDS, args=({"room": "a"}, {"room": "b"}), is_refusal=(True, False), id=IDS)
     assert lines(rows) == [("prompt", "tool+args")]

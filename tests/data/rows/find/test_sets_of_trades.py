@@ -58,6 +58,13 @@ def test_what_an_agent_found_before_its_answer_is_still_missed() -> None:
         read_conversation(row)
 
 
+def test_a_number_is_no_answer_to_a_talk() -> None:
+    talk = "user: The lamp is dark.\\nassistant: Since when is it dark?\\nuser: Since noon."
+    with pytest.raises(RowRefused):
+        read_conversation({"text": talk, "label": 1})
+    assert said({"text": talk, "label": "complaint"})[-1] == "complaint"
+
+
 def cases(text: str) -> list[dict[str, Any]]:
     asked = [{"question": "What does this man have?", "answer": "A sprained knee."}]
     asked.append({"question": "What should he do?", "answer": "He should rest for a week."})

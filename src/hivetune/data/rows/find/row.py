@@ -4,6 +4,7 @@ Whatever else in the row looks written must be found in that conversation again;
 of the config that would read it (find/asking/advice.py).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from hivetune.data.rows.layouts.records import joined
 from hivetune.data.rows.layouts.said import Conversation, Row, Tools, objects
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
+
+_SPEAKER = re.compile(r"(?:\b|\\n)(user|assistant) ?:", re.I)
 
 Paths = Sequence[tuple[str, ...]]
 Spot = tuple[tuple[str, ...], FoundTurns]
@@ -54,6 +57,7 @@ def read_structure(row: Row, *, mapped: bool = False, decided: PairSpots | None 
         body = gathered(written)
         pair = read_pair(body, decided)
         messages, used, changed = pair.messages, pair.used, pair.changed
+        _refuse_number_of_talk(pair)
         refuse_half_of_an_agent(body, used, pair.answer)
     ordered, more = in_order(messages)
     tools = read_tools(next((one.value for one in nodes(body) if _are_tools(one)), None))
@@ -166,6 +170,13 @@ def _refuse_class_of_talk(answers: Mapping[str, str], messages: Sequence[Message
     for text, path in answers.items():
         if talks and plain_name(path.rpartition(".")[2]) in LABELS and not looks_like_content(text):
             raise _unexplained(tuple(path.split(".")))
+
+
+def _refuse_number_of_talk(pair: FoundPair) -> None:
+    """Raises RowRefused where a number is the class of a text in which both sides speak: nobody says what it means."""
+    speakers = {side.lower() for message in pair.messages[:-1] for side in _SPEAKER.findall(message.content)}
+    if plain_name(pair.answered) in LABELS and str(pair.answer).isdecimal() and len(speakers) > 1:
+        raise _unexplained((pair.answered,))
 
 
 def _is_empty(message: Message) -> bool:

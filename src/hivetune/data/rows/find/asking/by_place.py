@@ -68,6 +68,9 @@ _ASKED_FOR = names(
 )
 
 
+_TERMS = names("code term word phrase idiom slang acronym abbreviation")  # what a text explains, like a name of its own
+_DERIVED = names("explanation rationale reasoning analysis justification")  # nobody begins with it
+
 _OF_A_NAME = re.compile(r"[\d./:#]")  # an underscore alone stands in many classes
 _TITLES = names("title name nombre heading header section chapter headline")  # what a text is called
 _MADE = ("class", "yes", "short", "structure")
@@ -104,6 +107,8 @@ def alone(row: Row) -> list[dict[str, str]]:
 
 def _is_named_otherwise(asked: list[str], answered: list[str], kinds: dict[str, _Holds]) -> bool:
     """Whether the names say that one of these stands on the other side, or what names alone would have decided."""
+    if all(_DERIVED & set(words(name)) for name in asked):
+        return True
     if any(part_of(name) == "answered" for name in asked) or any(
         part_of(name) in ("asked", "given") for name in answered
     ):
@@ -154,7 +159,16 @@ def _sides(kinds: dict[str, _Holds]) -> list[_Sides]:
     if part_of(texts[0]) == "asked":
         given = [name for name in texts[1:] if part_of(name) == "given" or plain_name(name) == "body"]
         return [*found, *(([texts[0], *given], [name]) for name in texts[1:] if name not in given)]
-    return [*found, *_of_texts([*titles, *texts[:-1]], texts[-1], kinds)]
+    given = [name for name in texts if part_of(name) == "given"]
+    if texts[-1] in given and given != texts:
+        return [*found, (given, [name for name in order if kinds[name] in ("short", "text") and name not in given])]
+    return [*found, *_of_texts([*titles, *texts[:-1]], texts[-1], kinds), *_of_terms(texts[-1], kinds)]
+
+
+def _of_terms(last: str, kinds: dict[str, _Holds]) -> list[_Sides]:
+    """The text behind a term or a code, as a glossary has them."""
+    terms = [name for name in list(kinds)[:1] if kinds[name] == "short" and _TERMS & set(words(name)[-1:])]
+    return [(terms, [last])] if terms else []
 
 
 def _of_texts(asked: list[str], last: str, kinds: dict[str, _Holds]) -> list[_Sides]:
@@ -245,7 +259,8 @@ def _kind_of_texts(name: str, texts: list[str], filled: bool) -> _Holds:
         return "number" if filled else "note"
     if len(set(texts)) < VARIED_SHARE * len(texts):
         return "class"
-    if (2 * sum(map(_is_note, texts)) > len(texts) and len(set(texts)) == len(texts)) or not filled:
+    noted = 2 * sum(map(_is_note, texts)) > len(texts) and len(set(texts)) == len(texts)
+    if (noted and not _TERMS & set(words(name)[-1:])) or not filled:
         return "note"
     if _TITLES & set(words(name)[-1:]) and 2 * sum(map(_asks, texts)) <= len(texts):
         return "title"
