@@ -65,6 +65,17 @@ def test_a_number_is_no_answer_to_a_talk() -> None:
     assert said({"text": talk, "label": "complaint"})[-1] == "complaint"
 
 
+def test_the_line_for_a_preference_whose_answers_are_lists_of_one_turn() -> None:
+    asked = [{"role": "user", "content": "Where is the lamp?"}]
+    better, worse = ([{"role": "assistant", "content": text}] for text in ("In the hall.", "I will not say."))
+    with pytest.raises(RowRefused) as refused:
+        read_conversation({"prompt": asked, "chosen": better, "rejected": worse})
+    assert refused.value.hint.endswith("--columns messages=prompt,completion=chosen")
+    with pytest.raises(RowRefused) as refused:
+        read_conversation({"prompt": asked, "chosen": [*asked, *better], "rejected": [*asked, *worse]})
+    assert refused.value.hint.endswith("--columns prompt=...,completion=chosen")
+
+
 def cases(text: str) -> list[dict[str, Any]]:
     asked = [{"question": "What does this man have?", "answer": "A sprained knee."}]
     asked.append({"question": "What should he do?", "answer": "He should rest for a week."})

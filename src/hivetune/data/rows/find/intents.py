@@ -14,14 +14,14 @@ _REPLIES = (("response",), ("reply",), ("answer",))
 
 def phrasings(item: dict[str, Any]) -> tuple[list[str], list[str]] | None:
     """(the ways to ask, the ways to answer) of an object that has a list of the one and the other beside it."""
-    asked = [name for name, value in item.items() if words(name) in _PHRASINGS and are_texts(value)]
+    asked = [name for name, value in item.items() if words(name) in _PHRASINGS and are_all_texts(value)]
     answered = [value for name, value in item.items() if words(name) in _REPLIES and value]
     given = any(_is_given(name, value) for name, value in item.items())
     if len(asked) != 1 or len(answered) != 1 or given:
         return None
     ways, answers = item[asked[0]], [answered[0]] if isinstance(answered[0], str) else answered[0]
     each_its_own = words(asked[0]) not in _WAYS and len(ways) == len(answers) > 1
-    return (ways, answers) if are_texts(answers) and not each_its_own else None
+    return (ways, answers) if are_all_texts(answers) and not each_its_own else None
 
 
 def _is_given(name: str, value: Any) -> bool:
@@ -38,5 +38,5 @@ def phrased(value: Any) -> Iterator[dict[str, Any]]:
         yield {**about, "question": text, "correct_answers": found[1] if found is not None else []}
 
 
-def are_texts(value: Any) -> bool:
+def are_all_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text for text in value)

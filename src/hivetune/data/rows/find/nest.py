@@ -13,7 +13,7 @@ from hivetune.data.rows.choices import first_number, with_letter
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
-from hivetune.data.rows.find.intents import are_texts, phrased, phrasings
+from hivetune.data.rows.find.intents import are_all_texts, phrased, phrasings
 from hivetune.data.rows.find.names import is_a_question, is_note, part_of, words
 from hivetune.data.rows.find.talk.text_lists import asked_pairs
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
@@ -233,7 +233,7 @@ def _are_told(place: RowPlace, values: Sequence[Any]) -> bool:
 
 def _are_said(value: Any) -> bool:
     """Whether a list holds conversations, each as the list of its texts."""
-    return isinstance(value, list) and bool(value) and all(are_texts(one) and len(one) > 1 for one in value)
+    return isinstance(value, list) and bool(value) and all(are_all_texts(one) and len(one) > 1 for one in value)
 
 
 def _holds_items(value: Any) -> bool:
@@ -287,7 +287,7 @@ def _are_asked(items: Sequence[dict[str, Any]]) -> bool:
 def _lists(value: Any) -> dict[str, list[Any]]:
     """The lists of one length of an object that holds a list of questions and one of their answers; else none."""
     lists = {name: one for name, one in value.items() if isinstance(one, list)} if isinstance(value, dict) else {}
-    asked = [one for name, one in lists.items() if part_of(name) == "asked" and are_texts(one)]
+    asked = [one for name, one in lists.items() if part_of(name) == "asked" and are_all_texts(one)]
     sizes = {len(one) for one in lists.values()}
     whole = len(asked) == 1 and any(part_of(name) == "answered" for name in lists) and len(sizes) == 1
     return lists if whole and sizes.pop() >= MIN_ALIKE else {}
@@ -352,7 +352,7 @@ def _ends(value: Any, *, talk: bool) -> list[dict[str, Any]]:
         return [value]
     turns = objects(value)
     if turns is None:
-        return [{"conversation": value}] if are_texts(value) and talk else []
+        return [{"conversation": value}] if are_all_texts(value) and talk else []
     return turns if _are_asked(turns) and not talk else [{"messages": value}]
 
 

@@ -37,9 +37,13 @@ def _as_text(name: str, value: Any, asked: bool) -> Written | None:
         return Written(json.dumps(value)) if words(name)[-1:] == ("answer",) else None
     if isinstance(value, list) and (objects(value) is None or name.endswith("s")):
         return None  # several answers, maybe one for each of several questions
-    several = parsed(value)
-    text = as_json_text(several[0] if isinstance(several, list) and len(several) == 1 else several)
+    text = as_json_text(_only(parsed(value)))
     return None if text is None else Written(value if isinstance(value, str) else text)
+
+
+def _only(value: Any) -> Any:
+    """The item of a list of one; anything else as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _has_parts(value: Any) -> bool:

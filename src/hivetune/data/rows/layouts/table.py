@@ -10,7 +10,7 @@ from hivetune.data.rows.layouts import pairs, records, tickets
 from hivetune.data.rows.layouts.chats import apps, trees
 from hivetune.data.rows.layouts.chats.copilot import COPILOT
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, one_of
 from hivetune.data.rows.traces import agents, runs, spans
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
@@ -143,8 +143,9 @@ def _question_of_preference(row: Row, better: Any) -> str:
     """The part of a line for `--columns` that names what was asked; `...` where nobody can tell."""
     if isinstance(row.get("input"), dict) and isinstance(row["input"].get("messages"), list):
         return "prompt=input.messages"
-    turns = [name for name in ("messages", "conversations") if isinstance(row.get(name), list)]
-    if turns and isinstance(better, str | dict):
+    turns = [name for name in ("messages", "conversations", "prompt") if isinstance(row.get(name), list)]
+    answers = isinstance(better, list) and all(one_of(turn, "role", "from") == "assistant" for turn in better)
+    if turns and (answers or isinstance(better, str | dict)):
         return f"messages={turns[0]}"  # the question is their last turn
     texts = [name for name in ASKED if isinstance(better, str) and isinstance(row.get(name), str)]
     return f"prompt={texts[0]}" if texts else "prompt=..."  # what is no text may hold the question too

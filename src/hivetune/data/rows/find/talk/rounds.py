@@ -6,7 +6,7 @@ from typing import Any
 from hivetune.data.rows.layouts.said import parsed
 
 END = "<|endoftext|>"
-RESULT = "FUNCTION RESPONSE: "
+GAVE_BACK = "FUNCTION RESPONSE: "
 _ROUND = re.compile(r"\s*(USER|FUNCTION RESPONSE): (.*?)\s+ASSISTANT: ?(.*?)\s*\Z", re.S)
 _ROLES = {"USER": "user", "FUNCTION RESPONSE": "tool"}
 _SPEAKER = re.compile(r"^(?:USER|ASSISTANT|FUNCTION RESPONSE): ", re.M)

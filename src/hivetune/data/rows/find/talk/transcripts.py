@@ -8,7 +8,7 @@ from typing import Any
 
 from hivetune.data.rows.find.names import role_of
 from hivetune.data.rows.find.talk.headed import headed_turns
-from hivetune.data.rows.find.talk.rounds import END, RESULT, ended_rounds
+from hivetune.data.rows.find.talk.rounds import END, GAVE_BACK, ended_rounds
 from hivetune.data.rows.sessions.rendered import is_marked, spoken_turns, turns_of, without_end
 from hivetune.records import Role
 
@@ -31,7 +31,7 @@ def turns_in_text(text: str) -> list[dict[str, Any]] | None:
     other text.
     """
     rounds = ended_rounds(text) if END in text else None
-    if rounds or (END in text and RESULT in text):
+    if rounds or (END in text and GAVE_BACK in text):
         return rounds  # what a function gave back is nobody's words
     rendered = turns_of(text, whole=True) if ("<" in text or "[" in text) and is_marked(text) else None
     return rendered or _spoken_lines(text) or headed_turns(text)
