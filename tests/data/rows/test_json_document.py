@@ -131,3 +131,19 @@ def test_objects_over_many_lines_are_rows_whatever_the_name(tmp_path: Path) -> N
     )
     document = check(DataConfig(path=str(path), near_duplicates=0)).document
     assert (document["rows_in"], document["usable"]) == (5, 5)
+
+
+@pytest.mark.parametrize("size", [7, 100, 1 << 20])
+@pytest.mark.parametrize("key", ["conversations", "chats", "data"])
+def test_conversations_below_a_key(key: str, size: int) -> None:
+    talk = [{"title": "t", "messages": row(number)["messages"]} for number in range(3)]
+    for indent in (None, 1):
+        text = json.dumps({"version": 1, "user": {"name": "ann"}, key: talk, "total": 3}, indent=indent)
+        assert [(json.loads(found), mark) for _, mark, found in rows_of(text, size)] == [(one, "r") for one in talk]
+
+
+@pytest.mark.parametrize("size", [7, 1 << 20])
+def test_turns_below_a_key_are_one_row(size: int) -> None:
+    versions = [{"versions": row(1)["messages"]}, {"versions": row(2)["messages"]}]
+    for document in ({"conversations": row(1)["messages"]}, {"id": "1", "messages": versions}, {"id": 1, "chats": []}):
+        assert [json.loads(found) for _, _, found in rows_of(json.dumps(document), size)] == [document]

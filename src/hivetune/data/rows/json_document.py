@@ -12,6 +12,7 @@ from typing import Any
 
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
+from hivetune.data.rows.layouts.said import names
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
 
 _KEPT_CHARS = 1 << 20  # of a broken element
@@ -23,6 +24,10 @@ _WRAPPER = re.compile(
     rf'\{{(?:\s*"[^"\\]{{1,60}}"\s*:\s*{_SCALAR}\s*,){{0,20}}\s*"(?:data|rows|examples|records)"\s*:\s*\[(?=\s*\{{)'
 )
 _KEY = re.compile(r'"([^"\\]{1,60})"\s*:')
+_NEXT_KEY = re.compile(r'[\s,]*"([^"\\]{1,60})"\s*:\s*')
+_LIST = re.compile(r"\[\s*(?=\{)")
+_TALK = names("messages chat_messages conversation dialog dialogue turns history")
+_SPEAKERS = names("role from sender speaker author")
 _SEPARATORS = re.compile(r"[\s,]*")
 _scan = json.JSONDecoder().raw_decode
 
@@ -99,12 +104,62 @@ def _skip_wrapper(document: _Document) -> bool:
     """Whether the rows are below a key, as in {"version": 1, "data": [..]}; then goes on behind the bracket."""
     if document.at_value() != "{":
         return False
+    if begin := _begin_of_conversations(document):
+        document.skip(begin)
+        return True
     found = _WRAPPER.match(document.buffer, document.position)
     beside = _KEY.findall(found.group())[:-1] if found else []
     if found is None or any(column_kind(plain_name(name)) == "content" for name in beside):
         return False
     document.skip(found.end())
     return True
+
+
+def _begin_of_conversations(document: _Document) -> int | None:
+    """Where the conversations of an export begin: {"user": {..}, "chats": [{"title": .., "messages": [..]}, ..]}."""
+    while len(document.buffer) - document.position <= MAX_ROW_CHARS:
+        try:
+            return _first_conversation(document.buffer, document.position + 1)
+        except (ValueError, RecursionError):
+            if document.source.ended:
+                return None
+        wanted = 2 * (len(document.buffer) - document.position)
+        while len(document.buffer) - document.position < wanted and document.read_more():
+            pass
+    return None
+
+
+def _first_conversation(text: str, at: int) -> int | None:
+    """Where the first one begins, the keys of an object being at `at`. Raises ValueError: the text ends before it."""
+    while key := _NEXT_KEY.match(text, at):
+        at = key.end()
+        if text[at : at + _NEAR_END_CHARS].strip() in ("", "["):
+            break
+        if (found := _LIST.match(text, at)) and _is_conversation(_scan(text, found.end())[0]):
+            return found.end()
+        if column_kind(plain_name(key.group(1))) == "content":
+            return None
+        at = _scan(text, at)[1]
+    if text[at : at + _NEAR_END_CHARS].lstrip()[:1] == "}":
+        return None
+    raise ValueError
+
+
+def _is_conversation(element: Any) -> bool:
+    """Whether an element of a list is a conversation with turns of its own, and no turn."""
+    if not isinstance(element, dict) or not _SPEAKERS.isdisjoint(element):
+        return False
+    for key, value in element.items():
+        name = plain_name(key)
+        if name in ("mapping", "chat") and isinstance(value, dict) and (name == "mapping" or _is_conversation(value)):
+            return True
+        if name in _TALK and isinstance(value, list) and value and all(map(_is_turn, value)):
+            return True
+    return False
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and not _SPEAKERS.isdisjoint(value)
 
 
 def _may_be_rows(value: Any) -> bool:
